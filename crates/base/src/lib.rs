@@ -1,0 +1,20 @@
+//! The vocabulary every other crate speaks: element types, tensors, signatures, errors, units.
+//!
+//! Nothing here does I/O, holds a lock or contains `unsafe`, so nothing here can fail for a reason outside its
+//! arguments. Bytes are little-endian and row-major, as on the wire of every protocol Millpond speaks.
+
+#[cfg(target_endian = "big")]
+compile_error!("Millpond's tensors are little-endian in memory and on the wire");
+
+mod dtype;
+mod error;
+mod ident;
+mod signature;
+mod tensor;
+pub mod units;
+
+pub use dtype::{DType, Element};
+pub use error::{Error, ErrorKind, Result};
+pub use ident::{VersionId, VersionNumber};
+pub use signature::{Dim, Signature, TensorSpec};
+pub use tensor::{Data, NamedTensor, Shape, Tensor};

@@ -1,0 +1,171 @@
+//! What a model takes and gives.
+
+use crate::{DType, Error, NamedTensor, Result};
+
+/// One axis of a signature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// Always this size.
+    Fixed(usize),
+    /// Any size, with the symbolic name the model gives it, if it does.
+    Dynamic(Option<String>),
+}
+
+impl Dim {
+    /// The size, or -1 where it is dynamic: the form all protocols use.
+    pub fn as_wire(&self) -> i64 {
+        match self {
+            Dim::Fixed(size) => *size as i64,
+            Dim::Dynamic(_) => -1,
+        }
+    }
+}
+
+/// One input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its axes, outermost first; `None` where the model does not even fix the rank.
+    pub shape: Option<Vec<Dim>>,
+    /// Whether a request may leave it out.
+    pub optional: bool,
+}
+
+impl TensorSpec {
+    /// The shape as protocols write it: -1 for a dynamic axis, empty for unknown rank.
+    pub fn wire_shape(&self) -> Vec<i64> {
+        self.shape.iter().flatten().map(Dim::as_wire).collect()
+    }
+}
+
+/// The inputs and outputs of a model, in its own order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    /// What it takes.
+    pub inputs: Vec<TensorSpec>,
+    /// What it gives.
+    pub outputs: Vec<TensorSpec>,
+}
+
+impl Signature {
+    /// The input called `name`.
+    pub fn input(&self, name: &str) -> Option<&TensorSpec> {
+        self.inputs.iter().find(|spec| spec.name == name)
+    }
+
+    /// The output called `name`.
+    pub fn output(&self, name: &str) -> Option<&TensorSpec> {
+        self.outputs.iter().find(|spec| spec.name == name)
+    }
+
+    /// Checks that `inputs` are what the model takes: each known, of the right type and rank, fixed axes equal,
+    /// equal symbolic names of equal size, none missing and none twice.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the first input that is wrong and what was expected.
+    pub fn check_inputs(&self, inputs: &[NamedTensor]) -> Result<()> {
+        let mut symbols: Vec<(&str, usize, &str)> = Vec::new();
+        for (position, input) in inputs.iter().enumerate() {
+            let name: &str = &input.name;
+            let spec = self.input(name).ok_or_else(|| self.unknown("input", name, &self.inputs))?;
+            if inputs[..position].iter().any(|earlier| earlier.name == input.name) {
+                return Err(Error::invalid(format!("input \"{name}\" is given twice")));
+            }
+            if input.tensor.dtype() != spec.dtype {
+                return Err(Error::invalid(format!(
+                    "input \"{name}\" is {}, the model takes {}",
+                    input.tensor.dtype(),
+                    spec.dtype
+                )));
+            }
+            check_shape(spec, input.tensor.shape(), &mut symbols)?;
+        }
+        match self.inputs.iter().find(|spec| !spec.optional && !inputs.iter().any(|i| *i.name == *spec.name)) {
+            Some(missing) => Err(Error::invalid(format!("input \"{}\" is missing", missing.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that every requested output exists.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the first that does not.
+    pub fn check_outputs<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        for name in names {
+            self.output(name).ok_or_else(|| self.unknown("output", name, &self.outputs))?;
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, what: &str, name: &str, known: &[TensorSpec]) -> Error {
+        let names: Vec<&str> = known.iter().take(16).map(|spec| spec.name.as_str()).collect();
+        Error::invalid(format!("the model has no {what} \"{name}\"; it has {}", names.join(", ")))
+    }
+}
+
+fn check_shape<'a>(spec: &'a TensorSpec, shape: &[usize], symbols: &mut Vec<(&'a str, usize, &'a str)>) -> Result<()> {
+    let Some(dims) = &spec.shape else { return Ok(()) };
+    let wrong = || {
+        Error::invalid(format!(
+            "input \"{}\" has shape {shape:?}, the model takes {:?} (-1 is any size)",
+            spec.name,
+            spec.wire_shape()
+        ))
+    };
+    if dims.len() != shape.len() {
+        return Err(wrong());
+    }
+    for (dim, &size) in dims.iter().zip(shape) {
+        match dim {
+            Dim::Fixed(fixed) if *fixed != size => return Err(wrong()),
+            Dim::Dynamic(Some(symbol)) => match symbols.iter().find(|(known, ..)| known == symbol) {
+                Some((_, other, input)) if *other != size => {
+                    return Err(Error::invalid(format!(
+                        "axis \"{symbol}\" is {other} in input \"{input}\" and {size} in input \"{}\"",
+                        spec.name
+                    )));
+                }
+                Some(_) => {}
+                None => symbols.push((symbol, size, &spec.name)),
+            },
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tensor;
+
+    fn spec(name: &str, dims: &[i64]) -> TensorSpec {
+        let dim = |&d: &i64| if d < 0 { Dim::Dynamic(Some("n".into())) } else { Dim::Fixed(d as usize) };
+        TensorSpec {
+            name: name.into(),
+            dtype: DType::F32,
+            shape: Some(dims.iter().map(dim).collect()),
+            optional: false,
+        }
+    }
+
+    fn input(name: &str, shape: &[usize]) -> NamedTensor {
+        let elements = vec![0f32; shape.iter().product()];
+        NamedTensor::new(name, Tensor::from_vec(shape, elements).unwrap())
+    }
+
+    #[test]
+    fn each_fault_is_named() {
+        let signature = Signature { inputs: vec![spec("a", &[-1, 2]), spec("b", &[-1])], outputs: vec![] };
+        let check = |inputs: &[NamedTensor]| signature.check_inputs(inputs).map_err(|e| e.message().to_owned());
+        assert_eq!(check(&[input("a", &[3, 2]), input("b", &[3])]), Ok(()));
+        assert!(check(&[input("a", &[3, 2])]).unwrap_err().contains("\"b\" is missing"));
+        assert!(check(&[input("a", &[3, 3])]).unwrap_err().contains("[3, 3]"));
+        assert!(check(&[input("c", &[3])]).unwrap_err().contains("no input \"c\""));
+        assert!(check(&[input("a", &[3, 2]), input("b", &[4])]).unwrap_err().contains("axis \"n\""));
+        assert!(check(&[input("a", &[3, 2]), input("a", &[3, 2])]).unwrap_err().contains("twice"));
+    }
+}

@@ -1,0 +1,207 @@
+//! Tensors: an element type, a shape, and bytes that are shared rather than copied.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use crate::{DType, Element, Error, Result};
+
+/// The sizes of a tensor's axes, outermost first. Empty for a scalar.
+pub type Shape = SmallVec<[usize; 6]>;
+
+/// A tensor's elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Elements of fixed size, little-endian, row-major. May start at any address: see [`Tensor::aligned_bytes`].
+    Bytes(Bytes),
+    /// Byte strings, row-major, one an element.
+    Strings(Arc<[Bytes]>),
+}
+
+/// An immutable tensor. Cloning shares the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Shape,
+    data: Data,
+}
+
+/// A tensor with the name of the input or output it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedTensor {
+    /// The name in the model's signature.
+    pub name: Arc<str>,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+impl NamedTensor {
+    /// Joins a name and a tensor.
+    pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> NamedTensor {
+        NamedTensor { name: name.into(), tensor }
+    }
+}
+
+struct Owner<T: Element>(Vec<T>);
+
+impl<T: Element> AsRef<[u8]> for Owner<T> {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// The number of elements of `shape`, or an error where it overflows.
+fn count(shape: &[usize]) -> Result<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |product, &dim| product.checked_mul(dim))
+        .ok_or_else(|| Error::invalid(format!("shape {shape:?} has more elements than fit memory")))
+}
+
+impl Tensor {
+    /// A tensor over bytes that are already there; nothing is copied.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the byte length is not exactly what type and shape need, or `dtype` is `String`.
+    pub fn from_bytes(dtype: DType, shape: impl Into<Shape>, bytes: Bytes) -> Result<Tensor> {
+        let shape = shape.into();
+        let wanted = dtype.bytes_for(count(&shape)?).ok_or_else(|| {
+            Error::invalid(format!("{dtype} of shape {:?} has no fixed byte size", shape.as_slice()))
+        })?;
+        if bytes.len() != wanted {
+            return Err(Error::invalid(format!(
+                "{dtype} of shape {:?} takes {wanted} bytes, got {}",
+                shape.as_slice(),
+                bytes.len()
+            )));
+        }
+        Ok(Tensor { dtype, shape, data: Data::Bytes(bytes) })
+    }
+
+    /// A tensor that takes over a vector's memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the length does not match the shape.
+    pub fn from_vec<T: Element>(shape: impl Into<Shape>, elements: Vec<T>) -> Result<Tensor> {
+        let shape = shape.into();
+        if count(&shape)? != elements.len() {
+            return Err(Error::invalid(format!(
+                "shape {:?} takes {} elements, got {}",
+                shape.as_slice(),
+                count(&shape)?,
+                elements.len()
+            )));
+        }
+        Ok(Tensor { dtype: T::DTYPE, shape, data: Data::Bytes(Bytes::from_owner(Owner(elements))) })
+    }
+
+    /// A tensor of byte strings.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the length does not match the shape.
+    pub fn from_strings(shape: impl Into<Shape>, strings: impl Into<Arc<[Bytes]>>) -> Result<Tensor> {
+        let (shape, strings) = (shape.into(), strings.into());
+        if count(&shape)? != strings.len() {
+            return Err(Error::invalid(format!(
+                "shape {:?} takes {} strings, got {}",
+                shape.as_slice(),
+                count(&shape)?,
+                strings.len()
+            )));
+        }
+        Ok(Tensor { dtype: DType::String, shape, data: Data::Strings(strings) })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The sizes of the axes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The elements as they are stored.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// The bytes of a tensor of fixed-size elements; `None` for strings.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.data {
+            Data::Bytes(bytes) => Some(bytes),
+            Data::Strings(_) => None,
+        }
+    }
+
+    /// The strings of a `String` tensor; `None` for others.
+    pub fn strings(&self) -> Option<&[Bytes]> {
+        match &self.data {
+            Data::Strings(strings) => Some(strings),
+            Data::Bytes(_) => None,
+        }
+    }
+
+    /// Payload bytes (strings without their lengths).
+    pub fn byte_len(&self) -> usize {
+        match &self.data {
+            Data::Bytes(bytes) => bytes.len(),
+            Data::Strings(strings) => strings.iter().map(Bytes::len).sum(),
+        }
+    }
+
+    /// The bytes at an address fit for `dtype`, copied only where the shared buffer is misaligned (a tensor may
+    /// start anywhere inside a request body); `None` for strings.
+    pub fn aligned_bytes(&self) -> Option<Bytes> {
+        let bytes = self.bytes()?;
+        if (bytes.as_ptr() as usize).is_multiple_of(self.dtype.alignment()) {
+            return Some(bytes.clone());
+        }
+        let mut words = vec![0u64; bytes.len().div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Some(Bytes::from_owner(Owner(words)).slice(..bytes.len()))
+    }
+
+    /// The elements as a vector of `T`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the tensor holds another type.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        match &self.data {
+            Data::Bytes(bytes) if self.dtype == T::DTYPE => Ok(bytemuck::pod_collect_to_vec(bytes)),
+            _ => Err(Error::invalid(format!("wanted a {} tensor, got {}", T::DTYPE, self.dtype))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_checked() {
+        assert!(Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 16])).is_ok());
+        let error = Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 15])).unwrap_err();
+        assert_eq!(error.message(), "float32 of shape [2, 2] takes 16 bytes, got 15");
+        assert!(Tensor::from_bytes(DType::F32, [usize::MAX, 2].as_slice(), Bytes::new()).is_err());
+        assert!(Tensor::from_vec::<f32>([0usize, 3].as_slice(), vec![]).is_ok());
+    }
+
+    #[test]
+    fn misaligned_bytes_are_copied_once() {
+        let buffer = Bytes::from_owner(Owner(vec![0u64, u64::MAX, 7]));
+        let tensor = Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(1..9)).unwrap();
+        let aligned = tensor.aligned_bytes().unwrap();
+        assert_eq!(aligned, buffer.slice(1..9));
+        assert_eq!(aligned.as_ptr() as usize % 4, 0);
+        let straight = Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(8..16)).unwrap();
+        assert_eq!(straight.aligned_bytes().unwrap().as_ptr(), buffer.slice(8..16).as_ptr());
+    }
+}

@@ -1,0 +1,90 @@
+//! Quantities as people write them: "1.6GiB", "250ms", and back.
+
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// One kibibyte.
+pub const KIB: u64 = 1 << 10;
+/// One mebibyte.
+pub const MIB: u64 = 1 << 20;
+/// One gibibyte.
+pub const GIB: u64 = 1 << 30;
+
+fn split(text: &str) -> Result<(f64, String)> {
+    let text = text.trim();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let value: f64 =
+        text[..end].parse().map_err(|_| Error::invalid(format!("\"{text}\" does not start with a number")))?;
+    Ok((value, text[end..].trim().to_ascii_lowercase()))
+}
+
+/// Parses a byte size: a number and B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024).
+///
+/// # Errors
+/// `InvalidArgument` when it is not a number with one of these units.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    let (value, unit) = split(text)?;
+    let factor = match unit.as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => KIB as f64,
+        "mib" => MIB as f64,
+        "gib" => GIB as f64,
+        "tib" => 1024.0 * GIB as f64,
+        _ => return Err(Error::invalid(format!("\"{text}\": unknown size unit; use e.g. 512MiB or 2GB"))),
+    };
+    Ok((value * factor).round() as u64)
+}
+
+/// Parses a duration: a number and ns, us, ms, s, m or h; a bare number is seconds.
+///
+/// # Errors
+/// `InvalidArgument` when it is not a number with one of these units.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let (value, unit) = split(text)?;
+    let seconds = match unit.as_str() {
+        "ns" => 1e-9,
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(Error::invalid(format!("\"{text}\": unknown time unit; use e.g. 250ms or 2s"))),
+    };
+    Duration::try_from_secs_f64(value * seconds)
+        .map_err(|_| Error::invalid(format!("\"{text}\" is no usable duration")))
+}
+
+/// A byte size for people: three significant digits and a binary unit.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value >= 100.0 { 0 } else if value >= 10.0 { 1 } else { 2 };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times() {
+        assert_eq!(parse_bytes("1.5GiB"), Ok(3 * GIB / 2));
+        assert_eq!(parse_bytes("800MB"), Ok(800_000_000));
+        assert!(parse_bytes("5 parsecs").is_err());
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2"), Ok(Duration::from_secs(2)));
+        assert!(parse_duration("1e999").is_err());
+        assert_eq!(format_bytes(1_717_986_918), "1.60 GiB");
+        assert_eq!(format_bytes(12), "12 B");
+    }
+}

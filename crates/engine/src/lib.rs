@@ -1,0 +1,127 @@
+//! The traits between Millpond and the libraries that compute.
+//!
+//! An [`Engine`] opens a published version and gives a [`Session`]; a session runs. Both know nothing of
+//! requests, versions or time. The crate holds no engine: each is a leaf crate of its own that runs
+//! [`conformance`], and so does the fake.
+//!
+//! Parameters never pass through an engine's allocator where it can be helped: the caller places them in
+//! regions of `memory` and hands them over as [`BoundTensor`]s, which a session keeps alive as long as it lives.
+//!
+//! How to add an engine: implement the two traits in a leaf crate `engine-NAME`, state in [`Capabilities`] what
+//! it cannot do, run `conformance::check` from its integration test, and add it to the list in `server`.
+
+pub mod layout;
+mod servable;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
+#[cfg(any(test, feature = "testing"))]
+pub mod fake;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::{DType, NamedTensor, Result, Signature};
+use memory::Region;
+
+pub use servable::Servable;
+
+/// What an engine can and cannot do, so that nobody finds out by trying.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Parameters may stay in the caller's memory.
+    pub binds_parameters: bool,
+    /// One session may run on several threads at once.
+    pub concurrent_runs: bool,
+    /// The element types it takes and gives.
+    pub dtypes: Vec<DType>,
+}
+
+/// One parameter in memory of ours, ready to be used in place.
+#[derive(Clone, Debug)]
+pub struct BoundTensor {
+    /// Its name in the graph.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its axes.
+    pub dims: Vec<usize>,
+    /// The memory that holds it.
+    pub region: Arc<Region>,
+    /// Where in the region it starts.
+    pub offset: usize,
+    /// How many bytes it has.
+    pub bytes: usize,
+}
+
+impl BoundTensor {
+    /// The tensor's bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.region.as_slice()[self.offset..self.offset + self.bytes]
+    }
+}
+
+/// Threads inside one run of the engine. One and one unless a model asks for more: Millpond's own workers are
+/// the parallelism.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Threads inside one operator.
+    pub intra_op_threads: usize,
+    /// Operators of one run at the same time.
+    pub inter_op_threads: usize,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions { intra_op_threads: 1, inter_op_threads: 1 }
+    }
+}
+
+/// Everything a load needs.
+#[derive(Clone, Debug)]
+pub struct LoadRequest {
+    /// The graph file, in the engine's own format.
+    pub graph: PathBuf,
+    /// Parameters that the graph names and does not hold. Empty where the graph embeds them: then they go
+    /// wherever the engine puts them.
+    pub parameters: Vec<BoundTensor>,
+    /// Thread counts.
+    pub options: SessionOptions,
+}
+
+/// A library that computes.
+pub trait Engine: Send + Sync {
+    /// The name in manifests and metrics: "onnxruntime".
+    fn name(&self) -> &'static str;
+
+    /// The library's own version, for people.
+    fn version(&self) -> String;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Opens a model. Runs on a loader thread and may take seconds.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `DataLoss` when the model is at fault, `Internal` when the engine is; the message is
+    /// one line and names the model's fault in the engine's words.
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>>;
+}
+
+/// A loaded model. Dropping it releases everything the engine holds for it, then the regions.
+pub trait Session: Send + Sync {
+    /// What it takes and gives.
+    fn signature(&self) -> &Signature;
+
+    /// Free-form facts that the model carries (labels, producer, description).
+    fn metadata(&self) -> &BTreeMap<String, String>;
+
+    /// Runs once on the calling thread. `inputs` were checked against the signature by the caller
+    /// ([`Signature::check_inputs`]); `outputs` names the wanted outputs in the wanted order, all of them in the
+    /// signature's order when empty.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the engine refuses the values (an index out of range), `Internal` otherwise.
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>>;
+}
