@@ -1,0 +1,144 @@
+//! What a server is told. Plain values: `cli` makes them from arguments, environment and files.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::units::{GIB, MIB};
+use engine_onnx::LibrarySearch;
+use lifecycle::{ModelConfig, ParameterHome};
+
+/// Everything `millpond serve` may be told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen and what to allow there.
+    pub doors: DoorConfig,
+    /// Threads and queue of the data plane.
+    pub data: DataConfig,
+    /// Parameter memory.
+    pub memory: MemoryConfig,
+    /// Models and their life.
+    pub models: ModelsConfig,
+    /// Where to look for ONNX Runtime.
+    pub onnxruntime: LibrarySearch,
+}
+
+/// Sockets and limits.
+#[derive(Clone, Debug)]
+pub struct DoorConfig {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// HTTP port; 0 picks a free one.
+    pub http_port: u16,
+    /// gRPC port; 0 picks a free one.
+    pub grpc_port: u16,
+    /// Accept load, unload and settings from other machines too.
+    pub allow_remote_admin: bool,
+    /// Largest request body in bytes.
+    pub body_bytes_max: usize,
+    /// Open connections a door holds; the next one is closed at once.
+    pub connections_max: usize,
+    /// Requests being answered at the same time on all doors.
+    pub requests_max: usize,
+    /// A request without a deadline of its own gets this one; also the longest allowed.
+    pub request_timeout: Duration,
+    /// How long a client may take to send its headers, and between two pieces of its body.
+    pub client_timeout: Duration,
+    /// How long shutdown waits for requests that are being answered.
+    pub shutdown_grace: Duration,
+    /// Threads that receive, decode and encode.
+    pub threads: usize,
+}
+
+impl Default for DoorConfig {
+    fn default() -> Self {
+        DoorConfig {
+            host: IpAddr::from([127, 0, 0, 1]),
+            http_port: 8501,
+            grpc_port: 8500,
+            allow_remote_admin: false,
+            body_bytes_max: 64 * MIB as usize,
+            connections_max: 16_384,
+            requests_max: 1024,
+            request_timeout: Duration::from_secs(60),
+            client_timeout: Duration::from_secs(10),
+            shutdown_grace: Duration::from_secs(30),
+            threads: 0,
+        }
+    }
+}
+
+/// The data plane.
+#[derive(Clone, Debug)]
+pub struct DataConfig {
+    /// Inference workers; 0 is one per core.
+    pub workers: usize,
+    /// Requests waiting for a worker; the next one is refused.
+    pub queue_max: usize,
+    /// Pin worker i to core i.
+    pub pin: bool,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        DataConfig { workers: 0, queue_max: 512, pin: false }
+    }
+}
+
+/// Parameter memory.
+#[derive(Clone, Debug)]
+pub struct MemoryConfig {
+    /// Where parameters live.
+    pub home: ParameterHome,
+    /// Largest size of the slot pool; `None` is 80 % of the machine's memory.
+    pub pool_bytes_max: Option<u64>,
+    /// Room kept for an incoming version; `None` is the largest version served.
+    pub swap_reserve: Option<u64>,
+    /// Bytes per second at which weights are read; 0 is unlimited.
+    pub load_rate: u64,
+    /// Bytes per second at which fresh slots are faulted in; 0 is unlimited.
+    pub fault_rate: u64,
+    /// Ask for 2 MiB pages.
+    pub huge_pages: bool,
+    /// Read weights with O_DIRECT.
+    pub direct: bool,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            home: ParameterHome::Pool,
+            pool_bytes_max: None,
+            swap_reserve: None,
+            load_rate: 800_000_000,
+            fault_rate: 2 * GIB,
+            huge_pages: true,
+            direct: true,
+        }
+    }
+}
+
+/// Models and their life.
+#[derive(Clone, Debug)]
+pub struct ModelsConfig {
+    /// Named models.
+    pub models: Vec<ModelConfig>,
+    /// Directories whose subdirectories are models.
+    pub roots: Vec<PathBuf>,
+    /// Time between two looks at the directories.
+    pub poll: Duration,
+    /// Threads that load.
+    pub load_threads: usize,
+    /// Threads that release.
+    pub unload_threads: usize,
+    /// Tries after the first that fails.
+    pub load_retries: u32,
+    /// Time between tries.
+    pub load_retry_interval: Duration,
+    /// Loaders run at idle priority.
+    pub background: bool,
+    /// Where converted foreign models are kept while they serve.
+    pub cache_dir: PathBuf,
+    /// The program that converts foreign models (this binary) and its leading arguments.
+    pub converter: (PathBuf, Vec<String>),
+}
