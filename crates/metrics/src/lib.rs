@@ -1,1 +1,303 @@
-//! Being written.
+//! Every number Millpond exports: typed handles made once, one registry, one list of names.
+//!
+//! A metric that is not a field of [`Metrics`] does not exist. Counters and histograms are recorded where the
+//! thing happens; gauges that mirror another component's state (pool bytes, queue length) are set by the exporter
+//! just before it encodes, so that nothing has to poll.
+
+mod sliding;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+pub use prometheus_client;
+pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
+
+/// A value that goes up and down, in whole units.
+pub type Level = Gauge<i64, AtomicI64>;
+/// A value in seconds that goes up and down.
+pub type Seconds = Gauge<f64, AtomicU64>;
+
+/// One answered request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// Model name; empty where the request named none that exists.
+    pub model: Arc<str>,
+    /// Version that answered; 0 where none did.
+    pub version: u64,
+    /// "oip-grpc", "oip-http", "tfs-grpc", "tfs-http".
+    pub protocol: &'static str,
+    /// "ok" or the error kind in snake case.
+    pub status: &'static str,
+}
+
+/// A version and a phase of its requests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PhaseLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// Version number.
+    pub version: u64,
+    /// "queue", "compute" or "total".
+    pub phase: &'static str,
+}
+
+/// A model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ModelLabels {
+    /// Model name.
+    pub model: Arc<str>,
+}
+
+/// A model's quantile over the sliding window.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct QuantileLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// "0.5", "0.8", "0.9", "0.99", "0.999".
+    pub quantile: &'static str,
+}
+
+/// Bytes of one version on one home.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct BytesLabels {
+    /// "dram" (slot pool) or "heap".
+    pub home: &'static str,
+    /// Model name.
+    pub model: Arc<str>,
+    /// Version number.
+    pub version: u64,
+}
+
+/// A version and the state it is in.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StateLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// Version number.
+    pub version: u64,
+    /// The state's name in lower case.
+    pub state: &'static str,
+}
+
+/// One label called `kind`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabels {
+    /// What kind.
+    pub kind: &'static str,
+}
+
+/// All metrics. Made once by the server and shared.
+pub struct Metrics {
+    registry: Registry,
+    /// Answered requests.
+    pub requests: Family<RequestLabels, Counter>,
+    /// Latency by phase.
+    pub request_seconds: Family<PhaseLabels, Histogram, fn() -> Histogram>,
+    /// Requests refused before they were queued, by reason.
+    pub refused: Family<KindLabels, Counter>,
+    /// Quantiles of the total latency over the sliding window.
+    pub window_seconds: Family<QuantileLabels, Seconds>,
+    /// Requests per second over the sliding window.
+    pub window_rate: Family<ModelLabels, Seconds>,
+    /// Parameter bytes by home and version.
+    pub parameter_bytes: Family<BytesLabels, Level>,
+    /// The slot pool: "max", "backed", "used", "huge".
+    pub pool_bytes: Family<KindLabels, Level>,
+    /// The process: "rss", "heap_allocated", "heap_resident".
+    pub process_bytes: Family<KindLabels, Level>,
+    /// 1 for the state each version is in.
+    pub model_state: Family<StateLabels, Level>,
+    /// Versions published in place of another.
+    pub swaps: Family<ModelLabels, Counter>,
+    /// Loads that failed.
+    pub load_failures: Family<ModelLabels, Counter>,
+    /// Seconds of the last load, warm-up, drain and unload.
+    pub swap_last_seconds: Family<SwapLabels, Seconds>,
+    /// Sums of the same.
+    pub swap_seconds: Family<SwapLabels, Counter<f64, AtomicU64>>,
+    /// Page faults that loaders took.
+    pub loader_minor_faults: Family<ModelLabels, Counter>,
+    /// CPU time that loaders used.
+    pub loader_cpu_seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
+    /// Parameter bytes read from storage.
+    pub loader_read_bytes: Family<ModelLabels, Counter>,
+    /// Parameter bytes taken over from a version that was there.
+    pub loader_shared_bytes: Family<ModelLabels, Counter>,
+    /// Requests waiting for a worker, and how many may.
+    pub queue: Family<KindLabels, Level>,
+    /// Open connections by door.
+    pub connections: Family<KindLabels, Level>,
+    /// Threads by kind.
+    pub threads: Family<KindLabels, Level>,
+}
+
+/// A model and a step of its swap.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SwapLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// "load", "warm", "drain", "unload".
+    pub step: &'static str,
+}
+
+/// Upper bounds of the latency buckets in seconds: 1-2-5 from 50 us to 10 s.
+pub const LATENCY_BOUNDS: [f64; 17] = [
+    50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+];
+
+fn latency_histogram() -> Histogram {
+    Histogram::new(LATENCY_BOUNDS)
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("millpond"),
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(latency_histogram as fn() -> Histogram),
+            refused: Family::default(),
+            window_seconds: Family::default(),
+            window_rate: Family::default(),
+            parameter_bytes: Family::default(),
+            pool_bytes: Family::default(),
+            process_bytes: Family::default(),
+            model_state: Family::default(),
+            swaps: Family::default(),
+            load_failures: Family::default(),
+            swap_last_seconds: Family::default(),
+            swap_seconds: Family::default(),
+            loader_minor_faults: Family::default(),
+            loader_cpu_seconds: Family::default(),
+            loader_read_bytes: Family::default(),
+            loader_shared_bytes: Family::default(),
+            queue: Family::default(),
+            connections: Family::default(),
+            threads: Family::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&mut self) {
+        let r = &mut self.registry;
+        r.register("requests", "Answered requests", self.requests.clone());
+        r.register_with_unit("request", "Latency of requests by phase", Unit::Seconds, self.request_seconds.clone());
+        r.register("refused", "Requests refused before they were queued", self.refused.clone());
+        r.register_with_unit(
+            "window_latency",
+            "Quantiles of the total latency over the last 10 seconds",
+            Unit::Seconds,
+            self.window_seconds.clone(),
+        );
+        r.register("window_requests_per_second", "Request rate over the last 10 seconds", self.window_rate.clone());
+        r.register_with_unit(
+            "parameter",
+            "Parameter bytes by home and version",
+            Unit::Bytes,
+            self.parameter_bytes.clone(),
+        );
+        r.register_with_unit("pool", "The slot pool", Unit::Bytes, self.pool_bytes.clone());
+        r.register_with_unit("process", "Memory of the process", Unit::Bytes, self.process_bytes.clone());
+        r.register("model_state", "1 for the state each version is in", self.model_state.clone());
+        self.register_swaps();
+    }
+
+    fn register_swaps(&mut self) {
+        let r = &mut self.registry;
+        r.register("swaps", "Versions published in place of another", self.swaps.clone());
+        r.register("load_failures", "Loads that failed", self.load_failures.clone());
+        r.register_with_unit(
+            "swap_last",
+            "Duration of the last swap's steps",
+            Unit::Seconds,
+            self.swap_last_seconds.clone(),
+        );
+        r.register_with_unit("swap", "Total duration of swap steps", Unit::Seconds, self.swap_seconds.clone());
+        r.register("loader_minor_faults", "Page faults that loaders took", self.loader_minor_faults.clone());
+        r.register_with_unit(
+            "loader_cpu",
+            "CPU time that loaders used",
+            Unit::Seconds,
+            self.loader_cpu_seconds.clone(),
+        );
+        r.register_with_unit(
+            "loader_read",
+            "Parameter bytes read from storage",
+            Unit::Bytes,
+            self.loader_read_bytes.clone(),
+        );
+        r.register_with_unit(
+            "loader_shared",
+            "Parameter bytes shared with a live version",
+            Unit::Bytes,
+            self.loader_shared_bytes.clone(),
+        );
+        r.register("queue", "Requests waiting for a worker (kind=length) and how many may (kind=max)", self.queue.clone());
+        r.register("connections", "Open connections by door", self.connections.clone());
+        r.register("threads", "Threads by kind", self.threads.clone());
+    }
+
+    /// Records one finished request.
+    pub fn record_phases(&self, model: &Arc<str>, version: u64, queue: Duration, compute: Duration, total: Duration) {
+        for (phase, value) in [("queue", queue), ("compute", compute), ("total", total)] {
+            let labels = PhaseLabels { model: model.clone(), version, phase };
+            self.request_seconds.get_or_create(&labels).observe(value.as_secs_f64());
+        }
+    }
+
+    /// Forgets the per-version series of a version that is gone, so that swaps do not grow the exposition.
+    pub fn forget_version(&self, model: &Arc<str>, version: u64) {
+        for phase in ["queue", "compute", "total"] {
+            self.request_seconds.remove(&PhaseLabels { model: model.clone(), version, phase });
+        }
+        for home in ["dram", "heap"] {
+            self.parameter_bytes.remove(&BytesLabels { home, model: model.clone(), version });
+        }
+    }
+
+    /// The exposition in OpenMetrics text, which Prometheus reads.
+    pub fn encode(&self) -> String {
+        let mut text = String::with_capacity(16 << 10);
+        if encode(&mut text, &self.registry).is_err() {
+            // Writing to a string cannot fail; an encoder that does anyway must not take the server down.
+            let _ = writeln!(text, "# the exposition could not be written whole");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exposition_has_the_names_people_alert_on() {
+        let metrics = Metrics::default();
+        let model: Arc<str> = "ctr".into();
+        let labels = RequestLabels { model: model.clone(), version: 3, protocol: "oip-grpc", status: "ok" };
+        metrics.requests.get_or_create(&labels).inc();
+        let ms = Duration::from_millis;
+        metrics.record_phases(&model, 3, ms(1), ms(2), ms(4));
+        metrics.swaps.get_or_create(&ModelLabels { model: model.clone() }).inc();
+        let text = metrics.encode();
+        assert!(text.contains(
+            "millpond_requests_total{model=\"ctr\",version=\"3\",protocol=\"oip-grpc\",status=\"ok\"} 1"
+        ));
+        assert!(text.contains("millpond_request_seconds_bucket"));
+        assert!(text.contains("millpond_swaps_total{model=\"ctr\"} 1"));
+        metrics.forget_version(&model, 3);
+        assert!(!metrics.encode().contains("millpond_request_seconds_bucket"));
+    }
+}
