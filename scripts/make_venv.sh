@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# make_venv.sh DIR PYTHON REQUIREMENTS: a fresh virtual environment with exactly the packages listed.
+set -euo pipefail
+dir=$1 python=$2 requirements=$3
+
+rm -rf "$dir"
+"$python" -m venv "$dir"
+"$dir/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$requirements"
+echo "$("$dir/bin/python" --version), $(grep -vc '^#' "$requirements") packages"
