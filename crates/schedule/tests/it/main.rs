@@ -1,0 +1,177 @@
+//! The scheduler's promises: each job answered exactly once, bounds kept, nothing run for nobody.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use base::{ErrorKind, NamedTensor, Result, Signature, VersionId};
+use engine::{Servable, Session};
+use schedule::{Completion, Job, Scheduler, SchedulerConfig};
+
+/// A gate that a run waits at until the test opens it.
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+    fn pass(&self) {
+        let mut open = self.open.lock().unwrap();
+        while !*open {
+            open = self.changed.wait(open).unwrap();
+        }
+    }
+}
+
+struct Gated {
+    gate: Arc<Gate>,
+    runs: Arc<AtomicUsize>,
+    panics: bool,
+    signature: Signature,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Session for Gated {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+    fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        self.runs.fetch_add(1, Ordering::SeqCst);
+        self.gate.pass();
+        assert!(!self.panics, "told to panic");
+        Ok(inputs.to_vec())
+    }
+}
+
+struct Rig {
+    scheduler: Arc<Scheduler>,
+    gate: Arc<Gate>,
+    runs: Arc<AtomicUsize>,
+    servable: Arc<Servable>,
+    answers: (mpsc::Sender<Completion>, mpsc::Receiver<Completion>),
+}
+
+fn rig(workers: usize, queue_max: usize, panics: bool) -> Rig {
+    let (gate, runs) = (Arc::new(Gate::default()), Arc::new(AtomicUsize::new(0)));
+    let session = Gated {
+        gate: gate.clone(),
+        runs: runs.clone(),
+        panics,
+        signature: Signature::default(),
+        metadata: BTreeMap::new(),
+    };
+    let id = VersionId { model: "m".into(), version: 1 };
+    let servable = Arc::new(Servable::new(id, "test", 0, Box::new(session)));
+    let scheduler = Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).unwrap();
+    Rig { scheduler, gate, runs, servable, answers: mpsc::channel() }
+}
+
+impl Rig {
+    fn job(&self, deadline: Duration) -> Job {
+        let sender = self.answers.0.clone();
+        Job {
+            servable: self.servable.clone(),
+            inputs: vec![],
+            outputs: vec![],
+            deadline: Instant::now() + deadline,
+            cancelled: Arc::new(AtomicBool::new(false)),
+            done: Box::new(move |completion| sender.send(completion).unwrap()),
+        }
+    }
+    fn submit(&self) -> Result<()> {
+        self.scheduler.submit(self.job(Duration::from_secs(60))).map_err(|(_, error)| error)
+    }
+    fn answer(&self) -> Completion {
+        self.answers.1.recv_timeout(Duration::from_secs(20)).expect("an answer")
+    }
+    fn wait_running(&self, count: usize) {
+        while self.runs.load(Ordering::SeqCst) < count {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_refuses_with_advice_and_the_rest_is_answered_once() {
+    let rig = rig(1, 2, false);
+    rig.submit().unwrap();
+    rig.wait_running(1);
+    rig.submit().unwrap();
+    rig.submit().unwrap();
+    assert_eq!(rig.scheduler.queued(), 2);
+    let refusal = rig.submit().unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
+    assert!(refusal.retry_after().is_some());
+    rig.gate.open();
+    for _ in 0..3 {
+        assert!(rig.answer().result.is_ok());
+    }
+    rig.scheduler.shutdown();
+    assert!(rig.answers.1.try_recv().is_err(), "nothing is answered twice");
+}
+
+#[test]
+fn late_and_abandoned_jobs_never_run() {
+    let rig = rig(1, 8, false);
+    rig.submit().unwrap();
+    rig.wait_running(1);
+    let abandoned = rig.job(Duration::from_secs(60));
+    abandoned.cancelled.store(true, Ordering::SeqCst);
+    rig.scheduler.submit(rig.job(Duration::ZERO)).map_err(|(_, e)| e).unwrap();
+    rig.scheduler.submit(abandoned).map_err(|(_, e)| e).unwrap();
+    rig.gate.open();
+    assert!(rig.answer().result.is_ok());
+    assert_eq!(rig.answer().result.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(rig.answer().result.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(rig.runs.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_panicking_model_answers_and_the_worker_lives() {
+    let rig = rig(1, 8, true);
+    rig.gate.open();
+    for _ in 0..3 {
+        rig.submit().unwrap();
+        assert_eq!(rig.answer().result.unwrap_err().kind(), ErrorKind::Internal);
+    }
+}
+
+#[test]
+fn shutdown_answers_what_was_queued_and_refuses_the_rest() {
+    let rig = rig(2, 8, false);
+    for _ in 0..5 {
+        rig.submit().unwrap();
+    }
+    rig.gate.open();
+    rig.scheduler.shutdown();
+    assert_eq!(rig.answers.1.try_iter().count(), 5);
+    assert_eq!(rig.submit().unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn the_servable_is_let_go_before_the_callback() {
+    let rig = rig(1, 8, false);
+    rig.gate.open();
+    let (sender, receiver) = mpsc::channel();
+    let servable = rig.servable.clone();
+    let mut job = rig.job(Duration::from_secs(60));
+    job.done = Box::new(move |_| sender.send(Arc::strong_count(&servable)).unwrap());
+    rig.scheduler.submit(job).map_err(|(_, e)| e).unwrap();
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)).unwrap(), 2, "the rig's and the callback's own");
+}
+
+#[test]
+fn bad_sizes_are_refused() {
+    for (workers, queue_max) in [(0, 1), (schedule::WORKERS_MAX + 1, 1), (1, 0)] {
+        assert!(Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).is_err());
+    }
+}

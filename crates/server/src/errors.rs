@@ -1,0 +1,33 @@
+//! Where errors become statuses: the only place that knows both.
+
+use base::{Error, ErrorKind};
+
+/// The gRPC status of an error, with the retry advice as `retry-pushback` metadata in milliseconds, the name
+/// gRPC's own retry design uses.
+pub(crate) fn grpc_status(error: &Error) -> tonic::Status {
+    let code = tonic::Code::from_i32(protocol::status::grpc_code(error.kind()));
+    let mut status = tonic::Status::new(code, error.message());
+    if let Some(after) = error.retry_after() {
+        status.metadata_mut().insert("grpc-retry-pushback-ms", (after.as_millis() as u64).into());
+    }
+    status
+}
+
+/// The snake-case name of a kind, as the `status` label of metrics.
+pub(crate) fn label(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::InvalidArgument => "invalid_argument",
+        ErrorKind::TooLarge => "too_large",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::AlreadyExists => "already_exists",
+        ErrorKind::FailedPrecondition => "failed_precondition",
+        ErrorKind::PermissionDenied => "permission_denied",
+        ErrorKind::ResourceExhausted => "resource_exhausted",
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::DeadlineExceeded => "deadline_exceeded",
+        ErrorKind::Cancelled => "cancelled",
+        ErrorKind::Unimplemented => "unimplemented",
+        ErrorKind::DataLoss => "data_loss",
+        _ => "internal",
+    }
+}
