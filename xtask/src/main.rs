@@ -1,1 +1,48 @@
-fn main() {}
+//! Chores of the workspace: `cargo xtask tidy`, `cargo xtask codegen [--check]`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[cfg(feature = "codegen")]
+mod codegen;
+mod tidy;
+
+const USAGE: &str = "usage: cargo xtask tidy | codegen [--check]";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["tidy"] => tidy::run(&root()),
+        ["codegen"] => codegen(false),
+        ["codegen", "--check"] => codegen(true),
+        _ => Err(anyhow::anyhow!(USAGE)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
+}
+
+#[cfg(feature = "codegen")]
+fn codegen(check: bool) -> anyhow::Result<()> {
+    codegen::run(&root(), check)
+}
+
+/// The generator is heavy and seldom needed, so a plain build leaves it out and this starts the one that has it.
+#[cfg(not(feature = "codegen"))]
+fn codegen(check: bool) -> anyhow::Result<()> {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["run", "--quiet", "--package", "xtask", "--features", "codegen", "--", "codegen"]);
+    cargo.args(check.then_some("--check")).current_dir(root());
+    anyhow::ensure!(cargo.status()?.success(), "the generator failed");
+    Ok(())
+}

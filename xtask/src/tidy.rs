@@ -1,0 +1,110 @@
+//! `cargo xtask tidy`: the rules of the workspace that no compiler checks, listed in [`rules`].
+//!
+//! The same run is a test of this crate, so that `cargo test --workspace` and a person's `make lint` agree.
+
+mod checks;
+mod rules;
+mod source;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use checks::Complaint;
+
+/// Checks the repository at `root` and prints every complaint.
+///
+/// # Errors
+/// When anything breaks a rule, or the repository cannot be read.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let complaints = check(root)?;
+    for Complaint { place, text } in &complaints {
+        eprintln!("{place}: {text}");
+    }
+    ensure!(complaints.is_empty(), "{} rules broken", complaints.len());
+    println!("tidy: no complaints");
+    Ok(())
+}
+
+fn check(root: &Path) -> Result<Vec<Complaint>> {
+    let crates = crate_names(root)?;
+    let workspace = workspace_crates(root)?;
+    let mut complaints = Vec::new();
+    for krate in &crates {
+        let manifest = manifest(root, krate)?;
+        complaints.extend(checks::edges(krate, &dependencies(&manifest, &workspace)));
+        complaints.extend(checks::lints(krate, &manifest));
+    }
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+    for path in files(root)? {
+        // What is not text (pictures, models) has no rules; a listed file may be gone from the work tree.
+        let Some(text) = read(&path) else { continue };
+        complaints.extend(checks::registry_hosts(&path, &text));
+        if path.ends_with(".rs") {
+            complaints.extend(checks::rust_file(&path, &text));
+        }
+    }
+    complaints.extend(checks::stale_exceptions(read));
+    let architecture = read("ARCHITECTURE.md").context("ARCHITECTURE.md cannot be read")?;
+    complaints.extend(checks::architecture(&architecture, &crates));
+    Ok(complaints)
+}
+
+/// Directories under `crates/` that hold a crate, sorted.
+fn crate_names(root: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(root.join("crates"))? {
+        let entry = entry?;
+        if entry.path().join("Cargo.toml").exists() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    ensure!(!names.is_empty(), "no crates under {}", root.join("crates").display());
+    Ok(names)
+}
+
+fn manifest(root: &Path, krate: &str) -> Result<toml::Table> {
+    let path: PathBuf = ["crates", krate, "Cargo.toml"].iter().collect();
+    let text = std::fs::read_to_string(root.join(&path)).with_context(|| path.display().to_string())?;
+    toml::from_str(&text).with_context(|| path.display().to_string())
+}
+
+/// The workspace's crates that a manifest names, for building or for tests.
+fn dependencies(manifest: &toml::Table, workspace: &BTreeMap<String, String>) -> Vec<String> {
+    let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let names =
+        tables.iter().filter_map(|table| manifest.get(*table)?.as_table()).flat_map(|table| table.keys());
+    names.filter_map(|name| workspace.get(name).cloned()).collect()
+}
+
+/// Dependency names of the workspace that point into `crates/`, with the directory each points to.
+fn workspace_crates(root: &Path) -> Result<BTreeMap<String, String>> {
+    let manifest: toml::Table = toml::from_str(&std::fs::read_to_string(root.join("Cargo.toml"))?)?;
+    let Some(dependencies) = manifest["workspace"].get("dependencies").and_then(toml::Value::as_table) else {
+        bail!("the workspace lists no dependencies");
+    };
+    let path = |value: &toml::Value| Some(value.get("path")?.as_str()?.strip_prefix("crates/")?.to_owned());
+    Ok(dependencies.iter().filter_map(|(name, value)| Some((name.clone(), path(value)?))).collect())
+}
+
+/// Files of the repository: what git tracks and what it would add.
+fn files(root: &Path) -> Result<Vec<String>> {
+    let listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let output = Command::new("git").arg("-C").arg(root).args(listing).output().context("git")?;
+    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let names = String::from_utf8_lossy(&output.stdout);
+    Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    /// The repository itself.
+    #[test]
+    fn the_repository_is_tidy() {
+        let complaints = super::check(&crate::root()).unwrap();
+        let lines: Vec<_> = complaints.iter().map(|c| format!("{}: {}", c.place, c.text)).collect();
+        assert!(complaints.is_empty(), "\n{}", lines.join("\n"));
+    }
+}

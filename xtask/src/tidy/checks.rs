@@ -1,0 +1,230 @@
+//! The checks: each takes text and returns what is wrong with it, so that a test can hand it any text.
+
+use super::rules;
+use super::source::{self, functions, line_count, line_of, test_items, words};
+
+/// One thing that breaks a rule.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Complaint {
+    /// Path from the repository's root, with a line where one is known.
+    pub(crate) place: String,
+    /// What is wrong and what to do.
+    pub(crate) text: String,
+}
+
+fn complaint(place: impl Into<String>, text: impl Into<String>) -> Complaint {
+    Complaint { place: place.into(), text: text.into() }
+}
+
+/// Dependencies of one crate against the table. `dependencies` are directory names under `crates/`.
+pub(crate) fn edges(krate: &str, dependencies: &[String]) -> Vec<Complaint> {
+    let place = format!("crates/{krate}/Cargo.toml");
+    let Some((_, allowed)) = rules::EDGES.iter().find(|(name, _)| *name == krate) else {
+        return vec![complaint(
+            place,
+            "not in the table of crates: write an ADR, then add it to xtask's EDGES",
+        )];
+    };
+    dependencies
+        .iter()
+        .filter(|dependency| !allowed.contains(&dependency.as_str()))
+        .map(|dependency| {
+            complaint(&place, format!("may not depend on `{dependency}`; a new edge needs an ADR"))
+        })
+        .collect()
+}
+
+/// Whether a crate takes the workspace's lints, without which the compiler does not guard the fence.
+pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
+    let inherited = manifest.get("lints").and_then(|lints| lints.get("workspace")?.as_bool()) == Some(true);
+    let text = "does not have `[lints] workspace = true`";
+    (!inherited).then(|| complaint(format!("crates/{krate}/Cargo.toml"), text)).into_iter().collect()
+}
+
+/// Everything that is judged in one Rust file.
+pub(crate) fn rust_file(path: &str, text: &str) -> Vec<Complaint> {
+    let masked = source::mask(text);
+    let mut found = unsafe_fence(path, &masked);
+    found.extend(unfinished(path, &masked));
+    if !rules::is_generated(path) && !rules::is_test(path) {
+        found.extend(file_length(path, &masked));
+        found.extend(function_length(path, &masked));
+    }
+    found
+}
+
+fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {
+    let krate = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).unwrap_or("xtask");
+    if rules::may_hold_unsafe(krate) {
+        return Vec::new();
+    }
+    let blocks = words(masked, "unsafe").map(|at| (at, "holds `unsafe`"));
+    let permits = words(masked, "unsafe_code").map(|at| (at, "changes the `unsafe_code` lint"));
+    blocks
+        .chain(permits)
+        .map(|(at, what)| {
+            let place = format!("{path}:{}", line_of(masked, at));
+            complaint(
+                place,
+                format!("{what}, which `{krate}` may not; unsafe lives behind the fences in rules.rs"),
+            )
+        })
+        .collect()
+}
+
+fn unfinished(path: &str, masked: &str) -> Vec<Complaint> {
+    let macros = ["todo", "unimplemented"].into_iter();
+    macros
+        .flat_map(|name| words(masked, name).map(move |at| (name, at)))
+        .filter(|(name, at)| masked[at + name.len()..].starts_with('!'))
+        .map(|(name, at)| {
+            complaint(format!("{path}:{}", line_of(masked, at)), format!("`{name}!` is unfinished work"))
+        })
+        .collect()
+}
+
+fn file_length(path: &str, masked: &str) -> Vec<Complaint> {
+    let tests: usize = test_items(masked).iter().map(|item| line_count(masked, item)).sum();
+    let lines = masked.lines().count().saturating_sub(tests);
+    let max = rules::FILE_LINES_MAX;
+    let text =
+        || format!("{lines} lines without tests, {max} allowed: find its second subject and move it out");
+    (lines > max).then(|| complaint(path, text())).into_iter().collect()
+}
+
+fn function_length(path: &str, masked: &str) -> Vec<Complaint> {
+    let tests = test_items(masked);
+    let max = rules::FUNCTION_LINES_MAX;
+    functions(masked)
+        .into_iter()
+        .filter(|(_, range)| !tests.iter().any(|test| test.contains(&range.start)))
+        .filter(|(name, _)| {
+            !rules::LONG_FUNCTIONS.iter().any(|(file, function, _)| *file == path && function == name)
+        })
+        .map(|(name, range)| (name, line_of(masked, range.start), line_count(masked, &range)))
+        .filter(|(_, _, lines)| *lines > max)
+        .map(|(name, line, lines)| {
+            complaint(format!("{path}:{line}"), format!("`{name}` has {lines} lines, {max} allowed"))
+        })
+        .collect()
+}
+
+/// Entries of the exception list that except nothing any more.
+pub(crate) fn stale_exceptions(read: impl Fn(&str) -> Option<String>) -> Vec<Complaint> {
+    let is_long = |path: &str, name: &str| {
+        let masked = source::mask(&read(path).unwrap_or_default());
+        functions(&masked)
+            .iter()
+            .any(|(n, range)| *n == name && line_count(&masked, range) > rules::FUNCTION_LINES_MAX)
+    };
+    rules::LONG_FUNCTIONS
+        .iter()
+        .filter(|(path, name, _)| !is_long(path, name))
+        .map(|(path, name, _)| {
+            complaint(*path, format!("`{name}` needs no exception any more; remove it from rules.rs"))
+        })
+        .collect()
+}
+
+/// Host names of registries in any text file.
+pub(crate) fn registry_hosts(path: &str, text: &str) -> Vec<Complaint> {
+    if rules::REGISTRY_HOSTS_EXEMPT.contains(&path) {
+        return Vec::new();
+    }
+    let hosts = rules::REGISTRY_HOSTS.iter().map(|(name, suffix)| format!("{name}{suffix}"));
+    hosts
+        .filter_map(|host| text.find(&host).map(|at| (host, at)))
+        .map(|(host, at)| {
+            let place = format!("{path}:{}", line_of(text, at));
+            complaint(place, format!("names the registry host {host}; leave that to the machine's settings"))
+        })
+        .collect()
+}
+
+/// ARCHITECTURE.md against its limit and the crates there are.
+pub(crate) fn architecture(text: &str, crates: &[String]) -> Vec<Complaint> {
+    let place = "ARCHITECTURE.md";
+    let (lines, max) = (text.lines().count(), rules::ARCHITECTURE_LINES_MAX);
+    let mut found = Vec::new();
+    if lines > max {
+        found.push(complaint(place, format!("{lines} lines, {max} allowed: it is read whole")));
+    }
+    let named = |krate: &str| words(text, krate).any(|at| !text[at + krate.len()..].starts_with('-'));
+    let unnamed = crates.iter().filter(|krate| !named(krate));
+    found.extend(unnamed.map(|krate| complaint(place, format!("does not mention the crate `{krate}`"))));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(found: Vec<Complaint>) -> Vec<String> {
+        found.into_iter().map(|complaint| complaint.place).collect()
+    }
+
+    #[test]
+    fn an_edge_outside_the_table_is_refused() {
+        assert_eq!(places(edges("lifecycle", &["engine".into(), "memory".into()])), [""; 0]);
+        assert_eq!(places(edges("lifecycle", &["schedule".into()])), ["crates/lifecycle/Cargo.toml"]);
+        assert_eq!(places(edges("protocol", &["metrics".into()])), ["crates/protocol/Cargo.toml"]);
+        assert_eq!(places(edges("newcomer", &[])), ["crates/newcomer/Cargo.toml"]);
+    }
+
+    #[test]
+    fn a_crate_takes_the_lints_of_the_workspace() {
+        let check = |text: &str| places(lints("base", &toml::from_str(text).unwrap()));
+        assert_eq!(check("[lints]\nworkspace = true\n"), [""; 0]);
+        assert_eq!(check("[lints.rust]\nunsafe_code = \"allow\"\n"), ["crates/base/Cargo.toml"]);
+    }
+
+    #[test]
+    fn unsafe_stays_behind_its_fence() {
+        let text = "// unsafe { } is fine here\nfn f() {\n    unsafe { g() }\n}\n";
+        assert_eq!(places(rust_file("crates/server/src/lib.rs", text)), ["crates/server/src/lib.rs:3"]);
+        assert_eq!(places(rust_file("crates/engine-onnx/src/lib.rs", text)), [""; 0]);
+        assert_eq!(places(rust_file("crates/engine/src/lib.rs", text)), ["crates/engine/src/lib.rs:3"]);
+        assert_eq!(
+            places(rust_file("crates/base/src/lib.rs", "#![allow(unsafe_code)]")),
+            ["crates/base/src/lib.rs:1"]
+        );
+    }
+
+    #[test]
+    fn unfinished_work_is_seen() {
+        let text = "fn f() {\n    todo!()\n}\nfn g() { unimplemented!(\"x\") }\nlet todo = 1; // todo!()\n";
+        assert_eq!(places(rust_file("xtask/src/x.rs", text)), ["xtask/src/x.rs:2", "xtask/src/x.rs:4"]);
+    }
+
+    #[test]
+    fn long_functions_and_files_are_seen_and_tests_are_not_counted() {
+        let body = |lines: usize| format!("fn f() {{\n{}}}\n", "    g();\n".repeat(lines - 2));
+        let path = "crates/base/src/x.rs";
+        assert_eq!(places(rust_file(path, &body(rules::FUNCTION_LINES_MAX))), [""; 0]);
+        assert_eq!(places(rust_file(path, &body(rules::FUNCTION_LINES_MAX + 1))), [format!("{path}:1")]);
+        assert_eq!(places(rust_file("crates/base/tests/it/x.rs", &body(1000))), [""; 0]);
+        assert_eq!(places(rust_file("crates/base/src/generated/x.rs", &body(1000))), [""; 0]);
+
+        let lines = |count: usize| "const X: u8 = 1;\n".repeat(count);
+        assert_eq!(places(rust_file(path, &lines(rules::FILE_LINES_MAX))), [""; 0]);
+        assert_eq!(places(rust_file(path, &lines(rules::FILE_LINES_MAX + 1))), [path]);
+        let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", lines(900));
+        assert_eq!(places(rust_file(path, &(lines(700) + &tests))), [""; 0]);
+    }
+
+    #[test]
+    fn registry_hosts_are_seen() {
+        let text = format!("first\nhttps://{}{}/simple\n", "pypi", ".org");
+        assert_eq!(places(registry_hosts("Makefile", &text)), ["Makefile:2"]);
+        assert_eq!(places(registry_hosts("Cargo.lock", &text)), [""; 0]);
+    }
+
+    #[test]
+    fn the_architecture_names_every_crate_and_stays_short() {
+        let crates = ["engine".to_owned(), "engine-onnx".to_owned()];
+        assert_eq!(places(architecture("`engine` and `engine-onnx`", &crates)), [""; 0]);
+        assert_eq!(places(architecture("`engine-onnx`", &crates)), ["ARCHITECTURE.md"]);
+        let long = "engine and engine-onnx\n".repeat(rules::ARCHITECTURE_LINES_MAX + 1);
+        assert_eq!(places(architecture(&long, &crates)), ["ARCHITECTURE.md"]);
+    }
+}
