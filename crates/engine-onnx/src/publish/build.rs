@@ -1,0 +1,348 @@
+//! Builds small ONNX models without Python: enough for benchmarks and tests.
+//!
+//! The builder keeps the graph in memory. Large parameters are either written by a [`super::LayoutWriter`] and
+//! named with [`ModelBuilder::external`], or streamed into one file with [`ModelBuilder::write_embedded`].
+
+use std::path::Path;
+
+use base::{DType, Dim, Error, Result};
+
+use super::encode;
+use super::schema::{self, attribute, attribute_type, graph, model, node, tensor};
+use super::sink::{FileWriter, WriteOptions};
+
+/// Protobuf, and with it ONNX Runtime, refuses a message of this many bytes or more.
+pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
+/// The ONNX format version written; the oldest that has all the element types Millpond knows.
+const IR_VERSION: i64 = 9;
+
+/// One operator of a graph.
+#[derive(Clone, Debug)]
+pub struct Node {
+    bytes: Vec<u8>,
+}
+
+impl Node {
+    /// An operator of ONNX's own set, with the values it takes and gives. An empty name leaves an optional
+    /// input or output out.
+    pub fn new(operator: &str, inputs: &[&str], outputs: &[&str]) -> Node {
+        let mut bytes = Vec::new();
+        for input in inputs {
+            encode::bytes(&mut bytes, node::INPUT, input.as_bytes());
+        }
+        for output in outputs {
+            encode::bytes(&mut bytes, node::OUTPUT, output.as_bytes());
+        }
+        encode::bytes(&mut bytes, node::OP_TYPE, operator.as_bytes());
+        Node { bytes }
+    }
+
+    /// Names the operator.
+    pub fn named(mut self, name: &str) -> Node {
+        encode::bytes(&mut self.bytes, node::NAME, name.as_bytes());
+        self
+    }
+
+    /// Takes the operator from another set than ONNX's own; [`ModelBuilder::opset`] must import it.
+    pub fn domain(mut self, domain: &str) -> Node {
+        encode::bytes(&mut self.bytes, node::DOMAIN, domain.as_bytes());
+        self
+    }
+
+    /// Sets an integer attribute.
+    pub fn int(self, name: &str, value: i64) -> Node {
+        self.attribute(name, attribute_type::INT, |out| encode::int(out, attribute::I, value))
+    }
+
+    /// Sets an attribute that is a list of integers.
+    pub fn ints(self, name: &str, values: &[i64]) -> Node {
+        self.attribute(name, attribute_type::INTS, |out| {
+            for value in values {
+                encode::int(out, attribute::INTS, *value);
+            }
+        })
+    }
+
+    /// Sets a float attribute.
+    pub fn float(self, name: &str, value: f32) -> Node {
+        self.attribute(name, attribute_type::FLOAT, |out| encode::float(out, attribute::F, value))
+    }
+
+    /// Sets an attribute that is a list of floats.
+    pub fn floats(self, name: &str, values: &[f32]) -> Node {
+        self.attribute(name, attribute_type::FLOATS, |out| {
+            for value in values {
+                encode::float(out, attribute::FLOATS, *value);
+            }
+        })
+    }
+
+    /// Sets a string attribute.
+    pub fn string(self, name: &str, value: &str) -> Node {
+        self.attribute(name, attribute_type::STRING, |out| encode::bytes(out, attribute::S, value.as_bytes()))
+    }
+
+    /// Sets an attribute that is a list of strings.
+    pub fn strings(self, name: &str, values: &[&str]) -> Node {
+        self.attribute(name, attribute_type::STRINGS, |out| {
+            for value in values {
+                encode::bytes(out, attribute::STRINGS, value.as_bytes());
+            }
+        })
+    }
+
+    fn attribute(mut self, name: &str, kind: i64, value: impl FnOnce(&mut Vec<u8>)) -> Node {
+        encode::message(&mut self.bytes, node::ATTRIBUTE, |out| {
+            encode::bytes(out, attribute::NAME, name.as_bytes());
+            value(out);
+            encode::int(out, attribute::TYPE, kind);
+        });
+        self
+    }
+}
+
+/// What a parameter is, without its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the graph.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its axes.
+    pub dims: Vec<usize>,
+}
+
+impl Parameter {
+    /// Describes a parameter.
+    pub fn new(name: impl Into<String>, dtype: DType, dims: impl Into<Vec<usize>>) -> Parameter {
+        Parameter { name: name.into(), dtype, dims: dims.into() }
+    }
+
+    /// The bytes it takes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for strings and for shapes too large to count.
+    pub fn bytes(&self) -> Result<u64> {
+        let elements = self.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+        elements.and_then(|count| self.dtype.bytes_for(count)).map(|bytes| bytes as u64).ok_or_else(|| {
+            Error::invalid(format!("\"{}\": {} of shape {:?} has no byte size", self.name, self.dtype, self.dims))
+        })
+    }
+
+    /// The `TensorProto` fields other than data.
+    fn encode(&self, out: &mut Vec<u8>) {
+        for dim in &self.dims {
+            encode::int(out, tensor::DIMS, *dim as i64);
+        }
+        encode::int(out, tensor::DATA_TYPE, schema::code(self.dtype));
+        encode::bytes(out, tensor::NAME, self.name.as_bytes());
+    }
+}
+
+/// A model being built. Order is kept: nodes must come in an order in which they can run.
+#[derive(Clone, Debug)]
+pub struct ModelBuilder {
+    graph: Vec<u8>,
+    opsets: Vec<(String, i64)>,
+    metadata: Vec<(String, String)>,
+    ir_version: i64,
+}
+
+impl ModelBuilder {
+    /// An empty graph called `name` over version `opset` of ONNX's operators (18 is a good choice).
+    pub fn new(name: &str, opset: i64) -> ModelBuilder {
+        let mut bytes = Vec::new();
+        encode::bytes(&mut bytes, graph::NAME, name.as_bytes());
+        ModelBuilder {
+            graph: bytes,
+            opsets: vec![(String::new(), opset)],
+            metadata: Vec::new(),
+            ir_version: IR_VERSION,
+        }
+    }
+
+    /// Sets the ONNX format version, for tests of old models.
+    pub fn ir_version(mut self, version: i64) -> ModelBuilder {
+        self.ir_version = version;
+        self
+    }
+
+    /// Imports another set of operators.
+    pub fn opset(mut self, domain: &str, version: i64) -> ModelBuilder {
+        self.opsets.push((domain.to_owned(), version));
+        self
+    }
+
+    /// Adds a free-form fact.
+    pub fn metadata(mut self, key: &str, value: &str) -> ModelBuilder {
+        self.metadata.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds an operator.
+    pub fn node(mut self, node: Node) -> ModelBuilder {
+        encode::bytes(&mut self.graph, graph::NODE, &node.bytes);
+        self
+    }
+
+    /// Adds an input.
+    pub fn input(self, name: &str, dtype: DType, dims: &[Dim]) -> ModelBuilder {
+        self.value(graph::INPUT, name, dtype, dims)
+    }
+
+    /// Adds an output.
+    pub fn output(self, name: &str, dtype: DType, dims: &[Dim]) -> ModelBuilder {
+        self.value(graph::OUTPUT, name, dtype, dims)
+    }
+
+    /// Adds a small parameter whose `raw` little-endian bytes lie in the graph.
+    pub fn initializer(mut self, parameter: &Parameter, raw: &[u8]) -> ModelBuilder {
+        encode::message(&mut self.graph, graph::INITIALIZER, |out| {
+            parameter.encode(out);
+            encode::bytes(out, tensor::RAW_DATA, raw);
+        });
+        self
+    }
+
+    /// Adds a parameter of float32 values.
+    pub fn floats(self, name: &str, dims: &[usize], values: &[f32]) -> ModelBuilder {
+        let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.initializer(&Parameter::new(name, DType::F32, dims), &raw)
+    }
+
+    /// Adds a parameter of int64 values: shapes, axes, split sizes.
+    pub fn ints(self, name: &str, dims: &[usize], values: &[i64]) -> ModelBuilder {
+        let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.initializer(&Parameter::new(name, DType::I64, dims), &raw)
+    }
+
+    /// Adds a parameter that lies at `offset` of the file `location` beside the graph. For the layout, take both
+    /// from [`super::LayoutWriter::tensor`] and [`engine::layout::WEIGHTS_NAME`].
+    ///
+    /// # Errors
+    /// As [`Parameter::bytes`].
+    pub fn external(mut self, parameter: &Parameter, location: &str, offset: u64) -> Result<ModelBuilder> {
+        let bytes = parameter.bytes()?;
+        encode::message(&mut self.graph, graph::INITIALIZER, |out| {
+            parameter.encode(out);
+            external_data(out, location, offset, bytes);
+        });
+        Ok(self)
+    }
+
+    /// The whole model.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = self.head(self.graph.len() as u64);
+        out.extend_from_slice(&self.graph);
+        out
+    }
+
+    /// Writes the model with `parameters` embedded as raw bytes, streaming: `fill` is called once for each
+    /// parameter, in order, and puts its bytes in chunks of any size. Returns the file's length. This is the
+    /// form that ONNX Runtime copies into its own heap.
+    ///
+    /// # Errors
+    /// `TooLarge` when the file would have [`MODEL_BYTES_MAX`] bytes or more (nothing is written then);
+    /// `InvalidArgument` when `fill` puts another number of bytes than the parameter takes; I/O errors; an
+    /// existing file is not replaced.
+    pub fn write_embedded(
+        &self,
+        path: &Path,
+        parameters: &[Parameter],
+        options: WriteOptions,
+        fill: &mut dyn FnMut(usize, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>,
+    ) -> Result<u64> {
+        let mut prefixes = Vec::with_capacity(parameters.len());
+        let mut length = self.graph.len() as u64;
+        for parameter in parameters {
+            let bytes = parameter.bytes()?;
+            let prefix = embedded_prefix(parameter, bytes);
+            length = length.saturating_add(prefix.len() as u64).saturating_add(bytes);
+            prefixes.push((prefix, bytes));
+        }
+        let head = self.head(length);
+        let total = length.saturating_add(head.len() as u64);
+        if total >= MODEL_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "the model would take {total} bytes, ONNX allows fewer than {MODEL_BYTES_MAX} in one file"
+            )));
+        }
+        let mut file = FileWriter::create(path, options)?;
+        file.put(&head)?;
+        file.put(&self.graph)?;
+        for (index, (prefix, bytes)) in prefixes.iter().enumerate() {
+            file.put(prefix)?;
+            let end = file.position() + bytes;
+            fill(index, &mut |chunk| {
+                if file.position() + chunk.len() as u64 > end {
+                    return Err(Error::invalid(format!("\"{}\" takes {bytes} bytes", parameters[index].name)));
+                }
+                file.put(chunk)
+            })?;
+            if file.position() != end {
+                return Err(Error::invalid(format!("\"{}\" takes {bytes} bytes", parameters[index].name)));
+            }
+        }
+        file.finish()
+    }
+
+    /// All of the model before the graph's `length` bytes.
+    fn head(&self, length: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode::int(&mut out, model::IR_VERSION, self.ir_version);
+        encode::bytes(&mut out, model::PRODUCER_NAME, b"millpond");
+        encode::bytes(&mut out, model::PRODUCER_VERSION, env!("CARGO_PKG_VERSION").as_bytes());
+        for (domain, version) in &self.opsets {
+            encode::message(&mut out, model::OPSET_IMPORT, |out| {
+                encode::bytes(out, 1, domain.as_bytes());
+                encode::int(out, 2, *version);
+            });
+        }
+        for (key, value) in &self.metadata {
+            encode::entry(&mut out, model::METADATA, key, value);
+        }
+        encode::header(&mut out, model::GRAPH, length);
+        out
+    }
+
+    /// A `ValueInfoProto` of tensor type.
+    fn value(mut self, field: u32, name: &str, dtype: DType, dims: &[Dim]) -> ModelBuilder {
+        encode::message(&mut self.graph, field, |out| {
+            encode::bytes(out, 1, name.as_bytes());
+            encode::message(out, 2, |out| {
+                encode::message(out, 1, |out| {
+                    encode::int(out, 1, schema::code(dtype));
+                    encode::message(out, 2, |out| {
+                        for dim in dims {
+                            encode::message(out, 1, |out| match dim {
+                                Dim::Fixed(size) => encode::int(out, 1, *size as i64),
+                                Dim::Dynamic(Some(symbol)) => encode::bytes(out, 2, symbol.as_bytes()),
+                                Dim::Dynamic(None) => {}
+                            });
+                        }
+                    });
+                });
+            });
+        });
+        self
+    }
+}
+
+/// Everything of an embedded initializer before its raw bytes.
+fn embedded_prefix(parameter: &Parameter, bytes: u64) -> Vec<u8> {
+    let mut fields = Vec::new();
+    parameter.encode(&mut fields);
+    encode::header(&mut fields, tensor::RAW_DATA, bytes);
+    let mut prefix = Vec::new();
+    encode::header(&mut prefix, graph::INITIALIZER, (fields.len() as u64).saturating_add(bytes));
+    prefix.extend_from_slice(&fields);
+    prefix
+}
+
+/// The `TensorProto` fields that say where the bytes lie.
+pub(super) fn external_data(out: &mut Vec<u8>, location: &str, offset: u64, bytes: u64) {
+    encode::entry(out, tensor::EXTERNAL_DATA, "location", location);
+    encode::entry(out, tensor::EXTERNAL_DATA, "offset", &offset.to_string());
+    encode::entry(out, tensor::EXTERNAL_DATA, "length", &bytes.to_string());
+    encode::int(out, tensor::DATA_LOCATION, schema::LOCATION_EXTERNAL);
+}
