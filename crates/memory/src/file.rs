@@ -1,0 +1,136 @@
+//! Reading a file once, past the page cache: what is read once and kept elsewhere must not push out what others
+//! use, and filling the cache is the part of a cold load that stalls a machine.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+
+/// Offsets in the file and buffers in memory start at multiples of this; lengths are rounded up to it.
+pub const DIRECT_ALIGNMENT: usize = 4096;
+
+/// A file read with O_DIRECT, or, where its file system refuses that, through the page cache and dropped from it
+/// again after each read.
+#[derive(Debug)]
+pub struct DirectFile {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    direct: bool,
+    refusal: Option<String>,
+}
+
+impl DirectFile {
+    /// Opens `path` for reading, with O_DIRECT if `direct` is wished and possible.
+    ///
+    /// # Errors
+    /// `NotFound`, `PermissionDenied` or `Internal` when the file cannot be opened.
+    pub fn open(path: &Path, direct: bool) -> Result<DirectFile> {
+        let fail = |error: io::Error| Error::io(path, &error);
+        let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let (file, refusal) = match open(if direct { libc::O_DIRECT } else { 0 }) {
+            Ok(file) => (file, None),
+            Err(error) if direct && is_refusal(&error) => {
+                (open(0).map_err(fail)?, Some(refusal(path, &error)))
+            }
+            Err(error) => return Err(fail(error)),
+        };
+        let bytes = file.metadata().map_err(fail)?.len();
+        Ok(DirectFile { file, path: path.to_owned(), bytes, direct: direct && refusal.is_none(), refusal })
+    }
+
+    /// The file's length when it was opened.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether reads go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Why they do not although they were meant to.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// Reads `bytes` at `offset` to the start of `buffer`, which must start at a multiple of
+    /// [`DIRECT_ALIGNMENT`], as `offset` must, and have room for `bytes` rounded up to it: whole blocks are read.
+    ///
+    /// # Errors
+    /// `DataLoss` when the file ends early, `InvalidArgument` for a misplaced buffer or offset, otherwise what
+    /// the disk says.
+    pub fn read_exact_at(&mut self, buffer: &mut [u8], offset: u64, bytes: usize) -> Result<()> {
+        let block = DIRECT_ALIGNMENT as u64;
+        let whole = bytes.next_multiple_of(DIRECT_ALIGNMENT);
+        let placed = buffer.as_ptr().addr().is_multiple_of(DIRECT_ALIGNMENT) && offset.is_multiple_of(block);
+        if !placed || buffer.len() < whole {
+            return Err(Error::invalid(format!("a direct read of {bytes} bytes at {offset} is misplaced")));
+        }
+        let mut done = 0;
+        while done < bytes {
+            let count = self.read_at(&mut buffer[done..whole], offset + done as u64)?;
+            if done + count >= bytes {
+                break;
+            }
+            // A short read is the end of the file or an interruption. A direct read goes on from a whole block,
+            // so less than a block is no progress: only the end of a file gives that.
+            let next =
+                if self.direct { (done + count) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT } else { done + count };
+            if next == done {
+                return Err(self.truncated(offset + (done + count) as u64));
+            }
+            done = next;
+        }
+        self.drop_cached(offset, whole);
+        Ok(())
+    }
+
+    fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        loop {
+            match self.file.read_at(buffer, offset) {
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if self.direct && is_refusal(&error) => self.go_buffered(&error)?,
+                Err(error) => return Err(Error::io(&self.path, &error)),
+            }
+        }
+    }
+
+    /// Some file systems open a file with O_DIRECT and refuse to read it.
+    fn go_buffered(&mut self, error: &io::Error) -> Result<()> {
+        self.file = File::open(&self.path).map_err(|e| Error::io(&self.path, &e))?;
+        self.direct = false;
+        self.refusal = Some(refusal(&self.path, error));
+        Ok(())
+    }
+
+    fn drop_cached(&self, offset: u64, bytes: usize) {
+        if self.direct {
+            return;
+        }
+        let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+            return;
+        };
+        // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs cache space only.
+        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED) };
+    }
+
+    fn truncated(&self, end: u64) -> Error {
+        Error::data_loss(format!(
+            "{}: truncated at byte {end}; publish the version again",
+            self.path.display()
+        ))
+    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+fn refusal(path: &Path, error: &io::Error) -> String {
+    format!("{}: the file system refuses O_DIRECT ({error})", path.display())
+}

@@ -1,0 +1,81 @@
+//! What jemalloc holds for requests and load scratch, where it is the process's allocator. With the feature
+//! `jemalloc` off, or under another allocator, everything here answers `None`.
+
+/// jemalloc's own figures. All sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Asked for by the program and not yet freed.
+    pub allocated: u64,
+    /// In pages with at least one allocation.
+    pub active: u64,
+    /// In pages that have memory behind them.
+    pub resident: u64,
+    /// Address space kept for later without memory.
+    pub retained: u64,
+}
+
+#[cfg(not(feature = "jemalloc"))]
+mod imp {
+    use super::Stats;
+
+    /// Reads the figures.
+    pub fn stats() -> Option<Stats> {
+        None
+    }
+
+    /// Gives the calling thread an arena of its own.
+    pub fn use_own_arena() -> Option<u32> {
+        None
+    }
+}
+
+#[cfg(feature = "jemalloc")]
+mod imp {
+    use std::sync::OnceLock;
+
+    use tikv_jemalloc_ctl::{epoch, raw, stats as figures, thread};
+
+    use super::Stats;
+
+    /// Reads the figures; `None` when jemalloc is not the process's allocator.
+    pub fn stats() -> Option<Stats> {
+        if !serves_this_process() {
+            return None;
+        }
+        epoch::advance().ok()?;
+        Some(Stats {
+            allocated: figures::allocated::read().ok()? as u64,
+            active: figures::active::read().ok()? as u64,
+            resident: figures::resident::read().ok()? as u64,
+            retained: figures::retained::read().ok()? as u64,
+        })
+    }
+
+    /// Makes an arena and has the calling thread allocate from it from now on, so that what a loader leaves
+    /// behind never lies between the allocations of threads that serve. Returns its number, or `None` when
+    /// jemalloc is not the process's allocator. Arenas are never destroyed: call it once for a thread that lives
+    /// as long as the process.
+    pub fn use_own_arena() -> Option<u32> {
+        if !serves_this_process() {
+            return None;
+        }
+        // SAFETY: "arenas.create" yields a u32, by jemalloc's manual; the name ends with a zero.
+        let arena: u32 = unsafe { raw::read(b"arenas.create\0") }.ok()?;
+        // SAFETY: "thread.arena" takes a u32, the number of an existing arena; the name ends with a zero.
+        unsafe { raw::write(b"thread.arena\0", arena) }.ok()?;
+        Some(arena)
+    }
+
+    /// Whether allocations of this process reach jemalloc: it may be linked and unused.
+    fn serves_this_process() -> bool {
+        static ANSWER: OnceLock<bool> = OnceLock::new();
+        *ANSWER.get_or_init(|| {
+            let allocated = || Some(thread::allocatedp::read().ok()?.get());
+            let before = allocated();
+            drop(std::hint::black_box(Vec::<u8>::with_capacity(1 << 16)));
+            before.is_some() && before != allocated()
+        })
+    }
+}
+
+pub use imp::{stats, use_own_arena};

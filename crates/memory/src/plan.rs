@@ -1,0 +1,221 @@
+//! What a load reads and where it puts it. Pure: chunks in, places out.
+
+use std::collections::HashMap;
+
+use base::{Error, Result};
+
+use crate::DIRECT_ALIGNMENT;
+use crate::store::{Chunk, SHARE_MIN, SLICE_BYTES};
+
+/// A load, worked out. `R` is what stands for a region that is alive already.
+#[derive(Debug)]
+pub(crate) struct Plan<R> {
+    /// Where each chunk will be, in the order of the chunks.
+    pub(crate) homes: Vec<Home<R>>,
+    /// The regions to allocate, in bytes: whole blocks.
+    pub(crate) regions: Vec<usize>,
+    /// What to read, in file order.
+    pub(crate) spans: Vec<Span>,
+}
+
+/// Where a chunk will be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Home<R> {
+    /// In a region that another load filled.
+    Alive(R),
+    /// In one of this load's regions, by index.
+    Fresh {
+        /// Which.
+        region: usize,
+        /// Where in it.
+        offset: usize,
+    },
+}
+
+/// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or neighbouring
+/// small ones of [`SLICE_BYTES`] together at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Where it starts in the file.
+    pub(crate) offset: u64,
+    /// Bytes up to the end of its last chunk.
+    pub(crate) bytes: usize,
+    /// The region, by index.
+    pub(crate) region: usize,
+    /// Where in the region it goes.
+    pub(crate) region_offset: usize,
+    /// Its chunks, by index.
+    pub(crate) chunks: Vec<usize>,
+}
+
+impl Span {
+    /// Bytes it takes in file and region: whole blocks.
+    pub(crate) fn whole(&self) -> usize {
+        self.bytes.next_multiple_of(DIRECT_ALIGNMENT)
+    }
+}
+
+impl<R> Plan<R> {
+    /// Places `chunks`. `alive` finds the region that holds a chunk already.
+    ///
+    /// # Errors
+    /// `DataLoss` for a chunk that cannot be: not aligned, or past all addresses.
+    pub(crate) fn new(chunks: &[Chunk], alive: impl Fn(&Chunk) -> Option<R>) -> Result<Plan<R>> {
+        let mut order: Vec<usize> = (0..chunks.len()).collect();
+        order.sort_by_key(|&index| chunks[index].offset);
+        let mut homes: Vec<Option<Home<R>>> = chunks.iter().map(|_| None).collect();
+        let mut builder = Builder::default();
+        for index in order {
+            let chunk = &chunks[index];
+            let bytes = checked_bytes(index, chunk)?;
+            homes[index] = Some(if chunk.bytes < SHARE_MIN {
+                builder.pack(index, chunk, bytes)
+            } else if let Some(region) = alive(chunk) {
+                Home::Alive(region)
+            } else {
+                builder.place(index, chunk, bytes)
+            });
+        }
+        Ok(Plan {
+            homes: homes.into_iter().flatten().collect(),
+            regions: builder.regions,
+            spans: builder.spans,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Builder {
+    regions: Vec<usize>,
+    spans: Vec<Span>,
+    /// Regions of this load by what they will hold, for chunks that occur twice.
+    twins: HashMap<(blake3::Hash, u64), usize>,
+    /// The region of the small chunks, once there is one.
+    packed: Option<usize>,
+}
+
+impl Builder {
+    /// A large chunk: a region of its own, or its twin's.
+    fn place<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> Home<R> {
+        let next = self.regions.len();
+        let region = *self.twins.entry((chunk.hash, chunk.bytes)).or_insert(next);
+        if region == next {
+            self.regions.push(bytes.next_multiple_of(DIRECT_ALIGNMENT));
+            self.spans.push(Span {
+                offset: chunk.offset,
+                bytes,
+                region,
+                region_offset: 0,
+                chunks: vec![index],
+            });
+        }
+        Home::Fresh { region, offset: 0 }
+    }
+
+    /// A small chunk: the next blocks of the packed region, in one span with its neighbour if it has one.
+    fn pack<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> Home<R> {
+        let region = *self.packed.get_or_insert_with(|| {
+            self.regions.push(0);
+            self.regions.len() - 1
+        });
+        let offset = self.regions[region];
+        self.regions[region] += bytes.next_multiple_of(DIRECT_ALIGNMENT);
+        match self.spans.last_mut() {
+            Some(span)
+                if span.region == region
+                    && span.offset + span.whole() as u64 == chunk.offset
+                    && span.whole() + bytes <= SLICE_BYTES =>
+            {
+                span.bytes = span.whole() + bytes;
+                span.chunks.push(index);
+            }
+            _ => {
+                let span =
+                    Span { offset: chunk.offset, bytes, region, region_offset: offset, chunks: vec![index] };
+                self.spans.push(span);
+            }
+        }
+        Home::Fresh { region, offset }
+    }
+}
+
+fn checked_bytes(index: usize, chunk: &Chunk) -> Result<usize> {
+    let aligned = chunk.offset.is_multiple_of(DIRECT_ALIGNMENT as u64);
+    // Half of all addresses, so that rounding up and adding up a few never overflows.
+    let bytes = usize::try_from(chunk.bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize / 2);
+    match bytes {
+        Some(bytes) if aligned && chunk.offset.checked_add(chunk.bytes).is_some() => Ok(bytes),
+        _ => Err(Error::data_loss(format!(
+            "chunk {index}: {} bytes at {} do not lie at a multiple of {DIRECT_ALIGNMENT} within a file",
+            chunk.bytes, chunk.offset
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn chunk(name: u8, offset: u64, bytes: u64) -> Chunk {
+        Chunk { hash: blake3::hash(&[name]), offset, bytes }
+    }
+
+    fn plan(chunks: &[Chunk]) -> Plan<u8> {
+        let nine = blake3::hash(&[9]);
+        Plan::new(chunks, |chunk| (chunk.hash == nine).then_some(9)).unwrap()
+    }
+
+    #[test]
+    fn neighbouring_small_chunks_are_read_at_once() {
+        let plan = plan(&[chunk(0, 0, 10), chunk(1, 4096, 5000), chunk(2, 12288, 0), chunk(3, 16384, 4096)]);
+        assert_eq!(plan.regions, [4096 + 8192 + 4096]);
+        assert_eq!(plan.homes[3], Home::Fresh { region: 0, offset: 12288 });
+        assert_eq!(plan.spans.len(), 2);
+        assert_eq!((plan.spans[0].bytes, &plan.spans[0].chunks[..]), (12288, &[0, 1, 2][..]));
+        assert_eq!((plan.spans[1].offset, plan.spans[1].region_offset), (16384, 12288));
+    }
+
+    #[test]
+    fn a_group_of_small_chunks_fits_a_slice() {
+        let piece = 1 << 19;
+        let chunks: Vec<Chunk> = (0..20).map(|i| chunk(i, u64::from(i) * piece, piece)).collect();
+        let plan = plan(&chunks);
+        assert_eq!(plan.regions, [20 * piece as usize]);
+        assert_eq!(
+            plan.spans.iter().map(|span| span.bytes).collect::<Vec<_>>(),
+            [SLICE_BYTES, SLICE_BYTES, 2 << 20]
+        );
+    }
+
+    #[test]
+    fn large_chunks_are_shared_with_the_living_and_with_twins() {
+        let plan = plan(&[chunk(1, 2 * MIB, 2 * MIB), chunk(9, 4 * MIB, 2 * MIB), chunk(1, 0, 2 * MIB)]);
+        let fresh = Home::Fresh { region: 0, offset: 0 };
+        assert_eq!(plan.homes, [fresh.clone(), Home::Alive(9), fresh]);
+        assert_eq!(plan.regions, [2 << 20]);
+        assert_eq!(plan.spans.len(), 1);
+        assert_eq!(plan.spans[0].chunks, [2]);
+    }
+
+    #[test]
+    fn equal_hashes_of_other_lengths_are_not_twins() {
+        let plan = plan(&[chunk(1, 0, 2 * MIB), chunk(1, 2 * MIB, 3 * MIB)]);
+        assert_eq!(plan.regions, [2 << 20, 3 << 20]);
+    }
+
+    #[test]
+    fn small_chunks_are_never_shared() {
+        let plan = plan(&[chunk(9, 0, SHARE_MIN - 1)]);
+        assert_eq!(plan.spans.len(), 1);
+    }
+
+    #[test]
+    fn impossible_chunks_are_refused() {
+        for bad in [chunk(0, 1, 5), chunk(0, 0, u64::MAX), chunk(0, u64::MAX - 4095, 4096)] {
+            let error = Plan::<u8>::new(&[bad], |_| None).unwrap_err();
+            assert_eq!(error.kind(), base::ErrorKind::DataLoss);
+        }
+    }
+}

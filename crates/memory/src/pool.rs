@@ -1,0 +1,267 @@
+//! The slot pool: memory for parameters, taken from the system once and recycled ever after.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use base::units::format_bytes;
+use base::{Error, Result};
+
+use crate::reservation::{Reservation, SLOT_BYTES};
+use crate::slots::{Shortage, SlotMap, Taken};
+use crate::{Pacer, Rate, RegionMut};
+
+/// Slots given back to the system by one call, so that no call holds the address space's lock for long.
+const RELEASE_SLOTS_MAX: usize = 2;
+
+/// What a pool may use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolConfig {
+    /// Most bytes of memory to hold, used or not; rounded up to whole slots.
+    pub bytes_max: u64,
+    /// Ask for huge pages. Without them the pool works, with more faults at start and slower look-ups later.
+    pub huge_pages: bool,
+    /// How fast memory is taken from the system and given back.
+    pub fault_rate: Rate,
+}
+
+/// What a pool holds. All sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// The size of a slot.
+    pub slot_bytes: u64,
+    /// The budget.
+    pub bytes_max: u64,
+    /// Held: in use, free, or being faulted in.
+    pub backed: u64,
+    /// In use by regions, in whole slots.
+    pub used: u64,
+    /// Taken from the system since the start, again after each release.
+    pub faulted: u64,
+    /// Given back to the system since the start.
+    pub released: u64,
+    /// Whether the system agreed to huge pages; [`SlotPool::huge_bytes`] tells how many it gave.
+    pub huge_pages: bool,
+    /// What the system refused that was wanted, in words.
+    pub fallback: Option<String>,
+}
+
+/// Memory for parameters. Safe to use from several threads at once; calls that need new memory take as long as
+/// the fault rate says and hold no lock meanwhile.
+pub struct SlotPool {
+    reservation: Reservation,
+    slots_max: usize,
+    fallback: Option<String>,
+    map: Mutex<SlotMap>,
+    /// Signalled when slots that were being faulted in or released are done.
+    settled: Condvar,
+    pacer: Pacer,
+    faulted: AtomicU64,
+    released: AtomicU64,
+}
+
+impl SlotPool {
+    /// Reserves address space; memory comes with [`ensure_backed`](Self::ensure_backed) or when it is needed.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` when the system gives no address space.
+    pub fn new(config: PoolConfig) -> Result<Arc<SlotPool>> {
+        let slots_max = slots_for(config.bytes_max)?.max(1);
+        let (reservation, fallback) = Reservation::new(slots_max, config.huge_pages)?;
+        if let Some(reason) = &fallback {
+            tracing::warn!(reason, "parameter memory is not as wanted");
+        }
+        let map = Mutex::new(SlotMap::new(reservation.slots(), slots_max));
+        Ok(Arc::new(SlotPool {
+            reservation,
+            slots_max,
+            fallback,
+            map,
+            settled: Condvar::new(),
+            pacer: Pacer::new(config.fault_rate),
+            faulted: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+        }))
+    }
+
+    /// Takes memory from the system, paced, until the pool holds `bytes` of it, used and free together.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` beyond the budget, or when the machine has no memory.
+    pub fn ensure_backed(&self, bytes: u64) -> Result<()> {
+        let wanted = slots_for(bytes)?;
+        if wanted > self.slots_max {
+            return Err(Error::exhausted(format!(
+                "{} of parameter memory is more than the pool's {}",
+                format_bytes(bytes),
+                format_bytes(bytes_of(self.slots_max))
+            )));
+        }
+        while let Some(slot) = self.begin_backing(wanted) {
+            let outcome = self.fault_in(slot);
+            self.map().end_backing(slot, outcome.is_ok());
+            self.settled.notify_all();
+            outcome?;
+        }
+        Ok(())
+    }
+
+    /// A region of `bytes`, in slots of its own. It holds whatever the slots held before.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` when the budget does not leave that much, or the machine has no memory.
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<RegionMut> {
+        self.allocate_unless(bytes, &AtomicBool::new(false))
+    }
+
+    /// As [`allocate`](Self::allocate), but gives up when `stop` is set while new memory is being faulted in.
+    ///
+    /// # Errors
+    /// Those of `allocate`, and `Cancelled`.
+    pub fn allocate_unless(self: &Arc<Self>, bytes: usize, stop: &AtomicBool) -> Result<RegionMut> {
+        if bytes == 0 {
+            return Ok(RegionMut::new(self.clone(), 0..0, 0));
+        }
+        let mut taken = self.take(bytes)?;
+        let outcome =
+            self.release_slots(&mut taken, stop).and_then(|()| self.fault_in_slots(&mut taken, stop));
+        if let Err(error) = outcome {
+            self.map().undo(&taken);
+            self.settled.notify_all();
+            return Err(error);
+        }
+        Ok(RegionMut::new(self.clone(), taken.run, bytes))
+    }
+
+    /// What it holds now.
+    pub fn stats(&self) -> PoolStats {
+        let (backed, used) = {
+            let map = self.map();
+            (map.committed(), map.used())
+        };
+        PoolStats {
+            slot_bytes: SLOT_BYTES as u64,
+            bytes_max: bytes_of(self.slots_max),
+            backed: bytes_of(backed),
+            used: bytes_of(used),
+            faulted: self.faulted.load(Ordering::Relaxed),
+            released: self.released.load(Ordering::Relaxed),
+            huge_pages: self.reservation.huge_pages(),
+            fallback: self.fallback.clone(),
+        }
+    }
+
+    /// Bytes that lie in huge pages at this moment. Costs milliseconds: for start-up, doctors and tests.
+    ///
+    /// # Errors
+    /// `Internal` when the kernel does not tell.
+    pub fn huge_bytes(&self) -> Result<u64> {
+        self.reservation.huge_bytes()
+    }
+
+    /// How many bytes of slots a region of `bytes` takes.
+    pub fn footprint(bytes: u64) -> u64 {
+        bytes.div_ceil(SLOT_BYTES as u64).saturating_mul(SLOT_BYTES as u64)
+    }
+
+    pub(crate) fn slot_address(&self, slot: usize) -> *mut u8 {
+        self.reservation.address(slot)
+    }
+
+    pub(crate) fn give_back(&self, run: Range<usize>) {
+        self.map().give_back(run);
+    }
+
+    fn map(&self) -> MutexGuard<'_, SlotMap> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A slot to fault in next, unless the pool holds `wanted` already.
+    fn begin_backing(&self, wanted: usize) -> Option<usize> {
+        let mut map = self.map();
+        if map.committed() >= wanted { None } else { map.begin_backing() }
+    }
+
+    fn take(&self, bytes: usize) -> Result<Taken> {
+        let count = bytes.div_ceil(SLOT_BYTES);
+        let mut map = self.map();
+        loop {
+            match map.take(count) {
+                Ok(taken) => return Ok(taken),
+                Err(Shortage::Busy) => map = self.settled.wait(map).unwrap_or_else(PoisonError::into_inner),
+                Err(shortage) => return Err(self.shortage(shortage, bytes, map.used())),
+            }
+        }
+    }
+
+    fn shortage(&self, shortage: Shortage, bytes: usize, used: usize) -> Error {
+        let wanted = format_bytes(bytes as u64);
+        let (used, max) = (format_bytes(bytes_of(used)), format_bytes(bytes_of(self.slots_max)));
+        Error::exhausted(match shortage {
+            Shortage::Budget | Shortage::Busy => format!(
+                "{wanted} of parameters do not fit: {used} of the pool's {max} are in use; unload something or give \
+                 the pool more"
+            ),
+            Shortage::Addresses => {
+                format!(
+                    "{wanted} of parameters do not fit in one piece; {used} of the pool's {max} are in use"
+                )
+            }
+        })
+    }
+
+    /// Gives back what [`Taken::release`] names, striking it off as it goes.
+    fn release_slots(&self, taken: &mut Taken, stop: &AtomicBool) -> Result<()> {
+        while let Some(slots) = taken.release.last_mut() {
+            let piece = slots.start..slots.end.min(slots.start + RELEASE_SLOTS_MAX);
+            go_on(stop)?;
+            self.pacer.wait(bytes_of(piece.len()));
+            self.reservation.release(piece.start, piece.len())?;
+            self.released.fetch_add(bytes_of(piece.len()), Ordering::Relaxed);
+            slots.start = piece.end;
+            if slots.start == slots.end {
+                taken.release.pop();
+            }
+            self.map().released(piece);
+            self.settled.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Faults in what [`Taken::unbacked`] names, striking it off as it goes.
+    fn fault_in_slots(&self, taken: &mut Taken, stop: &AtomicBool) -> Result<()> {
+        while let Some(&slot) = taken.unbacked.last() {
+            go_on(stop)?;
+            self.fault_in(slot)?;
+            taken.unbacked.pop();
+        }
+        Ok(())
+    }
+
+    fn fault_in(&self, slot: usize) -> Result<()> {
+        self.pacer.wait(SLOT_BYTES as u64);
+        self.reservation.fault_in(slot)?;
+        self.faulted.fetch_add(SLOT_BYTES as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for SlotPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.stats().fmt(f)
+    }
+}
+
+/// `Cancelled` once `stop` is set.
+pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
+    if stop.load(Ordering::Relaxed) { Err(Error::cancelled("the load was stopped")) } else { Ok(()) }
+}
+
+fn slots_for(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes.div_ceil(SLOT_BYTES as u64))
+        .map_err(|_| Error::exhausted(format!("{} of memory cannot be addressed", format_bytes(bytes))))
+}
+
+fn bytes_of(slots: usize) -> u64 {
+    slots as u64 * SLOT_BYTES as u64
+}

@@ -1,0 +1,144 @@
+//! What the process and the machine say about memory: read from /proc and, in a container, from its cgroup.
+
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+
+/// Memory of this process. All sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Resident now (VmRSS).
+    pub rss: u64,
+    /// The most it ever was (VmHWM).
+    pub rss_peak: u64,
+    /// Resident and not backed by a file (RssAnon): heap, stacks, the pool.
+    pub anonymous: u64,
+    /// Resident file pages (RssFile).
+    pub file: u64,
+}
+
+/// Memory that this process may use. All sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MachineMemory {
+    /// Of the machine, or of the container where that is less.
+    pub total: u64,
+    /// What could be used now without pushing anything out that is in use.
+    pub available: u64,
+}
+
+/// What the kernel says of this process.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn memory() -> Result<ProcessMemory> {
+    let text = read(Path::new("/proc/self/status"))?;
+    let field = |name| kib_field(&text, name).unwrap_or(0);
+    Ok(ProcessMemory {
+        rss: field("VmRSS:"),
+        rss_peak: field("VmHWM:"),
+        anonymous: field("RssAnon:"),
+        file: field("RssFile:"),
+    })
+}
+
+/// What the machine, or the cgroup (version 2) that this process is in, leaves to it.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn machine() -> Result<MachineMemory> {
+    let path = Path::new("/proc/meminfo");
+    let text = read(path)?;
+    let field = |name| {
+        kib_field(&text, name).ok_or_else(|| Error::internal(format!("{} lacks {name}", path.display())))
+    };
+    let machine = MachineMemory { total: field("MemTotal:")?, available: field("MemAvailable:")? };
+    let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Ok(within_cgroup(machine, Path::new("/sys/fs/cgroup"), &group))
+}
+
+/// Lowers `machine` to the limits of the group named in `membership` (the text of /proc/self/cgroup) and of all
+/// groups above it.
+fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> MachineMemory {
+    let name = membership.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    let leaf = root.join(name);
+    let groups = leaf.ancestors().take_while(|group| group.starts_with(root));
+    groups.fold(machine, |memory, group| match group_limit(group) {
+        Some(limit) => MachineMemory {
+            total: memory.total.min(limit.total),
+            available: memory.available.min(limit.available),
+        },
+        None => memory,
+    })
+}
+
+/// A group's own limit and what is left of it; `None` without one.
+fn group_limit(group: &Path) -> Option<MachineMemory> {
+    let number = |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+    let total = number("memory.max")?;
+    // The page cache counts as use and is given up before the limit hurts.
+    let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let cache =
+        stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<u64>().ok()).unwrap_or(0);
+    let used = number("memory.current").unwrap_or(0).saturating_sub(cache);
+    Some(MachineMemory { total, available: total.saturating_sub(used) })
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(PathBuf::from(path)).map_err(|error| Error::io(path, &error))
+}
+
+/// The value of "Name:   123 kB", in bytes.
+fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: MachineMemory = MachineMemory { total: 1000, available: 900 };
+
+    fn group(dir: &Path, max: &str, current: &str) {
+        std::fs::create_dir_all(dir).unwrap();
+        std::fs::write(dir.join("memory.max"), max).unwrap();
+        std::fs::write(dir.join("memory.current"), current).unwrap();
+    }
+
+    #[test]
+    fn this_process_has_memory() {
+        let memory = memory().unwrap();
+        assert!(memory.rss > 0 && memory.rss <= memory.rss_peak);
+        assert!(memory.anonymous > 0 && memory.anonymous <= memory.rss);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let machine = machine().unwrap();
+        assert!(machine.total > 0 && machine.available <= machine.total);
+    }
+
+    #[test]
+    fn the_tightest_group_counts() {
+        let root = tempfile::tempdir().unwrap();
+        group(&root.path().join("pod"), "500\n", "100\n");
+        group(&root.path().join("pod/box"), "max\n", "50\n");
+        std::fs::write(root.path().join("pod/memory.stat"), "anon 1\ninactive_file 30\n").unwrap();
+        let limited = within_cgroup(MACHINE, root.path(), "12:cpu:/x\n0::/pod/box\n");
+        assert_eq!(limited, MachineMemory { total: 500, available: 430 });
+    }
+
+    #[test]
+    fn no_group_is_no_limit() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(within_cgroup(MACHINE, root.path(), ""), MACHINE);
+        assert_eq!(within_cgroup(MACHINE, root.path(), "0::/gone\n"), MACHINE);
+    }
+
+    #[test]
+    fn a_container_sees_its_group_as_the_root() {
+        let root = tempfile::tempdir().unwrap();
+        group(root.path(), "300", "299");
+        assert_eq!(within_cgroup(MACHINE, root.path(), "0::/\n"), MachineMemory { total: 300, available: 1 });
+    }
+}

@@ -1,0 +1,226 @@
+//! Which slots are in use, which have memory behind them, and which to take next. Pure bookkeeping: no memory is
+//! touched here, so it can be tested against a naive reference.
+//!
+//! Slots are what the pool recycles. Taking them prefers memory that is already there (best fit, so that long
+//! runs stay whole); failing that it takes the run that needs the least new memory, and names slots elsewhere
+//! whose memory must go back first so that the budget holds. Address space is plentiful, so fragmentation is
+//! solved by moving on to fresh addresses.
+
+use std::ops::Range;
+
+/// What one slot is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Address space only.
+    Unbacked,
+    /// Has memory, belongs to nobody.
+    Free,
+    /// Belongs to a region (and, until its owner has faulted it in, may have no memory yet).
+    Used,
+    /// Being faulted in for nobody in particular; will be free.
+    Backing,
+    /// Its memory is on the way back to the system; will be unbacked.
+    Releasing,
+}
+
+/// The answer to [`SlotMap::take`]: a run that is now in use, and what its taker must do, in this order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// The run.
+    pub(crate) run: Range<usize>,
+    /// Slots elsewhere, now releasing, to give back to the system first; then call [`SlotMap::released`].
+    pub(crate) release: Vec<Range<usize>>,
+    /// Slots of the run to fault in.
+    pub(crate) unbacked: Vec<usize>,
+}
+
+/// Why [`SlotMap::take`] found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// More than the budget leaves.
+    Budget,
+    /// No run of address space is long enough.
+    Addresses,
+    /// Slots are being faulted in or released; there will be room when they are done.
+    Busy,
+}
+
+/// The states of all slots and the budget of how many may have memory.
+///
+/// Invariant: used, free and backing slots together, the *committed* ones, never exceed `committed_max`. A
+/// releasing slot still has memory, but its taker releases before it faults in, so the resident slots never
+/// exceed the budget either.
+#[derive(Debug)]
+pub(crate) struct SlotMap {
+    slots: Vec<Slot>,
+    committed_max: usize,
+    used: usize,
+    free: usize,
+    backing: usize,
+}
+
+impl SlotMap {
+    /// `total` slots of address space of which `committed_max` may have memory.
+    pub(crate) fn new(total: usize, committed_max: usize) -> SlotMap {
+        SlotMap { slots: vec![Slot::Unbacked; total], committed_max, used: 0, free: 0, backing: 0 }
+    }
+
+    /// Slots that belong to regions.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Slots that have memory or are promised it.
+    pub(crate) fn committed(&self) -> usize {
+        self.used + self.free + self.backing
+    }
+
+    /// Takes a run of `count` slots.
+    pub(crate) fn take(&mut self, count: usize) -> Result<Taken, Shortage> {
+        if count > self.committed_max - self.used {
+            return Err(Shortage::Budget);
+        }
+        let run = self.best_fit(count).or_else(|| self.cheapest(count)).ok_or_else(|| self.no_run())?;
+        let unbacked: Vec<usize> = run.clone().filter(|&slot| self.slots[slot] == Slot::Unbacked).collect();
+        let excess = (self.committed() + unbacked.len()).saturating_sub(self.committed_max);
+        if excess > self.free - (count - unbacked.len()) {
+            return Err(Shortage::Busy);
+        }
+        self.mark(run.clone(), Slot::Used);
+        let release = self.pick_releases(excess);
+        for slots in &release {
+            self.mark(slots.clone(), Slot::Releasing);
+        }
+        Ok(Taken { run, release, unbacked })
+    }
+
+    /// A run is no longer in use; its memory stays.
+    pub(crate) fn give_back(&mut self, run: Range<usize>) {
+        debug_assert!(self.slots[run.clone()].iter().all(|&slot| slot == Slot::Used));
+        self.mark(run, Slot::Free);
+    }
+
+    /// The slots' memory has gone back to the system.
+    pub(crate) fn released(&mut self, slots: Range<usize>) {
+        debug_assert!(self.slots[slots.clone()].iter().all(|&slot| slot == Slot::Releasing));
+        self.mark(slots, Slot::Unbacked);
+    }
+
+    /// Undoes what is left of a [`Taken`] whose taker failed: `release` and `unbacked` hold what was not done.
+    pub(crate) fn undo(&mut self, taken: &Taken) {
+        self.give_back(taken.run.clone());
+        for &slot in &taken.unbacked {
+            self.mark(slot..slot + 1, Slot::Unbacked);
+        }
+        for slots in &taken.release {
+            self.mark(slots.clone(), Slot::Free);
+        }
+    }
+
+    /// Takes one slot to fault in ahead of need, the lowest, so that the memory lies together; `None` when the
+    /// budget is spent.
+    pub(crate) fn begin_backing(&mut self) -> Option<usize> {
+        if self.committed() == self.committed_max {
+            return None;
+        }
+        let slot = self.slots.iter().position(|&slot| slot == Slot::Unbacked)?;
+        self.mark(slot..slot + 1, Slot::Backing);
+        Some(slot)
+    }
+
+    /// Ends [`begin_backing`](Self::begin_backing), with or without success.
+    pub(crate) fn end_backing(&mut self, slot: usize, backed: bool) {
+        debug_assert_eq!(self.slots[slot], Slot::Backing);
+        self.mark(slot..slot + 1, if backed { Slot::Free } else { Slot::Unbacked });
+    }
+
+    /// The shortest run of free slots that holds `count`; the lowest among equals.
+    fn best_fit(&self, count: usize) -> Option<Range<usize>> {
+        self.free_runs()
+            .filter(|run| run.len() >= count)
+            .min_by_key(Range::len)
+            .map(|run| run.start..run.start + count)
+    }
+
+    /// The window of free and unbacked slots with the fewest unbacked ones; the lowest among equals.
+    fn cheapest(&self, count: usize) -> Option<Range<usize>> {
+        let mut best: Option<(usize, usize)> = None;
+        let (mut length, mut cost) = (0, 0);
+        for (end, &slot) in self.slots.iter().enumerate() {
+            match slot {
+                Slot::Used | Slot::Backing | Slot::Releasing => {
+                    (length, cost) = (0, 0);
+                    continue;
+                }
+                Slot::Free => {}
+                Slot::Unbacked => cost += 1,
+            }
+            length += 1;
+            if length > count {
+                length -= 1;
+                cost -= usize::from(self.slots[end - count] == Slot::Unbacked);
+            }
+            if length == count && best.is_none_or(|(least, _)| cost < least) {
+                best = Some((cost, end + 1 - count));
+            }
+        }
+        best.map(|(_, start)| start..start + count)
+    }
+
+    /// Why there is no run: addresses that are busy for a moment only are worth waiting for.
+    fn no_run(&self) -> Shortage {
+        let busy = self.slots.iter().any(|slot| matches!(slot, Slot::Backing | Slot::Releasing));
+        if busy { Shortage::Busy } else { Shortage::Addresses }
+    }
+
+    /// `count` free slots to release: from the shortest runs first, and from their ends, so that long runs stay.
+    fn pick_releases(&self, count: usize) -> Vec<Range<usize>> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let mut runs: Vec<Range<usize>> = self.free_runs().collect();
+        runs.sort_by_key(Range::len);
+        let mut left = count;
+        let mut picked = Vec::new();
+        for run in runs {
+            let length = run.len().min(left);
+            if length == 0 {
+                break;
+            }
+            picked.push(run.end - length..run.end);
+            left -= length;
+        }
+        picked
+    }
+
+    /// Maximal runs of free slots, in order.
+    fn free_runs(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut start = 0;
+        self.slots.chunk_by(|a, b| a == b).filter_map(move |run| {
+            let range = start..start + run.len();
+            start = range.end;
+            (run[0] == Slot::Free).then_some(range)
+        })
+    }
+
+    fn mark(&mut self, slots: Range<usize>, state: Slot) {
+        for slot in slots {
+            let before = std::mem::replace(&mut self.slots[slot], state);
+            if let Some(count) = self.counter(before) {
+                *count -= 1;
+            }
+            if let Some(count) = self.counter(state) {
+                *count += 1;
+            }
+        }
+    }
+
+    fn counter(&mut self, state: Slot) -> Option<&mut usize> {
+        match state {
+            Slot::Used => Some(&mut self.used),
+            Slot::Free => Some(&mut self.free),
+            Slot::Backing => Some(&mut self.backing),
+            Slot::Unbacked | Slot::Releasing => None,
+        }
+    }
+}

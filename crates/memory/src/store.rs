@@ -1,0 +1,309 @@
+//! Loading weights: read into recycled memory, hashed on the way, shared by hash.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use base::{Error, Result};
+
+use crate::plan::{Home, Plan, Span};
+use crate::pool::go_on;
+use crate::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate, Region, RegionMut, SlotPool};
+
+/// Chunks of at least this many bytes get slots of their own, so that other versions can share them; smaller
+/// ones are packed together, one region a load.
+pub const SHARE_MIN: u64 = 1 << 20;
+
+/// Bytes read, hashed and paced at once. Large enough for a disk's full speed, small enough to be in the core's
+/// cache when it is hashed.
+pub(crate) const SLICE_BYTES: usize = 4 << 20;
+
+const _: () = assert!(SLICE_BYTES.is_multiple_of(DIRECT_ALIGNMENT) && SHARE_MIN as usize <= SLICE_BYTES);
+
+/// One tensor in a weights file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// BLAKE3 of its bytes.
+    pub hash: blake3::Hash,
+    /// Where it starts in the file; a multiple of 4096.
+    pub offset: u64,
+    /// How many bytes it has; may be 0.
+    pub bytes: u64,
+}
+
+/// How a store reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoreConfig {
+    /// How fast, all loads together.
+    pub read_rate: Rate,
+    /// Read past the page cache where the file system allows it.
+    pub direct: bool,
+}
+
+/// A chunk in memory.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// The region that holds it.
+    pub region: Arc<Region>,
+    /// Where in the region it starts; a multiple of 4096.
+    pub offset: usize,
+    /// How many bytes it has.
+    pub bytes: usize,
+}
+
+impl Placement {
+    /// The chunk's bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.region.as_slice()[self.offset..self.offset + self.bytes]
+    }
+}
+
+/// A finished load.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Where each chunk is, in the order asked for.
+    pub placed: Vec<Placement>,
+    /// What it took.
+    pub report: LoadReport,
+}
+
+/// What a load took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadReport {
+    /// Bytes of chunks read from the file.
+    pub bytes_read: u64,
+    /// Bytes of chunks that were in memory already, or twice in the file.
+    pub bytes_shared: u64,
+    /// Whether the reads went past the page cache.
+    pub direct: bool,
+    /// How long it took, faulting in new slots included.
+    pub seconds: f64,
+}
+
+/// What a store did since it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Loads that succeeded.
+    pub loads: u64,
+    /// Bytes that they read.
+    pub bytes_read: u64,
+    /// Bytes that they shared instead.
+    pub bytes_shared: u64,
+    /// Regions alive now that a load could share.
+    pub regions: u64,
+    /// Why O_DIRECT was refused, the first time it was.
+    pub direct_refusal: Option<String>,
+}
+
+/// Loads parameters into a [`SlotPool`] and knows which are there, by hash. Loads may run at the same time; they
+/// share the read rate.
+#[derive(Debug)]
+pub struct ParameterStore {
+    pool: Arc<SlotPool>,
+    direct: bool,
+    pacer: Pacer,
+    /// Regions that hold one whole chunk, by its hash and length, as long as somebody else keeps them alive.
+    alive: Mutex<HashMap<(blake3::Hash, u64), Weak<Region>>>,
+    direct_refusal: OnceLock<String>,
+    loads: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_shared: AtomicU64,
+}
+
+impl ParameterStore {
+    /// A store that places parameters in `pool`.
+    pub fn new(pool: Arc<SlotPool>, config: StoreConfig) -> Arc<ParameterStore> {
+        Arc::new(ParameterStore {
+            pool,
+            direct: config.direct,
+            pacer: Pacer::new(config.read_rate),
+            alive: Mutex::new(HashMap::new()),
+            direct_refusal: OnceLock::new(),
+            loads: AtomicU64::new(0),
+            bytes_read: AtomicU64::new(0),
+            bytes_shared: AtomicU64::new(0),
+        })
+    }
+
+    /// Where parameters are placed.
+    pub fn pool(&self) -> &Arc<SlotPool> {
+        &self.pool
+    }
+
+    /// Bytes of slots that a load of `chunks` would take now, given what could be shared. 0 for chunks that no
+    /// load would accept.
+    pub fn bytes_needed(&self, chunks: &[Chunk]) -> u64 {
+        self.plan(chunks)
+            .map_or(0, |plan| plan.regions.iter().map(|&bytes| SlotPool::footprint(bytes as u64)).sum())
+    }
+
+    /// Reads `chunks` of `file` into memory, checking each against its hash; those that are alive in another
+    /// load's region are shared and not read. On the calling thread, at the store's rate. Setting `stop` ends it
+    /// within a slice. Whatever the outcome, slots not handed out are back in the pool.
+    ///
+    /// # Errors
+    /// `DataLoss` when the file is truncated or a chunk does not match its hash, `ResourceExhausted` when the
+    /// pool has no room, `Cancelled` after `stop`, and those of opening and reading a file.
+    pub fn load(&self, file: &Path, chunks: &[Chunk], stop: &AtomicBool) -> Result<Loaded> {
+        let started = Instant::now();
+        let plan = self.plan(chunks).map_err(|e| e.context(file.display()))?;
+        let mut reader = Reader::open(file, self.direct, chunks, &self.pacer, stop)?;
+        let mut regions = Vec::with_capacity(plan.regions.len());
+        for &bytes in &plan.regions {
+            regions.push(self.pool.allocate_unless(bytes, stop)?);
+        }
+        for span in &plan.spans {
+            reader.fill(span, &mut regions[span.region])?;
+        }
+        let regions: Vec<Arc<Region>> = regions.into_iter().map(|region| Arc::new(region.freeze())).collect();
+        self.register(&plan, chunks, &regions);
+        self.note_refusal(&reader.source);
+        let mut report = LoadReport {
+            bytes_read: reader.bytes_read,
+            bytes_shared: chunks.iter().map(|chunk| chunk.bytes).sum::<u64>() - reader.bytes_read,
+            direct: reader.source.is_direct(),
+            seconds: 0.0,
+        };
+        let placed = place(plan.homes, chunks, &regions);
+        self.count(&report);
+        report.seconds = started.elapsed().as_secs_f64();
+        Ok(Loaded { placed, report })
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> StoreStats {
+        let regions = self.alive().values().filter(|region| region.strong_count() > 0).count() as u64;
+        StoreStats {
+            loads: self.loads.load(Ordering::Relaxed),
+            bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            bytes_shared: self.bytes_shared.load(Ordering::Relaxed),
+            regions,
+            direct_refusal: self.direct_refusal.get().cloned(),
+        }
+    }
+
+    fn plan(&self, chunks: &[Chunk]) -> Result<Plan<Arc<Region>>> {
+        let alive = self.alive();
+        Plan::new(chunks, |chunk| alive.get(&(chunk.hash, chunk.bytes))?.upgrade())
+    }
+
+    /// Makes the regions that hold one whole chunk known to later loads, and forgets the dead ones.
+    fn register(&self, plan: &Plan<Arc<Region>>, chunks: &[Chunk], regions: &[Arc<Region>]) {
+        let mut alive = self.alive();
+        alive.retain(|_, region| region.strong_count() > 0);
+        for span in &plan.spans {
+            if let [index] = span.chunks[..]
+                && chunks[index].bytes >= SHARE_MIN
+            {
+                let key = (chunks[index].hash, chunks[index].bytes);
+                alive.insert(key, Arc::downgrade(&regions[span.region]));
+            }
+        }
+    }
+
+    fn note_refusal(&self, source: &DirectFile) {
+        if let Some(reason) = source.refusal()
+            && self.direct_refusal.set(reason.to_owned()).is_ok()
+        {
+            tracing::warn!(reason, "weights are read through the page cache");
+        }
+    }
+
+    fn count(&self, report: &LoadReport) {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        self.bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
+        self.bytes_shared.fetch_add(report.bytes_shared, Ordering::Relaxed);
+    }
+
+    fn alive(&self) -> MutexGuard<'_, HashMap<(blake3::Hash, u64), Weak<Region>>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn place(homes: Vec<Home<Arc<Region>>>, chunks: &[Chunk], regions: &[Arc<Region>]) -> Vec<Placement> {
+    homes
+        .into_iter()
+        .zip(chunks)
+        .map(|(home, chunk)| {
+            // The plan refused lengths that do not fit.
+            let bytes = chunk.bytes as usize;
+            match home {
+                Home::Alive(region) => Placement { region, offset: 0, bytes },
+                Home::Fresh { region, offset } => {
+                    Placement { region: regions[region].clone(), offset, bytes }
+                }
+            }
+        })
+        .collect()
+}
+
+/// One file being read into regions.
+struct Reader<'a> {
+    path: &'a Path,
+    source: DirectFile,
+    chunks: &'a [Chunk],
+    pacer: &'a Pacer,
+    stop: &'a AtomicBool,
+    bytes_read: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn open(
+        path: &'a Path,
+        direct: bool,
+        chunks: &'a [Chunk],
+        pacer: &'a Pacer,
+        stop: &'a AtomicBool,
+    ) -> Result<Reader<'a>> {
+        go_on(stop)?;
+        let source = DirectFile::open(path, direct)?;
+        let reader = Reader { path, source, chunks, pacer, stop, bytes_read: 0 };
+        // Before any memory is taken.
+        match chunks.iter().position(|chunk| chunk.offset + chunk.bytes > reader.source.bytes()) {
+            Some(index) => Err(reader.damaged(index, "lies past the end of the file")),
+            None => Ok(reader),
+        }
+    }
+
+    /// Reads one span to its place and checks its chunks.
+    fn fill(&mut self, span: &Span, region: &mut RegionMut) -> Result<()> {
+        let buffer = &mut region.as_mut_slice()[span.region_offset..][..span.whole()];
+        let mut hasher = blake3::Hasher::new();
+        for start in (0..span.bytes).step_by(SLICE_BYTES) {
+            let slice = start..span.bytes.min(start + SLICE_BYTES);
+            go_on(self.stop)?;
+            self.pacer.wait(slice.len() as u64);
+            self.source.read_exact_at(&mut buffer[start..], span.offset + start as u64, slice.len())?;
+            // A group of small chunks is one slice, hashed chunk by chunk below.
+            if span.chunks.len() == 1 {
+                hasher.update(&buffer[slice]);
+            }
+        }
+        match span.chunks[..] {
+            [index] => self.check(index, hasher.finalize()),
+            _ => span.chunks.iter().try_for_each(|&index| {
+                let start = (self.chunks[index].offset - span.offset) as usize;
+                let bytes = self.chunks[index].bytes as usize;
+                self.check(index, blake3::hash(&buffer[start..start + bytes]))
+            }),
+        }
+    }
+
+    fn check(&mut self, index: usize, hash: blake3::Hash) -> Result<()> {
+        if hash != self.chunks[index].hash {
+            return Err(self.damaged(index, "does not match its hash"));
+        }
+        self.bytes_read += self.chunks[index].bytes;
+        Ok(())
+    }
+
+    fn damaged(&self, index: usize, how: &str) -> Error {
+        let Chunk { offset, bytes, .. } = self.chunks[index];
+        let path = self.path.display();
+        Error::data_loss(format!(
+            "{path}: chunk {index} ({bytes} bytes at {offset}) {how}; publish the version again"
+        ))
+    }
+}

@@ -1,0 +1,157 @@
+//! The calling thread: its priority, name and core, and what the kernel counted for it.
+
+use std::time::Duration;
+
+use base::{Error, Result};
+
+/// Longest thread name that Linux keeps.
+const NAME_BYTES_MAX: usize = 15;
+
+/// Makes the calling thread run only when nobody else wants the core (SCHED_IDLE). For loaders and unloaders;
+/// a thread cannot always leave this class again without privilege.
+///
+/// # Errors
+/// `PermissionDenied` when the system refuses.
+pub fn set_idle_priority() -> Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads one struct of ours; 0 names the calling thread.
+    let status = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) };
+    check(status, "idle priority")
+}
+
+/// Names the calling thread for `top -H` and debuggers; cut to 15 bytes.
+pub fn set_name(name: &str) {
+    let mut text = [0u8; NAME_BYTES_MAX + 1];
+    let bytes = name.as_bytes();
+    let length = bytes.len().min(NAME_BYTES_MAX);
+    text[..length].copy_from_slice(&bytes[..length]);
+    // SAFETY: `text` ends with a zero and the kernel copies it. A refusal costs only the name.
+    unsafe { libc::prctl(libc::PR_SET_NAME, text.as_ptr()) };
+}
+
+/// Keeps the calling thread on one core.
+///
+/// # Errors
+/// `InvalidArgument` for a core number beyond what the system can name, `PermissionDenied` when the system
+/// refuses (no such core, or it is outside the container's set).
+pub fn pin(core: usize) -> Result<()> {
+    if core >= libc::CPU_SETSIZE as usize {
+        return Err(Error::invalid(format!("core {core} is beyond the largest core number")));
+    }
+    // SAFETY: an all-zero cpu_set_t is the empty set, `core` was checked against its size, 0 names the caller.
+    let status = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    check(status, "pinning to a core")
+}
+
+/// Lets timers of the calling thread fire within `slack` of their time. For threads that serve: 1 us instead of
+/// the usual 50.
+///
+/// # Errors
+/// `PermissionDenied` when the system refuses.
+pub fn set_timer_slack(slack: Duration) -> Result<()> {
+    let nanoseconds = libc::c_ulong::try_from(slack.as_nanos().max(1)).unwrap_or(libc::c_ulong::MAX);
+    // SAFETY: takes a number only.
+    let status = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds) };
+    check(status, "timer slack")
+}
+
+/// What a thread that serves wants: timers that fire within 1 us. A refusal costs only precision.
+pub fn set_serving_timers() {
+    if let Err(error) = set_timer_slack(Duration::from_micros(1)) {
+        tracing::debug!(%error, "serving thread keeps the default timer slack");
+    }
+}
+
+/// Page faults of the calling thread that needed no disk.
+pub fn minor_faults() -> u64 {
+    usage().ru_minflt.try_into().unwrap_or(0)
+}
+
+/// Page faults of the calling thread that waited for a disk.
+pub fn major_faults() -> u64 {
+    usage().ru_majflt.try_into().unwrap_or(0)
+}
+
+/// Processor time of the calling thread.
+pub fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one struct of ours; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+fn usage() -> libc::rusage {
+    // SAFETY: an all-zero rusage is valid, and the call writes one struct of ours.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage
+    }
+}
+
+fn check(status: libc::c_int, what: &str) -> Result<()> {
+    if status == 0 {
+        return Ok(());
+    }
+    Err(Error::denied(format!("the system refuses {what}: {}", std::io::Error::last_os_error())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a thread of its own, because the settings stay.
+    fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+        std::thread::spawn(f).join().unwrap()
+    }
+
+    #[test]
+    fn idle_priority_is_set() {
+        // SAFETY: takes a number only.
+        let policy = aside(|| set_idle_priority().map(|()| unsafe { libc::sched_getscheduler(0) }));
+        assert_eq!(policy, Ok(libc::SCHED_IDLE));
+    }
+
+    #[test]
+    fn a_long_name_is_cut() {
+        let name = aside(|| {
+            set_name("millpond-loader-number-one");
+            std::fs::read_to_string("/proc/thread-self/comm").unwrap()
+        });
+        assert_eq!(name, "millpond-loader\n");
+    }
+
+    #[test]
+    fn pinning_checks_the_core() {
+        assert!(aside(|| pin(usize::MAX)).is_err());
+        // SAFETY: takes nothing.
+        let core = aside(|| unsafe { libc::sched_getcpu() }) as usize;
+        assert_eq!(aside(move || pin(core)), Ok(()));
+    }
+
+    #[test]
+    fn timer_slack_is_set() {
+        // SAFETY: takes a number only.
+        let slack = aside(|| {
+            set_serving_timers();
+            unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
+        });
+        assert_eq!(slack, 1000);
+    }
+
+    #[test]
+    fn touching_fresh_pages_counts() {
+        let (faults, time) = aside(|| {
+            let before = (minor_faults(), cpu_time());
+            let pages = std::hint::black_box(vec![1u8; 32 << 20]);
+            drop(pages);
+            (minor_faults() - before.0, cpu_time() - before.1)
+        });
+        assert!(faults > 0);
+        assert!(time > Duration::ZERO);
+    }
+}
