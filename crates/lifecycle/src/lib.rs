@@ -1,1 +1,33 @@
-//! Being written.
+//! The life of a version: found on disk, chosen by policy, admitted, loaded, warmed, published, drained,
+//! released.
+//!
+//! Threads: `source` looks at the directories, `lifecycle` decides, `load-N` load and warm, `unload-N` wait for
+//! the last user and release, `backing` faults the pool in. One bounded channel leads to `lifecycle`, which owns
+//! all state and never waits for another thread; the others are told what to do and report what became of it.
+//! Requests meet none of them: they read the [`Catalog`], two atomic loads.
+//!
+//! What to do next is a pure function (`policy`) of what is on disk and what is loaded. Whatever goes wrong on
+//! the way to ready, the version that serves goes on serving.
+
+mod catalog;
+mod config;
+mod lifecycle;
+mod status;
+mod warmup;
+
+use std::time::Duration;
+
+pub use catalog::Catalog;
+pub use config::{
+    Converter, LifecycleConfig, ModelConfig, ParameterHome, Transition, VersionPolicy, WarmupConfig,
+};
+pub use lifecycle::{Done, Lifecycle, LoadSpec};
+pub use status::{
+    Event, LoadCost, ModelStatus, Observer, Silent, State, SwapReport, Transitioned, VersionStatus,
+};
+pub use warmup::{Unrecorded, WarmupSource};
+
+/// A retired version that is still in use after this long is reported, and waited for further.
+pub const DRAIN_LONG: Duration = Duration::from_secs(30);
+/// Shutdown waits so long for requests that still run.
+pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);

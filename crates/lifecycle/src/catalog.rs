@@ -1,0 +1,165 @@
+//! The ready versions, as requests find them.
+//!
+//! One atomic load finds the model, a second its versions; nothing is locked and nothing waits. Each model has
+//! an immutable set of its own, so publishing a version is one store and never touches another model.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use base::{Error, ErrorKind, Result};
+use engine::Servable;
+
+use crate::status::{ModelStatus, VersionStatus};
+
+/// The ready versions of every model.
+#[derive(Default)]
+pub struct Catalog {
+    models: ArcSwap<HashMap<Arc<str>, Arc<Entry>>>,
+}
+
+/// One model's place in the catalogue. Written by the `lifecycle` thread only.
+pub(crate) struct Entry {
+    ready: ArcSwap<ReadySet>,
+    status: ArcSwap<ModelStatus>,
+}
+
+/// What requests may use of one model at one moment.
+#[derive(Default)]
+pub(crate) struct ReadySet {
+    /// Lowest version first.
+    pub(crate) versions: Vec<Arc<Servable>>,
+    pub(crate) labels: BTreeMap<String, u64>,
+}
+
+impl ReadySet {
+    fn find(&self, version: u64) -> Option<&Arc<Servable>> {
+        let at = self.versions.binary_search_by_key(&version, |servable| servable.id.version).ok()?;
+        self.versions.get(at)
+    }
+}
+
+impl Catalog {
+    /// The version of `name` numbered `version`, or its highest ready one.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model or version; `Unavailable` with state and reason when the model, or the
+    /// version, is known and not ready.
+    pub fn get(&self, name: &str, version: Option<u64>) -> Result<Arc<Servable>> {
+        let models = self.models.load();
+        let entry = models.get(name).ok_or_else(|| unknown(name))?;
+        let ready = entry.ready.load();
+        let found = match version {
+            Some(version) => ready.find(version),
+            None => ready.versions.last(),
+        };
+        found.cloned().ok_or_else(|| entry.missing(version))
+    }
+
+    /// The version of `name` that `label` names.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model or label; otherwise those of [`Catalog::get`].
+    pub fn by_label(&self, name: &str, label: &str) -> Result<Arc<Servable>> {
+        let models = self.models.load();
+        let entry = models.get(name).ok_or_else(|| unknown(name))?;
+        let ready = entry.ready.load();
+        let version = *ready
+            .labels
+            .get(label)
+            .ok_or_else(|| Error::not_found(format!("model \"{name}\" has no version label \"{label}\"")))?;
+        ready.find(version).cloned().ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
+    }
+
+    /// The names of all models, ready or not, in order.
+    pub fn names(&self) -> Vec<Arc<str>> {
+        let mut names: Vec<Arc<str>> = self.models.load().keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    /// The ready versions of `name`, lowest first; `None` for an unknown model.
+    pub fn ready(&self, name: &str) -> Option<Vec<u64>> {
+        let models = self.models.load();
+        let ready = models.get(name)?.ready.load();
+        Some(ready.versions.iter().map(|servable| servable.id.version).collect())
+    }
+
+    /// The status of `name`; `None` for an unknown model.
+    pub fn status(&self, name: &str) -> Option<Arc<ModelStatus>> {
+        self.models.load().get(name).map(|entry| entry.status.load_full())
+    }
+
+    pub(crate) fn statuses(&self) -> Vec<ModelStatus> {
+        let mut all: Vec<ModelStatus> =
+            self.models.load().values().map(|entry| ModelStatus::clone(&entry.status.load())).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    pub(crate) fn add(&self, name: &Arc<str>) -> Arc<Entry> {
+        let entry = Arc::new(Entry::new(name));
+        self.change(|models| drop(models.insert(name.clone(), entry.clone())));
+        entry
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.change(|models| drop(models.remove(name)));
+    }
+
+    fn change(&self, apply: impl FnOnce(&mut HashMap<Arc<str>, Arc<Entry>>)) {
+        let mut models = HashMap::clone(&self.models.load());
+        apply(&mut models);
+        self.models.store(Arc::new(models));
+    }
+}
+
+impl Entry {
+    fn new(name: &Arc<str>) -> Entry {
+        let status = ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
+        Entry { ready: ArcSwap::default(), status: ArcSwap::from_pointee(status) }
+    }
+
+    /// Publishes: from here on requests see `ready`.
+    pub(crate) fn publish(&self, ready: ReadySet) {
+        self.ready.store(Arc::new(ready));
+    }
+
+    pub(crate) fn report(&self, status: ModelStatus) {
+        self.status.store(Arc::new(status));
+    }
+
+    fn missing(&self, version: Option<u64>) -> Error {
+        let status = self.status.load();
+        let name = &status.name;
+        match version {
+            None => Error::unavailable(format!("model \"{name}\" has no ready version: {}", summary(&status))),
+            Some(version) => match status.version(version) {
+                Some(known) => Error::unavailable(format!("model \"{name}\": {}", describe(known))),
+                None => Error::new(ErrorKind::NotFound, format!("model \"{name}\" has no version {version}")),
+            },
+        }
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::not_found(format!("no model \"{name}\" is served here"))
+}
+
+fn summary(status: &ModelStatus) -> String {
+    if status.unloaded {
+        return "an administrator unloaded it".into();
+    }
+    match (status.versions.last(), &status.error) {
+        (_, Some(error)) => error.clone(),
+        (Some(version), None) => describe(version),
+        (None, None) => "its directory holds no version".into(),
+    }
+}
+
+fn describe(version: &VersionStatus) -> String {
+    match &version.reason {
+        Some(reason) => format!("version {} is {}: {reason}", version.version, version.state),
+        None => format!("version {} is {}", version.version, version.state),
+    }
+}

@@ -1,0 +1,163 @@
+//! What the lifecycle is told: which models, where they lie, and how their versions may change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::SessionOptions;
+
+/// Which of the versions on disk should serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VersionPolicy {
+    /// The so many highest version numbers; 0 means 1.
+    Latest(usize),
+    /// Every version.
+    All,
+    /// These versions, as far as they exist.
+    Specific(BTreeSet<u64>),
+}
+
+impl Default for VersionPolicy {
+    fn default() -> Self {
+        VersionPolicy::Latest(1)
+    }
+}
+
+/// What comes first when versions change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transition {
+    /// Load the new version, then unload the old: never without an answer, needs room for both.
+    #[default]
+    AvailabilityPreserving,
+    /// Unload the old version, then load the new: a gap, and room for one.
+    ResourcePreserving,
+}
+
+/// How a version is exercised before it takes requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WarmupConfig {
+    /// Whether at all.
+    pub enabled: bool,
+    /// Sizes for a dynamic first axis when requests are generated.
+    pub batch_sizes: Vec<usize>,
+    /// Runs of each request; `None` chooses so that there are at least ten runs in all.
+    pub iterations: Option<u32>,
+    /// Axes by input name, for generated requests; -1 leaves an axis as the signature has it.
+    pub dims: BTreeMap<String, Vec<i64>>,
+    /// A generated request that the model refuses fails the load. Off by default: generated values may break
+    /// rules of the model that its signature does not state.
+    pub fail_on_error: bool,
+}
+
+impl Default for WarmupConfig {
+    fn default() -> Self {
+        let (iterations, dims) = (None, BTreeMap::new());
+        WarmupConfig { enabled: true, batch_sizes: vec![1, 8], iterations, dims, fail_on_error: false }
+    }
+}
+
+/// One model. `millpond.toml` in its base path overrides everything but name and path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// The name requests use.
+    pub name: Arc<str>,
+    /// The directory that holds one directory per version.
+    pub base_path: PathBuf,
+    /// Which versions serve.
+    pub policy: VersionPolicy,
+    /// What comes first.
+    pub transition: Transition,
+    /// How a version is exercised.
+    pub warmup: WarmupConfig,
+    /// Threads inside one run.
+    pub session: SessionOptions,
+    /// Names for versions ("stable" is 3).
+    pub labels: BTreeMap<String, u64>,
+}
+
+impl ModelConfig {
+    /// A model with default settings: the latest version, availability first, warm-up on.
+    pub fn new(name: impl Into<Arc<str>>, base_path: impl Into<PathBuf>) -> ModelConfig {
+        ModelConfig {
+            name: name.into(),
+            base_path: base_path.into(),
+            policy: VersionPolicy::default(),
+            transition: Transition::default(),
+            warmup: WarmupConfig::default(),
+            session: SessionOptions::default(),
+            labels: BTreeMap::new(),
+        }
+    }
+}
+
+/// Where parameters live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParameterHome {
+    /// In the slot pool.
+    #[default]
+    Pool,
+    /// Wherever the engine's own allocation puts them: foreign files are opened as they are, by loaders of
+    /// normal priority, without a child process. The baseline that `bench swap` compares with.
+    Heap,
+}
+
+/// The program that turns a foreign version directory into the mappable layout. The source directory and an
+/// empty destination directory are appended to its arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Converter {
+    /// The program.
+    pub program: PathBuf,
+    /// Its leading arguments.
+    pub args: Vec<String>,
+}
+
+/// Everything the lifecycle is told.
+#[derive(Clone, Debug)]
+pub struct LifecycleConfig {
+    /// Named models.
+    pub models: Vec<ModelConfig>,
+    /// Directories whose subdirectories are models, each with the settings of [`ModelConfig::new`].
+    pub roots: Vec<PathBuf>,
+    /// Time between two looks at the directories.
+    pub poll: Duration,
+    /// Threads that load; at least one.
+    pub load_threads: usize,
+    /// Threads that release; at least one.
+    pub unload_threads: usize,
+    /// Tries after the first that fails, where trying again can help.
+    pub retries: u32,
+    /// Time between tries.
+    pub retry_interval: Duration,
+    /// Bytes of the pool kept backed for an incoming version; `None` is the largest version served.
+    pub swap_reserve: Option<u64>,
+    /// Where converted foreign versions are kept while they serve.
+    pub cache_dir: PathBuf,
+    /// What converts them.
+    pub converter: Converter,
+    /// Where parameters live.
+    pub home: ParameterHome,
+    /// Loaders and unloaders run at idle priority.
+    pub background: bool,
+}
+
+impl LifecycleConfig {
+    /// Defaults for everything but the models: a look every second, one loader, one unloader, five retries a
+    /// minute apart, parameters in the pool.
+    pub fn new(cache_dir: impl Into<PathBuf>, converter: Converter) -> LifecycleConfig {
+        LifecycleConfig {
+            models: Vec::new(),
+            roots: Vec::new(),
+            poll: Duration::from_secs(1),
+            load_threads: 1,
+            unload_threads: 1,
+            retries: 5,
+            retry_interval: Duration::from_secs(60),
+            swap_reserve: None,
+            cache_dir: cache_dir.into(),
+            converter,
+            home: ParameterHome::Pool,
+            background: true,
+        }
+    }
+}
