@@ -1,0 +1,263 @@
+//! The one door to the C API: statuses become [`base::Result`], handles are released by `Drop`.
+
+use std::ffi::{CStr, CString, c_char};
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use base::{Error, ErrorKind, Result};
+use ort::sys::{self, OrtApi, OrtStatusPtr};
+
+/// A message of the library longer than this is cut.
+const MESSAGE_CHARS_MAX: usize = 1000;
+
+/// What was being done when a call failed, which decides whose fault it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Opening a model: what the library rejects is the model's fault.
+    Load,
+    /// Running: what it calls an invalid argument is the request's fault, all else is internal.
+    Run,
+    /// Anything that cannot fail for a reason outside this program.
+    Call,
+}
+
+/// The library's error codes that mean something to us. Numbers rather than the binding's enum: a newer library
+/// may return one that the enum does not have.
+mod code {
+    pub(super) const INVALID_ARGUMENT: i32 = 2;
+    pub(super) const NO_SUCH_FILE: i32 = 3;
+    pub(super) const NO_MODEL: i32 = 4;
+    pub(super) const RUNTIME_EXCEPTION: i32 = 6;
+    pub(super) const INVALID_PROTOBUF: i32 = 7;
+}
+
+/// Calls a function of the API and turns its status into a `Result`. To be used inside `unsafe`.
+macro_rules! call {
+    ($phase:ident, $function:ident($($argument:expr),* $(,)?)) => {{
+        let api = ort::api();
+        $crate::api::check(api, (api.$function)($($argument),*), $crate::api::Phase::$phase)
+    }};
+}
+pub(crate) use call;
+
+/// Takes over `status`: nothing on success, else the error it describes.
+#[inline]
+pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: Phase) -> Result<()> {
+    match NonNull::new(status.0) {
+        None => Ok(()),
+        Some(status) => Err(failure(api, status, phase)),
+    }
+}
+
+#[cold]
+fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: Phase) -> Error {
+    type GetErrorCode = unsafe extern "system" fn(*const sys::OrtStatus) -> i32;
+    // SAFETY: the binding's result type is an enum of representation i32, so the two function types have one ABI;
+    // read as i32, a code that the binding does not know is no undefined behaviour.
+    let get_code = unsafe { std::mem::transmute::<_, GetErrorCode>(api.GetErrorCode) };
+    // SAFETY: the status is not null, came from the API and is ours until released below; the message lives
+    // inside it and is copied before.
+    let (code, message) = unsafe {
+        let code = get_code(status.as_ptr());
+        let message = CStr::from_ptr((api.GetErrorMessage)(status.as_ptr())).to_string_lossy().into_owned();
+        (api.ReleaseStatus)(status.as_ptr());
+        (code, message)
+    };
+    Error::new(kind(code, &message, phase), one_line(&message))
+}
+
+fn kind(code: i32, message: &str, phase: Phase) -> ErrorKind {
+    if code == code::RUNTIME_EXCEPTION
+        && (message.contains("bad_alloc") || message.contains("Failed to allocate"))
+    {
+        return ErrorKind::ResourceExhausted;
+    }
+    match (phase, code) {
+        (Phase::Call, _) => ErrorKind::Internal,
+        (Phase::Run, code::INVALID_ARGUMENT) => ErrorKind::InvalidArgument,
+        (Phase::Run, _) => ErrorKind::Internal,
+        (Phase::Load, code::NO_SUCH_FILE) => ErrorKind::NotFound,
+        (Phase::Load, code::INVALID_PROTOBUF | code::NO_MODEL) => ErrorKind::DataLoss,
+        (Phase::Load, _) => ErrorKind::InvalidArgument,
+    }
+}
+
+/// The library's message as one line for people: which operator it was, without source positions.
+fn one_line(message: &str) -> String {
+    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = operator_failure(&line).unwrap_or_else(|| without_source_position(&line).to_owned());
+    match text.char_indices().nth(MESSAGE_CHARS_MAX) {
+        Some((end, _)) => format!("{} (cut)", &text[..end]),
+        None if text.is_empty() => "ONNX Runtime gave no reason".to_owned(),
+        None => text,
+    }
+}
+
+/// "Non-zero status code returned while running Gather node. Name:'g' Status Message: why" is
+/// "operator Gather \"g\": why".
+fn operator_failure(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once("returned while running ")?;
+    let (operator, rest) = rest.split_once(" node. Name:'")?;
+    let (name, why) = rest.split_once("' Status Message: ")?;
+    let why = without_source_position(why);
+    Some(if name.is_empty() {
+        format!("operator {operator}: {why}")
+    } else {
+        format!("operator {operator} \"{name}\": {why}")
+    })
+}
+
+/// Drops a leading "/path/file.cc:123 function(arguments) " and the bracketed code some messages start with.
+fn without_source_position(text: &str) -> &str {
+    let text = text.strip_prefix("[ONNXRuntimeError] : ").unwrap_or(text);
+    let source = text.split_whitespace().next().is_some_and(|word| {
+        word.starts_with('/') && (word.contains(".cc:") || word.contains(".h:") || word.contains(".cpp:"))
+    });
+    if !source {
+        return text;
+    }
+    // The function's signature ends at the last closing parenthesis before the sentence; where the sentence has
+    // parentheses of its own this would cut into it, so only the first that closes all opened ones counts.
+    let mut depth = 0i32;
+    for (at, character) in text.char_indices() {
+        match character {
+            '(' => depth += 1,
+            ')' => {
+                depth -= 1;
+                if depth == 0 {
+                    return text[at + 1..].trim_start_matches(" const").trim_start();
+                }
+            }
+            _ => {}
+        }
+    }
+    text.split_once(' ').map_or(text, |(_, rest)| rest)
+}
+
+/// An object of the library that has a release function.
+pub(crate) trait Released: Sized {
+    /// The function that releases it.
+    fn release(api: &OrtApi) -> unsafe extern "system" fn(*mut Self);
+}
+
+macro_rules! released {
+    ($($object:ident by $function:ident),* $(,)?) => {
+        $(impl Released for sys::$object {
+            fn release(api: &OrtApi) -> unsafe extern "system" fn(*mut Self) { api.$function }
+        })*
+    };
+}
+released! {
+    OrtMemoryInfo by ReleaseMemoryInfo, OrtSession by ReleaseSession, OrtSessionOptions by ReleaseSessionOptions,
+    OrtValue by ReleaseValue, OrtTypeInfo by ReleaseTypeInfo, OrtModelMetadata by ReleaseModelMetadata,
+    OrtTensorTypeAndShapeInfo by ReleaseTensorTypeAndShapeInfo, OrtEnv by ReleaseEnv,
+}
+
+/// An owned object of the library. Has the layout of the bare pointer, so that a slice of handles is an array of
+/// pointers.
+#[repr(transparent)]
+pub(crate) struct Handle<T: Released>(NonNull<T>);
+
+impl<T: Released> Handle<T> {
+    /// Takes over a pointer that the library returned.
+    ///
+    /// # Safety
+    /// A pointer that is not null must own an object that nobody else releases.
+    pub(crate) unsafe fn own(pointer: *mut T) -> Result<Handle<T>> {
+        NonNull::new(pointer)
+            .map(Handle)
+            .ok_or_else(|| Error::internal("ONNX Runtime returned a null object"))
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T: Released> Drop for Handle<T> {
+    fn drop(&mut self) {
+        // SAFETY: a handle owns its object (see `own`) and is dropped once.
+        unsafe { T::release(ort::api())(self.0.as_ptr()) }
+    }
+}
+
+// SAFETY: the library's objects have no thread of their own; they may be used and released from any thread as
+// long as use is exclusive, which ownership gives.
+unsafe impl<T: Released> Send for Handle<T> {}
+// SAFETY: a shared handle gives only its address; whoever calls the library through it answers for the call
+// (`Session::run` is documented as safe to call at the same time on one session; no other object is shared
+// between threads for anything but reading).
+unsafe impl<T: Released> Sync for Handle<T> {}
+
+/// A C string from the library's allocator, copied and freed.
+///
+/// # Safety
+/// `text` must be null or a C string that was allocated by `allocator` and is owned by the caller.
+pub(crate) unsafe fn take_string(allocator: NonNull<sys::OrtAllocator>, text: *mut c_char) -> Result<String> {
+    if text.is_null() {
+        return Ok(String::new());
+    }
+    // SAFETY: the caller's promise; the copy is made before the string is freed.
+    unsafe {
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        call!(Call, AllocatorFree(allocator.as_ptr(), text.cast()))?;
+        Ok(copy)
+    }
+}
+
+/// A name as a C string.
+///
+/// # Errors
+/// `InvalidArgument` where it holds a NUL byte, which no name of a graph can.
+pub(crate) fn c_name(name: &str) -> Result<CString> {
+    CString::new(name).map_err(|_| Error::invalid(format!("the name {name:?} holds a NUL byte")))
+}
+
+/// Forgets the owner of an object that the library has taken over.
+pub(crate) fn leak<T: Released>(handle: Handle<T>) -> NonNull<T> {
+    ManuallyDrop::new(handle).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_one_line_without_positions() {
+        let check = |from: &str, to: &str| assert_eq!(one_line(from), to);
+        check(
+            "Load model from x.onnx failed:\nProtobuf  parsing\nfailed.",
+            "Load model from x.onnx failed: Protobuf parsing failed.",
+        );
+        check(
+            "Non-zero status code returned while running Gather node. Name:'' Status Message: indices element out \
+             of data bounds, idx=9 must be within the inclusive range [-4,3]",
+            "operator Gather: indices element out of data bounds, idx=9 must be within the inclusive range [-4,3]",
+        );
+        check(
+            "Non-zero status code returned while running Add node. Name:'sum' Status Message: \
+             /src/core/element_wise_ops.h:560 void onnxruntime::Broadcast::Append(ptrdiff_t, ptrdiff_t) axis == 1 \
+             was false. 3 by 4",
+            "operator Add \"sum\": axis == 1 was false. 3 by 4",
+        );
+        check("", "ONNX Runtime gave no reason");
+        assert!(one_line(&"é".repeat(5000)).len() < 2100);
+    }
+
+    #[test]
+    fn fault_lies_where_the_phase_says() {
+        assert_eq!(kind(code::INVALID_ARGUMENT, "", Phase::Run), ErrorKind::InvalidArgument);
+        assert_eq!(kind(1, "", Phase::Run), ErrorKind::Internal);
+        assert_eq!(kind(code::INVALID_PROTOBUF, "", Phase::Load), ErrorKind::DataLoss);
+        assert_eq!(kind(10, "", Phase::Load), ErrorKind::InvalidArgument);
+        assert_eq!(
+            kind(code::RUNTIME_EXCEPTION, "std::bad_alloc", Phase::Load),
+            ErrorKind::ResourceExhausted
+        );
+    }
+
+    #[test]
+    fn names_with_nul_are_refused() {
+        assert_eq!(c_name("a\0b").unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}

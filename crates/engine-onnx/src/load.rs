@@ -1,0 +1,140 @@
+//! Opening a model: options, parameters bound in place, the session.
+
+use std::ffi::{CStr, CString, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::null_mut;
+
+use base::{Error, Result};
+use engine::{BoundTensor, LoadRequest, SessionOptions};
+use ort::sys;
+use smallvec::SmallVec;
+
+use crate::api::{Handle, c_name, call};
+use crate::element;
+use crate::runtime::Runtime;
+
+/// More threads than this inside one run are a mistake.
+const THREADS_MAX: usize = 1024;
+
+/// A session and what it stands on, in the order in which they must be dropped.
+pub(crate) struct Opened {
+    /// Uses the values.
+    pub(crate) session: Handle<sys::OrtSession>,
+    /// Point into the regions.
+    pub(crate) values: Vec<Handle<sys::OrtValue>>,
+    /// Hold the memory.
+    pub(crate) parameters: Vec<BoundTensor>,
+}
+
+/// Opens the model that `request` describes.
+pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<Opened> {
+    let path = c_path(&request.graph)?;
+    let options = session_options(&request.options)?;
+    let mut values = Vec::with_capacity(request.parameters.len());
+    for parameter in &request.parameters {
+        values.push(bind(runtime, &options, parameter)?);
+    }
+    let mut session = null_mut();
+    // SAFETY: environment and options are alive, the path is NUL-terminated, the out-pointer valid. The session
+    // copies the options and refers to the values and their memory, all of which `Opened` keeps alive longer.
+    let session = unsafe {
+        call!(Load, CreateSession(runtime.env(), path.as_ptr(), options.as_ptr(), &mut session))
+            .map_err(|e| e.context(request.graph.display()))?;
+        Handle::own(session)?
+    };
+    Ok(Opened { session, values, parameters: request.parameters.clone() })
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::invalid(format!("the path {} holds a NUL byte", path.display())))
+}
+
+/// See the crate's documentation for the reasons.
+fn session_options(options: &SessionOptions) -> Result<Handle<sys::OrtSessionOptions>> {
+    let (intra, inter) = (threads(options.intra_op_threads)?, threads(options.inter_op_threads)?);
+    let mode = match inter {
+        1 => sys::ExecutionMode::ORT_SEQUENTIAL,
+        _ => sys::ExecutionMode::ORT_PARALLEL,
+    };
+    let mut raw = null_mut();
+    // SAFETY: the out-pointer is valid and its object ours; the options are alive in every call after.
+    unsafe {
+        call!(Call, CreateSessionOptions(&mut raw))?;
+        let handle = Handle::own(raw)?;
+        call!(Call, SetIntraOpNumThreads(raw, intra))?;
+        call!(Call, SetInterOpNumThreads(raw, inter))?;
+        call!(Call, SetSessionExecutionMode(raw, mode))?;
+        call!(Call, DisableCpuMemArena(raw))?;
+        call!(Call, DisableMemPattern(raw))?;
+        call!(Call, SetSessionGraphOptimizationLevel(raw, sys::GraphOptimizationLevel::ORT_ENABLE_ALL))?;
+        config(&handle, c"session.intra_op.allow_spinning", c"0")?;
+        config(&handle, c"session.inter_op.allow_spinning", c"0")?;
+        Ok(handle)
+    }
+}
+
+fn config(options: &Handle<sys::OrtSessionOptions>, key: &CStr, value: &CStr) -> Result<()> {
+    // SAFETY: the options are alive, both strings NUL-terminated and copied by the call.
+    unsafe { call!(Call, AddSessionConfigEntry(options.as_ptr(), key.as_ptr(), value.as_ptr())) }
+}
+
+fn threads(count: usize) -> Result<c_int> {
+    match count {
+        // Zero would mean "as many as cores" to the library.
+        1..=THREADS_MAX => Ok(count as c_int),
+        _ => Err(Error::invalid(format!("{count} threads inside one run; it must be 1 to {THREADS_MAX}"))),
+    }
+}
+
+/// Lets the session to come use `parameter` where it lies. The graph's own copy, if it has one, or the external
+/// file it names is not read.
+fn bind(
+    runtime: &Runtime,
+    options: &Handle<sys::OrtSessionOptions>,
+    parameter: &BoundTensor,
+) -> Result<Handle<sys::OrtValue>> {
+    let wrong = |why: &str| Error::invalid(format!("parameter \"{}\" {why}", parameter.name));
+    let onnx =
+        element::to_onnx(parameter.dtype).ok_or_else(|| wrong("has an element type ONNX Runtime lacks"))?;
+    let elements = parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+    if elements.and_then(|count| parameter.dtype.bytes_for(count)) != Some(parameter.bytes) {
+        return Err(wrong("does not have the bytes that its type and shape take"));
+    }
+    let end =
+        parameter.offset.checked_add(parameter.bytes).ok_or_else(|| wrong("lies outside its region"))?;
+    let bytes = parameter
+        .region
+        .as_slice()
+        .get(parameter.offset..end)
+        .ok_or_else(|| wrong("lies outside its region"))?;
+    if !(bytes.as_ptr() as usize).is_multiple_of(parameter.dtype.alignment()) {
+        return Err(wrong("is not aligned"));
+    }
+    let name = c_name(&parameter.name)?;
+    let shape: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&dim| dim as i64).collect();
+    let mut value = null_mut();
+    // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see `Opened`), and to be
+    // as many as type and shape take. The library takes a mutable pointer for all tensors alike; an initialiser is
+    // never written to. The name is NUL-terminated and copied; the value outlives the options and the session.
+    unsafe {
+        let data = bytes.as_ptr().cast_mut().cast();
+        call!(
+            Load,
+            CreateTensorWithDataAsOrtValue(
+                runtime.memory(),
+                data,
+                bytes.len(),
+                shape.as_ptr(),
+                shape.len(),
+                onnx,
+                &mut value
+            )
+        )?;
+        let value = Handle::own(value)?;
+        call!(Load, AddInitializer(options.as_ptr(), name.as_ptr(), value.as_ptr()))
+            .map_err(|e| e.context(format!("parameter \"{}\"", parameter.name)))?;
+        Ok(value)
+    }
+}

@@ -1,0 +1,221 @@
+//! The loaded library: one a process, kept until the process ends.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Mutex, OnceLock};
+
+use base::{Error, Result};
+use engine::{Capabilities, Engine, LoadRequest, Session};
+use ort::sys;
+
+use crate::api::{Handle, call, leak};
+use crate::library::{LibrarySearch, REMEDY};
+use crate::{element, session::OnnxSession};
+
+/// The name under which this engine appears in manifests and metrics.
+pub(crate) const NAME: &str = "onnxruntime";
+
+/// ONNX Runtime, loaded. Cheap to clone; all clones are one library.
+#[derive(Clone, Copy, Debug)]
+pub struct OnnxEngine {
+    runtime: &'static Runtime,
+}
+
+/// What every session needs of the library.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    path: PathBuf,
+    version: String,
+    env: NonNull<sys::OrtEnv>,
+    memory: NonNull<sys::OrtMemoryInfo>,
+    allocator: NonNull<sys::OrtAllocator>,
+}
+
+// SAFETY: the environment, the memory description and the default allocator are documented as usable from any
+// thread; they are made once, never changed and never released.
+unsafe impl Send for Runtime {}
+// SAFETY: as above.
+unsafe impl Sync for Runtime {}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static OPENING: Mutex<()> = Mutex::new(());
+
+impl OnnxEngine {
+    /// Finds and loads the library, once a process.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is too old or is another
+    /// than the one already loaded; the message is one line with the remedy.
+    pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
+        let path = search.find()?;
+        let _one_at_a_time = OPENING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let runtime = match RUNTIME.get() {
+            Some(runtime) => runtime,
+            None => {
+                let fresh = Runtime::load(path.clone())?;
+                RUNTIME.get_or_init(|| fresh)
+            }
+        };
+        if search.explicit.is_some() && runtime.path != path {
+            return Err(Error::precondition(format!(
+                "ONNX Runtime is loaded from {} already; a process holds one, so {} needs a restart",
+                runtime.path.display(),
+                path.display()
+            )));
+        }
+        Ok(OnnxEngine { runtime })
+    }
+
+    /// Where the library would be loaded from, without loading it.
+    ///
+    /// # Errors
+    /// `NotFound` with the remedy.
+    pub fn find_library(search: &LibrarySearch) -> Result<PathBuf> {
+        search.find()
+    }
+
+    /// Where the library was loaded from.
+    pub fn library(&self) -> &Path {
+        &self.runtime.path
+    }
+}
+
+impl Engine for OnnxEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        self.runtime.version.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            binds_parameters: true,
+            concurrent_runs: true,
+            dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
+        }
+    }
+
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        Ok(Box::new(OnnxSession::load(self.runtime, request)?))
+    }
+}
+
+impl Runtime {
+    fn load(path: PathBuf) -> Result<Runtime> {
+        // The environment of the binding is not used: it would own a logger of its own.
+        ort::init_from(&path).map(drop).map_err(|e| unfit(&path, &e))?;
+        let (mut env, mut memory, mut allocator) = (null_mut(), null_mut(), null_mut());
+        // SAFETY: out-pointers are valid for the calls, strings are NUL-terminated, the callback has the library's
+        // calling convention and never unwinds.
+        unsafe {
+            let severity = sys::OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
+            let name = c"millpond".as_ptr();
+            call!(Call, CreateEnvWithCustomLogger(logger(), null_mut(), severity, name, &mut env))?;
+            call!(Call, DisableTelemetryEvents(env))?;
+            let (kind, place) =
+                (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
+            call!(Call, CreateCpuMemoryInfo(kind, place, &mut memory))?;
+            call!(Call, GetAllocatorWithDefaultOptions(&mut allocator))?;
+        }
+        let allocator =
+            NonNull::new(allocator).ok_or_else(|| Error::internal("ONNX Runtime has no allocator"))?;
+        // SAFETY: both were just returned to us as owned. They are never released: sessions and answers may outlive
+        // any moment at which they could be.
+        let (env, memory) = unsafe { (leak(Handle::own(env)?), leak(Handle::own(memory)?)) };
+        Ok(Runtime { version: version(&path)?, path, env, memory, allocator })
+    }
+
+    pub(crate) fn env(&self) -> *mut sys::OrtEnv {
+        self.env.as_ptr()
+    }
+
+    /// The description of plain memory.
+    pub(crate) fn memory(&self) -> *const sys::OrtMemoryInfo {
+        self.memory.as_ptr()
+    }
+
+    /// The allocator of strings and string tensors.
+    pub(crate) fn allocator(&self) -> NonNull<sys::OrtAllocator> {
+        self.allocator
+    }
+}
+
+/// Why a library does not do, with the remedy.
+fn unfit(path: &Path, error: &ort::LoadDynamicError) -> Error {
+    let path = path.display();
+    let why = match error {
+        ort::LoadDynamicError::BadVersion { version_str, .. } => {
+            format!("is version {version_str}, Millpond needs 1.{} or later", ort::MINOR_VERSION)
+        }
+        ort::LoadDynamicError::MissingApi { .. } => {
+            "is not ONNX Runtime (it does not export OrtGetApiBase)".to_owned()
+        }
+        ort::LoadDynamicError::InvalidVersionString => "does not say its version".to_owned(),
+        ort::LoadDynamicError::Dlopen { error, .. } => {
+            format!("does not load ({})", error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
+        }
+    };
+    Error::precondition(format!("ONNX Runtime at {path} {why}: {REMEDY}"))
+}
+
+/// The version of the library at `path`, which is loaded already.
+fn version(path: &Path) -> Result<String> {
+    type GetApiBase = unsafe extern "system" fn() -> *const sys::OrtApiBase;
+    let name = CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::invalid(format!("{} holds a NUL byte", path.display())))?;
+    // SAFETY: both names are NUL-terminated. The library is loaded and stays so, hence opening it again runs no
+    // initialiser and the handle may be kept open for ever.
+    let symbol = unsafe {
+        let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW);
+        if library.is_null() { null_mut() } else { libc::dlsym(library, c"OrtGetApiBase".as_ptr()) }
+    };
+    if symbol.is_null() {
+        return Err(Error::internal(format!("{} was loaded and does not open again", path.display())));
+    }
+    // SAFETY: the symbol is the library's documented entry point of exactly this type; the base it returns and the
+    // version's text are static.
+    unsafe {
+        let base = std::mem::transmute::<*mut c_void, GetApiBase>(symbol)();
+        Ok(CStr::from_ptr(((*base).GetVersionString)()).to_string_lossy().into_owned())
+    }
+}
+
+/// The callback in the binding's type.
+fn logger() -> sys::OrtLoggingFunction {
+    // SAFETY: the types differ in the severity only, which is an enum of representation i32 there and an i32 here,
+    // so that a severity unknown to the binding is no undefined behaviour.
+    unsafe { std::mem::transmute::<Log, sys::OrtLoggingFunction>(log) }
+}
+
+type Log =
+    unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
+
+/// Passes the library's messages on to the program's log.
+unsafe extern "system" fn log(
+    _: *mut c_void,
+    severity: i32,
+    _category: *const c_char,
+    model: *const c_char,
+    _location: *const c_char,
+    message: *const c_char,
+) {
+    // A subscriber that panics must not unwind into C++.
+    let _ = std::panic::catch_unwind(|| {
+        // SAFETY: the library passes NUL-terminated strings (or null) that live until the call returns.
+        let text = |pointer: *const c_char| match pointer.is_null() {
+            true => String::new(),
+            false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned(),
+        };
+        let message = text(message).split_whitespace().collect::<Vec<_>>().join(" ");
+        let model = text(model);
+        match severity {
+            ..=1 => tracing::debug!(target: "onnxruntime", model, "{message}"),
+            2 => tracing::warn!(target: "onnxruntime", model, "{message}"),
+            _ => tracing::error!(target: "onnxruntime", model, "{message}"),
+        }
+    });
+}

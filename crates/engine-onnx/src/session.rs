@@ -1,0 +1,239 @@
+//! A loaded model and one run of it. No lock is taken here: the library allows runs at the same time, and nothing
+//! of ours changes after loading.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, c_char};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use base::{DType, Data, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
+use bytes::Bytes;
+use engine::{LoadRequest, Session};
+use ort::sys;
+use smallvec::SmallVec;
+
+use crate::api::{Handle, c_name, call};
+use crate::load::{self, Opened};
+use crate::outputs::{self, Borrowed};
+use crate::runtime::Runtime;
+use crate::{element, metadata, signature};
+
+/// Inputs or outputs of a run up to which their bookkeeping needs no allocation.
+const FEW: usize = 8;
+
+/// A model in ONNX Runtime. Dropping it releases the library's session first, then the regions.
+pub(crate) struct OnnxSession {
+    opened: Opened,
+    runtime: &'static Runtime,
+    signature: Signature,
+    metadata: BTreeMap<String, String>,
+    inputs: Names,
+    outputs: Names,
+    /// Address ranges of the bound parameters, sorted.
+    parameters: Vec<(usize, usize)>,
+}
+
+impl OnnxSession {
+    /// Opens the model and reads what it takes and gives.
+    pub(crate) fn load(runtime: &'static Runtime, request: &LoadRequest) -> Result<OnnxSession> {
+        let opened = load::open(runtime, request)?;
+        let bound = |name: &str| request.parameters.iter().any(|parameter| parameter.name == name);
+        let signature = signature::read(runtime, &opened.session, &bound)
+            .map_err(|e| e.context(request.graph.display()))?;
+        let mut parameters: Vec<(usize, usize)> =
+            opened.parameters.iter().map(|parameter| outputs::range(parameter.as_slice())).collect();
+        parameters.sort_unstable();
+        Ok(OnnxSession {
+            metadata: metadata::read(runtime, &opened.session)?,
+            inputs: Names::new(&signature.inputs)?,
+            outputs: Names::new(&signature.outputs)?,
+            parameters,
+            signature,
+            runtime,
+            opened,
+        })
+    }
+}
+
+impl Session for OnnxSession {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let feeds = Feeds::new(self.runtime, &self.inputs, inputs)?;
+        let wanted = self.outputs.wanted(outputs)?;
+        let names: SmallVec<[*const c_char; FEW]> =
+            wanted.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
+        let mut results: SmallVec<[*mut sys::OrtValue; FEW]> = SmallVec::from_elem(null_mut(), names.len());
+        // SAFETY: the session is alive and may run on many threads at once; names and values are arrays of the
+        // lengths given, the names NUL-terminated, the values alive (a handle has the layout of its pointer); the
+        // results are null pointers, which tells the library to allocate.
+        let ran = unsafe {
+            call!(
+                Run,
+                Run(
+                    self.opened.session.as_ptr(),
+                    null(),
+                    feeds.names.as_ptr(),
+                    feeds.values.as_ptr().cast(),
+                    feeds.values.len(),
+                    names.as_ptr(),
+                    names.len(),
+                    results.as_mut_ptr(),
+                )
+            )
+        };
+        // Owned before anything else happens, so that no path leaks one.
+        // SAFETY: the library gives each result to us and keeps none; a null one is an error.
+        let results: SmallVec<[Result<Handle<sys::OrtValue>>; FEW]> =
+            results.into_iter().map(|value| unsafe { Handle::own(value) }).collect();
+        ran?;
+        let borrowed = Borrowed { feeds: &feeds.ranges, parameters: &self.parameters };
+        let named = |(at, value): (usize, Result<Handle<sys::OrtValue>>)| {
+            let tensor = outputs::take(value?, &borrowed)?;
+            Ok(NamedTensor { name: self.outputs.names[at].clone(), tensor })
+        };
+        wanted.into_iter().zip(results).map(named).collect()
+    }
+}
+
+/// The names of one side in the signature's order, as Rust's and as C's.
+struct Names {
+    names: Vec<Arc<str>>,
+    c_names: Vec<CString>,
+    positions: HashMap<Arc<str>, usize>,
+}
+
+impl Names {
+    fn new(specs: &[TensorSpec]) -> Result<Names> {
+        let names: Vec<Arc<str>> = specs.iter().map(|spec| Arc::from(spec.name.as_str())).collect();
+        Ok(Names {
+            c_names: specs.iter().map(|spec| c_name(&spec.name)).collect::<Result<_>>()?,
+            positions: names.iter().cloned().zip(0..).collect(),
+            names,
+        })
+    }
+
+    /// Where `name` is; `guess` is tried first, since most requests come in the model's order.
+    fn position(&self, name: &str, guess: usize) -> Option<usize> {
+        match self.names.get(guess) {
+            Some(there) if **there == *name => Some(guess),
+            _ => self.positions.get(name).copied(),
+        }
+    }
+
+    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; FEW]>> {
+        if outputs.is_empty() {
+            return Ok((0..self.names.len()).collect());
+        }
+        let position = |(guess, name): (usize, &Arc<str>)| {
+            self.position(name, guess)
+                .ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))
+        };
+        outputs.iter().enumerate().map(position).collect()
+    }
+}
+
+/// The inputs of one run as the library wants them.
+struct Feeds {
+    names: SmallVec<[*const c_char; FEW]>,
+    values: SmallVec<[Handle<sys::OrtValue>; FEW]>,
+    /// Where the elements lie.
+    ranges: SmallVec<[(usize, usize); FEW]>,
+    /// Holds what the values point to.
+    _bytes: SmallVec<[Bytes; FEW]>,
+}
+
+impl Feeds {
+    fn new(runtime: &Runtime, known: &Names, inputs: &[NamedTensor]) -> Result<Feeds> {
+        let mut feeds = Feeds {
+            names: SmallVec::new(),
+            values: SmallVec::new(),
+            ranges: SmallVec::new(),
+            _bytes: SmallVec::new(),
+        };
+        for (guess, input) in inputs.iter().enumerate() {
+            let at = known
+                .position(&input.name, guess)
+                .ok_or_else(|| Error::invalid(format!("the model has no input \"{}\"", input.name)))?;
+            feeds.names.push(known.c_names[at].as_ptr());
+            feeds.push(runtime, &input.tensor).map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
+        }
+        Ok(feeds)
+    }
+
+    fn push(&mut self, runtime: &Runtime, tensor: &Tensor) -> Result<()> {
+        let onnx = element::to_onnx(tensor.dtype())
+            .ok_or_else(|| Error::invalid(format!("ONNX Runtime has no {} tensors", tensor.dtype())))?;
+        let shape: SmallVec<[i64; 6]> = tensor.shape().iter().map(|&size| size as i64).collect();
+        let bytes = match tensor.data() {
+            Data::Strings(strings) => {
+                self.values.push(string_tensor(runtime, &shape, strings)?);
+                return Ok(());
+            }
+            Data::Bytes(bytes) => tensor.aligned_bytes().unwrap_or_else(|| bytes.clone()),
+        };
+        // Anything but 0 and 1 in a C++ bool is undefined behaviour over there.
+        if tensor.dtype() == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
+            return Err(Error::invalid("a bool element is neither 0 nor 1"));
+        }
+        let mut value = null_mut();
+        // SAFETY: the bytes are aligned, as many as type and shape take (a tensor's invariant) and are kept by
+        // `_bytes` as long as the value. The library takes a mutable pointer for all tensors alike and does not
+        // write to inputs of a run.
+        let value = unsafe {
+            let data = bytes.as_ptr().cast_mut().cast();
+            let memory = runtime.memory();
+            call!(
+                Run,
+                CreateTensorWithDataAsOrtValue(
+                    memory,
+                    data,
+                    bytes.len(),
+                    shape.as_ptr(),
+                    shape.len(),
+                    onnx,
+                    &mut value
+                )
+            )?;
+            Handle::own(value)?
+        };
+        self.values.push(value);
+        self.ranges.push(outputs::range(&bytes));
+        self._bytes.push(bytes);
+        Ok(())
+    }
+}
+
+/// A tensor of strings of any content, copied into the library's own.
+fn string_tensor(runtime: &Runtime, shape: &[i64], strings: &[Bytes]) -> Result<Handle<sys::OrtValue>> {
+    let mut value = null_mut();
+    let kind = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
+    // SAFETY: the allocator lives for ever, the shape has the length given, the result is ours.
+    let value = unsafe {
+        let allocator = runtime.allocator().as_ptr();
+        call!(Run, CreateTensorAsOrtValue(allocator, shape.as_ptr(), shape.len(), kind, &mut value))?;
+        Handle::own(value)?
+    };
+    for (index, string) in strings.iter().enumerate().filter(|(_, string)| !string.is_empty()) {
+        let mut buffer = null_mut::<c_char>();
+        // SAFETY: `index` is below the number of elements, which is that of the strings (a tensor's invariant); the
+        // buffer returned has room for the length asked for. `FillStringTensor` would end at the first NUL byte.
+        unsafe {
+            call!(
+                Run,
+                GetResizedStringTensorElementBuffer(value.as_ptr(), index, string.len(), &mut buffer)
+            )?;
+            if buffer.is_null() {
+                return Err(Error::internal("ONNX Runtime gave no room for a string"));
+            }
+            std::ptr::copy_nonoverlapping(string.as_ptr(), buffer.cast(), string.len());
+        }
+    }
+    Ok(value)
+}
