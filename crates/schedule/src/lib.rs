@@ -88,10 +88,10 @@ impl Scheduler {
         let queue = Arc::new(Queue::new(config.queue_max));
         let mut workers = Vec::with_capacity(config.workers);
         for index in 0..config.workers {
-            let (queue, pin) = (queue.clone(), config.pin);
+            let (jobs, pin) = (queue.clone(), config.pin);
             let spawned = std::thread::Builder::new()
                 .name(format!("worker-{index}"))
-                .spawn(move || work(&queue, pin.then_some(index)));
+                .spawn(move || work(&jobs, pin.then_some(index)));
             match spawned {
                 Ok(handle) => workers.push(handle),
                 Err(error) => {

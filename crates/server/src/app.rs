@@ -24,6 +24,8 @@ pub(crate) struct App {
     pub(crate) stats: Arc<Stats>,
     pub(crate) memory: Arc<memory::ParameterStore>,
     pub(crate) engine_version: String,
+    /// Whether parameters live in the slot pool (otherwise in malloc).
+    pub(crate) parameters_in_pool: bool,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }

@@ -1,1 +1,27 @@
-//! Being written.
+//! The composition root: joins memory, engines, lifecycle and scheduler, and opens the doors.
+//!
+//! The only crate that knows HTTP and gRPC and the only one with an async runtime. A door decodes, [`app`] finds the
+//! version, checks, queues and counts, a door encodes. Handlers never block: inference runs on the scheduler's
+//! workers, loading on the lifecycle's threads, and both answer through a channel.
+
+mod admin;
+mod app;
+mod body;
+mod config;
+mod errors;
+mod exporter;
+mod grpc;
+mod http_door;
+mod listen;
+mod observer;
+mod run;
+mod stats;
+mod warmup;
+
+pub use config::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+pub use run::run;
+
+/// The server's name in the protocols' metadata.
+pub const NAME: &str = "millpond";
+/// The server's version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

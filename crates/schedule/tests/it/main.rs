@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::{ErrorKind, NamedTensor, Result, Signature, VersionId};
 use engine::{Servable, Session};
-use schedule::{Completion, Job, Scheduler, SchedulerConfig};
+use millpond_schedule::{Completion, Job, Scheduler, SchedulerConfig};
 
 /// A gate that a run waits at until the test opens it.
 #[derive(Default)]
@@ -171,7 +171,7 @@ fn the_servable_is_let_go_before_the_callback() {
 
 #[test]
 fn bad_sizes_are_refused() {
-    for (workers, queue_max) in [(0, 1), (schedule::WORKERS_MAX + 1, 1), (1, 0)] {
+    for (workers, queue_max) in [(0, 1), (millpond_schedule::WORKERS_MAX + 1, 1), (1, 0)] {
         assert!(Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).is_err());
     }
 }

@@ -1,0 +1,193 @@
+//! Open Inference Protocol over gRPC, with the repository, statistics and streaming extensions.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use base::{Error, Result};
+use lifecycle::LoadSpec;
+use protocol::oip;
+use protocol::oip::wire as pb;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::app::{App, Call, Ticket};
+use crate::errors::grpc_status;
+use crate::listen::Peer;
+use crate::{admin, view};
+
+/// Answers of one stream that may wait for a slow client.
+const STREAM_ANSWERS_MAX: usize = 8;
+const PROTOCOL: &str = "oip-grpc";
+
+type Answered<T> = std::result::Result<Response<T>, Status>;
+
+/// The service.
+pub(crate) struct Oip(pub(crate) Arc<App>);
+
+/// The version a request names; none when the field is empty.
+pub(crate) fn parse_version(text: &str) -> Result<Option<u64>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| Error::invalid(format!("\"{text}\" is no version number")))
+}
+
+fn answered<T>(result: Result<T>) -> Answered<T> {
+    result.map(Response::new).map_err(|error| grpc_status(&error))
+}
+
+fn peer<T>(request: &Request<T>) -> Option<Peer> {
+    request.extensions().get::<Peer>().copied()
+}
+
+async fn infer(
+    app: &App,
+    ticket: &Ticket,
+    request: pb::ModelInferRequest,
+    timeout: Option<std::time::Duration>,
+) -> Result<pb::ModelInferResponse> {
+    let found = parse_version(&request.model_version).and_then(|version| app.find(&request.model_name, version, None));
+    let servable = found.inspect_err(|error| app.reject(ticket, error))?;
+    let decoded = oip::grpc::decode_request(request)
+        .map_err(|error| error.context(&servable.id))
+        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+    let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
+    let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout };
+    let answer = app.answer(ticket, call).await?;
+    oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)
+}
+
+#[tonic::async_trait]
+impl oip::services::grpc_inference_service_server::GrpcInferenceService for Oip {
+    type ModelStreamInferStream =
+        Pin<Box<dyn Stream<Item = std::result::Result<pb::ModelStreamInferResponse, Status>> + Send>>;
+
+    async fn server_live(&self, _: Request<pb::ServerLiveRequest>) -> Answered<pb::ServerLiveResponse> {
+        answered(Ok(pb::ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(&self, _: Request<pb::ServerReadyRequest>) -> Answered<pb::ServerReadyResponse> {
+        answered(Ok(pb::ServerReadyResponse { ready: self.0.ready() }))
+    }
+
+    async fn model_ready(&self, request: Request<pb::ModelReadyRequest>) -> Answered<pb::ModelReadyResponse> {
+        let request = request.into_inner();
+        let ready = parse_version(&request.version)
+            .map(|version| pb::ModelReadyResponse { ready: self.0.find(&request.name, version, None).is_ok() });
+        answered(ready)
+    }
+
+    async fn server_metadata(&self, _: Request<pb::ServerMetadataRequest>) -> Answered<pb::ServerMetadataResponse> {
+        answered(Ok(pb::ServerMetadataResponse {
+            name: crate::NAME.into(),
+            version: crate::VERSION.into(),
+            extensions: oip::EXTENSIONS.iter().map(|name| (*name).into()).collect(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<pb::ModelMetadataRequest>,
+    ) -> Answered<pb::ModelMetadataResponse> {
+        let request = request.into_inner();
+        answered(parse_version(&request.version).and_then(|version| {
+            let servable = self.0.find(&request.name, version, None)?;
+            let versions = view::ready_versions(&self.0, &servable.id.model);
+            Ok(oip::grpc::model_metadata(&servable.id.model, &versions, servable.engine, servable.signature()))
+        }))
+    }
+
+    async fn model_config(&self, request: Request<pb::ModelConfigRequest>) -> Answered<pb::ModelConfigResponse> {
+        let request = request.into_inner();
+        answered(parse_version(&request.version).and_then(|version| {
+            let servable = self.0.find(&request.name, version, None)?;
+            let config = oip::grpc::model_config(
+                &servable.id.model,
+                servable.engine,
+                servable.signature(),
+                servable.metadata(),
+            );
+            Ok(pb::ModelConfigResponse { config: Some(config) })
+        }))
+    }
+
+    async fn model_infer(&self, request: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
+        let ticket = App::begin(PROTOCOL);
+        let timeout = super::timeout(request.metadata());
+        answered(infer(&self.0, &ticket, request.into_inner(), timeout).await)
+    }
+
+    async fn model_stream_infer(
+        &self,
+        request: Request<Streaming<pb::ModelInferRequest>>,
+    ) -> Answered<Self::ModelStreamInferStream> {
+        let app = self.0.clone();
+        let mut requests = request.into_inner();
+        let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
+        tokio::spawn(async move {
+            while let Some(Ok(request)) = requests.next().await {
+                let ticket = App::begin(PROTOCOL);
+                let answer = match infer(&app, &ticket, request, None).await {
+                    Ok(response) => pb::ModelStreamInferResponse {
+                        error_message: String::new(),
+                        infer_response: Some(response),
+                    },
+                    Err(error) => {
+                        pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None }
+                    }
+                };
+                if sender.send(Ok(answer)).await.is_err() {
+                    break; // the client has gone
+                }
+            }
+        });
+        answered(Ok(Box::pin(ReceiverStream::new(receiver)) as Self::ModelStreamInferStream))
+    }
+
+    async fn model_statistics(
+        &self,
+        request: Request<pb::ModelStatisticsRequest>,
+    ) -> Answered<pb::ModelStatisticsResponse> {
+        let request = request.into_inner();
+        answered(parse_version(&request.version).and_then(|version| {
+            let entries = view::statistics(&self.0, &request.name, version)?;
+            Ok(oip::grpc::model_statistics(&entries))
+        }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<pb::RepositoryIndexRequest>,
+    ) -> Answered<pb::RepositoryIndexResponse> {
+        let index = view::repository_index(&self.0, request.into_inner().ready);
+        answered(Ok(oip::grpc::repository_index(&index)))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<pb::RepositoryModelLoadRequest>,
+    ) -> Answered<pb::RepositoryModelLoadResponse> {
+        let allowed = admin::allowed(&self.0, peer(&request));
+        let request = request.into_inner();
+        let loaded = match allowed {
+            Ok(()) => admin::load(&self.0, &request.model_name, LoadSpec::default()).await,
+            Err(error) => Err(error),
+        };
+        answered(loaded.map(|()| pb::RepositoryModelLoadResponse {}))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<pb::RepositoryModelUnloadRequest>,
+    ) -> Answered<pb::RepositoryModelUnloadResponse> {
+        let allowed = admin::allowed(&self.0, peer(&request));
+        let request = request.into_inner();
+        let unloaded = match allowed {
+            Ok(()) => admin::unload(&self.0, &request.model_name).await,
+            Err(error) => Err(error),
+        };
+        answered(unloaded.map(|()| pb::RepositoryModelUnloadResponse {}))
+    }
+}

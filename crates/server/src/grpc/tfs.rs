@@ -1,0 +1,100 @@
+//! TensorFlow Serving over gRPC: Predict, GetModelMetadata, GetModelStatus.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+use protocol::tfs;
+use protocol::tfs::wire as pb;
+use tonic::{Request, Response, Status};
+
+use crate::app::{App, Call, Ticket};
+use crate::errors::grpc_status;
+use crate::view;
+
+const PROTOCOL: &str = "tfs-grpc";
+
+type Answered<T> = std::result::Result<Response<T>, Status>;
+
+/// Both services of the API.
+pub(crate) struct Tfs(pub(crate) Arc<App>);
+
+fn answered<T>(result: Result<T>) -> Answered<T> {
+    result.map(Response::new).map_err(|error| grpc_status(&error))
+}
+
+fn not_offered<T>(what: &str) -> Answered<T> {
+    answered(Err(Error::unimplemented(format!("{what} is not offered; use Predict"))))
+}
+
+async fn predict(
+    app: &App,
+    ticket: &Ticket,
+    request: pb::PredictRequest,
+    timeout: Option<std::time::Duration>,
+) -> Result<pb::PredictResponse> {
+    let found = tfs::grpc::target(request.model_spec.as_ref())
+        .and_then(|target| app.find(&target.name, target.version, target.label.as_deref()));
+    let servable = found.inspect_err(|error| app.reject(ticket, error))?;
+    let decoded = tfs::grpc::decode_predict(request)
+        .map_err(|error| error.context(&servable.id))
+        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+    let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout };
+    let answer = app.answer(ticket, call).await?;
+    tfs::grpc::encode_predict(&answer.id, answer.outputs)
+}
+
+#[tonic::async_trait]
+impl tfs::services::prediction_service_server::PredictionService for Tfs {
+    async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
+        let ticket = App::begin(PROTOCOL);
+        let timeout = super::timeout(request.metadata());
+        answered(predict(&self.0, &ticket, request.into_inner(), timeout).await)
+    }
+
+    async fn get_model_metadata(
+        &self,
+        request: Request<pb::GetModelMetadataRequest>,
+    ) -> Answered<pb::GetModelMetadataResponse> {
+        let request = request.into_inner();
+        answered(tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
+            let servable = self.0.find(&target.name, target.version, target.label.as_deref())?;
+            tfs::grpc::model_metadata(&servable.id, servable.signature(), &request.metadata_field)
+        }))
+    }
+
+    async fn classify(&self, _: Request<pb::ClassificationRequest>) -> Answered<pb::ClassificationResponse> {
+        not_offered("Classify")
+    }
+
+    async fn regress(&self, _: Request<pb::RegressionRequest>) -> Answered<pb::RegressionResponse> {
+        not_offered("Regress")
+    }
+
+    async fn multi_inference(&self, _: Request<pb::MultiInferenceRequest>) -> Answered<pb::MultiInferenceResponse> {
+        not_offered("MultiInference")
+    }
+}
+
+#[tonic::async_trait]
+impl tfs::services::model_service_server::ModelService for Tfs {
+    async fn get_model_status(
+        &self,
+        request: Request<pb::GetModelStatusRequest>,
+    ) -> Answered<pb::GetModelStatusResponse> {
+        let request = request.into_inner();
+        answered(tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
+            let versions = view::version_states(&self.0, &target.name, target.version)?;
+            Ok(tfs::grpc::model_status(&versions))
+        }))
+    }
+
+    async fn handle_reload_config_request(
+        &self,
+        _: Request<pb::ReloadConfigRequest>,
+    ) -> Answered<pb::ReloadConfigResponse> {
+        answered(Err(Error::unimplemented(
+            "the list of models is not changed this way; put versions into the served directories, or use the \
+             repository API",
+        )))
+    }
+}

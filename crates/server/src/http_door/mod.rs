@@ -1,0 +1,92 @@
+//! The HTTP door: the Open Inference Protocol under `/v2`, TensorFlow Serving's API under `/v1`, `/metrics`.
+
+mod oip;
+mod reply;
+mod repository;
+mod tfs;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+
+use base::{Error, Result};
+
+use crate::app::App;
+use crate::body::{self, BodyLimits};
+use crate::exporter;
+use reply::Reply;
+
+/// What handlers share.
+pub(crate) type Shared = State<Arc<App>>;
+
+/// The door's service.
+pub(crate) fn service(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(front))
+        .route("/metrics", get(exposition))
+        .route("/v2", get(oip::server_metadata))
+        .route("/v2/", get(oip::server_metadata))
+        .route("/v2/health/live", get(|| async { Reply::status(StatusCode::OK) }))
+        .route("/v2/health/ready", get(oip::server_ready))
+        .route("/v2/models/stats", get(oip::all_stats))
+        .route("/v2/models/{model}", get(oip::metadata))
+        .route("/v2/models/{model}/ready", get(oip::ready))
+        .route("/v2/models/{model}/config", get(oip::config))
+        .route("/v2/models/{model}/stats", get(oip::stats))
+        .route("/v2/models/{model}/infer", post(oip::infer))
+        .route("/v2/models/{model}/versions/{version}", get(oip::metadata))
+        .route("/v2/models/{model}/versions/{version}/ready", get(oip::ready))
+        .route("/v2/models/{model}/versions/{version}/config", get(oip::config))
+        .route("/v2/models/{model}/versions/{version}/stats", get(oip::stats))
+        .route("/v2/models/{model}/versions/{version}/infer", post(oip::infer))
+        .route("/v2/repository/index", post(repository::index))
+        .route("/v2/repository/models/{model}/load", post(repository::load))
+        .route("/v2/repository/models/{model}/unload", post(repository::unload))
+        .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
+}
+
+async fn front(State(app): Shared) -> Reply {
+    let mut text = format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);
+    for name in app.lifecycle.catalog().names() {
+        text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
+    }
+    text.push_str("\nmetrics: /metrics    health: /v2/health/ready\n");
+    Reply::text(text)
+}
+
+async fn exposition(State(app): Shared) -> Reply {
+    Reply::body(exporter::CONTENT_TYPE, exporter::exposition(&app))
+}
+
+async fn unknown(uri: http::Uri) -> Reply {
+    Reply::error(&Error::not_found(format!("there is nothing at {}; see / for what there is", uri.path())))
+}
+
+async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
+    let error = Error::invalid(format!("{} does not take {method}", uri.path()));
+    Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+/// Reads a request's body within the door's limits, undoing gzip or deflate is not offered: such a body is refused.
+async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
+        && encoding.as_bytes() != b"identity"
+    {
+        return Err(Error::invalid("compressed bodies are not supported; send it as it is"));
+    }
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    let limits = BodyLimits { bytes_max: app.doors.body_bytes_max, piece_timeout: app.doors.client_timeout };
+    body::read(body, announced, limits).await
+}
+
+/// A version number from a path segment.
+fn parse_version(text: &str) -> Result<u64> {
+    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is no version number")))
+}

@@ -1,0 +1,77 @@
+//! What handlers return.
+
+use axum::response::{IntoResponse, Response};
+use base::Error;
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode, header};
+
+/// A response being put together.
+pub(crate) struct Reply {
+    status: StatusCode,
+    content_type: &'static str,
+    body: Bytes,
+    extra: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Reply {
+    /// A body with its type.
+    pub(crate) fn body(content_type: &'static str, body: impl Into<Bytes>) -> Reply {
+        Reply { status: StatusCode::OK, content_type, body: body.into(), extra: Vec::new() }
+    }
+
+    pub(crate) fn json(body: impl Into<Bytes>) -> Reply {
+        Reply::body("application/json", body)
+    }
+
+    pub(crate) fn text(body: impl Into<Bytes>) -> Reply {
+        Reply::body("text/plain; charset=utf-8", body)
+    }
+
+    /// A status alone.
+    pub(crate) fn status(status: StatusCode) -> Reply {
+        Reply::text("").with_status(status)
+    }
+
+    /// An error in the form both protocols use, with `Retry-After` where there is advice.
+    pub(crate) fn error(error: &Error) -> Reply {
+        let status = StatusCode::from_u16(protocol::status::http_status(error.kind()))
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::json!({ "error": error.message() }).to_string();
+        let mut reply = Reply::json(body).with_status(status);
+        if let Some(after) = error.retry_after() {
+            reply = reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        if status == StatusCode::PAYLOAD_TOO_LARGE {
+            // The rest of the body was not read, so the connection cannot be used again.
+            reply = reply.with_header(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        reply
+    }
+
+    pub(crate) fn with_status(mut self, status: StatusCode) -> Reply {
+        self.status = status;
+        self
+    }
+
+    pub(crate) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Reply {
+        self.extra.push((name, value));
+        self
+    }
+
+    /// The reply, or the error as a reply.
+    pub(crate) fn of(result: base::Result<Reply>) -> Reply {
+        result.unwrap_or_else(|error| Reply::error(&error))
+    }
+}
+
+impl IntoResponse for Reply {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(axum::body::Body::from(self.body));
+        *response.status_mut() = self.status;
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        for (name, value) in self.extra {
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}

@@ -1,0 +1,56 @@
+//! What happens to versions, turned into metrics.
+
+use std::sync::Arc;
+
+use base::VersionId;
+use lifecycle::{Event, Observer, State, SwapReport};
+use metrics::{Metrics, ModelLabels, SwapLabels};
+
+use crate::stats::Stats;
+
+/// Counts loads, swaps and what they cost.
+pub(crate) struct MetricsObserver {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) stats: Arc<Stats>,
+}
+
+impl Observer for MetricsObserver {
+    fn event(&self, event: &Event) {
+        match event {
+            Event::State(change) if change.to == State::Released => {
+                self.metrics.forget_version(&change.model, change.version);
+                self.stats.forget(&VersionId { model: change.model.clone(), version: change.version });
+            }
+            Event::State(change) if change.to == State::Failed => {
+                self.metrics.load_failures.get_or_create(&ModelLabels { model: change.model.clone() }).inc();
+            }
+            Event::Loaded { model, cost, .. } => {
+                let labels = ModelLabels { model: model.clone() };
+                let metrics = &self.metrics;
+                metrics.loader_minor_faults.get_or_create(&labels).inc_by(cost.loader_minor_faults);
+                metrics.loader_cpu_seconds.get_or_create(&labels).inc_by(cost.loader_cpu_seconds);
+                metrics.loader_read_bytes.get_or_create(&labels).inc_by(cost.bytes_read);
+                metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
+            }
+            Event::Swapped(report) => self.swapped(report),
+            _ => {}
+        }
+    }
+}
+
+impl MetricsObserver {
+    fn swapped(&self, report: &SwapReport) {
+        self.metrics.swaps.get_or_create(&ModelLabels { model: report.model.clone() }).inc();
+        let steps = [
+            ("load", report.load_seconds),
+            ("warm", report.warm_seconds),
+            ("drain", report.drain_seconds),
+            ("unload", report.unload_seconds),
+        ];
+        for (step, seconds) in steps {
+            let labels = SwapLabels { model: report.model.clone(), step };
+            self.metrics.swap_last_seconds.get_or_create(&labels).set(seconds);
+            self.metrics.swap_seconds.get_or_create(&labels).inc_by(seconds);
+        }
+    }
+}

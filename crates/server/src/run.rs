@@ -1,0 +1,155 @@
+//! Start, serve, stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use engine::Engine;
+use engine_onnx::OnnxEngine;
+use lifecycle::{Lifecycle, LifecycleConfig, ParameterHome};
+use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+use metrics::Metrics;
+use schedule::{Scheduler, SchedulerConfig};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::app::App;
+use crate::config::{Config, MemoryConfig};
+use crate::listen::{Door, bind};
+use crate::observer::MetricsObserver;
+use crate::stats::Stats;
+use crate::warmup::RecordedRequests;
+use crate::{grpc, http_door};
+
+/// Part of the machine's memory that the slot pool may take when nothing is said.
+const POOL_SHARE: f64 = 0.8;
+
+/// Serves until SIGTERM or SIGINT, then stops gracefully.
+///
+/// # Errors
+/// `Unavailable` when a port is taken, `NotFound` or `FailedPrecondition` when ONNX Runtime cannot be used,
+/// `InvalidArgument` for settings that contradict each other. Models that fail to load are no error here: their
+/// state says why.
+pub fn run(mut config: Config) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if config.doors.threads == 0 {
+        config.doors.threads = cores;
+    }
+    if config.data.workers == 0 {
+        config.data.workers = cores;
+    }
+    memory::process::raise_open_files();
+    let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
+    let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
+    let app = compose(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.doors.threads)
+        .thread_name("door")
+        .enable_all()
+        .build()
+        .map_err(|e| Error::exhausted(format!("the door threads cannot be started: {e}")))?;
+    let served = runtime.block_on(serve(app.clone(), http, grpc));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    app.scheduler.shutdown();
+    app.lifecycle.shutdown();
+    served
+}
+
+fn compose(config: &Config) -> Result<Arc<App>> {
+    let engine = OnnxEngine::open(&config.onnxruntime)?;
+    let engine_version = format!("{} {}", engine.name(), engine.version());
+    let store = parameter_store(&config.memory)?;
+    let (metrics, stats) = (Arc::new(Metrics::default()), Arc::new(Stats::default()));
+    let scheduler = Scheduler::start(&SchedulerConfig {
+        workers: config.data.workers,
+        queue_max: config.data.queue_max,
+        pin: config.data.pin,
+    })?;
+    let observer = Arc::new(MetricsObserver { metrics: metrics.clone(), stats: stats.clone() });
+    let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(engine)];
+    let lifecycle =
+        Lifecycle::start(lifecycle_config(config), engines, store.clone(), Arc::new(RecordedRequests), observer)?;
+    let mut app = App::new(config.doors.clone(), lifecycle, scheduler, (metrics, stats), store, engine_version);
+    app.parameters_in_pool = config.memory.home == ParameterHome::Pool;
+    Ok(Arc::new(app))
+}
+
+fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
+    let machine = memory::process::machine_memory();
+    let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
+    let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
+    let pool =
+        SlotPool::new(PoolConfig { bytes_max, huge_pages: config.huge_pages, fault_rate: rate(config.fault_rate) })?;
+    Ok(ParameterStore::new(pool, StoreConfig { read_rate: rate(config.load_rate), direct: config.direct }))
+}
+
+fn lifecycle_config(config: &Config) -> LifecycleConfig {
+    let models = &config.models;
+    LifecycleConfig {
+        models: models.models.clone(),
+        roots: models.roots.clone(),
+        poll: models.poll,
+        load_threads: models.load_threads,
+        unload_threads: models.unload_threads,
+        retries: models.load_retries,
+        retry_interval: models.load_retry_interval,
+        swap_reserve: config.memory.swap_reserve,
+        cache_dir: models.cache_dir.clone(),
+        converter: lifecycle::Converter { program: models.converter.0.clone(), args: models.converter.1.clone() },
+        home: config.memory.home,
+        background: models.background,
+    }
+}
+
+async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpListener) -> Result<()> {
+    let listener = |socket: std::net::TcpListener| {
+        TcpListener::from_std(socket).map_err(|e| Error::internal(format!("listener: {e}")))
+    };
+    let (http, grpc) = (listener(http)?, listener(grpc)?);
+    let address = |socket: &TcpListener| {
+        socket.local_addr().map(|a| a.to_string()).map_err(|e| Error::internal(format!("listener: {e}")))
+    };
+    let (http_address, grpc_address) = (address(&http)?, address(&grpc)?);
+    let (stop, stopped) = watch::channel(false);
+    let http_door = Door {
+        name: "http",
+        listener: http,
+        service: http_door::service(app.clone()),
+        metrics: app.metrics.clone(),
+        config: app.doors.clone(),
+    };
+    let grpc_door = Door {
+        name: "grpc",
+        listener: grpc,
+        service: grpc::service(app.clone()),
+        metrics: app.metrics.clone(),
+        config: app.doors.clone(),
+    };
+    let doors = [tokio::spawn(http_door.serve(stopped.clone())), tokio::spawn(grpc_door.serve(stopped))];
+    // Programs that start a server read this line for the ports.
+    println!("serving http://{http_address} grpc://{grpc_address}");
+    tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");
+    wait_for_signal().await?;
+    tracing::info!("stopping: no new connections, finishing what is in flight");
+    app.stop();
+    // Receivers are the doors; when they have gone already there is nothing left to stop.
+    let _ = stop.send(true);
+    for door in doors {
+        if let Err(error) = door.await {
+            tracing::error!(%error, "a door ended by panic");
+        }
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn wait_for_signal() -> Result<()> {
+    let signals = |kind| signal(kind).map_err(|e| Error::internal(format!("signals: {e}")));
+    let (mut terminate, mut interrupt) = (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = terminate.recv() => {},
+        _ = interrupt.recv() => {},
+    }
+    Ok(())
+}

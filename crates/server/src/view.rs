@@ -1,0 +1,122 @@
+//! What the doors show of the lifecycle's state and the statistics.
+
+use std::sync::Arc;
+
+use base::{Error, Result, VersionId};
+use lifecycle::{ModelStatus, State, VersionStatus};
+use protocol::status::{IndexEntry, StatisticsEntry, Total, VersionState};
+
+use crate::app::App;
+use crate::stats;
+
+/// The versions of a model that answer now, oldest first.
+pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
+    app.lifecycle.catalog().ready(model).unwrap_or_default()
+}
+
+/// The states of a model's versions, newest first as TensorFlow Serving lists them.
+///
+/// # Errors
+/// `NotFound` for an unknown model or version.
+pub(crate) fn version_states(app: &App, model: &str, version: Option<u64>) -> Result<Vec<VersionState>> {
+    let status = app
+        .lifecycle
+        .catalog()
+        .status(model)
+        .ok_or_else(|| Error::not_found(format!("no model \"{model}\" is served here")))?;
+    let mut states: Vec<VersionState> = status
+        .versions
+        .iter()
+        .filter(|known| version.is_none_or(|wanted| wanted == known.version))
+        .map(version_state)
+        .collect();
+    if let (Some(version), true) = (version, states.is_empty()) {
+        return Err(Error::not_found(format!("model \"{model}\" has no version {version}")));
+    }
+    states.sort_by(|a, b| b.version.cmp(&a.version));
+    Ok(states)
+}
+
+fn version_state(status: &VersionStatus) -> VersionState {
+    VersionState {
+        version: status.version,
+        state: match status.state {
+            State::Discovered | State::Admitted => protocol::status::TfsState::Start,
+            State::Loading | State::Warming => protocol::status::TfsState::Loading,
+            State::Ready => protocol::status::TfsState::Available,
+            State::Draining => protocol::status::TfsState::Unloading,
+            State::Released | State::Failed => protocol::status::TfsState::End,
+        },
+        error: (status.state == State::Failed).then(|| status.reason.clone().unwrap_or_default()),
+    }
+}
+
+/// The repository index: one entry a version, one without a version for a model that has none.
+pub(crate) fn repository_index(app: &App, ready_only: bool) -> Vec<IndexEntry> {
+    let mut entries: Vec<IndexEntry> = app.lifecycle.status().iter().flat_map(index_entries).collect();
+    entries.retain(|entry| !ready_only || entry.state == "READY");
+    entries
+}
+
+fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
+    if model.versions.is_empty() {
+        let reason = match (&model.error, model.unloaded) {
+            (Some(error), _) => error.clone(),
+            (None, true) => "unloaded".into(),
+            (None, false) => "no version found".into(),
+        };
+        return vec![IndexEntry { name: model.name.clone(), version: None, state: "UNAVAILABLE", reason }];
+    }
+    let entry = |version: &VersionStatus| IndexEntry {
+        name: model.name.clone(),
+        version: Some(version.version),
+        state: match version.state {
+            State::Ready => "READY",
+            State::Discovered | State::Admitted | State::Loading | State::Warming => "LOADING",
+            State::Draining => "UNLOADING",
+            State::Released | State::Failed => "UNAVAILABLE",
+        },
+        reason: version.reason.clone().or_else(|| version.note.clone()).unwrap_or_default(),
+    };
+    model.versions.iter().map(entry).collect()
+}
+
+/// Statistics of one version, of all ready versions of a model, or (empty name) of all models.
+///
+/// # Errors
+/// `NotFound` for an unknown model, `Unavailable` for one that serves nothing.
+pub(crate) fn statistics(app: &App, model: &str, version: Option<u64>) -> Result<Vec<StatisticsEntry>> {
+    let mut ids: Vec<VersionId> = Vec::new();
+    if model.is_empty() {
+        for name in app.lifecycle.catalog().names() {
+            ids.extend(ready_ids(app, &name));
+        }
+    } else {
+        let found = app.find(model, version, None)?;
+        match version {
+            Some(_) => ids.push(found.id.clone()),
+            None => ids.extend(ready_ids(app, &found.id.model)),
+        }
+    }
+    Ok(ids.iter().map(|id| entry(id, &app.stats.version(id))).collect())
+}
+
+fn ready_ids(app: &App, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
+    let model = model.clone();
+    ready_versions(app, &model).into_iter().map(move |version| VersionId { model: model.clone(), version })
+}
+
+fn entry(id: &VersionId, stats: &stats::VersionStats) -> StatisticsEntry {
+    let total = |total: &stats::Total| {
+        let (count, nanos) = total.read();
+        Total { count, nanos }
+    };
+    StatisticsEntry {
+        id: id.clone(),
+        last_ms: stats.last_ms.load(std::sync::atomic::Ordering::Relaxed),
+        success: total(&stats.success),
+        fail: total(&stats.fail),
+        queue: total(&stats.queue),
+        compute: total(&stats.compute),
+    }
+}
