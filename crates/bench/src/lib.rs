@@ -1,1 +1,37 @@
-//! Being written.
+//! Load generators, arms and reports: what `millpond bench load|swap|overhead` and `millpond demo` run.
+//!
+//! Everything here measures a server from outside, over its own protocols, in a process of its own. A client
+//! shares the machine with the server it measures, so it is built to cost little: bodies are encoded before the
+//! clock starts, one thread paces, sends and receives without handing anything over, and answers are checked by a
+//! caller's own code on the raw bytes. Latency counts from the moment a request was due, never from when it could
+//! be sent, so a stalled server cannot hide its stall by slowing the client down.
+//!
+//! Nothing here reads arguments or the environment: `cli` fills the `Args` structs and [`BenchEnv`].
+
+mod connection;
+mod drive;
+mod machine;
+mod models;
+mod process;
+mod random;
+mod report;
+mod samples;
+mod schedule;
+mod scrape;
+mod stats;
+mod timer;
+
+use std::path::PathBuf;
+
+/// What the command line knows and a benchmark needs.
+#[derive(Clone, Debug)]
+pub struct BenchEnv {
+    /// The `millpond` program to start as a server: usually this one.
+    pub millpond: PathBuf,
+    /// The ONNX Runtime library, already found.
+    pub onnxruntime: PathBuf,
+    /// Where models, logs and run directories are kept; a second run finds its models there.
+    pub cache_dir: PathBuf,
+    /// End the demo by itself after this many seconds.
+    pub demo_seconds: Option<u64>,
+}

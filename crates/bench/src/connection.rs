@@ -1,0 +1,279 @@
+//! Connections to a server under test: HTTP/2 for gRPC, HTTP/1.1 with keep-alive for REST.
+//!
+//! gRPC is spoken by hand on HTTP/2 because a benchmark needs only unary calls with bodies that are encoded
+//! already: no stub, no channel task and no codec stands between the pacing thread and the socket.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, Uri, Version};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use base::{Error, Result};
+
+/// An answer larger than this is counted as failed.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Bytes of a server's own words that are kept of a failure.
+const REASON_BYTES_MAX: usize = 300;
+/// Before each gRPC message: a flag for compression and the length.
+const GRPC_PREFIX_BYTES: usize = 5;
+
+/// How to talk to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// gRPC over cleartext HTTP/2.
+    Grpc,
+    /// HTTP/1.1.
+    Http,
+}
+
+/// A server's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// How to talk to it.
+    pub transport: Transport,
+    /// "host:port".
+    pub authority: String,
+}
+
+impl Endpoint {
+    /// Parses `grpc://host:port` or `http://host:port`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for anything else.
+    pub fn parse(url: &str) -> Result<Endpoint> {
+        let wanted = || Error::invalid(format!("\"{url}\": use grpc://host:port or http://host:port"));
+        let (scheme, rest) = url.split_once("://").ok_or_else(wanted)?;
+        let transport = match scheme {
+            "grpc" => Transport::Grpc,
+            "http" => Transport::Http,
+            _ => return Err(wanted()),
+        };
+        let authority = rest.trim_end_matches('/');
+        let port = authority.rsplit_once(':').and_then(|(host, port)| {
+            (!host.is_empty() && !authority.contains('/')).then(|| port.parse::<u16>().ok())?
+        });
+        port.map(|_| Endpoint { transport, authority: authority.into() }).ok_or_else(wanted)
+    }
+}
+
+/// What all requests of a run have in common.
+#[derive(Clone, Debug)]
+pub struct Template {
+    uri: Uri,
+    headers: HeaderMap,
+    transport: Transport,
+}
+
+impl Template {
+    /// Calls the gRPC method `path` ("/package.Service/Method").
+    ///
+    /// # Errors
+    /// `InvalidArgument` when endpoint and path make no URI.
+    pub fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+        Ok(Template {
+            uri: uri(&format!("http://{}{path}", endpoint.authority))?,
+            headers,
+            transport: Transport::Grpc,
+        })
+    }
+
+    /// Posts to `path`, with `extra` headers.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable characters.
+    pub fn post(endpoint: &Endpoint, path: &str, extra: &[(&'static str, String)]) -> Result<Template> {
+        let mut headers = HeaderMap::new();
+        let value = |text: &str| {
+            HeaderValue::from_str(text)
+                .map_err(|_| Error::invalid(format!("\"{text}\" cannot be a header value")))
+        };
+        headers.insert(HOST, value(&endpoint.authority)?);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for (name, text) in extra {
+            headers.insert(HeaderName::from_static(name), value(text)?);
+        }
+        Ok(Template { uri: uri(path)?, headers, transport: Transport::Http })
+    }
+
+    fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        if self.transport == Transport::Grpc {
+            *request.version_mut() = Version::HTTP_2;
+        }
+        request
+    }
+}
+
+fn uri(text: &str) -> Result<Uri> {
+    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is no address to call")))
+}
+
+/// A gRPC message with its prefix, ready to be sent as a body.
+pub fn grpc_frame(message: &[u8]) -> Bytes {
+    let mut frame = BytesMut::with_capacity(GRPC_PREFIX_BYTES + message.len());
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    frame.put_slice(message);
+    frame.freeze()
+}
+
+/// An answer's message: for gRPC without its prefix, for REST the headers that say how it is encoded and the body.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Response headers (REST: `inference-header-content-length`).
+    pub headers: HeaderMap,
+    /// The message.
+    pub body: Bytes,
+}
+
+/// One connection.
+pub(crate) enum Connection {
+    Grpc(hyper::client::conn::http2::SendRequest<Full<Bytes>>),
+    Http(hyper::client::conn::http1::SendRequest<Full<Bytes>>),
+}
+
+impl Connection {
+    /// Connects; the connection's own task runs on the current runtime.
+    pub(crate) async fn open(endpoint: &Endpoint) -> Result<Connection> {
+        let refused = |e: &dyn std::fmt::Display| {
+            Error::unavailable(format!("cannot connect to {}: {e}", endpoint.authority))
+        };
+        let stream = TcpStream::connect(&endpoint.authority).await.map_err(|e| refused(&e))?;
+        stream.set_nodelay(true).map_err(|e| refused(&e))?;
+        let io = TokioIo::new(stream);
+        match endpoint.transport {
+            Transport::Grpc => {
+                let (sender, driver) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+                    .initial_stream_window_size(1 << 20)
+                    .initial_connection_window_size(1 << 24)
+                    .handshake(io)
+                    .await
+                    .map_err(|e| refused(&e))?;
+                tokio::spawn(driver);
+                Ok(Connection::Grpc(sender))
+            }
+            Transport::Http => {
+                let (sender, driver) =
+                    hyper::client::conn::http1::handshake(io).await.map_err(|e| refused(&e))?;
+                tokio::spawn(driver);
+                Ok(Connection::Http(sender))
+            }
+        }
+    }
+
+    /// Another handle on the same connection; `None` where it carries one request at a time.
+    pub(crate) fn share(&self) -> Option<Connection> {
+        match self {
+            Connection::Grpc(sender) => Some(Connection::Grpc(sender.clone())),
+            Connection::Http(_) => None,
+        }
+    }
+
+    /// Whether the server still holds it open.
+    pub(crate) fn is_open(&self) -> bool {
+        match self {
+            Connection::Grpc(sender) => !sender.is_closed(),
+            Connection::Http(sender) => !sender.is_closed(),
+        }
+    }
+
+    /// One request and its answer.
+    ///
+    /// # Errors
+    /// The status the server gave, or what broke on the way, as a message.
+    pub(crate) async fn call(&mut self, template: &Template, body: Bytes) -> Result<Answer> {
+        let request = template.request(body);
+        let broken = |e: hyper::Error| Error::unavailable(format!("connection: {e}"));
+        match self {
+            Connection::Grpc(sender) => {
+                sender.ready().await.map_err(broken)?;
+                grpc_answer(sender.send_request(request).await.map_err(broken)?).await
+            }
+            Connection::Http(sender) => {
+                sender.ready().await.map_err(broken)?;
+                http_answer(sender.send_request(request).await.map_err(broken)?).await
+            }
+        }
+    }
+}
+
+async fn grpc_answer(response: Response<Incoming>) -> Result<Answer> {
+    let (parts, body) = response.into_parts();
+    if parts.headers.contains_key("grpc-status") {
+        grpc_status(&parts.headers)?;
+    }
+    let collected = Limited::new(body, ANSWER_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|e| Error::unavailable(format!("answer: {e}")))?;
+    match collected.trailers() {
+        Some(trailers) => grpc_status(trailers)?,
+        None => return Err(Error::unavailable(format!("HTTP {} without a gRPC status", parts.status))),
+    }
+    let mut frame = collected.to_bytes();
+    if frame.len() < GRPC_PREFIX_BYTES || frame[0] != 0 {
+        return Err(Error::data_loss("the answer is no uncompressed gRPC message"));
+    }
+    Ok(Answer { headers: parts.headers, body: frame.split_off(GRPC_PREFIX_BYTES) })
+}
+
+fn grpc_status(headers: &HeaderMap) -> Result<()> {
+    let text =
+        |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    match text("grpc-status") {
+        "0" => Ok(()),
+        status => Err(Error::unavailable(format!("gRPC status {status}: {}", clip(text("grpc-message"))))),
+    }
+}
+
+async fn http_answer(response: Response<Incoming>) -> Result<Answer> {
+    let (parts, body) = response.into_parts();
+    let body = Limited::new(body, ANSWER_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|e| Error::unavailable(format!("answer: {e}")))?
+        .to_bytes();
+    if !parts.status.is_success() {
+        let words = String::from_utf8_lossy(&body);
+        return Err(Error::unavailable(format!("HTTP {}: {}", parts.status.as_u16(), clip(&words))));
+    }
+    Ok(Answer { headers: parts.headers, body })
+}
+
+fn clip(text: &str) -> &str {
+    let end =
+        (0..=REASON_BYTES_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text[..end].trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        let endpoint = Endpoint::parse("grpc://127.0.0.1:8500/").unwrap();
+        assert_eq!(endpoint, Endpoint { transport: Transport::Grpc, authority: "127.0.0.1:8500".into() });
+        assert_eq!(Endpoint::parse("http://[::1]:1").unwrap().authority, "[::1]:1");
+        for wrong in ["127.0.0.1:8500", "https://a:1", "grpc://a", "grpc://:1", "http://a:b", "http://a:1/x"]
+        {
+            assert!(Endpoint::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn frames_and_clips() {
+        assert_eq!(&grpc_frame(b"ab")[..], &[0, 0, 0, 0, 2, b'a', b'b']);
+        assert_eq!(clip(" short "), "short");
+        assert_eq!(clip(&"é".repeat(400)).len(), REASON_BYTES_MAX);
+    }
+}

@@ -1,0 +1,161 @@
+//! Tables for people, JSON for programs, bars for those who wait.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use base::{Error, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// A table of text cells; the first column is left-aligned, the others right-aligned.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these column names.
+    pub fn new(columns: &[&str]) -> Table {
+        Table { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for (index, row) in self.rows.iter().enumerate() {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let (before, after) = if column == 0 { ("", "") } else { ("  ", "") };
+                let pad = " ".repeat(widths[column] - cell.chars().count());
+                line.push_str(before);
+                line.push_str(&if column == 0 { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
+                line.push_str(after);
+            }
+            writeln!(f, "{}", line.trim_end())?;
+            if index == 0 {
+                writeln!(f, "{}", "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Milliseconds with as many digits as mean something.
+pub fn ms(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+/// Writes `value` as JSON to `path`, in one step so that a reader never sees half of it.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
+    write_file(path, &text)
+}
+
+/// Writes a file in one step.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
+    }
+    let part = path.with_extension("part");
+    let mut file = std::fs::File::create(&part).map_err(|e| Error::io(&part, &e))?;
+    file.write_all(bytes).and_then(|()| file.write_all(b"\n")).map_err(|e| Error::io(&part, &e))?;
+    std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))
+}
+
+/// A bar on stderr, only where somebody watches.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar of `steps` steps.
+    pub fn new(steps: u64) -> Progress {
+        let visible = std::io::stderr().is_terminal();
+        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
+        if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {wide_msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        // A tick a second is enough to see that it lives and too little to disturb a measurement.
+        bar.enable_steady_tick(Duration::from_secs(1));
+        Progress { bar }
+    }
+
+    /// Says what is going on.
+    pub fn say(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+    }
+
+    /// One step is done.
+    pub fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Sets position and length (bytes, seconds).
+    pub fn at(&self, position: u64, length: u64) {
+        self.bar.set_length(length);
+        self.bar.set_position(position);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up() {
+        let mut table = Table::new(&["arm", "p50 ms"]);
+        table.row(vec!["pool".into(), "0.9".into()]);
+        table.row(vec!["control".into(), "10.25".into()]);
+        assert_eq!(table.to_string(), "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n");
+    }
+
+    #[test]
+    fn json_is_replaced_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/out.json");
+        write_json(&path, &[1, 2]).unwrap();
+        write_json(&path, &[3]).unwrap();
+        let back: Vec<i32> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(back, [3]);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn figures_keep_meaningful_digits() {
+        assert_eq!([ms(0.123), ms(12.34), ms(234.5)], ["0.12", "12.3", "234"]);
+    }
+}

@@ -1,0 +1,74 @@
+//! A timer that fires within microseconds inside an asynchronous runtime, whose own timers count milliseconds.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use tokio::io::unix::AsyncFd;
+
+/// One alarm, waited for by one task at a time.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    descriptor: AsyncFd<OwnedFd>,
+}
+
+impl Timer {
+    /// A timer registered with the current runtime.
+    pub(crate) fn new() -> Result<Timer> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let descriptor = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|e| Error::internal(format!("cannot make a timer: {e}")))?;
+        let descriptor =
+            AsyncFd::new(descriptor).map_err(|e| Error::internal(format!("cannot watch a timer: {e}")))?;
+        Ok(Timer { descriptor })
+    }
+
+    /// Returns at `due`, at once when that has passed.
+    pub(crate) async fn until(&self, due: Instant) -> Result<()> {
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.arm(left)?;
+            let mut ready =
+                self.descriptor.readable().await.map_err(|e| Error::internal(format!("timer: {e}")))?;
+            let mut expirations = [0u8; 8];
+            // An error here means that it has not fired yet; the loop looks at the clock either way.
+            let _ = rustix::io::read(self.descriptor.get_ref().as_fd(), &mut expirations);
+            ready.clear_ready();
+        }
+    }
+
+    fn arm(&self, left: Duration) -> Result<()> {
+        let once = Itimerspec {
+            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()).max(i64::from(left.as_secs() == 0)),
+            },
+        };
+        rustix::time::timerfd_settime(self.descriptor.get_ref(), TimerfdTimerFlags::empty(), &once)
+            .map(|_| ())
+            .map_err(|e| Error::internal(format!("cannot set a timer: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_never_fires_early() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let timer = Timer::new().unwrap();
+            for micros in [0, 1, 200, 1500] {
+                let due = Instant::now() + Duration::from_micros(micros);
+                timer.until(due).await.unwrap();
+                assert!(Instant::now() >= due);
+            }
+        });
+    }
+}
