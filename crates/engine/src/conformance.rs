@@ -1,1 +1,1 @@
-//! x
+//! Being written.

@@ -1,1 +1,243 @@
-//! x
+//! A deterministic engine without a native library, for the tests of whatever stands on [`Engine`].
+//!
+//! Its graphs are text (see [`graph`]), so that a test writes the model it needs in three lines. What a test must
+//! steer is on the engine: loads and runs can be held at a [`Gate`] or made to fail a number of times, and every
+//! load, run and release is counted. [`publish`] writes version directories in the mappable layout.
+
+pub mod gate;
+pub mod graph;
+pub mod publish;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::{DType, Error, NamedTensor, Result, Signature};
+
+use crate::{BoundTensor, Capabilities, Engine, LoadRequest, Session};
+use gate::Gate;
+use graph::Graph;
+
+/// The name under which the fake appears in manifests.
+pub const NAME: &str = "fake";
+/// A graph file larger than this is refused.
+const GRAPH_BYTES_MAX: u64 = 1 << 20;
+
+/// What has happened so far.
+#[derive(Debug, Default)]
+pub struct Counters {
+    loads: AtomicU64,
+    failed_loads: AtomicU64,
+    runs: AtomicU64,
+    releases: AtomicU64,
+}
+
+impl Counters {
+    /// Loads that gave a session.
+    pub fn loads(&self) -> u64 {
+        self.loads.load(Ordering::SeqCst)
+    }
+
+    /// Loads that gave an error.
+    pub fn failed_loads(&self) -> u64 {
+        self.failed_loads.load(Ordering::SeqCst)
+    }
+
+    /// Runs that were begun.
+    pub fn runs(&self) -> u64 {
+        self.runs.load(Ordering::SeqCst)
+    }
+
+    /// Sessions that were dropped.
+    pub fn releases(&self) -> u64 {
+        self.releases.load(Ordering::SeqCst)
+    }
+
+    /// Sessions that are alive.
+    pub fn live(&self) -> u64 {
+        self.loads().saturating_sub(self.releases())
+    }
+}
+
+#[derive(Default)]
+struct State {
+    counters: Counters,
+    loads: Gate,
+    runs: Gate,
+    loads_to_fail: AtomicU64,
+    runs_to_fail: AtomicU64,
+}
+
+/// The fake. Clones share counters and gates.
+#[derive(Clone, Default)]
+pub struct FakeEngine(Arc<State>);
+
+impl FakeEngine {
+    /// An engine that works and whose gates are open.
+    pub fn new() -> FakeEngine {
+        FakeEngine::default()
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// Where loads pass before they do anything.
+    pub fn load_gate(&self) -> &Gate {
+        &self.0.loads
+    }
+
+    /// Where runs pass before they do anything.
+    pub fn run_gate(&self) -> &Gate {
+        &self.0.runs
+    }
+
+    /// The next `count` loads fail with `Internal`.
+    pub fn fail_loads(&self, count: u64) {
+        self.0.loads_to_fail.store(count, Ordering::SeqCst);
+    }
+
+    /// The next `count` runs fail with `Internal`.
+    pub fn fail_runs(&self, count: u64) {
+        self.0.runs_to_fail.store(count, Ordering::SeqCst);
+    }
+
+    fn open(&self, request: &LoadRequest) -> Result<FakeSession> {
+        self.0.loads.pass();
+        if take_one(&self.0.loads_to_fail) {
+            return Err(Error::internal("told to fail a load"));
+        }
+        let path = &request.graph;
+        let bytes = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
+        if bytes > GRAPH_BYTES_MAX {
+            return Err(Error::data_loss(format!("{}: too large for a fake graph", path.display())));
+        }
+        let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+        let text = std::str::from_utf8(&text)
+            .map_err(|_| Error::data_loss(format!("{}: not a fake graph", path.display())))?;
+        let graph = Graph::parse(text).map_err(|e| e.context(path.display()))?;
+        graph.check_parameters(&request.parameters).map_err(|e| e.context(path.display()))?;
+        std::thread::sleep(graph.load_delay);
+        if let Some(message) = &graph.fail_load {
+            return Err(Error::invalid(message.as_str()));
+        }
+        Ok(FakeSession { graph, parameters: request.parameters.clone(), state: self.0.clone() })
+    }
+}
+
+/// Counts `left` down; whether there was one.
+fn take_one(left: &AtomicU64) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok()
+}
+
+impl Engine for FakeEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        "1".to_owned()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { binds_parameters: true, concurrent_runs: true, dtypes: DType::ALL.to_vec() }
+    }
+
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        let opened = self.open(request);
+        let counter = if opened.is_ok() { &self.0.counters.loads } else { &self.0.counters.failed_loads };
+        counter.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(opened?))
+    }
+}
+
+struct FakeSession {
+    graph: Graph,
+    parameters: Vec<BoundTensor>,
+    state: Arc<State>,
+}
+
+impl Session for FakeSession {
+    fn signature(&self) -> &Signature {
+        &self.graph.signature
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.graph.metadata
+    }
+
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        self.state.counters.runs.fetch_add(1, Ordering::SeqCst);
+        self.state.runs.pass();
+        if take_one(&self.state.runs_to_fail) {
+            return Err(Error::internal("told to fail a run"));
+        }
+        std::thread::sleep(self.graph.run_delay);
+        if let Some(message) = &self.graph.fail_run {
+            return Err(Error::internal(message.as_str()));
+        }
+        self.graph.run(&self.parameters, inputs, outputs)
+    }
+}
+
+impl Drop for FakeSession {
+    fn drop(&mut self) {
+        self.state.counters.releases.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::{ErrorKind, Tensor};
+
+    fn load(engine: &FakeEngine, text: &str) -> Result<Box<dyn Session>> {
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join("graph");
+        std::fs::write(&graph, text).unwrap();
+        engine.load(&LoadRequest { graph, parameters: vec![], options: Default::default() })
+    }
+
+    const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+
+    #[test]
+    fn failures_are_counted_down() {
+        let engine = FakeEngine::new();
+        engine.fail_loads(1);
+        assert_eq!(load(&engine, ECHO).err().map(|e| e.kind()), Some(ErrorKind::Internal));
+        let session = load(&engine, ECHO).unwrap();
+        engine.fail_runs(1);
+        let input = [NamedTensor::new("x", Tensor::from_vec([1].as_slice(), vec![7f32]).unwrap())];
+        assert!(session.run(&input, &[]).is_err());
+        assert_eq!(session.run(&input, &[]).unwrap()[0].tensor, input[0].tensor);
+        drop(session);
+        let counters = engine.counters();
+        assert_eq!(
+            (counters.loads(), counters.failed_loads(), counters.runs(), counters.live()),
+            (1, 1, 2, 0)
+        );
+    }
+
+    #[test]
+    fn a_closed_gate_holds_a_load() {
+        let engine = FakeEngine::new();
+        engine.load_gate().close();
+        std::thread::scope(|scope| {
+            let loading = scope.spawn(|| load(&engine, ECHO).is_ok());
+            engine.load_gate().wait_for(1);
+            assert_eq!(engine.counters().loads(), 0);
+            engine.load_gate().open();
+            assert!(loading.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_graph_can_fail_by_itself() {
+        let engine = FakeEngine::new();
+        let error = load(&engine, &format!("{ECHO}fail-load no such operator\n")).err().unwrap();
+        assert!(error.message().ends_with("no such operator"), "{error}");
+        let session = load(&engine, &format!("{ECHO}fail-run out of luck\n")).unwrap();
+        assert_eq!(session.run(&[], &[]).unwrap_err().message(), "out of luck");
+    }
+}

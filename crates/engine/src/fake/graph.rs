@@ -1,0 +1,222 @@
+//! The fake's graphs: a line each, words apart by blanks.
+//!
+//! ```text
+//! millpond-fake 1                    the first line
+//! input x float32 n 3                name, type, axes: a number or a symbol
+//! output y float32 n 3
+//! parameter half float32 1           must be bound, with this type and shape
+//! y = echo x                         the same elements
+//! y = affine x half 2                x times half plus 2: float32, a number or a parameter's first element
+//! y = pick table x                   rows of a parameter by int64 index
+//! metadata author the test           key and value
+//! load-delay 20                      milliseconds
+//! run-delay 1                        milliseconds
+//! fail-load why                      each load fails with InvalidArgument
+//! fail-run why                       each run fails with Internal
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{DType, Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec};
+use bytes::Bytes;
+
+use crate::BoundTensor;
+
+/// The first line.
+const MAGIC: &str = "millpond-fake 1";
+/// A delay longer than this is a mistake.
+const DELAY_MS_MAX: u64 = 60_000;
+
+/// A number in the graph or a parameter's first element.
+#[derive(Clone, Debug, PartialEq)]
+enum Operand {
+    Number(f32),
+    Parameter(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Operation {
+    Echo { input: String },
+    Affine { input: String, scale: Operand, offset: Operand },
+    Pick { table: String, index: String },
+}
+
+/// A parsed graph.
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    pub(crate) signature: Signature,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) load_delay: Duration,
+    pub(crate) run_delay: Duration,
+    pub(crate) fail_load: Option<String>,
+    pub(crate) fail_run: Option<String>,
+    parameters: Vec<TensorSpec>,
+    operations: BTreeMap<String, Operation>,
+}
+
+impl Graph {
+    /// # Errors
+    /// `DataLoss` when it is not one, `InvalidArgument` when it makes no sense.
+    pub(crate) fn parse(text: &str) -> Result<Graph> {
+        let mut lines = text.lines();
+        if lines.next() != Some(MAGIC) {
+            return Err(Error::data_loss(format!("not a fake graph: its first line is not \"{MAGIC}\"")));
+        }
+        let mut graph = Graph::default();
+        for line in lines.map(str::trim).filter(|line| !line.is_empty()) {
+            graph
+                .line(line)
+                .ok_or_else(|| Error::invalid(format!("\"{line}\" means nothing in a fake graph")))?;
+        }
+        match graph.signature.outputs.iter().find(|spec| !graph.operations.contains_key(&spec.name)) {
+            Some(spec) => Err(Error::invalid(format!("nothing computes \"{}\"", spec.name))),
+            None => Ok(graph),
+        }
+    }
+
+    fn line(&mut self, line: &str) -> Option<()> {
+        let (word, rest) = line.split_once(' ')?;
+        let rest = rest.trim();
+        match word {
+            "input" => self.signature.inputs.push(spec(rest)?),
+            "output" => self.signature.outputs.push(spec(rest)?),
+            "parameter" => self.parameters.push(spec(rest)?),
+            "load-delay" => self.load_delay = delay(rest)?,
+            "run-delay" => self.run_delay = delay(rest)?,
+            "fail-load" => self.fail_load = Some(rest.to_owned()),
+            "fail-run" => self.fail_run = Some(rest.to_owned()),
+            "metadata" => {
+                let (key, value) = rest.split_once(' ')?;
+                self.metadata.insert(key.to_owned(), value.to_owned());
+            }
+            output => {
+                self.operations.insert(output.to_owned(), operation(rest.strip_prefix("= ")?)?);
+            }
+        }
+        Some(())
+    }
+
+    /// # Errors
+    /// `InvalidArgument` when a parameter is missing or is not what the graph says.
+    pub(crate) fn check_parameters(&self, bound: &[BoundTensor]) -> Result<()> {
+        for spec in &self.parameters {
+            let name = &spec.name;
+            let found = bound
+                .iter()
+                .find(|tensor| tensor.name == *name)
+                .ok_or_else(|| Error::invalid(format!("parameter \"{name}\" is not bound")))?;
+            let dims: Vec<Dim> = found.dims.iter().map(|&size| Dim::Fixed(size)).collect();
+            if found.dtype != spec.dtype || Some(&dims) != spec.shape.as_ref() {
+                return Err(Error::invalid(format!(
+                    "parameter \"{name}\" has another type or shape than the graph"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes `wanted`, or every output.
+    pub(crate) fn run(
+        &self,
+        parameters: &[BoundTensor],
+        inputs: &[NamedTensor],
+        wanted: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        let run = Run { parameters, inputs };
+        let compute = |name: &str| -> Result<NamedTensor> {
+            let operation = self.operations.get(name).filter(|_| self.signature.output(name).is_some());
+            let operation =
+                operation.ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?;
+            Ok(NamedTensor::new(name, run.compute(operation)?))
+        };
+        match wanted {
+            [] => self.signature.outputs.iter().map(|spec| compute(&spec.name)).collect(),
+            names => names.iter().map(|name| compute(name)).collect(),
+        }
+    }
+}
+
+fn spec(text: &str) -> Option<TensorSpec> {
+    let mut words = text.split_whitespace();
+    let (name, dtype) = (words.next()?.to_owned(), DType::from_name(words.next()?)?);
+    let dim = |word: &str| word.parse().map_or_else(|_| Dim::Dynamic(Some(word.to_owned())), Dim::Fixed);
+    Some(TensorSpec { name, dtype, shape: Some(words.map(dim).collect()), optional: false })
+}
+
+fn delay(text: &str) -> Option<Duration> {
+    text.parse().ok().filter(|ms| *ms <= DELAY_MS_MAX).map(Duration::from_millis)
+}
+
+fn operation(text: &str) -> Option<Operation> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let operand =
+        |word: &str| word.parse().map_or_else(|_| Operand::Parameter(word.to_owned()), Operand::Number);
+    match words[..] {
+        ["echo", input] => Some(Operation::Echo { input: input.to_owned() }),
+        ["affine", input, scale, offset] => Some(Operation::Affine {
+            input: input.to_owned(),
+            scale: operand(scale),
+            offset: operand(offset),
+        }),
+        ["pick", table, index] => Some(Operation::Pick { table: table.to_owned(), index: index.to_owned() }),
+        _ => None,
+    }
+}
+
+struct Run<'a> {
+    parameters: &'a [BoundTensor],
+    inputs: &'a [NamedTensor],
+}
+
+impl Run<'_> {
+    fn compute(&self, operation: &Operation) -> Result<Tensor> {
+        match operation {
+            Operation::Echo { input } => Ok(self.input(input)?.clone()),
+            Operation::Affine { input, scale, offset } => {
+                let (scale, offset, input) =
+                    (self.operand(scale)?, self.operand(offset)?, self.input(input)?);
+                let elements = input.to_vec::<f32>()?.into_iter().map(|x| x * scale + offset).collect();
+                Tensor::from_vec(Shape::from_slice(input.shape()), elements)
+            }
+            Operation::Pick { table, index } => self.pick(self.parameter(table)?, self.input(index)?),
+        }
+    }
+
+    fn pick(&self, table: &BoundTensor, index: &Tensor) -> Result<Tensor> {
+        let (rows, row_shape) = table.dims.split_first().ok_or_else(|| Error::invalid("a table has rows"))?;
+        let row_bytes = table.bytes.checked_div(*rows).unwrap_or(0);
+        let mut picked = Vec::with_capacity(row_bytes * index.elements());
+        for at in index.to_vec::<i64>()? {
+            let row = usize::try_from(at).ok().filter(|row| row < rows).ok_or_else(|| {
+                Error::invalid(format!("index {at} is outside the {rows} rows of \"{}\"", table.name))
+            })?;
+            picked.extend_from_slice(&table.as_slice()[row * row_bytes..][..row_bytes]);
+        }
+        let shape: Shape = index.shape().iter().chain(row_shape).copied().collect();
+        Tensor::from_bytes(table.dtype, shape, Bytes::from(picked))
+    }
+
+    fn operand(&self, operand: &Operand) -> Result<f32> {
+        match operand {
+            Operand::Number(number) => Ok(*number),
+            Operand::Parameter(name) => {
+                let first = self.parameter(name)?.as_slice().first_chunk::<4>();
+                first
+                    .map(|bytes| f32::from_le_bytes(*bytes))
+                    .ok_or_else(|| Error::invalid("an empty parameter"))
+            }
+        }
+    }
+
+    fn input(&self, name: &str) -> Result<&Tensor> {
+        let found = self.inputs.iter().find(|input| *input.name == *name);
+        found.map(|input| &input.tensor).ok_or_else(|| Error::invalid(format!("input \"{name}\" is missing")))
+    }
+
+    fn parameter(&self, name: &str) -> Result<&BoundTensor> {
+        let found = self.parameters.iter().find(|parameter| parameter.name == *name);
+        found.ok_or_else(|| Error::invalid(format!("parameter \"{name}\" is not bound")))
+    }
+}

@@ -1,0 +1,103 @@
+//! Writes version directories that the fake can load, in the mappable layout.
+
+use std::path::Path;
+
+use base::{DType, Error, Result};
+
+use crate::layout::{
+    FORMAT, FileEntry, MANIFEST_NAME, Manifest, TENSOR_ALIGNMENT, TensorEntry, WEIGHTS_NAME,
+};
+
+/// What the graph file is called.
+pub const GRAPH_NAME: &str = "model.fake";
+
+/// A parameter to be written.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// Its name in the graph.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its axes.
+    pub dims: Vec<usize>,
+    /// Its elements.
+    pub bytes: Vec<u8>,
+}
+
+impl Parameter {
+    /// A parameter of singles.
+    pub fn floats(name: &str, dims: &[usize], elements: &[f32]) -> Parameter {
+        let bytes = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        Parameter { name: name.to_owned(), dtype: DType::F32, dims: dims.to_vec(), bytes }
+    }
+}
+
+/// A graph of `y = x * half + two` over any number of singles, with the two numbers as parameters.
+pub const HALF_PLUS_TWO: &str = "millpond-fake 1\n\
+    input x float32 n\n\
+    output y float32 n\n\
+    parameter half float32 1\n\
+    parameter two float32 1\n\
+    y = affine x half two\n";
+
+/// Publishes [`HALF_PLUS_TWO`] with other numbers, so that an answer says which version gave it.
+///
+/// # Errors
+/// Those of [`publish`].
+pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
+    publish(
+        dir,
+        HALF_PLUS_TWO,
+        &[Parameter::floats("half", &[1], &[scale]), Parameter::floats("two", &[1], &[offset])],
+    )
+}
+
+/// Writes `graph` and `parameters` into `dir`, the manifest last. The directory is made where it is missing.
+///
+/// # Errors
+/// Those of the file system.
+pub fn publish(dir: &Path, graph: &str, parameters: &[Parameter]) -> Result<()> {
+    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.join(name);
+        std::fs::write(&path, bytes).map_err(|e| Error::io(&path, &e))
+    };
+    let (weights, tensors) = lay_out(parameters);
+    write(GRAPH_NAME, graph.as_bytes())?;
+    if !parameters.is_empty() {
+        write(WEIGHTS_NAME, &weights)?;
+    }
+    let file =
+        |name: &str, bytes: usize| FileEntry { name: name.to_owned(), bytes: bytes as u64, blake3: None };
+    let manifest = Manifest {
+        format: FORMAT,
+        engine: super::NAME.to_owned(),
+        created_by: "the fake engine".to_owned(),
+        graph: FileEntry {
+            blake3: Some(blake3::hash(graph.as_bytes()).to_hex().to_string()),
+            ..file(GRAPH_NAME, graph.len())
+        },
+        weights: (!parameters.is_empty()).then(|| file(WEIGHTS_NAME, weights.len())),
+        tensors,
+    };
+    let text = serde_json::to_vec_pretty(&manifest).map_err(|e| Error::internal(e.to_string()))?;
+    write(MANIFEST_NAME, &text)
+}
+
+fn lay_out(parameters: &[Parameter]) -> (Vec<u8>, Vec<TensorEntry>) {
+    let mut weights = Vec::new();
+    let mut tensors = Vec::new();
+    for parameter in parameters {
+        tensors.push(TensorEntry {
+            name: parameter.name.clone(),
+            dtype: parameter.dtype.name().to_owned(),
+            dims: parameter.dims.clone(),
+            offset: weights.len() as u64,
+            bytes: parameter.bytes.len() as u64,
+            blake3: blake3::hash(&parameter.bytes).to_hex().to_string(),
+        });
+        weights.extend_from_slice(&parameter.bytes);
+        weights.resize(weights.len().next_multiple_of(TENSOR_ALIGNMENT as usize), 0);
+    }
+    (weights, tensors)
+}
