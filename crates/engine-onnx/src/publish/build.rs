@@ -16,6 +16,9 @@ pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
 /// The ONNX format version written; the oldest that has all the element types Millpond knows.
 const IR_VERSION: i64 = 9;
 
+/// Takes the next bytes of a parameter.
+pub type Put<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
+
 /// One operator of a graph.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -125,7 +128,10 @@ impl Parameter {
     pub fn bytes(&self) -> Result<u64> {
         let elements = self.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         elements.and_then(|count| self.dtype.bytes_for(count)).map(|bytes| bytes as u64).ok_or_else(|| {
-            Error::invalid(format!("\"{}\": {} of shape {:?} has no byte size", self.name, self.dtype, self.dims))
+            Error::invalid(format!(
+                "\"{}\": {} of shape {:?} has no byte size",
+                self.name, self.dtype, self.dims
+            ))
         })
     }
 
@@ -250,7 +256,7 @@ impl ModelBuilder {
         path: &Path,
         parameters: &[Parameter],
         options: WriteOptions,
-        fill: &mut dyn FnMut(usize, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>,
+        fill: &mut dyn FnMut(usize, &mut Put<'_>) -> Result<()>,
     ) -> Result<u64> {
         let mut prefixes = Vec::with_capacity(parameters.len());
         let mut length = self.graph.len() as u64;
@@ -275,7 +281,10 @@ impl ModelBuilder {
             let end = file.position() + bytes;
             fill(index, &mut |chunk| {
                 if file.position() + chunk.len() as u64 > end {
-                    return Err(Error::invalid(format!("\"{}\" takes {bytes} bytes", parameters[index].name)));
+                    return Err(Error::invalid(format!(
+                        "\"{}\" takes {bytes} bytes",
+                        parameters[index].name
+                    )));
                 }
                 file.put(chunk)
             })?;

@@ -6,10 +6,6 @@ pub(super) const WIRE_VARINT: u8 = 0;
 pub(super) const WIRE_FIXED64: u8 = 1;
 /// A length and that many bytes.
 pub(super) const WIRE_BYTES: u8 = 2;
-/// Opens a group (obsolete; closed by [`WIRE_GROUP_END`]).
-pub(super) const WIRE_GROUP: u8 = 3;
-/// Closes a group.
-pub(super) const WIRE_GROUP_END: u8 = 4;
 /// Four bytes, little-endian.
 pub(super) const WIRE_FIXED32: u8 = 5;
 

@@ -10,7 +10,7 @@ use super::sink::{FileWriter, WriteOptions, sync_dir, write_small};
 /// The graph's file name in the layout.
 pub const GRAPH_NAME: &str = "model.onnx";
 /// The engine that manifests written here name.
-const ENGINE_NAME: &str = "onnxruntime";
+pub(super) const ENGINE_NAME: &str = "onnxruntime";
 
 /// A version being written: parameters one after another, then the graph, then the manifest.
 ///
@@ -95,12 +95,14 @@ impl LayoutWriter {
     /// parameter is open; I/O errors.
     pub fn begin(&mut self, name: &str, dtype: DType, dims: &[usize]) -> Result<()> {
         if self.open.is_some() {
-            return Err(Error::precondition(format!("tensor \"{name}\" begins before the one before it ended")));
+            return Err(Error::precondition(format!(
+                "tensor \"{name}\" begins before the one before it ended"
+            )));
         }
         let elements = dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-        let bytes = elements
-            .and_then(|count| dtype.bytes_for(count))
-            .ok_or_else(|| Error::invalid(format!("tensor \"{name}\": {dtype} of shape {dims:?} has no byte size")))?;
+        let bytes = elements.and_then(|count| dtype.bytes_for(count)).ok_or_else(|| {
+            Error::invalid(format!("tensor \"{name}\": {dtype} of shape {dims:?} has no byte size"))
+        })?;
         let weights = match &mut self.weights {
             Some(weights) => weights,
             none => none.insert(FileWriter::create(&self.dir.join(WEIGHTS_NAME), self.options)?),
@@ -146,6 +148,16 @@ impl LayoutWriter {
         open.entry.blake3 = open.hasher.finalize().to_hex().to_string();
         self.tensors.push(open.entry.clone());
         Ok(open.entry)
+    }
+
+    /// The parameter written last.
+    pub(super) fn last(&self) -> Option<&TensorEntry> {
+        self.tensors.last()
+    }
+
+    /// How many parameters are written.
+    pub(super) fn count(&self) -> usize {
+        self.tensors.len()
     }
 
     /// Writes the graph and the manifest; after that the version is complete and on the medium.
@@ -248,8 +260,13 @@ mod tests {
     fn what_is_written_opens() {
         let dir = tempfile::tempdir().unwrap();
         let mut out = writer(dir.path());
-        out.tensor("a", DType::U8, &[3], [[1u8, 2], [3, 0]].iter().map(|c| &c[..if c[1] == 0 { 1 } else { 2 }]))
-            .unwrap();
+        out.tensor(
+            "a",
+            DType::U8,
+            &[3],
+            [[1u8, 2], [3, 0]].iter().map(|c| &c[..if c[1] == 0 { 1 } else { 2 }]),
+        )
+        .unwrap();
         out.tensor("b", DType::F32, &[2000], std::iter::repeat_n([7u8; 100], 80)).unwrap();
         out.tensor("empty", DType::I64, &[0, 4], std::iter::empty::<&[u8]>()).unwrap();
         let manifest = out.finish(b"graph").unwrap();

@@ -5,16 +5,27 @@
 
 mod aligned;
 pub mod build;
+mod constant;
+mod convert;
 mod encode;
+mod external;
 mod layout_writer;
+mod plan;
 mod schema;
 mod sink;
+mod source;
+mod tensor;
+mod versions;
+mod wire;
 
 use std::path::{Path, PathBuf};
 
-use base::{Error, Result};
+use base::Result;
 use engine::layout::Manifest;
 use memory::Rate;
+
+use convert::Job;
+use versions::Claim;
 
 pub use layout_writer::{GRAPH_NAME, LayoutWriter};
 pub use sink::WriteOptions;
@@ -77,8 +88,13 @@ pub struct Summary {
 /// `AlreadyExists` for a version that is there; `NotFound`, `DataLoss` or `InvalidArgument` when the source is
 /// at fault; I/O errors.
 pub fn publish(options: &PublishOptions, progress: &mut dyn FnMut(Progress)) -> Result<Published> {
-    let _ = (options, progress);
-    Err(Error::unimplemented("being written"))
+    // Everything that the headers can tell is told before anything is written.
+    let job = Job::open(&options.source, options.direct)?;
+    let claim = Claim::new(&options.dest_root, options.version)?;
+    let write = WriteOptions { rate: options.rate, direct: options.direct };
+    let manifest = job.run(claim.dir(), write, progress)?;
+    let (version, dir) = claim.commit()?;
+    Ok(Published { version, dir, manifest })
 }
 
 /// Converts `source` into the layout inside the existing directory `dir`.
@@ -91,8 +107,7 @@ pub fn convert_into(
     options: WriteOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest> {
-    let _ = (source, dir, options, progress);
-    Err(Error::unimplemented("being written"))
+    Job::open(source, options.direct)?.run(dir, options, progress)
 }
 
 /// Says quickly, from the headers alone, where a model's parameters lie.
@@ -100,6 +115,6 @@ pub fn convert_into(
 /// # Errors
 /// `NotFound` and `DataLoss` when the source is at fault; I/O errors.
 pub fn inspect(source: &Path) -> Result<Summary> {
-    let _ = source;
-    Err(Error::unimplemented("being written"))
+    // Headers of a model that is about to be loaded are worth their place in the page cache.
+    Job::open(source, false).map(|job| job.summary())
 }

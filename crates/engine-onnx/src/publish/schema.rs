@@ -48,6 +48,7 @@ pub(super) mod attribute {
     pub(crate) const TENSORS: u32 = 10;
     pub(crate) const GRAPHS: u32 = 11;
     pub(crate) const TYPE: u32 = 20;
+    pub(crate) const REF_ATTR_NAME: u32 = 21;
     pub(crate) const SPARSE_TENSOR: u32 = 22;
     pub(crate) const SPARSE_TENSORS: u32 = 23;
 }

@@ -1,0 +1,88 @@
+//! `Constant` nodes: parameters in disguise, and the only ones that some exporters write.
+
+use std::ops::Range;
+
+use base::Result;
+
+use super::encode::WIRE_BYTES;
+use super::schema::{attribute, node};
+use super::tensor::NAME_BYTES_MAX;
+use super::wire::Walker;
+
+/// Bytes of an operator's or attribute's name that is looked at; longer ones are none of ours.
+const WORD_BYTES_MAX: u64 = 64;
+
+/// A `Constant` with a tensor as its value.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Constant {
+    /// The name of its output.
+    pub(super) output: Vec<u8>,
+    /// Its `TensorProto`.
+    pub(super) value: Range<u64>,
+}
+
+/// Reads a `NodeProto`; nothing unless it is a `Constant` in its plain form: no input, one output, one attribute
+/// `value` with one tensor.
+pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Constant>> {
+    let (mut output, mut value) = (None, None);
+    let (mut is_constant, mut foreign, mut attributes, mut outputs) = (false, false, 0, 0);
+    let mut at = payload.start;
+    while at < payload.end {
+        let field = walker.field(at, payload.end)?;
+        at = field.whole.end;
+        if field.wire != WIRE_BYTES {
+            continue;
+        }
+        match field.number {
+            node::INPUT => foreign = true,
+            node::OUTPUT => {
+                outputs += 1;
+                output = Some(field.payload);
+            }
+            node::OP_TYPE => is_constant = word(walker, field.payload)? == b"Constant",
+            node::DOMAIN => {
+                let domain = word(walker, field.payload)?;
+                foreign |= !(domain.is_empty() || domain == b"ai.onnx");
+            }
+            node::ATTRIBUTE => {
+                attributes += 1;
+                value = Some(field.payload);
+            }
+            _ => {}
+        }
+    }
+    let (Some(output), Some(attribute)) = (output, value) else { return Ok(None) };
+    if !is_constant || foreign || attributes != 1 || outputs != 1 {
+        return Ok(None);
+    }
+    let Some(value) = tensor_value(walker, attribute)? else { return Ok(None) };
+    Ok(Some(Constant { output: walker.bytes(output, NAME_BYTES_MAX)?, value }))
+}
+
+/// The one tensor of an attribute called `value`.
+fn tensor_value(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Range<u64>>> {
+    let (mut named, mut tensors, mut tensor, mut plain) = (false, 0, None, true);
+    let mut at = payload.start;
+    while at < payload.end {
+        let field = walker.field(at, payload.end)?;
+        at = field.whole.end;
+        match field.number {
+            attribute::NAME if field.wire == WIRE_BYTES => named = word(walker, field.payload)? == b"value",
+            attribute::T if field.wire == WIRE_BYTES => {
+                tensors += 1;
+                tensor = Some(field.payload);
+            }
+            attribute::REF_ATTR_NAME => plain = false,
+            _ => {}
+        }
+    }
+    Ok(tensor.filter(|_| named && plain && tensors == 1))
+}
+
+fn word(walker: &mut Walker, range: Range<u64>) -> Result<Vec<u8>> {
+    if range.end - range.start > WORD_BYTES_MAX {
+        Ok(b"?".to_vec())
+    } else {
+        walker.bytes(range, WORD_BYTES_MAX)
+    }
+}

@@ -1,0 +1,257 @@
+//! Carries out a plan.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+use engine::layout::{Artifact, MANIFEST_NAME, Manifest};
+
+use super::layout_writer::{ENGINE_NAME, GRAPH_NAME, GraphWriter, LayoutWriter};
+use super::plan::{Data, Move, Piece, Plan, plan};
+use super::sink::WriteOptions;
+use super::source::{COPY_BYTES, SourceFile, WALK_BYTES};
+use super::tensor::stream_typed;
+use super::wire::Walker;
+use super::{Progress, Summary};
+
+/// Progress is reported after so many bytes.
+const REPORT_BYTES: u64 = 4 << 20;
+
+/// A source that was read and found sound, as far as headers tell.
+pub(super) struct Job {
+    model: PathBuf,
+    plan: Plan,
+    /// What the parameters must turn out to be, when the source is a published version.
+    published: Option<Manifest>,
+}
+
+impl Job {
+    /// Reads the headers of `source` and plans its conversion.
+    pub(super) fn open(source: &Path, direct: bool) -> Result<Job> {
+        let meta = std::fs::metadata(source).map_err(|e| Error::io(source, &e))?;
+        if !meta.is_dir() {
+            return Job::plan(source.to_owned(), None, direct);
+        }
+        if source.join(MANIFEST_NAME).exists() {
+            let artifact = Artifact::open(source)?;
+            if artifact.manifest.engine != ENGINE_NAME {
+                return Err(Error::unimplemented(format!(
+                    "{}: published for the engine \"{}\"; only \"{ENGINE_NAME}\" can be published again",
+                    source.display(),
+                    artifact.manifest.engine
+                )));
+            }
+            check_graph(&artifact, direct)?;
+            return Job::plan(artifact.graph(), Some(artifact.manifest), direct);
+        }
+        let model = source.join(GRAPH_NAME);
+        if !model.exists() {
+            return Err(Error::not_found(format!(
+                "{}: holds neither {GRAPH_NAME} nor a published version",
+                source.display()
+            )));
+        }
+        Job::plan(model, None, direct)
+    }
+
+    fn plan(model: PathBuf, published: Option<Manifest>, direct: bool) -> Result<Job> {
+        let always: HashSet<String> = published
+            .iter()
+            .flat_map(|manifest| &manifest.tensors)
+            .map(|tensor| tensor.name.clone())
+            .collect();
+        let mut walker = Walker::open(&model, WALK_BYTES, direct)?;
+        let plan = plan(&mut walker, &model, &always)?;
+        let moved: HashSet<&str> = plan.moves.iter().map(|parameter| parameter.name.as_str()).collect();
+        if let Some(absent) = always.iter().find(|name| !moved.contains(name.as_str())) {
+            return Err(Error::data_loss(format!(
+                "{}: the manifest has the tensor \"{absent}\", the graph does not",
+                model.display()
+            )));
+        }
+        Ok(Job { model, plan, published })
+    }
+
+    /// What moves where.
+    pub(super) fn summary(&self) -> Summary {
+        let mut summary = Summary {
+            published: self.published.is_some(),
+            embedded_bytes: 0,
+            external_bytes: 0,
+            tensors: self.plan.moves.len(),
+        };
+        for parameter in &self.plan.moves {
+            match parameter.data {
+                Data::File(..) => summary.external_bytes += parameter.bytes,
+                Data::Raw(_) | Data::Typed(_) => summary.embedded_bytes += parameter.bytes,
+            }
+        }
+        summary
+    }
+
+    /// Writes the version into `dir`.
+    pub(super) fn run(
+        self,
+        dir: &Path,
+        options: WriteOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Manifest> {
+        let mut writer = LayoutWriter::create(dir, options)?;
+        let total =
+            self.plan.moves.iter().map(|parameter| parameter.bytes).sum::<u64>() + self.plan.graph_bytes;
+        let mut reader = Reader {
+            model: Walker::open(&self.model, COPY_BYTES, options.direct)?,
+            other: None,
+            direct: options.direct,
+            meter: Meter { done: 0, reported: 0, total, progress },
+        };
+        for parameter in &self.plan.moves {
+            reader.parameter(parameter, &mut writer)?;
+            self.check(&writer)?;
+        }
+        let manifest = writer.finish_with(|out| reader.graph(&self.plan.graph, out))?;
+        if manifest.graph.bytes != self.plan.graph_bytes {
+            return Err(Error::internal(format!(
+                "the graph became {} bytes long instead of {}",
+                manifest.graph.bytes, self.plan.graph_bytes
+            )));
+        }
+        reader.meter.report();
+        Ok(manifest)
+    }
+
+    /// Compares the parameter just written with what a published source says of it.
+    fn check(&self, writer: &LayoutWriter) -> Result<()> {
+        let (Some(published), Some(entry)) = (&self.published, writer.last()) else { return Ok(()) };
+        // Both lists are in the graph's order unless somebody made the source by other means.
+        let at = writer.count() - 1;
+        let hinted = published.tensors.get(at).filter(|tensor| tensor.name == entry.name);
+        let Some(wanted) =
+            hinted.or_else(|| published.tensors.iter().find(|tensor| tensor.name == entry.name))
+        else {
+            return Ok(());
+        };
+        let same =
+            (&wanted.dtype, &wanted.dims, &wanted.blake3) == (&entry.dtype, &entry.dims, &entry.blake3);
+        if same {
+            return Ok(());
+        }
+        Err(Error::data_loss(format!(
+            "{}: tensor \"{}\" is not the one that its manifest describes; publish it again from its origin",
+            self.model.display(),
+            entry.name
+        )))
+    }
+}
+
+/// Compares the graph of a published version with its hash.
+fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
+    let Some(wanted) = &artifact.manifest.graph.blake3 else { return Ok(()) };
+    let path = artifact.graph();
+    let mut file = SourceFile::open(&path, COPY_BYTES, direct)?;
+    let mut hasher = blake3::Hasher::new();
+    file.stream(0..file.length(), &mut |slice| {
+        hasher.update(slice);
+        Ok(())
+    })?;
+    if hasher.finalize().to_hex().as_str() != wanted {
+        return Err(Error::data_loss(format!("{}: its hash is not the manifest's", path.display())));
+    }
+    Ok(())
+}
+
+/// The source's files while they are copied.
+struct Reader<'a> {
+    model: Walker,
+    /// The external file that was read last.
+    other: Option<(PathBuf, SourceFile)>,
+    direct: bool,
+    meter: Meter<'a>,
+}
+
+impl Reader<'_> {
+    fn parameter(&mut self, parameter: &Move, writer: &mut LayoutWriter) -> Result<()> {
+        writer.begin(&parameter.name, parameter.dtype, &parameter.dims)?;
+        let meter = &mut self.meter;
+        let mut sink = |slice: &[u8]| {
+            writer.write(slice)?;
+            meter.add(slice.len());
+            Ok(())
+        };
+        match &parameter.data {
+            Data::Raw(range) => self.model.file().stream(range.clone(), &mut sink)?,
+            Data::Typed(payload) => {
+                stream_typed(&mut self.model, payload.clone(), parameter.dtype, parameter.bytes, &mut sink)
+                    .map_err(|e| e.context(format_args!("tensor \"{}\"", parameter.name)))?;
+            }
+            Data::File(path, range) => {
+                other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;
+            }
+        }
+        let entry = writer.end()?;
+        if entry.offset != parameter.offset {
+            return Err(Error::internal(format!(
+                "tensor \"{}\" went to offset {} instead of {}",
+                entry.name, entry.offset, parameter.offset
+            )));
+        }
+        Ok(())
+    }
+
+    fn graph(&mut self, pieces: &[Piece], out: &mut GraphWriter) -> Result<()> {
+        for piece in pieces {
+            let meter = &mut self.meter;
+            let mut sink = |slice: &[u8]| {
+                out.put(slice)?;
+                meter.add(slice.len());
+                Ok(())
+            };
+            match piece {
+                Piece::New(bytes) => sink(bytes)?,
+                Piece::Copy(range) => self.model.file().stream(range.clone(), &mut sink)?,
+                Piece::File(path, range) => {
+                    other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The external file at `path`, kept open until another one is wanted.
+fn other<'a>(
+    slot: &'a mut Option<(PathBuf, SourceFile)>,
+    path: &Path,
+    direct: bool,
+) -> Result<&'a mut SourceFile> {
+    if slot.as_ref().is_some_and(|(open, _)| open != path) {
+        *slot = None;
+    }
+    let (_, file) = match slot {
+        Some(open) => open,
+        none => none.insert((path.to_owned(), SourceFile::open(path, COPY_BYTES, direct)?)),
+    };
+    Ok(file)
+}
+
+/// Counts bytes and reports them now and then.
+struct Meter<'a> {
+    done: u64,
+    reported: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Meter<'_> {
+    fn add(&mut self, bytes: usize) {
+        self.done += bytes as u64;
+        if self.done - self.reported >= REPORT_BYTES {
+            self.report();
+        }
+    }
+
+    fn report(&mut self) {
+        self.reported = self.done;
+        (self.progress)(Progress { bytes_done: self.done, bytes_total: self.total });
+    }
+}

@@ -1,0 +1,146 @@
+//! Files beside a model that hold its tensors.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use base::{Error, Result};
+
+use super::tensor::Location;
+
+/// Finds external files and keeps them inside the model's directory: a model is data, and publishing it must not
+/// read files that its author could not see.
+pub(super) struct ExternalFiles {
+    dir: PathBuf,
+    /// Where files may really lie: the model's directory, and the one that its own file really lies in where
+    /// that is a link (model caches link every file of a model into one store).
+    homes: Vec<PathBuf>,
+    known: HashMap<Vec<u8>, (PathBuf, u64)>,
+}
+
+impl ExternalFiles {
+    /// Files beside `model`.
+    pub(super) fn beside(model: &Path) -> Result<ExternalFiles> {
+        let dir = match model.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let real_dir = dir.canonicalize().map_err(|e| Error::io(&dir, &e))?;
+        let real_model = model.canonicalize().map_err(|e| Error::io(model, &e))?;
+        let homes = [Some(real_dir.as_path()), real_model.parent()]
+            .into_iter()
+            .flatten()
+            .map(Path::to_owned)
+            .collect();
+        Ok(ExternalFiles { dir, homes, known: HashMap::new() })
+    }
+
+    /// The file and the range of `wanted` bytes that `location` names.
+    pub(super) fn resolve(&mut self, location: &Location, wanted: u64) -> Result<(PathBuf, Range<u64>)> {
+        let (path, length) = match self.known.get(&location.path) {
+            Some(known) => known.clone(),
+            None => {
+                let found = self.find(&location.path)?;
+                self.known.insert(location.path.clone(), found.clone());
+                found
+            }
+        };
+        let given = location.length.unwrap_or_else(|| length.saturating_sub(location.offset));
+        if given != wanted {
+            return Err(Error::data_loss(format!(
+                "{given} bytes at offset {} of {}, type and shape take {wanted}",
+                location.offset,
+                path.display()
+            )));
+        }
+        match location.offset.checked_add(given) {
+            Some(end) if end <= length => Ok((path, location.offset..end)),
+            _ => Err(Error::data_loss(format!(
+                "offset {} and length {given} lie outside {}, which has {length} bytes",
+                location.offset,
+                path.display()
+            ))),
+        }
+    }
+
+    fn find(&self, location: &[u8]) -> Result<(PathBuf, u64)> {
+        let relative = Path::new(OsStr::from_bytes(location));
+        let plain =
+            relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        if !plain || location.contains(&0) {
+            return Err(Error::invalid(format!(
+                "external data in \"{}\": only files below the model's own directory are read",
+                relative.display()
+            )));
+        }
+        let path = self.dir.join(relative);
+        let real = path.canonicalize().map_err(|e| Error::io(&path, &e))?;
+        if !self.homes.iter().any(|home| real.starts_with(home)) {
+            return Err(Error::invalid(format!(
+                "external data in \"{}\" is a link out of the model's directory; copy the file there",
+                relative.display()
+            )));
+        }
+        let meta = std::fs::metadata(&real).map_err(|e| Error::io(&path, &e))?;
+        if !meta.is_file() {
+            return Err(Error::invalid(format!("{}: not a regular file", path.display())));
+        }
+        Ok((real, meta.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::ErrorKind;
+
+    fn at(path: &str, offset: u64, length: Option<u64>) -> Location {
+        Location { path: path.as_bytes().to_vec(), offset, length }
+    }
+
+    #[test]
+    fn only_files_inside_are_found() {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("model");
+        std::fs::create_dir_all(dir.join("sub")).unwrap();
+        std::fs::write(dir.join("model.onnx"), b"").unwrap();
+        std::fs::write(dir.join("sub/data"), [0u8; 100]).unwrap();
+        std::fs::write(outer.path().join("secret"), [0u8; 100]).unwrap();
+        std::os::unix::fs::symlink("../secret", dir.join("link")).unwrap();
+        std::os::unix::fs::symlink("sub/data", dir.join("inner")).unwrap();
+        let mut files = ExternalFiles::beside(&dir.join("model.onnx")).unwrap();
+        assert_eq!(files.resolve(&at("./sub/data", 4, Some(96)), 96).unwrap().1, 4..100);
+        assert_eq!(files.resolve(&at("inner", 90, None), 10).unwrap().1, 90..100);
+        let absolute = outer.path().join("secret");
+        for (location, kind) in [
+            (at("../secret", 0, None), ErrorKind::InvalidArgument),
+            (at("sub/../../secret", 0, None), ErrorKind::InvalidArgument),
+            (at(absolute.to_str().unwrap(), 0, None), ErrorKind::InvalidArgument),
+            (at("link", 0, None), ErrorKind::InvalidArgument),
+            (at("sub", 0, None), ErrorKind::InvalidArgument),
+            (at("sub/data\0", 0, None), ErrorKind::InvalidArgument),
+            (at("absent", 0, None), ErrorKind::NotFound),
+            (at("sub/data", 1, Some(100)), ErrorKind::DataLoss),
+            (at("sub/data", u64::MAX, Some(100)), ErrorKind::DataLoss),
+            (at("sub/data", 0, Some(99)), ErrorKind::DataLoss),
+        ] {
+            assert_eq!(files.resolve(&location, 100).unwrap_err().kind(), kind, "{location:?}");
+        }
+    }
+
+    #[test]
+    fn a_store_of_links_is_understood() {
+        let outer = tempfile::tempdir().unwrap();
+        let (blobs, snapshot) = (outer.path().join("blobs"), outer.path().join("snapshots/1"));
+        std::fs::create_dir_all(&blobs).unwrap();
+        std::fs::create_dir_all(&snapshot).unwrap();
+        for name in ["model.onnx", "model.onnx_data"] {
+            std::fs::write(blobs.join(name), [0u8; 8]).unwrap();
+            std::os::unix::fs::symlink(blobs.join(name), snapshot.join(name)).unwrap();
+        }
+        let mut files = ExternalFiles::beside(&snapshot.join("model.onnx")).unwrap();
+        assert_eq!(files.resolve(&at("model.onnx_data", 0, None), 8).unwrap().1, 0..8);
+    }
+}

@@ -1,0 +1,453 @@
+//! What a conversion will do, found by walking over the model once for names and once for edits.
+//!
+//! Protobuf puts the length of a message before it, so every enclosing length must be known before the first
+//! byte is written. The plan is a list of pieces whose lengths are known: ranges of the source, new bytes, and
+//! ranges of external files. Its size grows with the number of parameters, not with theirs.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use base::units::{MIB, format_bytes};
+use base::{DType, Error, Result};
+use engine::layout::{TENSOR_ALIGNMENT, WEIGHTS_NAME};
+
+use super::build::{MODEL_BYTES_MAX, external_data};
+use super::encode::{self, WIRE_BYTES};
+use super::external::ExternalFiles;
+use super::schema::{attribute, function, graph, model, node, sparse, tensor, training};
+use super::tensor::{NAME_BYTES_MAX, TensorHead};
+use super::wire::{Field, Walker};
+use super::{EXTERNALISE_MIN, constant, schema};
+
+/// Messages inside messages; protobuf's own limit.
+const DEPTH_MAX: usize = 100;
+/// Names of parameters, all together.
+const NAMES_BYTES_MAX: u64 = 64 * MIB;
+/// External data that must move into the graph because it cannot be bound: all together.
+const EMBED_BYTES_MAX: u64 = 256 * MIB;
+
+/// Where the bytes of a parameter lie.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Data {
+    /// As they are in memory, in the model file.
+    Raw(Range<u64>),
+    /// In the typed fields of this `TensorProto`.
+    Typed(Range<u64>),
+    /// As they are in memory, in another file.
+    File(PathBuf, Range<u64>),
+}
+
+/// A parameter that moves to the weights file.
+#[derive(Clone, Debug)]
+pub(super) struct Move {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) dims: Vec<usize>,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) data: Data,
+}
+
+/// A part of the new graph.
+#[derive(Clone, Debug)]
+pub(super) enum Piece {
+    /// A range of the model file.
+    Copy(Range<u64>),
+    /// New bytes.
+    New(Vec<u8>),
+    /// A range of an external file.
+    File(PathBuf, Range<u64>),
+}
+
+/// The whole conversion.
+pub(super) struct Plan {
+    pub(super) moves: Vec<Move>,
+    pub(super) graph: Vec<Piece>,
+    pub(super) graph_bytes: u64,
+}
+
+/// The messages that can hold a tensor.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    Model,
+    MainGraph,
+    MainNode,
+    MainTensor,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+    Sparse,
+    Function,
+    Training,
+}
+
+impl Kind {
+    /// What field `number` of this message is, if it can hold a tensor.
+    fn child(self, number: u32) -> Option<Kind> {
+        Some(match (self, number) {
+            (Kind::Model, model::GRAPH) => Kind::MainGraph,
+            (Kind::Model, model::TRAINING_INFO) => Kind::Training,
+            (Kind::Model, model::FUNCTIONS) => Kind::Function,
+            (Kind::MainGraph, graph::NODE) => Kind::MainNode,
+            (Kind::MainGraph, graph::INITIALIZER) => Kind::MainTensor,
+            (Kind::MainGraph | Kind::Graph, graph::SPARSE_INITIALIZER) => Kind::Sparse,
+            (Kind::Graph, graph::NODE) => Kind::Node,
+            (Kind::Graph, graph::INITIALIZER) => Kind::Tensor,
+            (Kind::MainNode | Kind::Node, node::ATTRIBUTE) => Kind::Attribute,
+            (Kind::Attribute, attribute::T | attribute::TENSORS) => Kind::Tensor,
+            (Kind::Attribute, attribute::G | attribute::GRAPHS) => Kind::Graph,
+            (Kind::Attribute, attribute::SPARSE_TENSOR | attribute::SPARSE_TENSORS) => Kind::Sparse,
+            (Kind::Sparse, sparse::VALUES | sparse::INDICES) => Kind::Tensor,
+            (Kind::Function, function::NODE) => Kind::Node,
+            (Kind::Function, function::ATTRIBUTE_PROTO) => Kind::Attribute,
+            (Kind::Training, training::INITIALIZATION | training::ALGORITHM) => Kind::Graph,
+            _ => return None,
+        })
+    }
+}
+
+/// The names that decide what may move.
+#[derive(Default)]
+struct Names {
+    /// How often a name is given to a parameter of the main graph. One that is given twice cannot be bound.
+    parameters: HashMap<Vec<u8>, u32>,
+    outputs: HashSet<Vec<u8>>,
+    bytes: u64,
+}
+
+/// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in `always` move
+/// whatever their size.
+pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -> Result<Plan> {
+    let names = Names::collect(walker)?;
+    let externals = ExternalFiles::beside(path)?;
+    let mut planner = Planner { walker, externals, names, always, moves: Vec::new(), end: 0, embedded: 0 };
+    let whole = planner.walker.whole();
+    let body = match planner.message(Kind::Model, whole.clone(), 0)? {
+        Some(body) => body,
+        None => Body { length: whole.end, pieces: vec![Piece::Copy(whole)] },
+    };
+    if body.length >= MODEL_BYTES_MAX {
+        return Err(Error::too_large(format!(
+            "the graph takes {} without its large parameters, ONNX allows less than 2 GiB",
+            format_bytes(body.length)
+        )));
+    }
+    Ok(Plan { moves: planner.moves, graph: body.pieces, graph_bytes: body.length })
+}
+
+impl Names {
+    fn collect(walker: &mut Walker) -> Result<Names> {
+        let mut names = Names::default();
+        let (whole, mut graphs) = (walker.whole(), 0);
+        let mut at = whole.start;
+        while at < whole.end {
+            let field = walker.field(at, whole.end)?;
+            at = field.whole.end;
+            if field.is(model::GRAPH, WIRE_BYTES) {
+                graphs += 1;
+                names.graph(walker, field.payload)?;
+            }
+        }
+        if graphs == 0 {
+            return Err(walker.damaged(0, "not an ONNX model: it has no graph"));
+        }
+        Ok(names)
+    }
+
+    fn graph(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let field = walker.field(at, range.end)?;
+            at = field.whole.end;
+            if field.wire != WIRE_BYTES {
+                continue;
+            }
+            match field.number {
+                graph::INITIALIZER => {
+                    let name = TensorHead::read(walker, field.payload)?.name;
+                    self.parameter(walker, &field.whole, name)?;
+                }
+                graph::SPARSE_INITIALIZER => {
+                    if let Some(values) = last(walker, field.payload, sparse::VALUES)? {
+                        let name = TensorHead::read(walker, values)?.name;
+                        self.parameter(walker, &field.whole, name)?;
+                    }
+                }
+                graph::NODE => {
+                    if let Some(constant) = constant::read(walker, field.payload)? {
+                        self.parameter(walker, &field.whole, constant.output)?;
+                    }
+                }
+                graph::OUTPUT => {
+                    if let Some(name) = last(walker, field.payload, 1)? {
+                        let name = walker.bytes(name, NAME_BYTES_MAX)?;
+                        self.count(walker, &field.whole, &name)?;
+                        self.outputs.insert(name);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn parameter(&mut self, walker: &Walker, whole: &Range<u64>, name: Vec<u8>) -> Result<()> {
+        self.count(walker, whole, &name)?;
+        *self.parameters.entry(name).or_default() += 1;
+        Ok(())
+    }
+
+    fn count(&mut self, walker: &Walker, whole: &Range<u64>, name: &[u8]) -> Result<()> {
+        self.bytes += name.len() as u64;
+        if self.bytes > NAMES_BYTES_MAX {
+            return Err(walker.damaged(whole.start, "the parameters' names take too much memory"));
+        }
+        Ok(())
+    }
+
+    /// The name as text, if a parameter of this name can be bound.
+    fn bindable(&self, name: &[u8]) -> Option<String> {
+        let once = self.parameters.get(name).is_some_and(|&count| count == 1);
+        let text = std::str::from_utf8(name).ok()?;
+        (once && !text.is_empty()).then(|| text.to_owned())
+    }
+}
+
+/// The payload of the last field `number` of a message: the one that counts.
+fn last(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Option<Range<u64>>> {
+    let (mut at, mut found) = (range.start, None);
+    while at < range.end {
+        let field = walker.field(at, range.end)?;
+        at = field.whole.end;
+        if field.is(number, WIRE_BYTES) {
+            found = Some(field.payload);
+        }
+    }
+    Ok(found)
+}
+
+/// A message that differs from its source.
+struct Body {
+    pieces: Vec<Piece>,
+    length: u64,
+}
+
+impl Body {
+    fn new() -> Body {
+        Body { pieces: Vec::new(), length: 0 }
+    }
+
+    fn copy(&mut self, range: Range<u64>) {
+        self.length += range.end - range.start;
+        match self.pieces.last_mut() {
+            Some(Piece::Copy(before)) if before.end == range.start => before.end = range.end,
+            _ if range.is_empty() => {}
+            _ => self.pieces.push(Piece::Copy(range)),
+        }
+    }
+
+    fn new_bytes(&mut self, bytes: Vec<u8>) {
+        self.length += bytes.len() as u64;
+        match self.pieces.last_mut() {
+            Some(Piece::New(before)) => before.extend_from_slice(&bytes),
+            _ => self.pieces.push(Piece::New(bytes)),
+        }
+    }
+
+    fn file(&mut self, path: PathBuf, range: Range<u64>) {
+        self.length += range.end - range.start;
+        self.pieces.push(Piece::File(path, range));
+    }
+
+    /// Appends `inner` as field `number`.
+    fn field(&mut self, number: u32, inner: Body) {
+        let mut header = Vec::new();
+        encode::header(&mut header, number, inner.length);
+        self.new_bytes(header);
+        self.length += inner.length;
+        let mut pieces = inner.pieces.into_iter();
+        if let Some(Piece::New(first)) = pieces.as_slice().first() {
+            let first = first.clone();
+            self.length -= first.len() as u64;
+            self.new_bytes(first);
+            pieces.next();
+        }
+        self.pieces.extend(pieces);
+    }
+}
+
+struct Planner<'a> {
+    walker: &'a mut Walker,
+    externals: ExternalFiles,
+    names: Names,
+    always: &'a HashSet<String>,
+    moves: Vec<Move>,
+    /// Where the last parameter ends in the weights file.
+    end: u64,
+    /// External bytes that move into the graph.
+    embedded: u64,
+}
+
+impl Planner<'_> {
+    /// The new form of a message, or nothing where it stays as it is.
+    fn message(&mut self, kind: Kind, range: Range<u64>, depth: usize) -> Result<Option<Body>> {
+        if depth > DEPTH_MAX {
+            return Err(self
+                .walker
+                .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
+        }
+        let mut body = Body::new();
+        let (mut at, mut copied) = (range.start, range.start);
+        while at < range.end {
+            let field = self.walker.field(at, range.end)?;
+            at = field.whole.end;
+            if field.wire != WIRE_BYTES {
+                continue;
+            }
+            let Some(child) = kind.child(field.number) else { continue };
+            if let Some((number, inner)) = self.child(child, &field, depth + 1)? {
+                body.copy(copied..field.whole.start);
+                body.field(number, inner);
+                copied = field.whole.end;
+            }
+        }
+        if copied == range.start && body.pieces.is_empty() {
+            return Ok(None);
+        }
+        body.copy(copied..range.end);
+        Ok(Some(body))
+    }
+
+    /// The new form of a field: its number and its payload.
+    fn child(&mut self, kind: Kind, field: &Field, depth: usize) -> Result<Option<(u32, Body)>> {
+        let payload = field.payload.clone();
+        let body = match kind {
+            Kind::MainTensor => self.parameter(payload)?,
+            Kind::Tensor => {
+                let head = TensorHead::read(self.walker, payload)?;
+                self.embed(&head)?
+            }
+            Kind::MainNode => match self.constant(payload.clone())? {
+                Some(body) => return Ok(Some((graph::INITIALIZER, body))),
+                None => self.message(kind, payload, depth)?,
+            },
+            _ => self.message(kind, payload, depth)?,
+        };
+        Ok(body.map(|body| (field.number, body)))
+    }
+
+    /// An initialiser of the main graph.
+    fn parameter(&mut self, payload: Range<u64>) -> Result<Option<Body>> {
+        let head = TensorHead::read(self.walker, payload)?;
+        let name = self.names.bindable(&head.name);
+        match self.movable(&head, name)? {
+            Some(parameter) => self.move_out(&head, parameter).map(Some),
+            None => self.embed(&head),
+        }
+    }
+
+    /// A `Constant` of the main graph whose value is large: it becomes an initialiser, which is what ONNX Runtime
+    /// would make of it, but one that can be bound.
+    fn constant(&mut self, payload: Range<u64>) -> Result<Option<Body>> {
+        let Some(constant) = constant::read(self.walker, payload)? else { return Ok(None) };
+        if self.names.outputs.contains(&constant.output) {
+            return Ok(None);
+        }
+        let mut head = TensorHead::read(self.walker, constant.value)?;
+        let name = self.names.bindable(&constant.output);
+        head.name = constant.output;
+        match self.movable(&head, name)? {
+            Some(parameter) => self.move_out(&head, parameter).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Decides whether a parameter of the main graph moves. `name` is absent where it could not be bound.
+    fn movable(&mut self, head: &TensorHead, name: Option<String>) -> Result<Option<Move>> {
+        let (Some(name), Some(bytes)) = (name, head.bytes(self.walker)?) else { return Ok(None) };
+        let Some(dtype) = schema::dtype(head.code) else { return Ok(None) };
+        if head.segmented || (bytes < EXTERNALISE_MIN && !self.always.contains(&name)) {
+            return Ok(None);
+        }
+        let dims = head.dims.iter().filter_map(|&dim| usize::try_from(dim).ok()).collect();
+        let data = match (&head.external, &head.raw) {
+            (Some(location), _) => {
+                let (path, range) = self
+                    .externals
+                    .resolve(location, bytes)
+                    .map_err(|e| e.context(format_args!("tensor \"{name}\"")))?;
+                Data::File(path, range)
+            }
+            (None, Some(raw)) if raw.end - raw.start == bytes => Data::Raw(raw.clone()),
+            (None, Some(raw)) => {
+                let held = raw.end - raw.start;
+                return Err(self.walker.damaged(
+                    raw.start,
+                    format_args!("tensor \"{name}\" holds {held} bytes, type and shape take {bytes}"),
+                ));
+            }
+            (None, None) => Data::Typed(head.payload.clone()),
+        };
+        let offset = self.end.next_multiple_of(TENSOR_ALIGNMENT);
+        Ok(Some(Move { name, dtype, dims, offset, bytes, data }))
+    }
+
+    fn move_out(&mut self, head: &TensorHead, parameter: Move) -> Result<Body> {
+        self.end =
+            parameter.offset.checked_add(parameter.bytes).filter(|&end| end < i64::MAX as u64).ok_or_else(
+                || self.walker.damaged(head.payload.start, "more parameters than a file can hold"),
+            )?;
+        let mut body = kept(head);
+        let mut place = Vec::new();
+        external_data(&mut place, WEIGHTS_NAME, parameter.offset, parameter.bytes);
+        body.new_bytes(place);
+        self.moves.push(parameter);
+        Ok(body)
+    }
+
+    /// A tensor whose external data moves into the graph.
+    fn embed(&mut self, head: &TensorHead) -> Result<Option<Body>> {
+        let Some(location) = &head.external else { return Ok(None) };
+        let Some(bytes) = head.bytes(self.walker)? else {
+            return Err(self.walker.damaged(
+                head.payload.start,
+                format_args!("tensor \"{}\" has external data and a type without a size", head.label()),
+            ));
+        };
+        self.embedded = self.embedded.saturating_add(bytes);
+        if self.embedded > EMBED_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "tensor \"{}\": external data outside the main graph's initialisers is copied into the graph, up \
+                 to {} in all; make it an initialiser of the main graph with a unique name",
+                head.label(),
+                format_bytes(EMBED_BYTES_MAX)
+            )));
+        }
+        let (path, range) = self
+            .externals
+            .resolve(location, bytes)
+            .map_err(|e| e.context(format_args!("tensor \"{}\"", head.label())))?;
+        let mut body = kept(head);
+        let mut header = Vec::new();
+        encode::header(&mut header, tensor::RAW_DATA, bytes);
+        body.new_bytes(header);
+        body.file(path, range);
+        Ok(Some(body))
+    }
+}
+
+/// A tensor's fields other than its data.
+fn kept(head: &TensorHead) -> Body {
+    let mut body = Body::new();
+    for range in &head.kept {
+        body.copy(range.clone());
+    }
+    let mut name = Vec::new();
+    if !head.name.is_empty() {
+        encode::bytes(&mut name, tensor::NAME, &head.name);
+    }
+    body.new_bytes(name);
+    body
+}

@@ -1,0 +1,302 @@
+//! Reading `TensorProto`: what it is, where its bytes lie, and the bytes in the order of memory.
+
+use std::ops::Range;
+
+use base::{DType, Result};
+
+use super::encode::{WIRE_BYTES, WIRE_FIXED32, WIRE_FIXED64, WIRE_VARINT};
+use super::schema::{self, tensor};
+use super::wire::{Field, Walker};
+
+/// Axes of a tensor at most.
+const DIMS_MAX: usize = 256;
+/// Bytes of a name at most.
+pub(super) const NAME_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a location, which is a path.
+const LOCATION_BYTES_MAX: u64 = 4 << 10;
+/// Entries that say where external data lies.
+const EXTERNAL_ENTRIES_MAX: usize = 64;
+/// Runs of fields that are copied as they are.
+const KEPT_MAX: usize = 1024;
+/// Bytes gathered before converted elements are handed on.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// Where external data lies, as the model says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Location {
+    pub(super) path: Vec<u8>,
+    pub(super) offset: u64,
+    pub(super) length: Option<u64>,
+}
+
+/// A `TensorProto` without its elements.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TensorHead {
+    /// All of the message.
+    pub(super) payload: Range<u64>,
+    pub(super) dims: Vec<u64>,
+    /// `TensorProto.DataType`.
+    pub(super) code: i64,
+    pub(super) name: Vec<u8>,
+    pub(super) raw: Option<Range<u64>>,
+    /// It is one part of a tensor.
+    pub(super) segmented: bool,
+    /// Its data lies in another file.
+    pub(super) external: Option<Location>,
+    /// The fields that are neither data nor name.
+    pub(super) kept: Vec<Range<u64>>,
+}
+
+impl TensorHead {
+    /// Reads the message in `payload`, skipping over data.
+    pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<TensorHead> {
+        let mut head = TensorHead { payload: payload.clone(), ..TensorHead::default() };
+        let (mut location, mut entries, mut is_external) = (Location::default(), 0, false);
+        let mut at = payload.start;
+        while at < payload.end {
+            let field = walker.field(at, payload.end)?;
+            at = field.whole.end;
+            match field.number {
+                tensor::NAME if field.wire == WIRE_BYTES => {
+                    head.name = walker.bytes(field.payload, NAME_BYTES_MAX)?;
+                }
+                tensor::RAW_DATA if field.wire == WIRE_BYTES => head.raw = Some(field.payload),
+                tensor::EXTERNAL_DATA if field.wire == WIRE_BYTES => {
+                    entries += 1;
+                    if entries > EXTERNAL_ENTRIES_MAX {
+                        return Err(walker.damaged(field.whole.start, "too many entries about external data"));
+                    }
+                    location.entry(walker, &field)?;
+                }
+                tensor::DATA_LOCATION if field.wire == WIRE_VARINT => {
+                    is_external = field.varint as i64 == schema::LOCATION_EXTERNAL;
+                }
+                tensor::FLOAT_DATA
+                | tensor::INT32_DATA
+                | tensor::STRING_DATA
+                | tensor::INT64_DATA
+                | tensor::DOUBLE_DATA
+                | tensor::UINT64_DATA => {}
+                _ => head.other(walker, &field)?,
+            }
+        }
+        if is_external {
+            if location.path.is_empty() {
+                return Err(walker.damaged(payload.start, "external data without a location"));
+            }
+            head.external = Some(location);
+        }
+        Ok(head)
+    }
+
+    /// A field that is copied, and perhaps read.
+    fn other(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+        match (field.number, field.wire) {
+            (tensor::DIMS, WIRE_VARINT) => self.dim(walker, field.whole.start, field.varint)?,
+            (tensor::DIMS, WIRE_BYTES) => {
+                let mut at = field.payload.start;
+                while at < field.payload.end {
+                    let (dim, next) = walker.varint(at, field.payload.end)?;
+                    self.dim(walker, at, dim)?;
+                    at = next;
+                }
+            }
+            (tensor::DATA_TYPE, WIRE_VARINT) => self.code = field.varint as i64,
+            (tensor::SEGMENT, _) => self.segmented = true,
+            _ => {}
+        }
+        match self.kept.last_mut() {
+            Some(last) if last.end == field.whole.start => last.end = field.whole.end,
+            _ => self.kept.push(field.whole.clone()),
+        }
+        if self.kept.len() > KEPT_MAX {
+            return Err(walker.damaged(field.whole.start, "a tensor in too many pieces"));
+        }
+        Ok(())
+    }
+
+    fn dim(&mut self, walker: &Walker, at: u64, dim: u64) -> Result<()> {
+        if dim as i64 <= -1 {
+            return Err(walker.damaged(at, format_args!("a tensor axis of size {}", dim as i64)));
+        }
+        self.dims.push(dim);
+        if self.dims.len() > DIMS_MAX {
+            return Err(walker.damaged(at, format_args!("a tensor of more than {DIMS_MAX} axes")));
+        }
+        Ok(())
+    }
+
+    /// The bytes that its type and shape take; `None` for strings and types nobody knows.
+    pub(super) fn bytes(&self, walker: &Walker) -> Result<Option<u64>> {
+        let Some(bits) = schema::bits(self.code) else { return Ok(None) };
+        self.dims
+            .iter()
+            .try_fold(1u64, |product, &dim| product.checked_mul(dim))
+            .and_then(|elements| Some(elements.checked_mul(bits)?.div_ceil(8)))
+            .filter(|bytes| i64::try_from(*bytes).is_ok())
+            .map(Some)
+            .ok_or_else(|| {
+                walker
+                    .damaged(self.payload.start, format_args!("a tensor of impossible shape {:?}", self.dims))
+            })
+    }
+
+    /// Its name for messages.
+    pub(super) fn label(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.name)
+    }
+}
+
+impl Location {
+    /// Takes one `StringStringEntryProto`.
+    fn entry(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let mut at = field.payload.start;
+        while at < field.payload.end {
+            let part = walker.field(at, field.payload.end)?;
+            at = part.whole.end;
+            if part.is(1, WIRE_BYTES) {
+                key = walker.bytes(part.payload, LOCATION_BYTES_MAX)?;
+            } else if part.is(2, WIRE_BYTES) {
+                value = walker.bytes(part.payload, LOCATION_BYTES_MAX)?;
+            }
+        }
+        let number =
+            |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let bad =
+            |walker: &Walker| walker.damaged(field.whole.start, "external data with a bad offset or length");
+        match key.as_slice() {
+            b"location" => self.path = value,
+            b"offset" => self.offset = number(&value).ok_or_else(|| bad(walker))?,
+            b"length" => self.length = Some(number(&value).ok_or_else(|| bad(walker))?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The field that holds elements of `dtype` when they are not raw.
+fn typed_field(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 | DType::Complex64 => tensor::FLOAT_DATA,
+        DType::F64 | DType::Complex128 => tensor::DOUBLE_DATA,
+        DType::I64 => tensor::INT64_DATA,
+        DType::U32 | DType::U64 => tensor::UINT64_DATA,
+        _ => tensor::INT32_DATA,
+    }
+}
+
+/// Hands on the elements of the typed fields of the tensor in `payload`, as they lie in memory. Exactly
+/// `wanted` bytes, or an error.
+pub(super) fn stream_typed(
+    walker: &mut Walker,
+    payload: Range<u64>,
+    dtype: DType,
+    wanted: u64,
+    sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut batch = Batch { dtype, bytes: Vec::with_capacity(BATCH_BYTES + 8), passed: 0, wanted, sink };
+    let number = typed_field(dtype);
+    let fixed = match number {
+        tensor::FLOAT_DATA => Some((WIRE_FIXED32, 4)),
+        tensor::DOUBLE_DATA => Some((WIRE_FIXED64, 8)),
+        _ => None,
+    };
+    let mut at = payload.start;
+    while at < payload.end {
+        let field = walker.field(at, payload.end)?;
+        at = field.whole.end;
+        if field.number != number {
+            continue;
+        }
+        match (field.wire, fixed) {
+            (WIRE_BYTES, Some((_, width))) => {
+                if !(field.payload.end - field.payload.start).is_multiple_of(width) {
+                    return Err(walker.damaged(field.payload.start, "half an element"));
+                }
+                batch.copy(walker, field.payload)?;
+            }
+            (wire, Some((fixed, _))) if wire == fixed => batch.copy(walker, field.payload)?,
+            (WIRE_BYTES, None) => batch.varints(walker, field.payload)?,
+            (WIRE_VARINT, None) => batch.element(walker, field.payload.start, field.varint)?,
+            _ => {}
+        }
+    }
+    batch.flush()?;
+    if batch.passed != wanted {
+        let passed = batch.passed;
+        return Err(
+            walker.damaged(payload.start, format_args!("a tensor of {wanted} bytes that holds {passed}"))
+        );
+    }
+    Ok(())
+}
+
+/// Elements on their way.
+struct Batch<'a> {
+    dtype: DType,
+    bytes: Vec<u8>,
+    /// Bytes handed on.
+    passed: u64,
+    wanted: u64,
+    sink: &'a mut dyn FnMut(&[u8]) -> Result<()>,
+}
+
+impl Batch<'_> {
+    fn copy(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
+        self.room(walker, range.start, range.end - range.start)?;
+        let bytes = &mut self.bytes;
+        let (passed, sink) = (&mut self.passed, &mut self.sink);
+        walker.file().stream(range, &mut |slice| {
+            bytes.extend_from_slice(slice);
+            if bytes.len() >= BATCH_BYTES {
+                *passed += bytes.len() as u64;
+                sink(bytes)?;
+                bytes.clear();
+            }
+            Ok(())
+        })
+    }
+
+    fn varints(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let (value, next) = walker.varint(at, range.end)?;
+            self.element(walker, at, value)?;
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn element(&mut self, walker: &Walker, at: u64, value: u64) -> Result<()> {
+        let width = match self.dtype {
+            DType::Bool => return self.push(walker, at, &[u8::from(value != 0)]),
+            DType::I64 | DType::U64 => 8,
+            DType::I32 | DType::U32 => 4,
+            DType::I16 | DType::U16 | DType::F16 | DType::BF16 => 2,
+            // Bytes, and pairs of 4-bit elements.
+            _ => 1,
+        };
+        self.push(walker, at, &value.to_le_bytes()[..width])
+    }
+
+    fn push(&mut self, walker: &Walker, at: u64, element: &[u8]) -> Result<()> {
+        self.room(walker, at, element.len() as u64)?;
+        self.bytes.extend_from_slice(element);
+        if self.bytes.len() >= BATCH_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn room(&self, walker: &Walker, at: u64, bytes: u64) -> Result<()> {
+        if bytes > self.wanted - self.passed - self.bytes.len() as u64 {
+            return Err(walker.damaged(at, "more elements than the tensor's shape has"));
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.passed += self.bytes.len() as u64;
+        (self.sink)(&self.bytes)?;
+        self.bytes.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! The directory of a model's versions: numbers, hidden work in progress, and the step that makes it visible.
+//!
+//! A version is written in a hidden sibling and renamed when it is complete, so no reader ever sees half of one.
+//! The writer holds a lock on its hidden directory; one without a lock was left by a publisher that died, and the
+//! next publisher removes it. The model's directory itself is locked only for the moment in which names are
+//! chosen.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base::{Error, ErrorKind, Result};
+
+use super::sink::sync_dir;
+
+/// What the names of unfinished versions begin with. Never numeric, so no server takes one for a version.
+const HIDDEN_PREFIX: &str = ".tmp-";
+/// The protocols carry version numbers as `int64`.
+const VERSION_MAX: u64 = i64::MAX as u64;
+
+/// A place to write a version in. Dropped without [`Claim::commit`], it takes away what was written.
+pub(super) struct Claim {
+    root: PathBuf,
+    made_root: bool,
+    hidden: PathBuf,
+    wanted: Option<u64>,
+    committed: bool,
+    /// Says that the publisher of the hidden directory lives.
+    _lock: File,
+}
+
+impl Claim {
+    /// Makes the model's directory if need be, sweeps it, and makes a hidden directory in it.
+    pub(super) fn new(root: &Path, wanted: Option<u64>) -> Result<Claim> {
+        if wanted.is_some_and(|version| version > VERSION_MAX) {
+            return Err(Error::invalid(format!("version numbers end at {VERSION_MAX}")));
+        }
+        let made_root = make_root(root)?;
+        let outcome = Claim::make(root, wanted, made_root);
+        if outcome.is_err() && made_root {
+            let _ = std::fs::remove_dir(root);
+        }
+        outcome
+    }
+
+    fn make(root: &Path, wanted: Option<u64>, made_root: bool) -> Result<Claim> {
+        let gate = Gate::enter(root)?;
+        if let Some(version) = wanted {
+            check_free(root, version)?;
+        }
+        if gate.locked {
+            sweep(root)?;
+        }
+        let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let hidden = root.join(format!("{HIDDEN_PREFIX}{}-{age}", std::process::id()));
+        std::fs::create_dir(&hidden).map_err(|e| Error::io(&hidden, &e))?;
+        let lock = File::open(&hidden).map_err(|e| Error::io(&hidden, &e))?;
+        // Where locks are not supported nobody sweeps either.
+        let _ = lock.try_lock();
+        Ok(Claim { root: root.to_owned(), made_root, hidden, wanted, committed: false, _lock: lock })
+    }
+
+    /// Where to write.
+    pub(super) fn dir(&self) -> &Path {
+        &self.hidden
+    }
+
+    /// Makes the version visible. Returns its number and directory.
+    pub(super) fn commit(mut self) -> Result<(u64, PathBuf)> {
+        let _gate = Gate::enter(&self.root)?;
+        let version = match self.wanted {
+            Some(version) => version,
+            None => next_version(&self.root)?,
+        };
+        check_free(&self.root, version)?;
+        let dir = self.root.join(version.to_string());
+        std::fs::rename(&self.hidden, &dir).map_err(|e| match e.kind() {
+            std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists => {
+                taken(&self.root, version)
+            }
+            _ => Error::io(&dir, &e),
+        })?;
+        self.committed = true;
+        sync_dir(&self.root)?;
+        Ok((version, dir))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.committed {
+            return;
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.hidden) {
+            tracing::warn!(dir = %self.hidden.display(), %error, "an unfinished version could not be removed");
+        }
+        if self.made_root {
+            // Fails, as it should, when another publisher uses it by now.
+            let _ = std::fs::remove_dir(&self.root);
+        }
+    }
+}
+
+/// The model's directory, locked while names are chosen in it.
+struct Gate {
+    _dir: File,
+    locked: bool,
+}
+
+impl Gate {
+    fn enter(root: &Path) -> Result<Gate> {
+        let dir = File::open(root).map_err(|e| Error::io(root, &e))?;
+        let locked = dir.lock().is_ok();
+        Ok(Gate { _dir: dir, locked })
+    }
+}
+
+/// Makes a model's directory; says whether it was missing.
+fn make_root(root: &Path) -> Result<bool> {
+    match std::fs::metadata(root) {
+        Ok(meta) if meta.is_dir() => return Ok(false),
+        Ok(_) => return Err(Error::invalid(format!("{}: not a directory", root.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::io(root, &error)),
+    }
+    std::fs::create_dir_all(root).map_err(|e| Error::io(root, &e))?;
+    match root.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent)?,
+        _ => sync_dir(Path::new("."))?,
+    }
+    Ok(true)
+}
+
+/// The numbers of the versions that are there.
+fn versions(root: &Path) -> Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
+        let entry = entry.map_err(|e| Error::io(root, &e))?;
+        found.extend(entry.file_name().to_str().and_then(number));
+    }
+    Ok(found)
+}
+
+/// The version that a directory of this name holds. "007" counts as 7, as in TensorFlow Serving.
+fn number(name: &str) -> Option<u64> {
+    let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    name.parse().ok().filter(|&version| digits && version <= VERSION_MAX)
+}
+
+fn next_version(root: &Path) -> Result<u64> {
+    let highest = versions(root)?.into_iter().max().unwrap_or(0);
+    if highest >= VERSION_MAX {
+        return Err(Error::precondition(format!(
+            "{}: version {highest} is the last there can be; give a free number with --version",
+            root.display()
+        )));
+    }
+    Ok(highest + 1)
+}
+
+fn check_free(root: &Path, version: u64) -> Result<()> {
+    if versions(root)?.contains(&version) { Err(taken(root, version)) } else { Ok(()) }
+}
+
+fn taken(root: &Path, version: u64) -> Error {
+    Error::new(
+        ErrorKind::AlreadyExists,
+        format!(
+            "{}: version {version} exists; versions never change, publish under another number",
+            root.display()
+        ),
+    )
+}
+
+/// Removes hidden directories whose publisher is gone.
+fn sweep(root: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
+        let entry = entry.map_err(|e| Error::io(root, &e))?;
+        let hidden = entry.file_name().to_str().is_some_and(|name| name.starts_with(HIDDEN_PREFIX));
+        if !hidden || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(dir) = File::open(&path) else { continue };
+        if dir.try_lock().is_err() {
+            continue;
+        }
+        match std::fs::remove_dir_all(&path) {
+            Ok(()) => tracing::info!(dir = %path.display(), "removed what an interrupted publish left"),
+            Err(error) => tracing::warn!(dir = %path.display(), %error, "an interrupted publish left this"),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(root: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            std::fs::read_dir(root).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn numbers_follow_the_highest() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("deep/model");
+        assert_eq!(Claim::new(&root, None).unwrap().commit().unwrap(), (1, root.join("1")));
+        std::fs::create_dir(root.join("0041")).unwrap();
+        std::fs::create_dir(root.join("50x")).unwrap();
+        assert_eq!(Claim::new(&root, None).unwrap().commit().unwrap().0, 42);
+        assert_eq!(Claim::new(&root, Some(7)).unwrap().commit().unwrap().0, 7);
+        for taken in [1, 7, 41, 42] {
+            let error = Claim::new(&root, Some(taken)).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        }
+        assert!(Claim::new(&root, Some(u64::MAX)).is_err());
+        assert_eq!(names(&root), ["0041", "1", "42", "50x", "7"]);
+    }
+
+    #[test]
+    fn a_version_that_appears_meanwhile_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Claim::new(dir.path(), Some(3)).unwrap();
+        let other = Claim::new(dir.path(), None).unwrap();
+        std::fs::write(other.dir().join("file"), b"theirs").unwrap();
+        std::fs::create_dir(dir.path().join("2")).unwrap();
+        assert_eq!(other.commit().unwrap().0, 3);
+        assert_eq!(claim.commit().unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(names(dir.path()), ["2", "3"]);
+        assert_eq!(std::fs::read(dir.path().join("3/file")).unwrap(), b"theirs");
+    }
+
+    #[test]
+    fn only_the_dead_are_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join(".tmp-1-1")).unwrap();
+        std::fs::write(dir.path().join(".tmp-1-1/weights.bin"), b"half").unwrap();
+        let living = Claim::new(dir.path(), None).unwrap();
+        assert_eq!(names(dir.path()).len(), 1, "the dead one is gone");
+        let second = Claim::new(dir.path(), None).unwrap();
+        assert!(living.dir().exists() && second.dir().exists());
+        drop((living, second));
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn a_failure_takes_the_new_directory_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("model");
+        drop(Claim::new(&root, None).unwrap());
+        assert!(!root.exists());
+        std::fs::write(&root, b"file").unwrap();
+        assert!(Claim::new(&root, None).is_err());
+        assert!(root.exists());
+    }
+}

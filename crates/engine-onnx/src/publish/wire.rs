@@ -1,0 +1,187 @@
+//! Walking over protobuf where it lies in a file.
+//!
+//! No length is believed before it was compared with what encloses it, so a damaged file costs an error that
+//! names the byte, never memory or a loop without end.
+
+use std::ops::Range;
+use std::path::Path;
+
+use base::{Error, Result};
+
+use super::encode::{WIRE_BYTES, WIRE_FIXED32, WIRE_FIXED64, WIRE_VARINT};
+use super::source::SourceFile;
+
+/// Protobuf's largest field number.
+const FIELD_MAX: u64 = (1 << 29) - 1;
+/// Bytes of the longest varint.
+const VARINT_BYTES_MAX: u32 = 10;
+
+/// One field of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Field {
+    /// Its number in the schema.
+    pub(super) number: u32,
+    /// Its wire type.
+    pub(super) wire: u8,
+    /// All of it, with its key.
+    pub(super) whole: Range<u64>,
+    /// Its payload.
+    pub(super) payload: Range<u64>,
+    /// The value of a varint.
+    pub(super) varint: u64,
+}
+
+impl Field {
+    /// Whether it is the field `number` in the wire type `wire`. A field of another type than the schema's is
+    /// as good as unknown, for protobuf and for us.
+    pub(super) fn is(&self, number: u32, wire: u8) -> bool {
+        self.number == number && self.wire == wire
+    }
+}
+
+/// A file read as protobuf.
+pub(super) struct Walker {
+    file: SourceFile,
+}
+
+impl Walker {
+    /// Walks over `path` through a window of `window_bytes`.
+    pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<Walker> {
+        Ok(Walker { file: SourceFile::open(path, window_bytes, direct)? })
+    }
+
+    /// The bytes of the file.
+    pub(super) fn file(&mut self) -> &mut SourceFile {
+        &mut self.file
+    }
+
+    /// The range of the whole file.
+    pub(super) fn whole(&self) -> Range<u64> {
+        0..self.file.length()
+    }
+
+    /// An error about position `at`.
+    pub(super) fn damaged(&self, at: u64, what: impl std::fmt::Display) -> Error {
+        Error::data_loss(format!("{}: byte {at}: {what}", self.file.path().display()))
+    }
+
+    /// The field at `at` of a message that ends at `end`.
+    pub(super) fn field(&mut self, at: u64, end: u64) -> Result<Field> {
+        let (key, after) = self.varint(at, end)?;
+        let (number, wire) = (key >> 3, (key & 7) as u8);
+        if number == 0 || number > FIELD_MAX {
+            return Err(self.damaged(at, format_args!("no protobuf field has the number {number}")));
+        }
+        let mut varint = 0;
+        let payload = match wire {
+            WIRE_VARINT => {
+                let (value, next) = self.varint(after, end)?;
+                varint = value;
+                after..next
+            }
+            WIRE_FIXED64 => self.take(after, 8, end)?,
+            WIRE_FIXED32 => self.take(after, 4, end)?,
+            WIRE_BYTES => {
+                let (length, start) = self.varint(after, end)?;
+                self.take(start, length, end)?
+            }
+            _ => return Err(self.damaged(at, format_args!("wire type {wire}, which ONNX does not use"))),
+        };
+        Ok(Field { number: number as u32, wire, whole: at..payload.end, payload, varint })
+    }
+
+    /// The varint at `at`, which ends before `end`, and what follows it.
+    pub(super) fn varint(&mut self, at: u64, end: u64) -> Result<(u64, u64)> {
+        let (mut value, mut position, mut shift) = (0u64, at, 0);
+        while shift < 7 * VARINT_BYTES_MAX {
+            if position >= end {
+                return Err(self.damaged(at, "a number runs over the end of its message"));
+            }
+            let byte = self.file.peek(position)?[0];
+            position += 1;
+            // The tenth byte has room for one bit; protobuf drops the others.
+            value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
+            if byte < 0x80 {
+                return Ok((value, position));
+            }
+            shift += 7;
+        }
+        Err(self.damaged(at, "a number of more than ten bytes"))
+    }
+
+    /// Reads a short payload.
+    pub(super) fn bytes(&mut self, range: Range<u64>, bytes_max: u64) -> Result<Vec<u8>> {
+        let length = range.end - range.start;
+        if length > bytes_max {
+            return Err(self
+                .damaged(range.start, format_args!("{length} bytes where at most {bytes_max} make sense")));
+        }
+        let mut bytes = Vec::with_capacity(length as usize);
+        self.file.stream(range, &mut |slice| {
+            bytes.extend_from_slice(slice);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    fn take(&self, start: u64, length: u64, end: u64) -> Result<Range<u64>> {
+        match start.checked_add(length) {
+            Some(stop) if stop <= end => Ok(start..stop),
+            _ => Err(self.damaged(
+                start,
+                format_args!("{length} bytes announced, {} left in the message", end.saturating_sub(start)),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publish::encode;
+    use base::ErrorKind;
+
+    fn walker(bytes: &[u8]) -> (tempfile::TempDir, Walker) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, bytes).unwrap();
+        let walker = Walker::open(&path, 4096, false).unwrap();
+        (dir, walker)
+    }
+
+    #[test]
+    fn fields_come_back_as_written() {
+        let mut bytes = Vec::new();
+        encode::int(&mut bytes, 3, -2);
+        encode::bytes(&mut bytes, 9, b"raw");
+        encode::float(&mut bytes, 2, 1.5);
+        let (_dir, mut walker) = walker(&bytes);
+        let end = walker.whole().end;
+        let first = walker.field(0, end).unwrap();
+        assert!(first.is(3, WIRE_VARINT) && first.varint as i64 == -2);
+        let second = walker.field(first.whole.end, end).unwrap();
+        assert!(second.is(9, WIRE_BYTES));
+        assert_eq!(walker.bytes(second.payload.clone(), 3).unwrap(), b"raw");
+        assert!(walker.bytes(second.payload, 2).is_err());
+        let third = walker.field(second.whole.end, end).unwrap();
+        assert!(third.is(2, WIRE_FIXED32) && third.whole.end == end);
+    }
+
+    #[test]
+    fn damage_names_its_byte() {
+        for (bytes, at) in [
+            (&[0x0a, 5, 1][..], 2),    // longer than what is left
+            (&[0x80; 12][..], 0),      // never ends
+            (&[0x08][..], 1),          // no value
+            (&[0x00, 1][..], 0),       // field 0
+            (&[0x0b, 0x0c][..], 0),    // a group
+            (&[0x0d, 1, 2, 3][..], 1), // three of four bytes
+            (&[0x0a, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1][..], 11), // length of 2^64 - 1
+        ] {
+            let (_dir, mut walker) = walker(bytes);
+            let error = walker.field(0, bytes.len() as u64).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DataLoss);
+            assert!(error.message().contains(&format!("byte {at}:")), "{error}");
+        }
+    }
+}
