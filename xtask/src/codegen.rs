@@ -1,0 +1,61 @@
+//! `cargo xtask codegen`: Rust from `crates/protocol/proto`, committed so that a build needs no generator.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+const PROTO: &str = "crates/protocol/proto";
+const GENERATED: &str = "crates/protocol/src/generated";
+
+/// File name to content.
+type Files = BTreeMap<String, String>;
+
+/// Writes the generated files, or with `check` compares them with what is committed.
+///
+/// # Errors
+/// When a `.proto` file does not compile, a file cannot be written, or with `check` when anything differs.
+pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
+    let wanted = generate(&root.join(PROTO))?;
+    let folder = root.join(GENERATED);
+    let present = read(&folder)?;
+    if check {
+        ensure!(present == wanted, "{GENERATED} is stale; run `cargo xtask codegen` and commit the result");
+        return Ok(());
+    }
+    std::fs::create_dir_all(&folder)?;
+    for stale in present.keys().filter(|name| !wanted.contains_key(*name)) {
+        std::fs::remove_file(folder.join(stale))?;
+    }
+    for (name, content) in &wanted {
+        std::fs::write(folder.join(name), content).with_context(|| format!("{GENERATED}/{name}"))?;
+    }
+    println!("codegen: {} files in {GENERATED}", wanted.len());
+    Ok(())
+}
+
+fn generate(proto: &Path) -> Result<Files> {
+    let mut sources: Vec<_> = read(proto)?.into_keys().filter(|name| name.ends_with(".proto")).collect();
+    sources.sort();
+    let descriptors = protox::compile(&sources, [proto])?;
+    let scratch = tempfile::tempdir()?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .bytes(".")
+        // Ordered, so that the same message always has the same bytes.
+        .btree_map(".")
+        .out_dir(scratch.path())
+        .compile_fds(descriptors)?;
+    read(scratch.path())
+}
+
+fn read(folder: &Path) -> Result<Files> {
+    let mut files = Files::new();
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(files) };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        files.insert(name, std::fs::read_to_string(entry.path())?);
+    }
+    Ok(files)
+}
