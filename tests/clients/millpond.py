@@ -1,0 +1,148 @@
+"""The program under test: the release binary as a user starts it."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import requests
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+BINARY = REPOSITORY / "target/release/millpond"
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 40
+COMMAND_TIMEOUT_S = 120
+
+
+class Server:
+    """`millpond serve ROOT` on free ports of the loopback."""
+
+    def __init__(self, root: pathlib.Path, *flags: str, log: pathlib.Path):
+        self.root = root
+        self.log = log
+        self.http_port, self.grpc_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.http_port}"
+        self.http = f"127.0.0.1:{self.http_port}"
+        self.grpc = f"127.0.0.1:{self.grpc_port}"
+        command = [
+            str(BINARY), "serve", str(root),
+            "--host", "127.0.0.1",
+            "--http-port", str(self.http_port),
+            "--grpc-port", str(self.grpc_port),
+            "--poll", "200ms",
+            "--cache-dir", str(log.parent / "cache"),
+            *flags,
+        ]  # fmt: skip
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
+
+    def wait_ready(self) -> "Server":
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log_text()}")
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{self.url}/v2/health/ready", timeout=5).status_code == 200:
+                    return self
+            time.sleep(0.05)
+        raise AssertionError(f"not ready after {START_TIMEOUT_S} s:\n{self.log_text()}")
+
+    def assert_serving(self) -> None:
+        """The process lives and a plain request is answered rightly."""
+        assert self.process.poll() is None, self.log_text()
+        answer = requests.post(f"{self.url}/v1/models/half_plus_two:predict", json={"instances": [1.0, 2.0, 5.0]}, timeout=10)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"predictions": [2.5, 3.0, 4.5]}
+
+    def versions(self, model: str) -> dict[int, dict]:
+        """TensorFlow Serving's status of each version of a model."""
+        answer = requests.get(f"{self.url}/v1/models/{model}", timeout=10)
+        if answer.status_code == 404:
+            return {}
+        assert answer.status_code == 200, answer.text
+        return {int(entry["version"]): entry for entry in answer.json()["model_version_status"]}
+
+    def index(self, model: str) -> list[dict]:
+        """The repository index's entries of a model."""
+        answer = requests.post(f"{self.url}/v2/repository/index", json={}, timeout=10)
+        assert answer.status_code == 200, answer.text
+        return [entry for entry in answer.json() if entry["name"] == model]
+
+    def wait_version(self, model: str, version: int, state: str = "AVAILABLE", timeout_s: float = 30) -> dict:
+        """Waits until a version is in a state; its status."""
+        entry = None
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            entry = self.versions(model).get(version)
+            if entry is not None and entry["state"] == state:
+                return entry
+            time.sleep(0.05)
+        raise AssertionError(f"{model} version {version} is not {state}: {entry}\n{self.log_text()[-4000:]}")
+
+    def wait_refused(self, model: str, version: int, timeout_s: float = 30) -> str:
+        """Waits until a version is listed, not serving, with a reason; the reason."""
+        entry = None
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            entry = self.versions(model).get(version)
+            if entry is not None and entry["state"] != "AVAILABLE" and entry["status"].get("error_message"):
+                return entry["status"]["error_message"]
+            time.sleep(0.05)
+        raise AssertionError(f"{model} version {version} has no reason: {entry}\n{self.log_text()[-4000:]}")
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        """Ends the server as an operator would; its exit code."""
+        if self.process.poll() is None:
+            self.terminate()
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"still running {STOP_TIMEOUT_S} s after SIGTERM:\n{self.log_text()}") from None
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+    """One command of the binary, with its output as text."""
+    done = subprocess.run(
+        [str(BINARY), *arguments], cwd=REPOSITORY, text=True, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    if check and done.returncode != 0:
+        raise AssertionError(f"millpond {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def publish(source: pathlib.Path, model_dir: pathlib.Path, version: int) -> pathlib.Path:
+    """A version in the mappable layout, as `millpond publish` writes it."""
+    run("publish", str(source), "--to", str(model_dir), "--version", str(version))
+    return model_dir / str(version)
+
+
+def drop_in(source: pathlib.Path, model_dir: pathlib.Path, version: int) -> pathlib.Path:
+    """A version as other tools leave it: an ONNX file, copied aside and renamed into place."""
+    model_dir.mkdir(parents=True, exist_ok=True)
+    aside = model_dir / f".{version}.partial"
+    if source.is_dir():
+        shutil.copytree(source, aside)
+    else:
+        aside.mkdir()
+        shutil.copyfile(source, aside / "model.onnx")
+    target = model_dir / str(version)
+    os.rename(aside, target)
+    return target

@@ -1,0 +1,61 @@
+"""Run by test_server.py inside a network namespace of its own: a server there is asked from an address that is
+not the loopback's. Prints what each call was answered, as JSON.
+
+usage: unshare --map-root-user --net python remote_admin.py ROOT LOG [FLAGS...]
+"""
+
+import fcntl
+import json
+import pathlib
+import socket
+import struct
+import sys
+
+import requests
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from millpond import Server
+
+# From the block for documentation; in this namespace it is a second address of the loopback device.
+ADDRESS = "192.0.2.1"
+SIOCSIFADDR, SIOCSIFFLAGS = 0x8916, 0x8914
+IFF_UP_RUNNING = 0x1 | 0x40
+
+
+def bring_up(device: bytes, address: str) -> None:
+    """Gives a network device an address and starts it: `ip address add` and `ip link set up`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        sockaddr = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
+        fcntl.ioctl(control, SIOCSIFADDR, struct.pack("16s16s", device, sockaddr))
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14x", device, IFF_UP_RUNNING))
+
+
+def load_by_grpc(address: str) -> str:
+    with tritonclient.grpc.InferenceServerClient(address) as client:
+        try:
+            client.load_model("half_plus_two")
+        except InferenceServerException as error:
+            return error.status()
+    return "OK"
+
+
+def main() -> None:
+    root, log, *flags = sys.argv[1:]
+    bring_up(b"lo", "127.0.0.1")
+    bring_up(b"lo:1", ADDRESS)
+    server = Server(pathlib.Path(root), *flags, "--host", "0.0.0.0", log=pathlib.Path(log)).wait_ready()
+    url = f"http://{ADDRESS}:{server.http_port}"
+    found = {
+        "ready": requests.get(f"{url}/v2/health/ready", timeout=10).status_code,
+        "load": requests.post(f"{url}/v2/repository/models/half_plus_two/load", json={}, timeout=30).status_code,
+        "unload": requests.post(f"{url}/v2/repository/models/half_plus_two/unload", json={}, timeout=30).status_code,
+        "load by gRPC": load_by_grpc(f"{ADDRESS}:{server.grpc_port}"),
+        "load from the loopback": load_by_grpc(server.grpc),
+        "exit": server.stop(),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

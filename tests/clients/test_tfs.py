@@ -1,0 +1,237 @@
+"""TensorFlow Serving's API through tensorflow-serving-api and plain REST calls."""
+
+import grpc
+import numpy as np
+import pytest
+import requests
+import tensorflow as tf
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from doors import b64, tfs_channel
+
+
+@pytest.fixture
+def channel(server):
+    with tfs_channel(server) as channel:
+        yield channel
+
+
+@pytest.fixture
+def prediction(channel):
+    return prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+
+@pytest.fixture
+def service(channel):
+    return model_service_pb2_grpc.ModelServiceStub(channel)
+
+
+def predict_request(model: str, version: int | None = None, **inputs) -> predict_pb2.PredictRequest:
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model
+    if version is not None:
+        request.model_spec.version.value = version
+    for name, value in inputs.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+    return request
+
+
+def refused(call, code: grpc.StatusCode, *words: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    assert caught.value.code() == code, caught.value.details()
+    for word in words:
+        assert word in caught.value.details()
+
+
+# ---- gRPC
+
+
+def test_predict(prediction):
+    answer = prediction.Predict(predict_request("half_plus_two", x=np.array([1, 2, 5], np.float32)), timeout=10)
+    np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), np.array([2.5, 3, 4.5], np.float32))
+    assert answer.model_spec.name == "half_plus_two"
+    assert answer.model_spec.version.value == 1
+    assert answer.model_spec.signature_name == "serving_default"
+
+
+def test_predict_in_typed_fields(prediction):
+    """Small tensors come in float_val, long ones of one value in a single entry: both are TensorFlow's own habit."""
+    request = predict_request("half_plus_two")
+    proto = request.inputs["x"]
+    proto.dtype = tf.float32.as_datatype_enum
+    proto.tensor_shape.dim.add(size=3)
+    proto.float_val.append(4.0)
+    answer = prediction.Predict(request, timeout=10)
+    assert tf.make_ndarray(answer.outputs["y"]).tolist() == [4, 4, 4]
+
+
+def test_predict_only_the_outputs_asked_for(prediction):
+    request = predict_request("symbolic", items=np.ones((1, 2, 4), np.float32), bias=np.zeros((1, 4), np.float32))
+    request.output_filter.append("total")
+    answer = prediction.Predict(request, timeout=10)
+    assert list(answer.outputs) == ["total"]
+
+
+def test_predict_by_version(prediction):
+    x = np.array([1], np.float32)
+    assert prediction.Predict(predict_request("half_plus_two", 1, x=x), timeout=10).model_spec.version.value == 1
+    refused(lambda: prediction.Predict(predict_request("half_plus_two", 9, x=x), timeout=10), grpc.StatusCode.NOT_FOUND, "9")
+
+
+def test_predict_refuses_what_is_wrong(prediction):
+    x = np.array([1], np.float32)
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    ask = lambda **inputs: prediction.Predict(predict_request("half_plus_two", **inputs), timeout=10)  # noqa: E731
+    refused(lambda: prediction.Predict(predict_request("nobody", x=x), timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
+    refused(lambda: ask(), invalid, "x")
+    refused(lambda: ask(wrong=x), invalid, "wrong")
+    refused(lambda: ask(x=np.array([1], np.int64)), invalid, "x")
+    refused(lambda: ask(x=np.ones((2, 2), np.float32)), invalid, "x")
+    request = predict_request("half_plus_two", x=x)
+    request.model_spec.signature_name = "regress"
+    refused(lambda: prediction.Predict(request, timeout=10), invalid, "regress")
+
+
+def test_get_model_metadata(prediction):
+    request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = "half_plus_two"
+    answer = prediction.GetModelMetadata(request, timeout=10)
+    assert answer.model_spec.version.value == 1
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    assert answer.metadata["signature_def"].Unpack(signatures)
+    signature = signatures.signature_def["serving_default"]
+    assert signature.inputs["x"].dtype == tf.float32.as_datatype_enum
+    assert [dim.size for dim in signature.inputs["x"].tensor_shape.dim] == [-1]
+    assert signature.outputs["y"].dtype == tf.float32.as_datatype_enum
+    assert signature.method_name == "tensorflow/serving/predict"
+
+
+def test_get_model_metadata_refuses_what_is_wrong(prediction):
+    request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = "nobody"
+    refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
+    request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["weather"])
+    request.model_spec.name = "half_plus_two"
+    refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "weather")
+
+
+def test_get_model_status(service):
+    request = get_model_status_pb2.GetModelStatusRequest()
+    request.model_spec.name = "half_plus_two"
+    (status,) = service.GetModelStatus(request, timeout=10).model_version_status
+    assert status.version == 1
+    assert status.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
+    assert status.status.error_code == 0
+    request.model_spec.name = "nobody"
+    refused(lambda: service.GetModelStatus(request, timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
+
+
+# ---- REST
+
+
+def post(server, path: str, **options) -> requests.Response:
+    return requests.post(f"{server.url}/v1/models/{path}", timeout=10, **options)
+
+
+def test_rest_row_form(server):
+    for path in ("half_plus_two:predict", "half_plus_two/versions/1:predict"):
+        answer = post(server, path, json={"instances": [1.0, 2.0, 5.0]})
+        assert (answer.status_code, answer.json()) == (200, {"predictions": [2.5, 3.0, 4.5]})
+
+
+def test_rest_row_form_with_names(server):
+    rows = [{"items": [[1, 1, 1, 1]], "bias": [0, 0, 0, 0]}, {"items": [[2, 2, 2, 2]], "bias": [1, 0, 0, 0]}]
+    answer = post(server, "symbolic:predict", json={"instances": rows, "signature_name": "serving_default"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "predictions": [
+            {"shifted": [[1, 1, 1, 1]], "total": 4},
+            {"shifted": [[3, 2, 2, 2]], "total": 9},
+        ]
+    }
+
+
+def test_rest_column_form(server):
+    answer = post(server, "half_plus_two:predict", json={"inputs": [1.0, 2.0, 5.0]})
+    assert (answer.status_code, answer.json()) == (200, {"outputs": [2.5, 3.0, 4.5]})
+    answer = post(server, "half_plus_two:predict", json={"inputs": {"x": [1.0]}})
+    assert (answer.status_code, answer.json()) == (200, {"outputs": [2.5]})
+
+
+def test_rest_bytes(server):
+    row = [b64(b"\x00\xff raw"), "plain"]
+    answer = post(server, "strings:predict", json={"instances": [["a", "b"], ["c", b64(b"d")]]})
+    assert (answer.status_code, answer.json()) == (200, {"predictions": [["a", "b"], ["c", "d"]]})
+    # Bytes that are no text cannot be a JSON string; an output whose name does not end in _bytes has no other
+    # form, so the server may refuse but not break.
+    assert post(server, "strings:predict", json={"instances": [row]}).status_code in (200, 400)
+    server.assert_serving()
+
+
+def test_rest_numbers_that_json_lacks(server):
+    """TensorFlow Serving takes and gives NaN and Infinity as bare words."""
+    answer = post(server, "half_plus_two:predict", data='{"instances": [NaN, Infinity, -Infinity]}')
+    assert answer.status_code == 200, answer.text
+    first, *rest = answer.json()["predictions"]
+    assert first != first
+    assert rest == [float("inf"), float("-inf")]
+
+
+def test_rest_status(server):
+    expected = {
+        "model_version_status": [
+            {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+        ]
+    }
+    for path in ("half_plus_two", "half_plus_two/versions/1"):
+        answer = requests.get(f"{server.url}/v1/models/{path}", timeout=10)
+        assert (answer.status_code, answer.json()) == (200, expected)
+
+
+def test_rest_metadata(server):
+    answer = requests.get(f"{server.url}/v1/models/half_plus_two/metadata", timeout=10)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["model_spec"] == {"name": "half_plus_two", "signature_name": "", "version": "1"}
+    signature = body["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    assert signature["inputs"]["x"]["dtype"] == "DT_FLOAT"
+    assert signature["inputs"]["x"]["tensor_shape"]["dim"] == [{"size": "-1", "name": "batch"}] or (
+        signature["inputs"]["x"]["tensor_shape"]["dim"] == [{"size": "-1", "name": ""}]
+    )
+    assert signature["method_name"] == "tensorflow/serving/predict"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("nobody:predict", '{"instances": [1]}', 404, ["nobody"]),
+        ("half_plus_two/versions/9:predict", '{"instances": [1]}', 404, ["9"]),
+        ("half_plus_two/labels/nolabel:predict", '{"instances": [1]}', 404, ["nolabel"]),
+        ("half_plus_two:predict", '{"instances": [1', 400, []),
+        ("half_plus_two:predict", "", 400, []),
+        ("half_plus_two:predict", "[1, 2]", 400, []),
+        ("half_plus_two:predict", "{}", 400, ["instances"]),
+        ("half_plus_two:predict", '{"instances": [1], "inputs": [1]}', 400, []),
+        ("half_plus_two:predict", '{"instances": []}', 400, []),
+        ("half_plus_two:predict", '{"instances": [[1], [1, 2]]}', 400, []),
+        ("half_plus_two:predict", '{"instances": ["word"]}', 400, []),
+        ("half_plus_two:predict", '{"inputs": {"wrong": [1]}}', 400, ["wrong"]),
+        ("half_plus_two:predict", '{"inputs": [[1, 2]]}', 400, ["x"]),
+        ("half_plus_two:predict", '{"instances": [1], "signature_name": "other"}', 400, ["other"]),
+        ("half_plus_two:classify", '{"examples": [{"x": 1}]}', (400, 404, 501), []),
+        ("half_plus_two:predict", '{"instances": [' * 5000, 400, []),
+    ],
+)
+def test_rest_refuses_what_is_wrong(server, path, body, status, words):
+    answer = post(server, path, data=body)
+    assert answer.status_code in (status if isinstance(status, tuple) else (status,)), answer.text
+    message = answer.json()["error"]
+    assert message and all(word in message for word in words), message
+    server.assert_serving()
