@@ -224,3 +224,216 @@ impl SlotMap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn free(total: usize, free: &[Range<usize>]) -> SlotMap {
+        let mut map = SlotMap::new(total, total);
+        free.iter().for_each(|slots| map.mark(slots.clone(), Slot::Free));
+        map
+    }
+
+    #[test]
+    fn best_fit_keeps_long_runs() {
+        let mut map = free(20, &[0..8, 10..13, 15..19]);
+        assert_eq!(map.take(3), Ok(Taken { run: 10..13, release: vec![], unbacked: vec![] }));
+        assert_eq!(map.take(3).map(|taken| taken.run), Ok(15..18));
+    }
+
+    #[test]
+    fn the_run_that_needs_least_memory_is_extended() {
+        let mut map = free(20, &[2..4, 10..13]);
+        assert_eq!(map.take(4), Ok(Taken { run: 9..13, release: vec![], unbacked: vec![9] }));
+    }
+
+    #[test]
+    fn memory_elsewhere_goes_back_from_the_shortest_runs() {
+        let mut map = SlotMap::new(40, 9);
+        [0..2, 4..5, 10..16].into_iter().for_each(|slots| map.mark(slots, Slot::Free));
+        let taken = map.take(8).unwrap();
+        assert_eq!((taken.run, taken.unbacked), (8..16, vec![8, 9]));
+        assert_eq!(taken.release, [4..5, 1..2]);
+        assert_eq!(map.committed(), 9);
+    }
+
+    #[test]
+    fn fragments_are_escaped_by_fresh_addresses() {
+        let mut map = SlotMap::new(32, 8);
+        let runs: Vec<_> = (0..8).map(|_| map.take(1).unwrap().run).collect();
+        runs.into_iter().step_by(2).for_each(|run| map.give_back(run));
+        let taken = map.take(4).unwrap();
+        assert_eq!(taken.run, 8..12);
+        assert_eq!(taken.release.iter().map(Range::len).sum::<usize>(), 4);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Take(usize),
+        /// Does the next thing that a taker must do.
+        Step(usize),
+        Fail(usize),
+        GiveBack(usize),
+        BeginBacking,
+        EndBacking(usize, bool),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let which = 0..usize::MAX;
+        prop_oneof![
+            3 => (1..9usize).prop_map(Op::Take),
+            6 => which.clone().prop_map(Op::Step),
+            1 => which.clone().prop_map(Op::Fail),
+            2 => which.clone().prop_map(Op::GiveBack),
+            2 => Just(Op::BeginBacking),
+            2 => (which, any::<bool>()).prop_map(|(index, backed)| Op::EndBacking(index, backed)),
+        ]
+    }
+
+    /// A naive picture of the pool: which slots have memory in truth, and who is doing what.
+    struct World {
+        map: SlotMap,
+        resident: Vec<bool>,
+        takers: Vec<Taken>,
+        regions: Vec<Range<usize>>,
+        backing: Vec<usize>,
+    }
+
+    fn pick<T>(items: &mut Vec<T>, index: usize) -> Option<T> {
+        if items.is_empty() { None } else { Some(items.swap_remove(index % items.len())) }
+    }
+
+    impl World {
+        fn new(total: usize, max: usize) -> World {
+            let map = SlotMap::new(total, max);
+            World { map, resident: vec![false; total], takers: vec![], regions: vec![], backing: vec![] }
+        }
+
+        fn apply(&mut self, op: Op) {
+            match op {
+                Op::Take(count) => self.take(count),
+                Op::Step(index) => self.step(index),
+                Op::Fail(index) => {
+                    if let Some(taken) = pick(&mut self.takers, index) {
+                        self.map.undo(&taken);
+                    }
+                }
+                Op::GiveBack(index) => {
+                    if let Some(run) = pick(&mut self.regions, index) {
+                        self.map.give_back(run);
+                    }
+                }
+                Op::BeginBacking => match self.map.begin_backing() {
+                    Some(slot) => self.backing.push(slot),
+                    None => assert!(
+                        self.map.committed() == self.map.committed_max
+                            || !self.map.slots.contains(&Slot::Unbacked)
+                    ),
+                },
+                Op::EndBacking(index, backed) => {
+                    if let Some(slot) = pick(&mut self.backing, index) {
+                        self.resident[slot] = backed;
+                        self.map.end_backing(slot, backed);
+                    }
+                }
+            }
+        }
+
+        /// Takes, and compares the answer with what trying every window says.
+        fn take(&mut self, count: usize) {
+            let before = self.map.slots.clone();
+            let (used, committed) = (self.map.used(), self.map.committed());
+            let naive = naive_choice(&before, count);
+            let settled = !before.iter().any(|slot| matches!(slot, Slot::Backing | Slot::Releasing));
+            match self.map.take(count) {
+                Ok(taken) => {
+                    let cost = taken.run.clone().filter(|&slot| before[slot] == Slot::Unbacked);
+                    assert_eq!(taken.unbacked, cost.collect::<Vec<_>>());
+                    assert_eq!(Some(taken.run.clone()), naive);
+                    let release: Vec<usize> = taken.release.iter().cloned().flatten().collect();
+                    let excess = (committed + taken.unbacked.len()).saturating_sub(self.map.committed_max);
+                    assert_eq!(release.len(), excess);
+                    assert!(
+                        release.iter().all(|&slot| before[slot] == Slot::Free && !taken.run.contains(&slot))
+                    );
+                    self.takers.push(taken);
+                }
+                Err(shortage) => {
+                    assert_eq!(self.map.slots, before);
+                    assert_eq!(shortage == Shortage::Budget, used + count > self.map.committed_max);
+                    assert!(shortage != Shortage::Addresses || naive.is_none() && settled);
+                    assert!(shortage != Shortage::Busy || !settled);
+                }
+            }
+        }
+
+        fn step(&mut self, index: usize) {
+            let Some(mut taken) = pick(&mut self.takers, index) else { return };
+            if let Some(slots) = taken.release.pop() {
+                self.resident[slots.clone()].fill(false);
+                self.map.released(slots);
+                self.takers.push(taken);
+            } else if let Some(slot) = taken.unbacked.pop() {
+                self.resident[slot] = true;
+                self.takers.push(taken);
+            } else {
+                assert!(taken.run.clone().all(|slot| self.resident[slot]), "a region without memory");
+                self.regions.push(taken.run);
+            }
+        }
+
+        fn check(&self) {
+            let count = |state| self.map.slots.iter().filter(|&&slot| slot == state).count();
+            assert_eq!(self.map.used(), count(Slot::Used));
+            assert_eq!(self.map.committed(), count(Slot::Used) + count(Slot::Free) + count(Slot::Backing));
+            let held = self
+                .takers
+                .iter()
+                .map(|taken| &taken.run)
+                .chain(&self.regions)
+                .map(Range::len)
+                .sum::<usize>();
+            assert_eq!(held, self.map.used(), "two owners of one slot");
+            assert!(self.map.committed() <= self.map.committed_max);
+            let resident = self.resident.iter().filter(|&&resident| resident).count();
+            assert!(resident + self.backing.len() <= self.map.committed_max, "over the budget");
+            for (slot, &state) in self.map.slots.iter().enumerate() {
+                assert!(state != Slot::Free || self.resident[slot], "free slot {slot} has no memory");
+                assert!(state != Slot::Unbacked || !self.resident[slot], "slot {slot} leaks its memory");
+            }
+        }
+    }
+
+    /// Every window is tried: least new memory first, then the shortest run of free slots around it, then the
+    /// lowest.
+    fn naive_choice(slots: &[Slot], count: usize) -> Option<Range<usize>> {
+        let windows = (0..(slots.len() + 1).saturating_sub(count)).map(|start| start..start + count);
+        let open =
+            windows.filter(|w| slots[w.clone()].iter().all(|s| matches!(s, Slot::Free | Slot::Unbacked)));
+        open.min_by_key(|window| {
+            let cost = slots[window.clone()].iter().filter(|&&slot| slot == Slot::Unbacked).count();
+            let is_free = |slot: &&Slot| **slot == Slot::Free;
+            let before = slots[..window.start].iter().rev().take_while(is_free).count();
+            let after = slots[window.end..].iter().take_while(is_free).count();
+            (cost, if cost == 0 { before + after } else { 0 }, window.start)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn agrees_with_the_naive_reference(
+            total in 1..32usize,
+            share in 1..5usize,
+            ops in proptest::collection::vec(op(), 0..120),
+        ) {
+            let mut world = World::new(total, (total / share).max(1));
+            for op in ops {
+                world.apply(op);
+                world.check();
+            }
+        }
+    }
+}

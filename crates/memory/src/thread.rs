@@ -135,9 +135,9 @@ mod tests {
 
     #[test]
     fn timer_slack_is_set() {
-        // SAFETY: takes a number only.
         let slack = aside(|| {
             set_serving_timers();
+            // SAFETY: takes a number only.
             unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
         });
         assert_eq!(slack, 1000);
