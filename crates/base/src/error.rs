@@ -123,6 +123,7 @@ impl Error {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             std::io::ErrorKind::OutOfMemory | std::io::ErrorKind::StorageFull => ErrorKind::ResourceExhausted,
+            std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => ErrorKind::InvalidArgument,
             std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData => ErrorKind::DataLoss,
             _ => ErrorKind::Internal,
         };

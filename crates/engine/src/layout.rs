@@ -73,8 +73,9 @@ impl TensorEntry {
     /// # Errors
     /// `DataLoss` for a name this build does not know.
     pub fn dtype(&self) -> Result<DType> {
-        DType::from_name(&self.dtype)
-            .ok_or_else(|| Error::data_loss(format!("tensor \"{}\" has unknown type \"{}\"", self.name, self.dtype)))
+        DType::from_name(&self.dtype).ok_or_else(|| {
+            Error::data_loss(format!("tensor \"{}\" has unknown type \"{}\"", self.name, self.dtype))
+        })
     }
 
     /// The hash as bytes.
@@ -110,8 +111,8 @@ impl Artifact {
             return Err(Error::data_loss(format!("{}: larger than a manifest can be", path.display())));
         }
         let text = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))?;
         manifest.check().map_err(|e| e.context(path.display()))?;
         let artifact = Artifact { dir: dir.to_owned(), manifest };
         artifact.check_files()?;
@@ -173,7 +174,10 @@ impl Manifest {
                 )));
             }
             let next = tensor.offset.checked_add(tensor.bytes);
-            if tensor.offset < end || !tensor.offset.is_multiple_of(TENSOR_ALIGNMENT) || next.is_none_or(|n| n > limit) {
+            if tensor.offset < end
+                || !tensor.offset.is_multiple_of(TENSOR_ALIGNMENT)
+                || next.is_none_or(|n| n > limit)
+            {
                 return Err(Error::data_loss(format!("tensor \"{}\" lies outside its place", tensor.name)));
             }
             tensor.hash()?;

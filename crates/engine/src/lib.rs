@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::{DType, NamedTensor, Result, Signature};
+use base::{DType, Error, NamedTensor, Result, Signature};
 use memory::Region;
 
 pub use servable::Servable;
@@ -56,7 +56,29 @@ pub struct BoundTensor {
 }
 
 impl BoundTensor {
+    /// The tensor's bytes, for an engine to point into, after checking that they lie inside the region, are as
+    /// many as type and shape take, and are aligned for the type.
+    ///
+    /// # Errors
+    /// `InvalidArgument` saying which parameter is wrong and how.
+    pub fn check(&self) -> Result<&[u8]> {
+        let wrong = |why: &str| Error::invalid(format!("parameter \"{}\" {why}", self.name));
+        let elements = self.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+        if elements.and_then(|count| self.dtype.bytes_for(count)) != Some(self.bytes) {
+            return Err(wrong("does not have the bytes that its type and shape take"));
+        }
+        let end = self.offset.checked_add(self.bytes);
+        let bytes = end.and_then(|end| self.region.as_slice().get(self.offset..end));
+        match bytes.ok_or_else(|| wrong("lies outside its region"))? {
+            bytes if (bytes.as_ptr() as usize).is_multiple_of(self.dtype.alignment()) => Ok(bytes),
+            _ => Err(wrong("is not aligned for its type")),
+        }
+    }
+
     /// The tensor's bytes.
+    ///
+    /// # Panics
+    /// When they lie outside the region; see [`BoundTensor::check`].
     pub fn as_slice(&self) -> &[u8] {
         &self.region.as_slice()[self.offset..self.offset + self.bytes]
     }

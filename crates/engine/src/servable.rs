@@ -24,7 +24,12 @@ pub struct Servable {
 
 impl Servable {
     /// Joins an identity and a session.
-    pub fn new(id: VersionId, engine: &'static str, parameter_bytes: u64, session: Box<dyn Session>) -> Servable {
+    pub fn new(
+        id: VersionId,
+        engine: &'static str,
+        parameter_bytes: u64,
+        session: Box<dyn Session>,
+    ) -> Servable {
         Servable { id, engine, parameter_bytes, ready_at: SystemTime::now(), session }
     }
 

@@ -107,6 +107,7 @@ impl Graph {
                 .iter()
                 .find(|tensor| tensor.name == *name)
                 .ok_or_else(|| Error::invalid(format!("parameter \"{name}\" is not bound")))?;
+            found.check()?;
             let dims: Vec<Dim> = found.dims.iter().map(|&size| Dim::Fixed(size)).collect();
             if found.dtype != spec.dtype || Some(&dims) != spec.shape.as_ref() {
                 return Err(Error::invalid(format!(

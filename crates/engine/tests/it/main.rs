@@ -1,0 +1,8 @@
+//! Tests of `engine` from outside, in one binary.
+#![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
+
+// Under the name that other crates use it by.
+extern crate millpond_engine as engine;
+
+mod fake;
+mod layout;
