@@ -17,6 +17,8 @@ use base::{Error, Result};
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a server's own words that are kept of a failure.
 const REASON_BYTES_MAX: usize = 300;
+/// How long a single call may take.
+const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 /// Before each gRPC message: a flag for compression and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
@@ -126,11 +128,9 @@ pub fn grpc_frame(message: &[u8]) -> Bytes {
     frame.freeze()
 }
 
-/// An answer's message: for gRPC without its prefix, for REST the headers that say how it is encoded and the body.
+/// An answer's message, for gRPC without its prefix.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Response headers (REST: `inference-header-content-length`).
-    pub headers: HeaderMap,
     /// The message.
     pub body: Bytes,
 }
@@ -206,6 +206,23 @@ impl Connection {
     }
 }
 
+/// One call on a connection of its own, outside any measurement.
+///
+/// # Errors
+/// As [`Connection::call`], and `DeadlineExceeded` when no answer comes.
+pub(crate) fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Result<Answer> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
+    runtime.block_on(async {
+        let call = async { Connection::open(endpoint).await?.call(template, body).await };
+        tokio::time::timeout(CALL_TIMEOUT, call)
+            .await
+            .unwrap_or_else(|_| Err(Error::deadline(format!("no answer from {}", endpoint.authority))))
+    })
+}
+
 async fn grpc_answer(response: Response<Incoming>) -> Result<Answer> {
     let (parts, body) = response.into_parts();
     if parts.headers.contains_key("grpc-status") {
@@ -223,7 +240,7 @@ async fn grpc_answer(response: Response<Incoming>) -> Result<Answer> {
     if frame.len() < GRPC_PREFIX_BYTES || frame[0] != 0 {
         return Err(Error::data_loss("the answer is no uncompressed gRPC message"));
     }
-    Ok(Answer { headers: parts.headers, body: frame.split_off(GRPC_PREFIX_BYTES) })
+    Ok(Answer { body: frame.split_off(GRPC_PREFIX_BYTES) })
 }
 
 fn grpc_status(headers: &HeaderMap) -> Result<()> {
@@ -246,7 +263,7 @@ async fn http_answer(response: Response<Incoming>) -> Result<Answer> {
         let words = String::from_utf8_lossy(&body);
         return Err(Error::unavailable(format!("HTTP {}: {}", parts.status.as_u16(), clip(&words))));
     }
-    Ok(Answer { headers: parts.headers, body })
+    Ok(Answer { body })
 }
 
 fn clip(text: &str) -> &str {

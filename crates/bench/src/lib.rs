@@ -10,6 +10,7 @@
 
 mod connection;
 mod drive;
+pub mod load;
 mod machine;
 mod models;
 mod process;
@@ -20,16 +21,19 @@ mod schedule;
 mod scrape;
 mod stats;
 mod timer;
+mod wire;
 
 use std::path::PathBuf;
+
+use engine_onnx::LibrarySearch;
 
 /// What the command line knows and a benchmark needs.
 #[derive(Clone, Debug)]
 pub struct BenchEnv {
     /// The `millpond` program to start as a server: usually this one.
     pub millpond: PathBuf,
-    /// The ONNX Runtime library, already found.
-    pub onnxruntime: PathBuf,
+    /// Where to look for ONNX Runtime.
+    pub onnxruntime: LibrarySearch,
     /// Where models, logs and run directories are kept; a second run finds its models there.
     pub cache_dir: PathBuf,
     /// End the demo by itself after this many seconds.

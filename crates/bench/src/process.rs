@@ -173,7 +173,7 @@ fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_por
         .args(["--host", "127.0.0.1"])
         .args(["--http-port", &http_port.to_string(), "--grpc-port", &grpc_port.to_string()])
         .arg("--onnxruntime")
-        .arg(&env.onnxruntime)
+        .arg(env.onnxruntime.find()?)
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
@@ -270,7 +270,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let env = BenchEnv {
             millpond: "/bin/echo".into(),
-            onnxruntime: "/lib.so".into(),
+            onnxruntime: engine_onnx::LibrarySearch { explicit: Some("/bin/echo".into()), ..Default::default() },
             cache_dir: dir.path().into(),
             demo_seconds: None,
         };

@@ -1,16 +1,16 @@
 //! A timer that fires within microseconds inside an asynchronous runtime, whose own timers count milliseconds.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Receiver;
 
 /// One alarm, waited for by one task at a time.
 #[derive(Debug)]
 pub(crate) struct Timer {
-    descriptor: AsyncFd<OwnedFd>,
+    /// A kernel timer, read as a pipe is: the runtime's own wrapper of any descriptor has no safe constructor.
+    descriptor: Receiver,
 }
 
 impl Timer {
@@ -19,8 +19,8 @@ impl Timer {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let descriptor = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|e| Error::internal(format!("cannot make a timer: {e}")))?;
-        let descriptor =
-            AsyncFd::new(descriptor).map_err(|e| Error::internal(format!("cannot watch a timer: {e}")))?;
+        let descriptor = Receiver::from_owned_fd_unchecked(descriptor)
+            .map_err(|e| Error::internal(format!("cannot watch a timer: {e}")))?;
         Ok(Timer { descriptor })
     }
 
@@ -32,12 +32,10 @@ impl Timer {
                 return Ok(());
             }
             self.arm(left)?;
-            let mut ready =
-                self.descriptor.readable().await.map_err(|e| Error::internal(format!("timer: {e}")))?;
+            self.descriptor.readable().await.map_err(|e| Error::internal(format!("timer: {e}")))?;
             let mut expirations = [0u8; 8];
             // An error here means that it has not fired yet; the loop looks at the clock either way.
-            let _ = rustix::io::read(self.descriptor.get_ref().as_fd(), &mut expirations);
-            ready.clear_ready();
+            let _ = self.descriptor.try_read(&mut expirations);
         }
     }
 
@@ -49,7 +47,7 @@ impl Timer {
                 tv_nsec: i64::from(left.subsec_nanos()).max(i64::from(left.as_secs() == 0)),
             },
         };
-        rustix::time::timerfd_settime(self.descriptor.get_ref(), TimerfdTimerFlags::empty(), &once)
+        rustix::time::timerfd_settime(&self.descriptor, TimerfdTimerFlags::empty(), &once)
             .map(|_| ())
             .map_err(|e| Error::internal(format!("cannot set a timer: {e}")))
     }
