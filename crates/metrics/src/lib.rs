@@ -111,7 +111,7 @@ pub struct Metrics {
     pub window_rate: Family<ModelLabels, Seconds>,
     /// Parameter bytes by home and version.
     pub parameter_bytes: Family<BytesLabels, Level>,
-    /// The slot pool: "max", "backed", "used", "huge".
+    /// The slot pool: "max", "backed", "used".
     pub pool_bytes: Family<KindLabels, Level>,
     /// The process: "rss", "heap_allocated", "heap_resident".
     pub process_bytes: Family<KindLabels, Level>,

@@ -68,10 +68,11 @@ impl App {
         (metrics, stats): (Arc<Metrics>, Arc<Stats>),
         memory: Arc<memory::ParameterStore>,
         engine_version: String,
+        parameters_in_pool: bool,
     ) -> App {
         let admitted = Arc::new(Semaphore::new(doors.requests_max));
         let stopping = AtomicBool::new(false);
-        App { doors, lifecycle, scheduler, metrics, stats, memory, engine_version, admitted, stopping }
+        App { doors, lifecycle, scheduler, metrics, stats, memory, engine_version, parameters_in_pool, admitted, stopping }
     }
 
     /// Whether every model that should serve does, and the server is not stopping.
@@ -113,6 +114,11 @@ impl App {
     /// Counts a request that ended before it reached a version.
     pub(crate) fn reject(&self, ticket: &Ticket, error: &Error) {
         self.count(ticket, &"".into(), 0, label(error.kind()));
+    }
+
+    /// Counts a request that its version never saw, because it could not be decoded.
+    pub(crate) fn reject_version(&self, ticket: &Ticket, id: &VersionId, error: &Error) {
+        self.count(ticket, &id.model, id.version, label(error.kind()));
     }
 
     fn count(&self, ticket: &Ticket, model: &Arc<str>, version: u64, status: &'static str) {

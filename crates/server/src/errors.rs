@@ -5,7 +5,7 @@ use base::{Error, ErrorKind};
 /// The gRPC status of an error, with the retry advice as `retry-pushback` metadata in milliseconds, the name
 /// gRPC's own retry design uses.
 pub(crate) fn grpc_status(error: &Error) -> tonic::Status {
-    let code = tonic::Code::from_i32(protocol::status::grpc_code(error.kind()));
+    let code = tonic::Code::from_i32(protocol::status::grpc(error.kind()));
     let mut status = tonic::Status::new(code, error.message());
     if let Some(after) = error.retry_after() {
         status.metadata_mut().insert("grpc-retry-pushback-ms", (after.as_millis() as u64).into());

@@ -48,13 +48,13 @@ fn memory(app: &App) {
     set("max", pool.bytes_max);
     set("backed", pool.backed);
     set("used", pool.used);
-    set("huge", app.memory.pool().huge_bytes());
     let set = |kind: &'static str, bytes: u64| {
         app.metrics.process_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
     };
-    let process = memory::process::status();
-    set("rss", process.rss);
-    set("rss_peak", process.rss_peak);
+    if let Ok(process) = memory::process::memory() {
+        set("rss", process.rss);
+        set("rss_peak", process.rss_peak);
+    }
     if let Some(heap) = memory::jemalloc::stats() {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);
@@ -67,7 +67,7 @@ fn versions(app: &App) {
     app.metrics.parameter_bytes.clear();
     let home = if app.parameters_in_pool { "dram" } else { "heap" };
     for model in app.lifecycle.status() {
-        let name: Arc<str> = model.name.as_ref().into();
+        let name: &Arc<str> = &model.name;
         for version in model.versions {
             let labels = StateLabels { model: name.clone(), version: version.version, state: version.state.name() };
             app.metrics.model_state.get_or_create(&labels).set(1);

@@ -16,6 +16,7 @@ mod listen;
 mod observer;
 mod run;
 mod stats;
+mod view;
 mod warmup;
 
 pub use config::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};

@@ -39,7 +39,7 @@ pub fn run(mut config: Config) -> Result<()> {
     if config.data.workers == 0 {
         config.data.workers = cores;
     }
-    memory::process::raise_open_files();
+    raise_open_files();
     let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
     let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
     let app = compose(&config)?;
@@ -70,13 +70,20 @@ fn compose(config: &Config) -> Result<Arc<App>> {
     let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(engine)];
     let lifecycle =
         Lifecycle::start(lifecycle_config(config), engines, store.clone(), Arc::new(RecordedRequests), observer)?;
-    let mut app = App::new(config.doors.clone(), lifecycle, scheduler, (metrics, stats), store, engine_version);
-    app.parameters_in_pool = config.memory.home == ParameterHome::Pool;
-    Ok(Arc::new(app))
+    let in_pool = config.memory.home == ParameterHome::Pool;
+    Ok(Arc::new(App::new(
+        config.doors.clone(),
+        lifecycle,
+        scheduler,
+        (metrics, stats),
+        store,
+        engine_version,
+        in_pool,
+    )))
 }
 
 fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
-    let machine = memory::process::machine_memory();
+    let machine = memory::process::machine()?;
     let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
     let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
     let pool =
@@ -142,6 +149,15 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Ten thousand idle clients need as many descriptors; the soft limit is only a default.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!(%error, "the open-file limit could not be raised");
+    }
 }
 
 async fn wait_for_signal() -> Result<()> {

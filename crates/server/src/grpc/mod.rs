@@ -10,9 +10,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use protocol::oip::services::grpc_inference_service_server::GrpcInferenceServiceServer;
-use protocol::tfs::services::model_service_server::ModelServiceServer;
-use protocol::tfs::services::prediction_service_server::PredictionServiceServer;
+use protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
+use protocol::tensorflow::serving::model_service_server::ModelServiceServer;
+use protocol::tensorflow::serving::prediction_service_server::PredictionServiceServer;
 use tonic::body::Body;
 use tonic::service::Routes;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 use lifecycle::LoadSpec;
 use protocol::oip;
-use protocol::oip::wire as pb;
+use protocol::inference as pb;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -60,7 +60,7 @@ async fn infer(
 }
 
 #[tonic::async_trait]
-impl oip::services::grpc_inference_service_server::GrpcInferenceService for Oip {
+impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     type ModelStreamInferStream =
         Pin<Box<dyn Stream<Item = std::result::Result<pb::ModelStreamInferResponse, Status>> + Send>>;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use protocol::tfs;
-use protocol::tfs::wire as pb;
+use protocol::tensorflow::serving as pb;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, Call, Ticket};
@@ -44,7 +44,7 @@ async fn predict(
 }
 
 #[tonic::async_trait]
-impl tfs::services::prediction_service_server::PredictionService for Tfs {
+impl pb::prediction_service_server::PredictionService for Tfs {
     async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
         let ticket = App::begin(PROTOCOL);
         let timeout = super::timeout(request.metadata());
@@ -76,7 +76,7 @@ impl tfs::services::prediction_service_server::PredictionService for Tfs {
 }
 
 #[tonic::async_trait]
-impl tfs::services::model_service_server::ModelService for Tfs {
+impl pb::model_service_server::ModelService for Tfs {
     async fn get_model_status(
         &self,
         request: Request<pb::GetModelStatusRequest>,

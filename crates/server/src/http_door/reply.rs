@@ -3,6 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use base::Error;
 use bytes::Bytes;
+use protocol::status::Dialect;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
 /// A response being put together.
@@ -32,9 +33,14 @@ impl Reply {
         Reply::text("").with_status(status)
     }
 
-    /// An error in the form both protocols use, with `Retry-After` where there is advice.
+    /// An error with the statuses of the Open Inference Protocol.
     pub(crate) fn error(error: &Error) -> Reply {
-        let status = StatusCode::from_u16(protocol::status::http_status(error.kind()))
+        Reply::error_in(error, Dialect::OpenInference)
+    }
+
+    /// An error in the form both protocols use, with `Retry-After` where there is advice.
+    fn error_in(error: &Error, dialect: Dialect) -> Reply {
+        let status = StatusCode::from_u16(protocol::status::http(error.kind(), dialect))
             .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::json!({ "error": error.message() }).to_string();
         let mut reply = Reply::json(body).with_status(status);
@@ -61,6 +67,11 @@ impl Reply {
     /// The reply, or the error as a reply.
     pub(crate) fn of(result: base::Result<Reply>) -> Reply {
         result.unwrap_or_else(|error| Reply::error(&error))
+    }
+
+    /// The same with TensorFlow Serving's statuses.
+    pub(crate) fn of_tensorflow(result: base::Result<Reply>) -> Reply {
+        result.unwrap_or_else(|error| Reply::error_in(&error, Dialect::TensorFlow))
     }
 }
 

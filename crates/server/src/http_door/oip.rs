@@ -1,0 +1,115 @@
+//! Open Inference Protocol over HTTP: health, metadata, infer with the binary-tensor extension, statistics.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use base::{Error, Result};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use protocol::oip;
+
+use super::reply::Reply;
+use super::{Shared, parse_version, read_body};
+use crate::app::{App, Call, Ticket};
+use crate::view;
+
+const PROTOCOL: &str = "oip-http";
+/// Length of the JSON part of a body that goes on in binary.
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+/// A model and perhaps a version, from the path.
+#[derive(serde::Deserialize)]
+pub(super) struct Target {
+    pub(super) model: String,
+    version: Option<String>,
+}
+
+impl Target {
+    fn version(&self) -> Result<Option<u64>> {
+        self.version.as_deref().map(parse_version).transpose()
+    }
+
+    fn find(&self, app: &App) -> Result<Arc<engine::Servable>> {
+        app.find(&self.model, self.version()?, None)
+    }
+}
+
+pub(super) async fn server_metadata() -> Reply {
+    Reply::json(oip::json::server_metadata(crate::NAME, crate::VERSION))
+}
+
+pub(super) async fn server_ready(State(app): Shared) -> Reply {
+    Reply::status(if app.ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+}
+
+pub(super) async fn ready(State(app): Shared, Path(target): Path<Target>) -> Reply {
+    Reply::of(target.find(&app).map(|_| Reply::status(StatusCode::OK)))
+}
+
+pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> Reply {
+    Reply::of(target.find(&app).map(|servable| {
+        let versions = view::ready_versions(&app, &servable.id.model);
+        let body = oip::json::model_metadata(&servable.id.model, &versions, servable.engine, servable.signature());
+        Reply::json(body)
+    }))
+}
+
+pub(super) async fn config(State(app): Shared, Path(target): Path<Target>) -> Reply {
+    Reply::of(target.find(&app).map(|servable| {
+        let (id, signature) = (&servable.id, servable.signature());
+        Reply::json(oip::json::model_config(&id.model, servable.engine, signature, servable.metadata()))
+    }))
+}
+
+pub(super) async fn stats(State(app): Shared, Path(target): Path<Target>) -> Reply {
+    let entries = target.version().and_then(|version| view::statistics(&app, &target.model, version));
+    Reply::of(entries.map(|entries| Reply::json(oip::json::statistics(&entries))))
+}
+
+pub(super) async fn all_stats(State(app): Shared) -> Reply {
+    Reply::of(view::statistics(&app, "", None).map(|entries| Reply::json(oip::json::statistics(&entries))))
+}
+
+pub(super) async fn infer(
+    State(app): Shared,
+    Path(target): Path<Target>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let ticket = App::begin(PROTOCOL);
+    Reply::of(answer(&app, &ticket, &target, &headers, body).await)
+}
+
+async fn answer(app: &App, ticket: &Ticket, target: &Target, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let admitted = async {
+        let permit = app.admit()?;
+        let servable = target.find(app)?;
+        let header_length = header_length(headers)?;
+        let body = read_body(app, headers, body).await?;
+        Ok((permit, servable, header_length, body))
+    };
+    let (_permit, servable, header_length, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
+    let request = oip::json::parse_infer(body, header_length, servable.signature())
+        .map_err(|error| error.context(&servable.id))
+        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+    let call = Call {
+        servable,
+        inputs: request.inputs,
+        outputs: request.outputs.iter().map(|output| output.name.clone()).collect(),
+        timeout: request.timeout,
+    };
+    let answer = app.answer(ticket, call).await?;
+    let response = oip::json::infer_response(&answer.id, &request.id, &answer.outputs, &request.encoding())?;
+    Ok(match response.header_length {
+        None => Reply::json(response.body),
+        Some(length) => Reply::body("application/octet-stream", response.body)
+            .with_header(HEADER_LENGTH, HeaderValue::from(length)),
+    })
+}
+
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
+    let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
+    let parsed = value.to_str().ok().and_then(|text| text.parse().ok());
+    parsed.map(Some).ok_or_else(|| Error::invalid("Inference-Header-Content-Length is not a number"))
+}
+

@@ -1,0 +1,81 @@
+//! The repository extension over HTTP: index, load, unload.
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use base::{Error, Result};
+use http::HeaderMap;
+use lifecycle::LoadSpec;
+use protocol::oip;
+
+use super::oip::Target;
+use super::reply::Reply;
+use super::{Shared, read_body};
+use crate::app::App;
+use crate::listen::Peer;
+use crate::{admin, view};
+
+#[derive(Default, serde::Deserialize)]
+struct IndexRequest {
+    #[serde(default)]
+    ready: bool,
+}
+
+pub(super) async fn index(State(app): Shared, headers: HeaderMap, body: Body) -> Reply {
+    let request = json_or_default::<IndexRequest>(&app, &headers, body).await;
+    Reply::of(request.map(|request| {
+        let entries = view::repository_index(&app, request.ready);
+        Reply::json(oip::json::repository_index(&entries))
+    }))
+}
+
+/// Millpond's own parameter of a load: which version, where one is meant.
+#[derive(Default, serde::Deserialize)]
+struct LoadRequest {
+    #[serde(default)]
+    parameters: LoadParameters,
+}
+
+#[derive(Default, serde::Deserialize)]
+struct LoadParameters {
+    version: Option<u64>,
+}
+
+pub(super) async fn load(
+    State(app): Shared,
+    Path(target): Path<Target>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let loaded = async {
+        admin::allowed(&app, Some(peer))?;
+        let request = json_or_default::<LoadRequest>(&app, &headers, body).await?;
+        let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
+        admin::load(&app, &target.model, spec).await
+    };
+    Reply::of(loaded.await.map(|()| Reply::json("{}")))
+}
+
+pub(super) async fn unload(
+    State(app): Shared,
+    Path(target): Path<Target>,
+    Extension(peer): Extension<Peer>,
+) -> Reply {
+    let unloaded = async {
+        admin::allowed(&app, Some(peer))?;
+        admin::unload(&app, &target.model).await
+    };
+    Reply::of(unloaded.await.map(|()| Reply::json("{}")))
+}
+
+async fn json_or_default<T>(app: &App, headers: &HeaderMap, body: Body) -> Result<T>
+where
+    T: Default + serde::de::DeserializeOwned,
+{
+    let body = read_body(app, headers, body).await?;
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(&body).map_err(|e| Error::invalid(format!("the body is not the expected JSON: {e}")))
+}

@@ -1,0 +1,129 @@
+//! TensorFlow Serving's REST API: `/v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]`.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use base::{Error, Result};
+use engine::Servable;
+use http::HeaderMap;
+use protocol::tfs;
+
+use super::reply::Reply;
+use super::{Shared, parse_version, read_body};
+use crate::app::{App, Call, Ticket};
+use crate::view;
+
+const PROTOCOL: &str = "tfs-http";
+
+/// What a path names.
+#[derive(Debug, PartialEq, Eq)]
+struct Target<'a> {
+    model: &'a str,
+    version: Option<u64>,
+    label: Option<&'a str>,
+    /// After the colon: "predict".
+    verb: Option<&'a str>,
+    metadata: bool,
+}
+
+impl Target<'_> {
+    fn find(&self, app: &App) -> Result<Arc<Servable>> {
+        app.find(self.model, self.version, self.label)
+    }
+}
+
+fn parse(rest: &str) -> Result<Target<'_>> {
+    let unknown = || Error::not_found(format!("there is nothing at /v1/models/{rest}"));
+    let (path, verb) = match rest.rsplit_once(':') {
+        Some((path, verb)) => (path, Some(verb)),
+        None => (rest, None),
+    };
+    let (path, metadata) = match path.strip_suffix("/metadata") {
+        Some(path) => (path, true),
+        None => (path, false),
+    };
+    let segments: Vec<&str> = path.split('/').collect();
+    let (model, version, label) = match segments.as_slice() {
+        [model] => (*model, None, None),
+        [model, "versions", version] => (*model, Some(parse_version(version)?), None),
+        [model, "labels", label] => (*model, None, Some(*label)),
+        _ => return Err(unknown()),
+    };
+    if model.is_empty() || (metadata && verb.is_some()) {
+        return Err(unknown());
+    }
+    Ok(Target { model, version, label, verb, metadata })
+}
+
+/// GET: the status of versions, or the metadata.
+pub(super) async fn read(State(app): Shared, Path(rest): Path<String>) -> Reply {
+    Reply::of_tensorflow(parse(&rest).and_then(|target| {
+        if target.verb.is_some() {
+            return Err(Error::invalid("predict takes POST"));
+        }
+        if target.metadata {
+            let servable = target.find(&app)?;
+            return Ok(Reply::json(tfs::json::metadata(&servable.id, servable.signature())));
+        }
+        let version = match target.label {
+            Some(_) => Some(target.find(&app)?.id.version),
+            None => target.version,
+        };
+        Ok(Reply::json(tfs::json::status(&view::version_states(&app, target.model, version)?)))
+    }))
+}
+
+/// POST: predict; classify and regress are not offered.
+pub(super) async fn predict(
+    State(app): Shared,
+    Path(rest): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let ticket = App::begin(PROTOCOL);
+    Reply::of_tensorflow(answer(&app, &ticket, &rest, &headers, body).await)
+}
+
+async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let admitted = async {
+        let permit = app.admit()?;
+        let target = parse(rest)?;
+        match target.verb {
+            Some("predict") => {}
+            Some(verb @ ("classify" | "regress")) => {
+                return Err(Error::unimplemented(format!("{verb} is not offered; use predict")));
+            }
+            Some(verb) => return Err(Error::not_found(format!("there is no method \"{verb}\"; use predict"))),
+            None => return Err(Error::invalid("nothing takes POST here; did you mean :predict?")),
+        }
+        let servable = target.find(app)?;
+        let body = read_body(app, headers, body).await?;
+        Ok((permit, servable, body))
+    };
+    let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
+    let request = tfs::json::parse_predict(&body, servable.signature())
+        .map_err(|error| error.context(&servable.id))
+        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+    let call = Call { servable, inputs: request.inputs, outputs: Vec::new(), timeout: None };
+    let answer = app.answer(ticket, call).await?;
+    Ok(Reply::json(tfs::json::predict_response(&answer.outputs, request.form)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths() {
+        let plain = Target { model: "m", version: None, label: None, verb: None, metadata: false };
+        assert_eq!(parse("m").unwrap(), plain);
+        assert_eq!(parse("m:predict").unwrap().verb, Some("predict"));
+        assert_eq!(parse("m/versions/12:predict").unwrap().version, Some(12));
+        assert_eq!(parse("m/labels/stable").unwrap().label, Some("stable"));
+        assert!(parse("m/versions/3/metadata").unwrap().metadata);
+        assert!(parse("m/versions/x").is_err());
+        assert!(parse("m/elsewhere").is_err());
+        assert!(parse(":predict").is_err());
+    }
+}
