@@ -12,6 +12,9 @@
 mod catalog;
 mod config;
 mod lifecycle;
+mod model_file;
+mod policy;
+mod source;
 mod status;
 mod warmup;
 

@@ -1,0 +1,186 @@
+//! `millpond.toml`: a model's own settings, beside its versions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::{ModelConfig, Transition, VersionPolicy};
+
+/// The file's name in a model's base path.
+pub(crate) const MODEL_FILE: &str = "millpond.toml";
+/// A larger settings file is refused.
+pub(crate) const MODEL_FILE_BYTES_MAX: u64 = 1 << 20;
+/// More threads inside one run are refused.
+const INTRA_OP_THREADS_MAX: usize = 1024;
+/// A larger batch in a generated warm-up request is refused.
+const BATCH_SIZE_MAX: usize = 1 << 20;
+
+/// What the file may say; what it leaves out stays as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ModelFile {
+    policy: Option<PolicyText>,
+    transition: Option<TransitionText>,
+    intra_op_threads: Option<usize>,
+    warmup: Option<WarmupFile>,
+    labels: Option<BTreeMap<String, u64>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PolicyText {
+    Latest(usize),
+    All,
+    Specific(BTreeSet<u64>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum TransitionText {
+    AvailabilityPreserving,
+    ResourcePreserving,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WarmupFile {
+    enabled: Option<bool>,
+    batch_sizes: Option<Vec<usize>>,
+    iterations: Option<u32>,
+    dims: Option<BTreeMap<String, Vec<i64>>>,
+    fail_on_error: Option<bool>,
+}
+
+impl ModelFile {
+    /// Parses the file's text. The error is one line that names the place.
+    pub(crate) fn parse(text: &str) -> Result<ModelFile, String> {
+        let file: ModelFile = toml::from_str(text).map_err(|error| one_line(text, &error))?;
+        file.check()?;
+        Ok(file)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.policy == Some(PolicyText::Latest(0)) {
+            return Err("policy: latest takes at least 1".into());
+        }
+        if self.intra_op_threads.is_some_and(|threads| !(1..=INTRA_OP_THREADS_MAX).contains(&threads)) {
+            return Err(format!("intra_op_threads must be 1 to {INTRA_OP_THREADS_MAX}"));
+        }
+        let Some(warmup) = &self.warmup else { return Ok(()) };
+        let batches = warmup.batch_sizes.as_deref().unwrap_or_default();
+        if batches.iter().any(|size| !(1..=BATCH_SIZE_MAX).contains(size)) {
+            return Err(format!("warmup.batch_sizes must be 1 to {BATCH_SIZE_MAX}"));
+        }
+        if warmup.dims.iter().flatten().any(|(_, dims)| dims.iter().any(|&dim| dim < -1)) {
+            return Err("warmup.dims must be sizes, or -1 to leave an axis as it is".into());
+        }
+        Ok(())
+    }
+
+    /// `base` with what the file says instead.
+    pub(crate) fn apply(&self, base: &ModelConfig) -> ModelConfig {
+        let mut config = base.clone();
+        match &self.policy {
+            Some(PolicyText::Latest(count)) => config.policy = VersionPolicy::Latest(*count),
+            Some(PolicyText::All) => config.policy = VersionPolicy::All,
+            Some(PolicyText::Specific(versions)) => config.policy = VersionPolicy::Specific(versions.clone()),
+            None => {}
+        }
+        match self.transition {
+            Some(TransitionText::AvailabilityPreserving) => config.transition = Transition::AvailabilityPreserving,
+            Some(TransitionText::ResourcePreserving) => config.transition = Transition::ResourcePreserving,
+            None => {}
+        }
+        if let Some(threads) = self.intra_op_threads {
+            config.session.intra_op_threads = threads;
+        }
+        if let Some(labels) = &self.labels {
+            config.labels.clone_from(labels);
+        }
+        if let Some(warmup) = self.warmup.clone() {
+            let to = &mut config.warmup;
+            to.enabled = warmup.enabled.unwrap_or(to.enabled);
+            to.iterations = warmup.iterations.or(to.iterations);
+            to.fail_on_error = warmup.fail_on_error.unwrap_or(to.fail_on_error);
+            to.batch_sizes = warmup.batch_sizes.unwrap_or_else(|| to.batch_sizes.clone());
+            to.dims = warmup.dims.unwrap_or_else(|| to.dims.clone());
+        }
+        config
+    }
+}
+
+/// Reads the file of `base_path`; `None` where there is none.
+pub(crate) fn read(base_path: &Path) -> Result<Option<ModelFile>, String> {
+    let path = base_path.join(MODEL_FILE);
+    let at = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(at(&error)),
+        Ok(meta) if meta.len() > MODEL_FILE_BYTES_MAX => return Err(at(&"larger than a settings file can be")),
+        Ok(_) => {}
+    }
+    let text = std::fs::read_to_string(&path).map_err(|error| at(&error))?;
+    ModelFile::parse(&text).map(Some).map_err(|error| at(&error))
+}
+
+fn one_line(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    match error.span() {
+        Some(span) => {
+            let line = text.bytes().take(span.start).filter(|&byte| byte == b'\n').count() + 1;
+            format!("line {line}: {message}")
+        }
+        None => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_applied() {
+        let text = r#"
+            policy = { specific = [2, 5] }
+            transition = "resource-preserving"
+            intra_op_threads = 4
+            [labels]
+            stable = 2
+            [warmup]
+            enabled = false
+            batch_sizes = [16]
+            iterations = 3
+            fail_on_error = true
+            dims = { ids = [-1, 128] }
+        "#;
+        let base = ModelConfig::new("m", "/models/m");
+        let config = ModelFile::parse(text).unwrap().apply(&base);
+        assert_eq!(config.policy, VersionPolicy::Specific([2, 5].into()));
+        assert_eq!(config.transition, Transition::ResourcePreserving);
+        assert_eq!(config.session.intra_op_threads, 4);
+        assert_eq!(config.labels["stable"], 2);
+        assert!(!config.warmup.enabled && config.warmup.fail_on_error);
+        assert_eq!((config.warmup.batch_sizes.as_slice(), config.warmup.iterations), ([16].as_slice(), Some(3)));
+        assert_eq!(config.warmup.dims["ids"], [-1, 128]);
+        assert_eq!(ModelFile::parse("").unwrap().apply(&base), base);
+        assert_eq!(ModelFile::parse("policy = \"all\"").unwrap().apply(&base).policy, VersionPolicy::All);
+        assert_eq!(
+            ModelFile::parse("policy.latest = 3").unwrap().apply(&base).policy,
+            VersionPolicy::Latest(3)
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        let error = |text: &str| ModelFile::parse(text).unwrap_err();
+        assert!(error("policy = \"all\"\npolcy = 1").starts_with("line 2: unknown field `polcy`"));
+        assert!(error("[warmup]\nruns = 1").contains("unknown field `runs`"));
+        assert!(error("policy = \"newest\"").contains("unknown variant `newest`"));
+        assert!(error("policy = { latest = 0 }").contains("at least 1"));
+        assert!(error("intra_op_threads = 0").contains("1 to"));
+        assert!(error("transition = 1").starts_with("line 1"));
+        assert!(error("a = [").starts_with("line 1"));
+        assert!(!error("a = [").contains('\n'));
+    }
+}

@@ -1,0 +1,331 @@
+//! What should serve, and what to do next. Pure: the same picture always gives the same answer.
+
+use std::collections::BTreeSet;
+
+use crate::{Transition, VersionPolicy};
+
+/// One version, as far as the decision depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) version: u64,
+    /// Its directory exists.
+    pub(crate) on_disk: bool,
+    /// It cannot be loaded now: incomplete, failed, or waiting for its next try.
+    pub(crate) held: bool,
+    /// It answers requests.
+    pub(crate) ready: bool,
+    /// A load of it is queued or under way.
+    pub(crate) loading: bool,
+    /// An instance of it waits for its last user or is being released.
+    pub(crate) releasing: bool,
+    /// An administrator asked for this version by number.
+    pub(crate) pinned: bool,
+    /// An administrator asked for it to be loaded again.
+    pub(crate) reload: bool,
+}
+
+/// What should serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// The versions that should be ready, all of them loadable or loaded.
+    pub(crate) aspired: BTreeSet<u64>,
+    /// Versions that are held would be chosen otherwise. What serves is kept for as long as nothing else is
+    /// chosen.
+    pub(crate) hoped: bool,
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Load(u64),
+    Unload(u64),
+}
+
+/// Chooses among the versions on disk. A held version is passed over, so that the one before it serves.
+pub(crate) fn choose(policy: &VersionPolicy, views: &[View]) -> Choice {
+    let wanted = |view: &&View| view.on_disk && (view.pinned || allowed(policy, view.version));
+    let candidates = || views.iter().filter(wanted).filter(|view| view.ready || !view.held);
+    let mut aspired: BTreeSet<u64> = candidates().map(|view| view.version).collect();
+    if let VersionPolicy::Latest(count) = policy {
+        let first = aspired.iter().rev().nth((*count).max(1) - 1).copied().unwrap_or(0);
+        aspired.retain(|version| *version >= first);
+        aspired.extend(candidates().filter(|view| view.pinned).map(|view| view.version));
+    }
+    Choice { aspired, hoped: views.iter().filter(wanted).any(|view| view.held && !view.ready) }
+}
+
+fn allowed(policy: &VersionPolicy, version: u64) -> bool {
+    match policy {
+        VersionPolicy::Latest(_) | VersionPolicy::All => true,
+        VersionPolicy::Specific(versions) => versions.contains(&version),
+    }
+}
+
+/// The next step towards `choice`, if one may be taken now: one load at a time for each model.
+pub(crate) fn plan(transition: Transition, views: &[View], choice: &Choice) -> Option<Action> {
+    match transition {
+        Transition::AvailabilityPreserving => plan_availability(views, choice),
+        Transition::ResourcePreserving => plan_resource(views, choice),
+    }
+}
+
+fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
+    let ready = views.iter().filter(|view| view.ready).count();
+    let complete = views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
+    let surplus = ready > choice.aspired.len().max(1);
+    if surplus || (complete && may_empty(choice)) {
+        if let Some(version) = lowest_unwanted(views, choice) {
+            return Some(Action::Unload(version));
+        }
+    }
+    if views.iter().any(|view| view.loading) {
+        return None;
+    }
+    let again = || views.iter().rev().find(|view| again(view)).map(|view| view.version);
+    highest_missing(views, choice).or_else(again).map(Action::Load)
+}
+
+fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
+    if may_empty(choice) {
+        let again = || views.iter().find(|view| again(view)).map(|view| view.version);
+        if let Some(version) = lowest_unwanted(views, choice).or_else(again) {
+            return Some(Action::Unload(version));
+        }
+    }
+    if views.iter().any(|view| view.loading || view.releasing) {
+        return None;
+    }
+    highest_missing(views, choice).map(Action::Load)
+}
+
+/// Whether what is not chosen may go although nothing takes its place.
+fn may_empty(choice: &Choice) -> bool {
+    !choice.aspired.is_empty() || !choice.hoped
+}
+
+fn again(view: &View) -> bool {
+    view.ready && view.reload && view.on_disk && !view.held && !view.loading
+}
+
+fn lowest_unwanted(views: &[View], choice: &Choice) -> Option<u64> {
+    let unwanted = |view: &&View| view.ready && !choice.aspired.contains(&view.version);
+    views.iter().filter(unwanted).map(|view| view.version).min()
+}
+
+fn highest_missing(views: &[View], choice: &Choice) -> Option<u64> {
+    let missing = |view: &&View| {
+        choice.aspired.contains(&view.version) && !view.ready && !view.loading && !view.held && !view.releasing
+    };
+    views.iter().filter(missing).map(|view| view.version).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn views(text: &str) -> Vec<View> {
+        text.split_whitespace()
+            .map(|word| {
+                let (number, flags) = word.split_at(word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()));
+                View {
+                    version: number.parse().unwrap(),
+                    on_disk: !flags.contains('g'),
+                    held: flags.contains('h'),
+                    ready: flags.contains('r'),
+                    loading: flags.contains('l'),
+                    releasing: flags.contains('d'),
+                    pinned: flags.contains('p'),
+                    reload: flags.contains('a'),
+                }
+            })
+            .collect()
+    }
+
+    /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again.
+    #[track_caller]
+    fn check(policy: VersionPolicy, transition: Transition, state: &str, expected: Option<Action>) {
+        let views = views(state);
+        assert_eq!(plan(transition, &views, &choose(&policy, &views)), expected, "{state}");
+    }
+
+    use Action::{Load, Unload};
+    use Transition::{AvailabilityPreserving as Available, ResourcePreserving as Resource};
+
+    #[test]
+    fn availability_loads_first() {
+        let check = |state, expected| check(VersionPolicy::Latest(1), Available, state, expected);
+        check("1 2", Some(Load(2)));
+        check("1r 2", Some(Load(2)));
+        check("1r 2l", None);
+        check("1r 2r", Some(Unload(1)));
+        check("1r 2h", None);
+        check("1 2h", Some(Load(1)));
+        check("1 2rg", Some(Load(1)));
+        check("1r 2rg", Some(Unload(2)));
+        check("1rg", Some(Unload(1)));
+        check("1rg 2h", None);
+        check("1r 2r 3", Some(Unload(1)));
+        check("1rp 2", Some(Load(2)));
+        check("1p 2r", Some(Load(1)));
+        check("1ra", Some(Load(1)));
+        check("1d", None);
+    }
+
+    #[test]
+    fn resource_unloads_first() {
+        let check = |state, expected| check(VersionPolicy::Latest(1), Resource, state, expected);
+        check("1r 2", Some(Unload(1)));
+        check("1d 2", None);
+        check("1 2", Some(Load(2)));
+        check("1r 2h", None);
+        check("1ra", Some(Unload(1)));
+        check("1rg 2h", None);
+    }
+
+    #[test]
+    fn several_versions() {
+        check(VersionPolicy::Latest(2), Available, "1r 2r 3", Some(Load(3)));
+        check(VersionPolicy::Latest(2), Available, "1r 2r 3r", Some(Unload(1)));
+        check(VersionPolicy::All, Available, "1 2r 3", Some(Load(3)));
+        check(VersionPolicy::Specific([2, 7].into()), Available, "1r 2 3", Some(Load(2)));
+        check(VersionPolicy::Specific([7].into()), Available, "1r 2 3", Some(Unload(1)));
+        check(VersionPolicy::Specific([2].into()), Available, "1r 2h", None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Happens {
+        Appears(u64),
+        Vanishes(u64),
+        Breaks(u64),
+        Heals(u64),
+        LoadEnds(bool),
+        ReleaseEnds,
+        Policy(usize),
+        Again(u64),
+    }
+
+    fn happens() -> impl Strategy<Value = Happens> {
+        let version = || 1u64..6;
+        prop_oneof![
+            version().prop_map(Happens::Appears),
+            version().prop_map(Happens::Vanishes),
+            version().prop_map(Happens::Breaks),
+            version().prop_map(Happens::Heals),
+            any::<bool>().prop_map(Happens::LoadEnds),
+            Just(Happens::ReleaseEnds),
+            (0usize..4).prop_map(Happens::Policy),
+            version().prop_map(Happens::Again),
+        ]
+    }
+
+    /// A model whose loads and releases end when the test says so.
+    struct World {
+        views: Vec<View>,
+        policy: VersionPolicy,
+    }
+
+    impl World {
+        fn happen(&mut self, event: &Happens) {
+            let views = &mut self.views;
+            let at = |version: &u64| *version as usize - 1;
+            match event {
+                Happens::Appears(version) => views[at(version)].on_disk = true,
+                Happens::Vanishes(version) => views[at(version)].on_disk = false,
+                Happens::Breaks(version) => {
+                    let view = &mut views[at(version)];
+                    view.held = !view.ready && !view.loading;
+                }
+                Happens::Heals(version) => views[at(version)].held = false,
+                Happens::LoadEnds(well) => {
+                    for view in views.iter_mut().filter(|view| view.loading) {
+                        (view.loading, view.reload) = (false, false);
+                        view.held = !well && !view.ready;
+                        view.ready |= well;
+                    }
+                }
+                Happens::ReleaseEnds => views.iter_mut().for_each(|view| view.releasing = false),
+                Happens::Policy(0) => self.policy = VersionPolicy::All,
+                Happens::Policy(count) => self.policy = VersionPolicy::Latest(*count),
+                Happens::Again(version) => views[at(version)].reload = views[at(version)].ready,
+            }
+        }
+
+        /// Takes every step that may be taken, and checks each.
+        fn settle(&mut self, transition: Transition) -> Result<(), TestCaseError> {
+            for step in 0.. {
+                prop_assert!(step < 100, "no end of steps: {:?}", self.views);
+                let choice = choose(&self.policy, &self.views);
+                let Some(action) = plan(transition, &self.views, &choice) else { return Ok(()) };
+                match action {
+                    Action::Load(version) => {
+                        prop_assert!(self.views.iter().all(|view| !view.loading), "two loads at a time");
+                        let view = &mut self.views[version as usize - 1];
+                        prop_assert!(view.on_disk && !view.held);
+                        view.loading = true;
+                        // Unloading comes first: a load never brings more instances than were chosen.
+                        let live = self.views.iter().filter(|v| v.ready || v.loading || v.releasing).count();
+                        prop_assert!(transition == Available || live <= choice.aspired.len());
+                    }
+                    Action::Unload(version) => {
+                        let view = &mut self.views[version as usize - 1];
+                        prop_assert!(view.ready);
+                        (view.ready, view.releasing, view.reload) = (false, true, false);
+                    }
+                }
+            }
+            Ok(())
+        }
+    }
+
+    fn world() -> World {
+        let views = (1..6).map(|version| View { version, ..View::default() }).collect();
+        World { views, policy: VersionPolicy::Latest(1) }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn availability_is_preserved(events in proptest::collection::vec(happens(), 1..60)) {
+            let mut world = world();
+            for event in &events {
+                let had: Vec<u64> = world.views.iter().filter(|v| v.ready).map(|v| v.version).collect();
+                world.happen(event);
+                world.settle(Transition::AvailabilityPreserving)?;
+                // A model that had an answer keeps one, unless no version is left on disk at all.
+                let left = world.views.iter().any(|view| view.on_disk);
+                let ready = world.views.iter().any(|view| view.ready);
+                prop_assert!(had.is_empty() || ready || !left, "{event:?} left {:?}", world.views);
+            }
+        }
+
+        #[test]
+        fn resources_are_preserved(events in proptest::collection::vec(happens(), 1..60)) {
+            let mut world = world();
+            for event in &events {
+                world.happen(event);
+                world.settle(Transition::ResourcePreserving)?;
+            }
+        }
+
+        #[test]
+        fn rest_is_reached(events in proptest::collection::vec(happens(), 1..40), resource in any::<bool>()) {
+            let transition = if resource { Resource } else { Available };
+            let mut world = world();
+            for event in &events {
+                world.happen(event);
+                world.settle(transition)?;
+            }
+            for _ in 0..20 {
+                world.happen(&Happens::LoadEnds(true));
+                world.happen(&Happens::ReleaseEnds);
+                world.settle(transition)?;
+            }
+            // When everything loads, exactly what the policy chose is ready.
+            let choice = choose(&world.policy, &world.views);
+            let ready: BTreeSet<u64> = world.views.iter().filter(|v| v.ready).map(|v| v.version).collect();
+            prop_assert!(ready == choice.aspired || (choice.aspired.is_empty() && choice.hoped));
+        }
+    }
+}

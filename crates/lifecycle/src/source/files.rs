@@ -1,0 +1,82 @@
+//! The files of a version directory, and telling whether they are still the same.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+
+/// Directories inside a version directory are looked at to this depth.
+const DEPTH_MAX: usize = 4;
+/// A version directory with more files is refused.
+const FILES_MAX: usize = 4096;
+
+/// Stands for names, lengths, modification times, modes and inodes of a set of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Fingerprint([u8; 16]);
+
+impl std::fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct File {
+    /// Relative to the version directory.
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+    modified: (i64, i64),
+    mode: u32,
+    inode: u64,
+}
+
+/// All files below `dir`, in order of path.
+///
+/// # Errors
+/// When something cannot be looked at, or there is too much of it.
+pub(crate) fn list(dir: &Path) -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    walk(dir, Path::new(""), 0, &mut files)?;
+    files.sort();
+    Ok(files)
+}
+
+fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result<()> {
+    let here = dir.join(below);
+    for entry in std::fs::read_dir(&here).map_err(|e| Error::io(&here, &e))? {
+        let entry = entry.map_err(|e| Error::io(&here, &e))?;
+        let path = below.join(entry.file_name());
+        let full = dir.join(&path);
+        let meta = std::fs::metadata(&full).map_err(|e| Error::io(&full, &e))?;
+        if meta.is_dir() {
+            if depth == DEPTH_MAX {
+                return Err(Error::invalid(format!("{}: directories nested too deep", full.display())));
+            }
+            walk(dir, &path, depth + 1, files)?;
+        } else {
+            let modified = (meta.mtime(), meta.mtime_nsec());
+            files.push(File { path, bytes: meta.len(), modified, mode: meta.mode(), inode: meta.ino() });
+        }
+        if files.len() > FILES_MAX {
+            return Err(Error::invalid(format!("{}: more than {FILES_MAX} files", dir.display())));
+        }
+    }
+    Ok(())
+}
+
+/// The fingerprint of those of `files` that `chosen` picks.
+pub(crate) fn fingerprint(files: &[File], chosen: impl Fn(&Path) -> bool) -> Fingerprint {
+    use std::os::unix::ffi::OsStrExt;
+    let mut hasher = blake3::Hasher::new();
+    for file in files.iter().filter(|file| chosen(&file.path)) {
+        hasher.update(file.path.as_os_str().as_bytes());
+        hasher.update(&[0]);
+        for number in [file.bytes, file.modified.0 as u64, file.modified.1 as u64, file.inode, file.mode.into()] {
+            hasher.update(&number.to_le_bytes());
+        }
+    }
+    let mut short = [0; 16];
+    short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    Fingerprint(short)
+}

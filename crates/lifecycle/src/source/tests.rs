@@ -1,0 +1,140 @@
+use std::fs;
+
+use super::*;
+
+const POLL: Duration = Duration::from_secs(1);
+
+struct Bench {
+    root: tempfile::TempDir,
+    scanner: Scanner,
+    now: Instant,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let root = tempfile::tempdir().unwrap();
+        let scanner = Scanner::new(Vec::new(), vec![root.path().to_owned()], POLL);
+        Bench { root, scanner, now: Instant::now() }
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    /// One look, a poll after the last, as "model/version:what" words.
+    fn look(&mut self) -> String {
+        self.now += POLL;
+        self.look_again()
+    }
+
+    fn look_again(&mut self) -> String {
+        let snapshot = self.scanner.look(0, self.now);
+        let mut words = Vec::new();
+        for model in snapshot.models {
+            match model.versions {
+                Err(_) => words.push(format!("{}:unreadable", model.base.name)),
+                Ok(versions) if versions.is_empty() => words.push(format!("{}:empty", model.base.name)),
+                Ok(versions) => words.extend(versions.into_iter().map(|version| {
+                    let what = match version.found {
+                        Found::Published { .. } => "published",
+                        Found::Foreign { .. } => "foreign",
+                        Found::Settling(_) => "settling",
+                        Found::Unusable(_) => "unusable",
+                    };
+                    format!("{}/{}:{what}", model.base.name, version.version)
+                })),
+            }
+        }
+        words.join(" ")
+    }
+}
+
+const MANIFEST: &str = r#"{"format":1,"engine":"fake","created_by":"test","graph":{"name":"graph","bytes":2},
+    "weights":null,"tensors":[]}"#;
+
+#[test]
+fn a_foreign_version_must_be_seen_twice_alike() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "half");
+    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.look_again(), "m/1:settling", "two looks at the same time are one");
+    bench.write("m/1/model.onnx", "half and more");
+    assert_eq!(bench.look(), "m/1:settling");
+    bench.write("m/1/weights.data", "external");
+    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.look(), "m/1:foreign");
+    bench.write("m/1/model.onnx", "changed later on");
+    assert_eq!(bench.look(), "m/1:settling");
+}
+
+#[test]
+fn a_manifest_completes_a_version_at_once() {
+    let mut bench = Bench::new();
+    bench.write("m/1/millpond.json", MANIFEST);
+    assert_eq!(bench.look(), "m/1:settling");
+    bench.write("m/1/graph", "g");
+    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.look(), "m/1:unusable");
+    bench.write("m/1/graph", "gg");
+    assert_eq!(bench.look(), "m/1:published");
+}
+
+#[test]
+fn what_is_no_version() {
+    let mut bench = Bench::new();
+    fs::create_dir_all(bench.root.path().join("m/1")).unwrap();
+    bench.write("m/2/readme.txt", "x");
+    bench.write("m/.3/model.onnx", "x");
+    bench.write("m/4x/model.onnx", "x");
+    bench.write("m/5", "a file");
+    bench.write("m/9223372036854775808/model.onnx", "too large a number");
+    bench.write("n/notes/readme.txt", "no model");
+    std::os::unix::fs::symlink("6", bench.root.path().join("m/6")).unwrap();
+    assert_eq!(bench.look(), "m/1:settling m/2:settling m/6:unusable");
+    assert_eq!(bench.look(), "m/1:unusable m/2:unusable m/6:unusable");
+}
+
+#[test]
+fn models_come_and_go_with_their_directories() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.look(), "");
+    bench.write("m/1/millpond.json", MANIFEST);
+    bench.write("m/1/graph", "gg");
+    assert_eq!(bench.look(), "m/1:published");
+    fs::remove_dir_all(bench.root.path().join("m/1")).unwrap();
+    assert_eq!(bench.look(), "m:empty");
+    fs::remove_dir_all(bench.root.path().join("m")).unwrap();
+    assert_eq!(bench.look(), "");
+    assert!(bench.scanner.versions.is_empty() && bench.scanner.settings.is_empty());
+}
+
+#[test]
+fn an_unreadable_root_keeps_its_models() {
+    let mut bench = Bench::new();
+    bench.write("m/1/millpond.json", MANIFEST);
+    assert_eq!(bench.look(), "m/1:settling");
+    let (path, aside) = (bench.root.path().to_owned(), bench.root.path().with_extension("aside"));
+    fs::rename(&path, &aside).unwrap();
+    assert_eq!(bench.look(), "m:unreadable");
+    fs::rename(&aside, &path).unwrap();
+    assert_eq!(bench.look(), "m/1:unusable");
+}
+
+#[test]
+fn settings_are_read_again_when_they_change() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "x");
+    let mut settings = |bench: &mut Bench| {
+        let snapshot = bench.scanner.look(0, bench.now);
+        snapshot.models.into_iter().next().unwrap().settings
+    };
+    assert_eq!(*settings(&mut bench), Ok(None));
+    bench.write("m/millpond.toml", "polcy = 1");
+    assert!(settings(&mut bench).as_ref().as_ref().unwrap_err().contains("millpond.toml: line 1"));
+    bench.write("m/millpond.toml", "policy = \"all\"");
+    let first = settings(&mut bench);
+    assert!(matches!(&*first, Ok(Some(_))));
+    assert!(Arc::ptr_eq(&first, &settings(&mut bench)), "not parsed again");
+}

@@ -1,0 +1,132 @@
+//! One version directory: is it complete, and of which kind?
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use engine::layout::{Artifact, MANIFEST_NAME};
+use memory::{SHARE_MIN, SlotPool};
+
+use super::files::{self, File, Fingerprint};
+
+/// The file that makes a directory without a manifest a version.
+pub(crate) const MODEL_NAME: &str = "model.onnx";
+/// Looks that must agree before a directory without a manifest is taken as complete.
+const LOOKS_MIN: u32 = 2;
+
+/// One version, as seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VersionScan {
+    pub(crate) version: u64,
+    pub(crate) dir: PathBuf,
+    /// Of the files that make the version.
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) found: Found,
+}
+
+/// What a version directory holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// The mappable layout, complete. `bytes` is what its parameters take of the pool.
+    Published { bytes: u64 },
+    /// A model file of another making, unchanged for a while. `bytes` is what its files have.
+    Foreign { bytes: u64 },
+    /// Perhaps still being written.
+    Settling(String),
+    /// Complete, and no version.
+    Unusable(String),
+}
+
+/// What was seen before.
+#[derive(Default)]
+pub(crate) struct Memory {
+    last: Option<Seen>,
+}
+
+struct Seen {
+    files: Fingerprint,
+    since: Instant,
+    looks: u32,
+    /// The answer, once it is final for these files.
+    answer: Option<(Fingerprint, Found)>,
+}
+
+/// One look at `dir`. `None` when it has just gone.
+pub(crate) fn look(
+    version: u64,
+    dir: PathBuf,
+    memory: &mut Memory,
+    poll: Duration,
+    now: Instant,
+) -> Option<VersionScan> {
+    let files = match files::list(&dir) {
+        Ok(files) => files,
+        Err(_) if std::fs::symlink_metadata(&dir).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) => {
+            return None;
+        }
+        Err(error) => {
+            memory.last = None;
+            let (fingerprint, found) = (files::fingerprint(&[], |_| true), Found::Unusable(error.to_string()));
+            return Some(VersionScan { version, dir, fingerprint, found });
+        }
+    };
+    let seen = memory.see(files::fingerprint(&files, |_| true), now);
+    // A little less than a poll, because timers are not exact.
+    let settled = seen.looks >= LOOKS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
+    let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
+        let answer = classify(&dir, &files, seen.files, settled);
+        if settled || matches!(answer.1, Found::Published { .. }) {
+            seen.answer = Some(answer.clone());
+        }
+        answer
+    });
+    Some(VersionScan { version, dir, fingerprint, found })
+}
+
+impl Memory {
+    fn see(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
+        let seen = match self.last.take() {
+            Some(seen) if seen.files == files => Seen { looks: seen.looks.saturating_add(1), ..seen },
+            _ => Seen { files, since: now, looks: 1, answer: None },
+        };
+        self.last.insert(seen)
+    }
+}
+
+fn classify(dir: &Path, files: &[File], all: Fingerprint, settled: bool) -> (Fingerprint, Found) {
+    let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
+    let unless_settled = |reason: String| {
+        let found = if settled { Found::Unusable(reason) } else { Found::Settling(reason) };
+        (all, found)
+    };
+    if has(MANIFEST_NAME) {
+        return match Artifact::open(dir) {
+            Ok(artifact) => {
+                let own = files::fingerprint(files, |path| is_of(&artifact, path));
+                (own, Found::Published { bytes: footprint(&artifact) })
+            }
+            Err(error) => unless_settled(error.to_string()),
+        };
+    }
+    if !has(MODEL_NAME) {
+        return unless_settled(format!("holds neither {MANIFEST_NAME} nor {MODEL_NAME}"));
+    }
+    if !settled {
+        return (all, Found::Settling("waiting for its files to stop changing".into()));
+    }
+    (all, Found::Foreign { bytes: files.iter().map(|file| file.bytes).sum() })
+}
+
+fn is_of(artifact: &Artifact, path: &Path) -> bool {
+    let manifest = &artifact.manifest;
+    path == Path::new(MANIFEST_NAME)
+        || path == Path::new(&manifest.graph.name)
+        || manifest.weights.as_ref().is_some_and(|weights| path == Path::new(&weights.name))
+}
+
+/// What the parameters of `artifact` take of the pool when nothing is shared.
+fn footprint(artifact: &Artifact) -> u64 {
+    let (large, small): (Vec<u64>, Vec<u64>) =
+        artifact.manifest.tensors.iter().map(|tensor| tensor.bytes).partition(|&bytes| bytes >= SHARE_MIN);
+    let packed = small.iter().map(|bytes| bytes.next_multiple_of(engine::layout::TENSOR_ALIGNMENT)).sum();
+    large.into_iter().map(SlotPool::footprint).sum::<u64>() + SlotPool::footprint(packed)
+}
