@@ -1,1 +1,33 @@
-fn main() {}
+//! The `millpond` binary: reads arguments, environment and settings file, and hands plain values to the crates
+//! that do the work.
+//!
+//! In two stages: what was typed ([`arguments`], cheap to check), then what it means on this machine (each
+//! command's own module, which may look at files). Nothing below this crate reads arguments or the environment.
+
+mod arguments;
+mod client;
+mod completion;
+mod doctor;
+mod environment;
+mod exit;
+mod infer;
+mod models;
+mod publish;
+mod serve;
+mod table;
+mod values;
+
+use std::process::ExitCode;
+
+/// One allocator for the whole process, so that the engines' own requests for memory meet it too: requests and
+/// scratch memory then never wait for the kernel, and freed memory goes back to it in the background. Its settings
+/// are compiled in (see `.cargo/config.toml`); `MALLOC_CONF` changes them at run time.
+#[global_allocator]
+static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    match arguments::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

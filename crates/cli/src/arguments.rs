@@ -1,0 +1,88 @@
+//! What can be typed.
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::completion::CompletionArgs;
+use crate::doctor::DoctorArgs;
+use crate::exit::{EXIT_CODES_HELP, Outcome};
+use crate::infer::InferArgs;
+use crate::models::ModelsArgs;
+use crate::publish::{ConvertArgs, PublishArgs};
+use crate::serve::ServeArgs;
+use crate::{completion, doctor, environment, infer, models, publish, serve};
+
+/// Serves models with a tail latency that stays flat while they change
+#[derive(Debug, Parser)]
+#[command(name = "millpond", version, propagate_version = false, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve models over HTTP and gRPC
+    Serve(Box<ServeArgs>),
+    /// Make a version of a model that loads without a pause: any ONNX file, into DIR/NAME
+    Publish(PublishArgs),
+    /// List, load and unload the models of a running server
+    Models(ModelsArgs),
+    /// Send one request: JSON, an image or a sound file
+    Infer(Box<InferArgs>),
+    /// Say what this machine can do for serving, and what to change
+    Doctor(DoctorArgs),
+    /// Print a shell's completion script
+    Completion(CompletionArgs),
+    /// Convert a model into an existing empty directory (run by the server, as a process of its own)
+    #[command(hide = true)]
+    Convert(ConvertArgs),
+}
+
+/// The whole command line with its help texts.
+pub(crate) fn command() -> clap::Command {
+    Arguments::command()
+        .long_version(long_version().leak() as &'static str)
+        .after_help(format!("{}\n\n{EXIT_CODES_HELP}", environment::help()))
+}
+
+/// Parses the process's arguments. Help and version end the process with 0, a wrong argument with 2.
+pub(crate) fn parse() -> Arguments {
+    Arguments::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// The version and what it is made of.
+fn long_version() -> String {
+    format!(
+        "{}\nlayout:  {} (written and read)\nengine:  ONNX Runtime, found at run time; `millpond doctor` shows which\n\
+         machine: {} {}",
+        env!("CARGO_PKG_VERSION"),
+        engine::layout::FORMAT,
+        std::env::consts::ARCH,
+        std::env::consts::OS,
+    )
+}
+
+impl Arguments {
+    /// Does what was asked for.
+    pub(crate) fn run(&self) -> Outcome {
+        match &self.command {
+            Command::Serve(args) => serve::run(args),
+            Command::Publish(args) => publish::run(args),
+            Command::Models(args) => models::run(args),
+            Command::Infer(args) => infer::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Completion(args) => completion::run(args),
+            Command::Convert(args) => publish::convert(args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_are_consistent() {
+        command().debug_assert();
+    }
+}

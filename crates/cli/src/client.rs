@@ -1,0 +1,175 @@
+//! A small blocking HTTP client for a running server. Plain HTTP: Millpond's doors speak no TLS.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::environment;
+use crate::exit::{Failure, Outcome};
+
+/// Where a server listens when nobody says otherwise.
+const URL_DEFAULT: &str = "http://127.0.0.1:8501";
+/// Longest wait for a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for a whole answer: a load may take minutes.
+const ANSWER_MAX: Duration = Duration::from_secs(3600);
+/// Largest answer that is read.
+const ANSWER_BYTES_MAX: u64 = 1 << 30;
+/// Most characters of an answer that is no JSON shown in a message.
+const EXCERPT_CHARS_MAX: usize = 200;
+
+/// Which server to talk to.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ServerArgs {
+    /// The server's HTTP address [default: http://127.0.0.1:8501]
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+}
+
+/// A client of one server.
+pub(crate) struct Client {
+    agent: ureq::Agent,
+    base: String,
+}
+
+/// What a server answered with a good status.
+pub(crate) struct Answer {
+    /// `Inference-Header-Content-Length`, where binary tensors follow the JSON.
+    pub(crate) json_bytes: Option<usize>,
+    /// The body.
+    pub(crate) body: Vec<u8>,
+}
+
+impl Client {
+    /// A client for `--url`, the environment's server or the default one.
+    ///
+    /// # Errors
+    /// A usage failure for an address that is not `http://HOST[:PORT]`.
+    pub(crate) fn new(args: &ServerArgs) -> Outcome<Client> {
+        let url =
+            args.url.clone().or_else(|| environment::URL.text()).unwrap_or_else(|| URL_DEFAULT.to_owned());
+        let base = match url.split_once("://") {
+            None => format!("http://{url}"),
+            Some(("http", _)) => url,
+            Some((scheme, rest)) => {
+                return Err(Failure::usage(format!("--url {url}: this command does not speak {scheme}"))
+                    .hint(format!("give the server's HTTP port, as in http://{rest}")));
+            }
+        };
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .timeout_connect(Some(CONNECT_MAX))
+            .timeout_global(Some(ANSWER_MAX))
+            .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Ok(Client { agent: config.into(), base: base.trim_end_matches('/').to_owned() })
+    }
+
+    /// GETs `path` and parses the answer.
+    ///
+    /// # Errors
+    /// A failure with the server's own message, or why it could not be reached.
+    pub(crate) fn get(&self, path: &str) -> Outcome<Value> {
+        let answer = self.agent.get(format!("{}{path}", self.base)).call();
+        parse_json(&self.read(answer)?.body)
+    }
+
+    /// POSTs JSON to `path` and parses the answer; an empty one is null.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Outcome<Value> {
+        let request =
+            self.agent.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        let answer = self.read(request.send(body.to_string()))?;
+        if answer.body.is_empty() { Ok(Value::Null) } else { parse_json(&answer.body) }
+    }
+
+    /// POSTs JSON of `json_bytes` followed by raw tensors to `path`.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub(crate) fn post_binary(&self, path: &str, json_bytes: usize, body: &[u8]) -> Outcome<Answer> {
+        let request = self
+            .agent
+            .post(format!("{}{path}", self.base))
+            .header("content-type", "application/octet-stream")
+            .header("inference-header-content-length", json_bytes.to_string());
+        self.read(request.send(body))
+    }
+
+    fn read(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Outcome<Answer> {
+        let mut response = answer.map_err(|error| self.unreachable(&error))?;
+        let status = response.status();
+        let json_bytes = response
+            .headers()
+            .get("inference-header-content-length")
+            .and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = response
+            .body_mut()
+            .with_config()
+            .limit(ANSWER_BYTES_MAX)
+            .read_to_vec()
+            .map_err(|error| self.unreachable(&error))?;
+        if status.is_success() {
+            return Ok(Answer { json_bytes, body });
+        }
+        Err(Failure::failed(format!("the server answered {}: {}", status.as_u16(), error_text(&body))))
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> Failure {
+        Failure::failed(format!("no answer from {}: {error}", self.base))
+            .hint("start one with `millpond serve DIR`, or give the address of another with --url")
+    }
+}
+
+/// The message in an error's body: both protocols put it under "error".
+fn error_text(body: &[u8]) -> String {
+    let message = serde_json::from_slice::<Value>(body)
+        .ok()
+        .and_then(|json| json.get("error").and_then(Value::as_str).map(str::to_owned));
+    message.unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(EXCERPT_CHARS_MAX).collect())
+}
+
+fn parse_json(body: &[u8]) -> Outcome<Value> {
+    serde_json::from_slice(body).map_err(|_| {
+        Failure::failed(format!("the answer is no JSON: {}", error_text(body)))
+            .hint("is --url a Millpond server?")
+    })
+}
+
+/// `text` as one segment of a URL path.
+pub(crate) fn segment(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            escaped.push(byte as char);
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let base = |url: &str| Client::new(&ServerArgs { url: Some(url.into()) }).map(|client| client.base);
+        assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");
+        assert_eq!(base("http://h:1/").unwrap(), "http://h:1");
+        assert!(base("grpc://h:1").is_err());
+        assert!(base("https://h:1").is_err());
+    }
+
+    #[test]
+    fn messages_of_errors() {
+        assert_eq!(error_text(br#"{"error":"no such model"}"#), "no such model");
+        assert_eq!(error_text(b"gone"), "gone");
+        assert_eq!(segment("a b/c"), "a%20b%2Fc");
+    }
+}

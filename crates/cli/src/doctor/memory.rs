@@ -1,0 +1,125 @@
+//! Memory and huge pages.
+
+use base::units::{MIB, format_bytes};
+use memory::{PoolConfig, Rate, SLOT_BYTES, SlotPool};
+
+use super::{Check, Verdict, read};
+
+/// With less memory than this no useful model is served.
+const AVAILABLE_MIN: u64 = 256 * MIB;
+
+/// Everything about memory.
+pub(super) fn checks() -> Vec<Check> {
+    let setting = |name: &str| {
+        read(format!("/sys/kernel/mm/transparent_hugepage/{name}")).map(|text| chosen(&text).to_owned())
+    };
+    vec![
+        size(memory::process::machine().map(|machine| (machine.total, machine.available))),
+        huge_pages(setting("enabled").as_deref(), setting("defrag").as_deref(), try_huge_page()),
+        allocator(memory::jemalloc::stats().is_some()),
+    ]
+}
+
+/// The word in brackets: "always [madvise] never".
+fn chosen(text: &str) -> &str {
+    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']')).unwrap_or(text)
+}
+
+fn size(machine: base::Result<(u64, u64)>) -> Check {
+    match machine {
+        Err(error) => Check::new("memory", Verdict::Warn, "unknown", format!("{error}; give --pool BYTES.")),
+        Ok((total, available)) => {
+            let meaning = if available < AVAILABLE_MIN {
+                "Too little is free to hold a model and its next version."
+            } else if available < total / 2 {
+                "More than half is in use; the pool takes at most 80 % of all memory, so give --pool BYTES to leave \
+                 the other programs theirs."
+            } else {
+                "The pool takes at most 80 % of it (--pool); a swap needs room for two versions of the largest model."
+            };
+            let verdict = if available < AVAILABLE_MIN {
+                Verdict::Fail
+            } else {
+                Verdict::warn_unless(available >= total / 2)
+            };
+            let found = format!("{}, {} free", format_bytes(total), format_bytes(available));
+            Check::new("memory", verdict, found, meaning)
+        }
+    }
+}
+
+/// Bytes in huge pages of one slot that was really taken from the system.
+fn try_huge_page() -> base::Result<u64> {
+    let bytes = SLOT_BYTES as u64;
+    let pool =
+        SlotPool::new(PoolConfig { bytes_max: bytes, huge_pages: true, fault_rate: Rate::unlimited() })?;
+    pool.ensure_backed(bytes)?;
+    pool.huge_bytes()
+}
+
+fn huge_pages(mode: Option<&str>, defrag: Option<&str>, got: base::Result<u64>) -> Check {
+    let settings = format!("enabled={}, defrag={}", mode.unwrap_or("?"), defrag.unwrap_or("?"));
+    let name = "huge pages";
+    match got {
+        Ok(bytes) if bytes >= SLOT_BYTES as u64 => Check::new(
+            name,
+            Verdict::Ok,
+            format!("a 2 MiB page was had ({settings})"),
+            "Parameters lie in 2 MiB pages: fewer address look-ups, and a swap costs next to no page fault.",
+        ),
+        Ok(_) if mode == Some("never") => Check::new(
+            name,
+            Verdict::Warn,
+            format!("switched off ({settings})"),
+            "Parameters lie in 4 KiB pages, which costs speed in large tables; as root: \
+             echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        Ok(_) => Check::new(
+            name,
+            Verdict::Warn,
+            format!("allowed, and none was had ({settings})"),
+            "Free memory is in pieces or the container forbids it; as root: echo 1 > /proc/sys/vm/compact_memory, or \
+             start Millpond early after booting.",
+        ),
+        Err(error) => Check::new(name, Verdict::Warn, format!("not tried ({settings})"), error.message()),
+    }
+}
+
+fn allocator(jemalloc: bool) -> Check {
+    if jemalloc {
+        let meaning = "Requests and the engines' scratch memory share one allocator that returns memory in the background.";
+        return Check::new("allocator", Verdict::Ok, "jemalloc, process-wide", meaning);
+    }
+    Check::new(
+        "allocator",
+        Verdict::Warn,
+        "not jemalloc",
+        "Another allocator was loaded before Millpond's own (LD_PRELOAD?); memory of unloaded models may stay taken.",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::Error;
+    use base::units::GIB;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size(Ok((8 * GIB, 6 * GIB))).verdict, Verdict::Ok);
+        assert_eq!(size(Ok((8 * GIB, 3 * GIB))).verdict, Verdict::Warn);
+        assert_eq!(size(Ok((8 * GIB, 100 * MIB))).verdict, Verdict::Fail);
+        assert_eq!(size(Err(Error::internal("no /proc"))).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn pages() {
+        assert_eq!(chosen("always [madvise] never"), "madvise");
+        let slot = SLOT_BYTES as u64;
+        assert_eq!(huge_pages(Some("always"), Some("defer"), Ok(slot)).verdict, Verdict::Ok);
+        let off = huge_pages(Some("never"), None, Ok(0));
+        assert!(off.verdict == Verdict::Warn && off.meaning.contains("echo madvise"));
+        let none = huge_pages(Some("madvise"), None, Ok(0));
+        assert!(none.verdict == Verdict::Warn && none.meaning.contains("compact_memory"));
+    }
+}

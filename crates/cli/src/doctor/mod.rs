@@ -1,0 +1,193 @@
+//! `millpond doctor`: what this machine can do for serving, each finding with what it means.
+//!
+//! Looking (files of /proc and /sys, a real huge page, a real direct read) is kept apart from judging: what is
+//! judged are plain values, so that each verdict is tested without the machine it is about.
+
+mod library;
+mod memory;
+mod processor;
+mod storage;
+mod system;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+
+use crate::exit::{Exit, Failure, Outcome, print};
+use crate::{environment, models};
+
+/// Width at which explanations are broken.
+const LINE_CHARS_MAX: usize = 88;
+/// Width of the column of names.
+const NAME_CHARS: usize = 14;
+
+/// `millpond doctor`.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Directories of models, whose file systems are tried too
+    #[arg(value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    #[arg(long, value_name = "PATH")]
+    onnxruntime: Option<PathBuf>,
+    /// Where converted foreign models would be kept [default: the user's cache directory]
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How good a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Ok,
+    /// It serves, and could serve better.
+    Warn,
+    /// It cannot serve.
+    Fail,
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Check {
+    /// What was looked at.
+    pub(crate) name: &'static str,
+    pub(crate) verdict: Verdict,
+    /// What is there, in a few words.
+    pub(crate) found: String,
+    /// What it means, and what to do about it where something is.
+    pub(crate) meaning: String,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Ok => "ok",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "fail",
+        }
+    }
+
+    /// `Ok` where it holds, else `Warn`.
+    pub(crate) fn warn_unless(holds: bool) -> Verdict {
+        if holds { Verdict::Ok } else { Verdict::Warn }
+    }
+}
+
+impl Check {
+    pub(crate) fn new(
+        name: &'static str,
+        verdict: Verdict,
+        found: impl Into<String>,
+        meaning: impl Into<String>,
+    ) -> Check {
+        Check { name, verdict, found: found.into(), meaning: meaning.into() }
+    }
+}
+
+/// Looks at everything and prints what was found.
+///
+/// # Errors
+/// A silent failure with [`Exit::Wrong`] when something makes serving impossible.
+pub(crate) fn run(args: &DoctorArgs) -> Outcome {
+    let mut checks = processor::checks();
+    checks.extend(memory::checks());
+    checks.extend(storage::checks(&directories(args)));
+    checks.push(library::check(args.onnxruntime.clone()));
+    checks.extend(system::checks());
+    if args.json {
+        print(&models::pretty(&json(&checks)))?;
+    } else {
+        print(&text(&checks))?;
+    }
+    let impossible = checks.iter().any(|check| check.verdict == Verdict::Fail);
+    if impossible { Err(Failure::silent(Exit::Wrong)) } else { Ok(()) }
+}
+
+/// What each directory is to the server, and where it is; none twice.
+fn directories(args: &DoctorArgs) -> Vec<(&'static str, PathBuf)> {
+    let cache = args.cache_dir.clone().unwrap_or_else(environment::cache_dir);
+    let mut directories: Vec<(&str, PathBuf)> =
+        args.dirs.iter().map(|dir| ("model directory", dir.clone())).collect();
+    if directories.is_empty() {
+        directories
+            .push(("current directory", std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))));
+    }
+    directories.push(("cache directory", cache));
+    directories
+}
+
+fn json(checks: &[Check]) -> serde_json::Value {
+    let checks: Vec<_> = checks
+        .iter()
+        .map(|check| {
+            json!({
+                "name": check.name,
+                "verdict": check.verdict.word(),
+                "found": check.found,
+                "meaning": check.meaning,
+            })
+        })
+        .collect();
+    json!({ "version": env!("CARGO_PKG_VERSION"), "checks": checks })
+}
+
+fn text(checks: &[Check]) -> String {
+    let mut text = String::new();
+    for check in checks {
+        text.push_str(&format!("{:4}  {:NAME_CHARS$}  {}\n", check.verdict.word(), check.name, check.found));
+        for line in wrap(&check.meaning, LINE_CHARS_MAX) {
+            text.push_str(&format!("{:width$}{line}\n", "", width = 4 + 2 + NAME_CHARS + 2));
+        }
+    }
+    let count = |verdict: Verdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let (warn, fail) = (count(Verdict::Warn), count(Verdict::Fail));
+    text.push_str(&match (warn, fail) {
+        (0, 0) => "\nEverything is as it should be.\n".to_owned(),
+        (warn, 0) => format!("\nThis machine can serve; {warn} of {} could be better.\n", checks.len()),
+        (_, fail) => format!("\nThis machine cannot serve yet: {fail} of {} failed.\n", checks.len()),
+    });
+    text
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// A small file of /proc or /sys without the blanks around it; `None` where it cannot be read.
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_for_people() {
+        let checks = [
+            Check::new("cores", Verdict::Ok, "8", "Enough."),
+            Check::new("clock", Verdict::Warn, "hpet", "Slow to read."),
+        ];
+        let text = text(&checks);
+        assert!(text.starts_with("ok    cores           8\n                      Enough.\n"), "{text}");
+        assert!(text.ends_with("\nThis machine can serve; 1 of 2 could be better.\n"), "{text}");
+    }
+
+    #[test]
+    fn long_sentences_are_broken_between_words() {
+        assert_eq!(wrap("aa bb cc", 5), ["aa bb", "cc"]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Cores and what they can compute.
+
+use super::{Check, Verdict, read};
+
+/// Instruction sets worth naming, in the kernel's words.
+const NOTABLE: [&str; 16] = [
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "fphp",
+];
+/// Clocks that are read without a system call.
+const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
+
+/// Everything about processors.
+pub(super) fn checks() -> Vec<Check> {
+    let info = read("/proc/cpuinfo").unwrap_or_default();
+    let online = info.lines().filter(|line| line.starts_with("processor")).count();
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    vec![
+        features(&info),
+        cores(usable, online.max(usable)),
+        quota(cpu_quota()),
+        clock(read(CLOCK_SOURCE).as_deref()),
+    ]
+}
+
+const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+
+fn features(info: &str) -> Check {
+    let line = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    let flags: Vec<&str> = line
+        .and_then(|line| line.split_once(':'))
+        .map_or(Vec::new(), |(_, f)| f.split_whitespace().collect());
+    let has = |flag: &str| flags.contains(&flag);
+    let notable: Vec<&str> = NOTABLE.into_iter().filter(|flag| has(flag)).collect();
+    let found = if notable.is_empty() { "nothing notable".to_owned() } else { notable.join(" ") };
+    let eight_bit = has("avx512_vnni") || has("avx_vnni") || has("amx_int8") || has("asimddp");
+    let sixteen_bit = has("avx512_bf16") || has("avx512_fp16") || has("amx_bf16") || has("bf16");
+    let meaning = match (has("avx2") || has("asimd"), eight_bit, sixteen_bit) {
+        (false, ..) => {
+            "Neither AVX2 nor ASIMD: models run several times slower than they could; choose another machine type, \
+             or pass the host's processor through to the virtual machine."
+        }
+        (true, true, true) => {
+            "Vectors, 8-bit and 16-bit dot products: quantised and half-precision models run at full speed."
+        }
+        (true, true, false) => {
+            "Vectors and 8-bit dot products: quantised models run at full speed, bfloat16 ones are computed as float32."
+        }
+        (true, false, true) => {
+            "Vectors and 16-bit dot products; 8-bit quantised models gain little on this machine."
+        }
+        (true, false, false) => {
+            "Vectors, no 8-bit or 16-bit dot products: float32 models run well, quantised ones gain little."
+        }
+    };
+    Check::new("processor", Verdict::warn_unless(has("avx2") || has("asimd")), found, meaning)
+}
+
+fn cores(usable: usize, online: usize) -> Check {
+    let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
+    let meaning = match usable {
+        1 => "Loading and serving share one core: swaps are felt. Two or more keep them apart.",
+        _ => "One inference worker a core by default (--workers); loaders run only when a core is free.",
+    };
+    Check::new("cores", Verdict::warn_unless(usable > 1), found, meaning)
+}
+
+/// Cores' worth of time that the cgroup allows, version 2 and version 1.
+fn cpu_quota() -> Option<f64> {
+    let membership = read("/proc/self/cgroup")?;
+    let group = |line: &str, kind: &str| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let controllers = fields.next()?;
+        let path = fields.next()?;
+        controllers.split(',').any(|name| name == kind).then(|| path.to_owned())
+    };
+    let version_2 = membership.lines().find_map(|line| group(line, "")).and_then(|path| {
+        read(format!("/sys/fs/cgroup{path}/cpu.max")).or_else(|| read("/sys/fs/cgroup/cpu.max"))
+    });
+    if let Some(text) = version_2 {
+        return parse_quota(text.split_whitespace());
+    }
+    let path = membership.lines().find_map(|line| group(line, "cpu"))?;
+    let of = |name: &str| {
+        read(format!("/sys/fs/cgroup/cpu{path}/{name}"))
+            .or_else(|| read(format!("/sys/fs/cgroup/cpu/{name}")))
+    };
+    let (quota, period) = (of("cpu.cfs_quota_us")?, of("cpu.cfs_period_us")?);
+    parse_quota([quota.as_str(), period.as_str()].into_iter())
+}
+
+/// "200000 100000" is two cores; "max" and -1 are no limit.
+fn parse_quota<'a>(mut numbers: impl Iterator<Item = &'a str>) -> Option<f64> {
+    let quota: f64 = numbers.next()?.parse().ok()?;
+    let period: f64 = numbers.next()?.parse().ok()?;
+    (quota > 0.0 && period > 0.0).then(|| quota / period)
+}
+
+fn quota(cores: Option<f64>) -> Check {
+    match cores {
+        None => Check::new(
+            "CPU limit",
+            Verdict::Ok,
+            "none",
+            "No control group stops the threads in the middle of a request.",
+        ),
+        Some(cores) => Check::new(
+            "CPU limit",
+            Verdict::Warn,
+            format!("{cores:.2} cores"),
+            "The control group stops all threads when the time of a period is used up, which shows as tens of \
+             milliseconds in p999; give whole cores (a cpuset, or requests equal to limits) instead of a quota.",
+        ),
+    }
+}
+
+fn clock(source: Option<&str>) -> Check {
+    let fast = source.is_none_or(|source| FAST_CLOCKS.contains(&source));
+    let meaning = if fast {
+        "Reading the time costs tens of nanoseconds."
+    } else {
+        "Reading the time is a system call on this machine, several on each request; boot with a stable tsc if you can."
+    };
+    Check::new("clock", Verdict::warn_unless(fast), source.unwrap_or("unknown"), meaning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors() {
+        let check = features("processor : 0\nflags\t\t: fpu avx2 fma avx512_vnni\n");
+        assert_eq!((check.verdict, check.found.as_str()), (Verdict::Ok, "avx2 fma avx512_vnni"));
+        assert!(check.meaning.contains("8-bit"));
+        assert_eq!(features("flags : fpu sse2").verdict, Verdict::Warn);
+        assert_eq!(features("Features : fp asimd").verdict, Verdict::Ok);
+        assert_eq!(cores(1, 4).found, "1 of 4");
+    }
+
+    #[test]
+    fn quotas() {
+        assert_eq!(parse_quota("200000 100000".split(' ')), Some(2.0));
+        assert_eq!(parse_quota("max 100000".split(' ')), None);
+        assert_eq!(parse_quota("-1 100000".split(' ')), None);
+        assert_eq!(quota(Some(1.5)).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn clocks() {
+        assert_eq!(clock(Some("tsc")).verdict, Verdict::Ok);
+        assert_eq!(clock(Some("hpet")).verdict, Verdict::Warn);
+        assert_eq!(clock(None).verdict, Verdict::Ok);
+    }
+}

@@ -1,0 +1,146 @@
+//! Reading past the page cache, and the kernel's asynchronous reads.
+
+use std::fs::DirEntry;
+use std::path::{Path, PathBuf};
+
+use memory::{DIRECT_ALIGNMENT, DirectFile};
+
+use super::{Check, Verdict, read};
+
+/// Directories below the one asked about in which a file to read is looked for.
+const DEPTH_MAX: usize = 3;
+/// Entries looked at for one.
+const ENTRIES_MAX: usize = 1000;
+
+/// One check a directory, then io_uring.
+pub(super) fn checks(directories: &[(&'static str, PathBuf)]) -> Vec<Check> {
+    let mut checks: Vec<Check> =
+        directories.iter().map(|(what, dir)| direct(what, dir, try_direct(dir))).collect();
+    checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").as_deref()));
+    checks
+}
+
+fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Check {
+    let name = "direct reads";
+    let shown = format!("{what} {}", dir.display());
+    match tried {
+        Ok(None) => Check::new(
+            name,
+            Verdict::Ok,
+            shown,
+            "O_DIRECT works here: weights are read past the page cache and push nothing out of it.",
+        ),
+        Ok(Some(refusal)) => Check::new(
+            name,
+            Verdict::Warn,
+            shown,
+            format!(
+                "Read through the page cache instead ({refusal}): loads are felt more. Keep models on ext4, xfs or \
+                 btrfs."
+            ),
+        ),
+        Err(why) => Check::new(name, Verdict::Warn, shown, format!("Not tried: {why}.")),
+    }
+}
+
+/// Reads one block of a real file in `dir`, of our own where it can be written. Gives the file system's refusal,
+/// if it refused.
+fn try_direct(dir: &Path) -> Result<Option<String>, String> {
+    let place = nearest_existing(dir);
+    let own = place.join(format!(".millpond-doctor-{}.tmp", std::process::id()));
+    let written = std::fs::write(&own, vec![1u8; DIRECT_ALIGNMENT]);
+    let path = match &written {
+        Ok(()) => own.clone(),
+        Err(error) => match find_file(&place, DEPTH_MAX, &mut ENTRIES_MAX.clone()) {
+            Some(path) => path,
+            None => {
+                return Err(format!("nothing can be written there ({error}) and it holds no file to read"));
+            }
+        },
+    };
+    let outcome = read_block(&path);
+    if written.is_ok() {
+        // Left behind it would be a kilobyte with a telling name; there is nothing better to do about it.
+        let _ = std::fs::remove_file(&own);
+    }
+    outcome
+}
+
+fn read_block(path: &Path) -> Result<Option<String>, String> {
+    let text = |error: base::Error| error.message().to_owned();
+    let mut file = DirectFile::open(path, true).map_err(text)?;
+    // A plain vector starts anywhere: take the aligned block inside one twice as long.
+    let mut buffer = vec![0u8; 2 * DIRECT_ALIGNMENT];
+    let start = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);
+    let bytes = file.bytes().min(DIRECT_ALIGNMENT as u64) as usize;
+    file.read_exact_at(&mut buffer[start..start + DIRECT_ALIGNMENT], 0, bytes).map_err(text)?;
+    Ok(file.refusal().map(str::to_owned))
+}
+
+/// `dir`, or the nearest directory above it that is there: the cache directory is made when it is needed.
+fn nearest_existing(dir: &Path) -> PathBuf {
+    let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+    absolute.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned()
+}
+
+/// Some file with at least a block in it.
+fn find_file(dir: &Path, depth: usize, entries_left: &mut usize) -> Option<PathBuf> {
+    let entries: Vec<DirEntry> =
+        std::fs::read_dir(dir).ok()?.filter_map(Result::ok).take(*entries_left).collect();
+    *entries_left -= entries.len();
+    let large = |entry: &&DirEntry| {
+        entry.metadata().is_ok_and(|meta| meta.is_file() && meta.len() >= DIRECT_ALIGNMENT as u64)
+    };
+    if let Some(entry) = entries.iter().find(large) {
+        return Some(entry.path());
+    }
+    if depth == 0 {
+        return None;
+    }
+    let is_dir = |entry: &&DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    entries.iter().filter(is_dir).find_map(|entry| find_file(&entry.path(), depth - 1, entries_left))
+}
+
+fn io_uring(disabled: Option<&str>) -> Check {
+    let found = match disabled {
+        Some("0") => "allowed",
+        Some("1") => "for privileged processes only",
+        Some(_) => "switched off",
+        None => "not said (Linux before 6.6)",
+    };
+    let meaning = "Serving models does not use it; parameters and indexes on NVMe will.";
+    Check::new("io_uring", Verdict::Ok, found, meaning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_real_directory_is_tried_and_left_clean() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("not/yet");
+        assert!(try_direct(&missing).is_ok());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_is_found_below() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("ctr/3")).unwrap();
+        std::fs::write(dir.path().join("small"), b"x").unwrap();
+        assert_eq!(find_file(dir.path(), DEPTH_MAX, &mut 100), None);
+        let weights = dir.path().join("ctr/3/weights.bin");
+        std::fs::write(&weights, vec![0; DIRECT_ALIGNMENT]).unwrap();
+        assert_eq!(find_file(dir.path(), DEPTH_MAX, &mut 100), Some(weights.clone()));
+        assert_eq!(find_file(dir.path(), 1, &mut 100), None);
+        assert!(read_block(&weights).is_ok());
+    }
+
+    #[test]
+    fn verdicts() {
+        assert_eq!(direct("d", Path::new("/x"), Ok(None)).verdict, Verdict::Ok);
+        assert_eq!(direct("d", Path::new("/x"), Ok(Some("EINVAL".into()))).verdict, Verdict::Warn);
+        assert_eq!(direct("d", Path::new("/x"), Err("no".into())).verdict, Verdict::Warn);
+    }
+}

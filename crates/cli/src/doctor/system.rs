@@ -1,0 +1,88 @@
+//! The kernel and its limits.
+
+use super::{Check, Verdict, read};
+
+/// Oldest kernel that Millpond is tried on.
+const KERNEL_MIN: (u32, u32) = (5, 4);
+/// Descriptors the server needs besides its connections: files, timers, signals, engines.
+const DESCRIPTORS_OWN: u64 = 256;
+/// Both doors with the default `--max-connections`.
+const CONNECTIONS: u64 = 2 * 16_384;
+
+/// Kernel and limits.
+pub(super) fn checks() -> Vec<Check> {
+    let limits = read("/proc/self/limits").unwrap_or_default();
+    vec![open_files(open_file_limit(&limits)), kernel(read("/proc/sys/kernel/osrelease").as_deref())]
+}
+
+/// The hard limit, which is the one that counts: the server raises the soft one to it.
+fn open_file_limit(limits: &str) -> Option<u64> {
+    let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
+    match line.split_whitespace().nth(4)? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    }
+}
+
+fn open_files(limit: Option<u64>) -> Check {
+    let name = "open files";
+    let Some(limit) = limit else {
+        return Check::new(
+            name,
+            Verdict::Warn,
+            "unknown",
+            "The limit could not be read from /proc/self/limits.",
+        );
+    };
+    let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
+    if limit < 2 * DESCRIPTORS_OWN {
+        let meaning = "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
+        return Check::new(name, Verdict::Fail, found, meaning);
+    }
+    if limit < CONNECTIONS + DESCRIPTORS_OWN {
+        let room = (limit - DESCRIPTORS_OWN) / 2;
+        let meaning = format!(
+            "Room for about {room} connections a door instead of 16384; give --max-connections {room}, or raise the \
+             limit with LimitNOFILE=65536 in the service's unit."
+        );
+        return Check::new(name, Verdict::Warn, found, meaning);
+    }
+    Check::new(name, Verdict::Ok, found, "Enough for 16384 connections on each door.")
+}
+
+fn kernel(release: Option<&str>) -> Check {
+    let number = |text: Option<&str>| text?.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok();
+    let mut parts = release.unwrap_or_default().splitn(3, '.');
+    let version = number(parts.next()).zip(number(parts.next()));
+    let known = version.is_some_and(|version| version >= KERNEL_MIN);
+    let meaning = if known {
+        "Has what parameter memory, idle-priority loaders and direct reads need."
+    } else {
+        "Older than Linux 5.4, which nobody has tried; huge pages and idle priority may be refused."
+    };
+    Check::new("kernel", Verdict::warn_unless(known), release.unwrap_or("unknown"), meaning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits() {
+        let text = "Limit    Soft Limit  Hard Limit  Units\nMax open files            1024                20000                files\n";
+        assert_eq!(open_file_limit(text), Some(20000));
+        assert_eq!(open_file_limit("Max open files  1024  unlimited  files"), Some(u64::MAX));
+        assert_eq!(open_files(Some(65536)).verdict, Verdict::Ok);
+        let tight = open_files(Some(20000));
+        assert!(tight.verdict == Verdict::Warn && tight.meaning.contains("--max-connections 9872"));
+        assert_eq!(open_files(Some(64)).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn kernels() {
+        assert_eq!(kernel(Some("6.12.8-generic")).verdict, Verdict::Ok);
+        assert_eq!(kernel(Some("5.4")).verdict, Verdict::Ok);
+        assert_eq!(kernel(Some("4.18.0-553.el8")).verdict, Verdict::Warn);
+        assert_eq!(kernel(None).verdict, Verdict::Warn);
+    }
+}

@@ -1,0 +1,69 @@
+//! Every environment variable Millpond reads. No other module, and no other crate, looks at the environment.
+
+use std::path::PathBuf;
+
+/// One variable and what it is for.
+pub(crate) struct Variable {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What it sets; flags win over it.
+    pub(crate) help: &'static str,
+}
+
+/// Where converted models and benchmark models are kept.
+pub(crate) const CACHE_DIR: Variable =
+    Variable { name: "MILLPOND_CACHE_DIR", help: "default of --cache-dir [else the user's cache directory]" };
+/// The settings file of `serve`.
+pub(crate) const CONFIG: Variable = Variable { name: "MILLPOND_CONFIG", help: "default of `serve --config`" };
+/// How long `demo` runs.
+pub(crate) const DEMO_SECONDS: Variable =
+    Variable { name: "MILLPOND_DEMO_SECONDS", help: "`demo` ends by itself after this many seconds" };
+/// The log filter.
+pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default of --log" };
+/// ONNX Runtime's library.
+pub(crate) const ONNXRUNTIME: Variable =
+    Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
+/// The server that client commands talk to.
+pub(crate) const URL: Variable = Variable { name: "MILLPOND_URL", help: "default of --url" };
+/// A Python virtual environment.
+pub(crate) const VIRTUAL_ENV: Variable =
+    Variable { name: "VIRTUAL_ENV", help: "where ONNX Runtime is looked for first" };
+/// The user's cache directory.
+pub(crate) const XDG_CACHE_HOME: Variable =
+    Variable { name: "XDG_CACHE_HOME", help: "the user's cache directory [else ~/.cache]" };
+/// The user's home directory.
+pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's home directory" };
+
+/// All of them, in the order of the help text.
+pub(crate) const ALL: [&Variable; 9] =
+    [&CACHE_DIR, &CONFIG, &DEMO_SECONDS, &LOG, &ONNXRUNTIME, &URL, &VIRTUAL_ENV, &XDG_CACHE_HOME, &HOME];
+
+impl Variable {
+    /// Its value as text; `None` where it is unset, empty or not UTF-8.
+    pub(crate) fn text(&self) -> Option<String> {
+        std::env::var(self.name).ok().filter(|value| !value.is_empty())
+    }
+
+    /// Its value as a path; `None` where it is unset or empty.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        std::env::var_os(self.name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    }
+}
+
+/// The directory for files that can be made again: the variable, the user's cache directory, or (for a user
+/// without a home) one below the system's directory for temporary files.
+pub(crate) fn cache_dir() -> PathBuf {
+    CACHE_DIR
+        .path()
+        .or_else(|| XDG_CACHE_HOME.path().map(|dir| dir.join("millpond")))
+        .or_else(|| HOME.path().map(|dir| dir.join(".cache/millpond")))
+        .unwrap_or_else(|| std::env::temp_dir().join("millpond"))
+}
+
+/// The list for `--help`.
+pub(crate) fn help() -> String {
+    let width = ALL.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
+    let lines: Vec<String> =
+        ALL.iter().map(|variable| format!("  {:width$}  {}", variable.name, variable.help)).collect();
+    format!("Environment (flags and settings file win):\n{}", lines.join("\n"))
+}

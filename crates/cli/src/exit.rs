@@ -1,0 +1,111 @@
+//! How a command ends: the exit codes, and the error that carries one.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use base::{Error, ErrorKind};
+
+/// The exit codes for `--help`. The numbers are [`Exit`]'s.
+pub(crate) const EXIT_CODES_HELP: &str = "\
+Exit codes:
+  0  done
+  1  failed: the message says why
+  2  usage: wrong arguments or settings file
+  3  cannot start: port in use, ONNX Runtime missing or too old
+  4  wrong: answers were wrong or lost, or `doctor` found that nothing can be served";
+
+/// Why the process ends with something else than 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// The command was understood and did not succeed.
+    Failed = 1,
+    /// Arguments or settings are wrong.
+    Usage = 2,
+    /// The server could not start.
+    CannotStart = 3,
+    /// It ran, and what it found is not right.
+    Wrong = 4,
+}
+
+/// An error for the person at the terminal.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    hint: Option<String>,
+}
+
+/// What each command returns.
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure { exit, message: message.into(), hint: None }
+    }
+
+    pub(crate) fn failed(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Failed, message)
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, message)
+    }
+
+    /// Already told on the terminal; only the code is left to give.
+    pub(crate) fn silent(exit: Exit) -> Failure {
+        Failure::new(exit, "")
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same message with another code.
+    pub(crate) fn with_exit(mut self, exit: Exit) -> Failure {
+        self.exit = exit;
+        self
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Prints message and hint to standard error and gives the code.
+    pub(crate) fn report(&self) -> ExitCode {
+        let mut stderr = std::io::stderr().lock();
+        // A closed standard error leaves nobody to tell; the code still says it.
+        if !self.message.is_empty() {
+            let _ = writeln!(stderr, "error: {}", self.message);
+        }
+        if let Some(hint) = &self.hint {
+            let _ = writeln!(stderr, "hint: {hint}");
+        }
+        ExitCode::from(self.exit as u8)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let failure = Failure::failed(error.message());
+        match error.kind() {
+            ErrorKind::PermissionDenied => failure.hint("the user who runs this may not do it"),
+            _ => failure,
+        }
+    }
+}
+
+/// Writes `text` to standard output. A reader that has gone (`millpond models ls | head -1`) is no failure.
+///
+/// # Errors
+/// Any other failure to write.
+pub(crate) fn print(text: &str) -> Outcome {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::failed(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,267 @@
+//! A picture as a tensor: `(pixel * scale - mean) / std`, one plane a channel unless the model wants otherwise.
+
+use std::io::Cursor;
+use std::str::FromStr;
+
+use base::{DType, Tensor};
+use clap::{Args, ValueEnum};
+use image::imageops::FilterType;
+use image::{DynamicImage, ImageReader};
+
+use crate::exit::{Failure, Outcome};
+use crate::infer::input::numbers;
+use crate::infer::metadata::Spec;
+
+/// Longest edge of a picture, before and after resizing.
+const EDGE_MAX: u32 = 16_384;
+
+/// How a picture becomes numbers.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Pictures")]
+pub(crate) struct ImageArgs {
+    /// Order of the axes [default: nhwc where the model's shape says so, else nchw]
+    #[arg(long, value_name = "ORDER")]
+    layout: Option<Layout>,
+    /// Resize to this size [default: the model's where it is fixed, else the picture's]
+    #[arg(long, value_name = "WxH", conflicts_with = "height")]
+    size: Option<Size>,
+    /// Resize to this height, width in proportion
+    #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..=EDGE_MAX as i64))]
+    height: Option<u32>,
+    /// Subtracted after scaling: one number, or one a channel [default: 0]
+    #[arg(long, value_name = "A,B,C", allow_hyphen_values = true)]
+    mean: Option<PerChannel>,
+    /// Divided by, last: one number, or one a channel [default: 1]
+    #[arg(long, value_name = "A,B,C")]
+    std: Option<PerChannel>,
+    /// Factor of each pixel's 0..255, first [default: 1/255, or 1 where the model takes integers]
+    #[arg(long, value_name = "F")]
+    scale: Option<f32>,
+    /// Order of the channels [default: rgb, or gray where the model takes one]
+    #[arg(long, value_name = "CHANNELS")]
+    channels: Option<Channels>,
+}
+
+/// Order of the axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Layout {
+    /// Channels, height, width
+    Nchw,
+    /// Height, width, channels
+    Nhwc,
+}
+
+/// Channels and their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Channels {
+    /// Red, green, blue
+    Rgb,
+    /// Blue, green, red
+    Bgr,
+    /// One channel of brightness
+    Gray,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    width: u32,
+    height: u32,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let edge = |text: &str| text.parse().ok().filter(|edge| (1..=EDGE_MAX).contains(edge));
+        text.split_once('x')
+            .and_then(|(width, height)| Some(Size { width: edge(width)?, height: edge(height)? }))
+            .ok_or_else(|| format!("write WIDTHxHEIGHT, each 1 to {EDGE_MAX}"))
+    }
+}
+
+/// One number for all channels, or one for each.
+#[derive(Clone, Debug, PartialEq)]
+struct PerChannel(Vec<f32>);
+
+impl FromStr for PerChannel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PerChannel, String> {
+        let values: Option<Vec<f32>> = text.split(',').map(|value| value.trim().parse().ok()).collect();
+        values
+            .filter(|values| matches!(values.len(), 1 | 3))
+            .map(PerChannel)
+            .ok_or_else(|| "write one number, or three with commas between".to_owned())
+    }
+}
+
+impl PerChannel {
+    fn at(&self, channel: usize) -> f32 {
+        self.0[channel.min(self.0.len() - 1)]
+    }
+}
+
+/// Decodes and prepares a picture for `spec`.
+///
+/// # Errors
+/// A failure when it cannot be decoded or the model's input is no picture's.
+pub(crate) fn tensor(spec: &Spec, file: &[u8], args: &ImageArgs) -> Outcome<Tensor> {
+    let (axes, batch) = match spec.shape.as_slice() {
+        [batch, axes @ ..] if axes.len() == 3 => (axes, Some(*batch)),
+        axes if axes.len() == 3 => (axes, None),
+        [] => (&[-1i64, -1, -1] as &[i64], Some(1)),
+        shape => {
+            return Err(Failure::failed(format!(
+                "input \"{}\" has shape {shape:?}; a picture is [N, C, H, W] or [N, H, W, C]",
+                spec.name
+            )));
+        }
+    };
+    if batch.is_some_and(|batch| batch > 1) {
+        return Err(Failure::failed(format!(
+            "input \"{}\" takes {} pictures at once",
+            spec.name, spec.shape[0]
+        )));
+    }
+    let layout = args.layout.unwrap_or_else(|| layout_of(axes));
+    let (height, width, depth) = match layout {
+        Layout::Nchw => (axes[1], axes[2], axes[0]),
+        Layout::Nhwc => (axes[0], axes[1], axes[2]),
+    };
+    let channels = args.channels.unwrap_or(if depth == 1 { Channels::Gray } else { Channels::Rgb });
+    let picture = resize(decode(file)?, args, width, height)?;
+    let values = values(&picture, channels, layout, args, spec.dtype);
+    let (w, h) = (picture.width() as usize, picture.height() as usize);
+    let c = values.len() / (w * h);
+    let mut shape = match layout {
+        Layout::Nchw => vec![c, h, w],
+        Layout::Nhwc => vec![h, w, c],
+    };
+    if batch.is_some() {
+        shape.insert(0, 1);
+    }
+    numbers(spec.dtype, &shape, &values)
+}
+
+/// Channels last where only the last axis can be channels.
+fn layout_of(axes: &[i64]) -> Layout {
+    let depth = |size: i64| matches!(size, 1 | 3);
+    if depth(axes[2]) && !depth(axes[0]) { Layout::Nhwc } else { Layout::Nchw }
+}
+
+fn decode(file: &[u8]) -> Outcome<DynamicImage> {
+    let unreadable =
+        |error: &dyn std::fmt::Display| Failure::failed(format!("cannot read the picture: {error}"));
+    let mut reader =
+        ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|error| unreadable(&error))?;
+    let mut limits = image::Limits::default();
+    limits.max_image_width = Some(EDGE_MAX);
+    limits.max_image_height = Some(EDGE_MAX);
+    reader.limits(limits);
+    reader.decode().map_err(|error| unreadable(&error))
+}
+
+/// Resizes to what was asked for, or to the model's fixed edges; `width` and `height` are the model's.
+fn resize(picture: DynamicImage, args: &ImageArgs, width: i64, height: i64) -> Outcome<DynamicImage> {
+    let fixed = |edge: i64, own: u32| u32::try_from(edge).unwrap_or(own);
+    let (w, h) = match (args.size, args.height) {
+        (Some(size), _) => (size.width, size.height),
+        (None, Some(height)) => (picture.width() * height / picture.height().max(1), height),
+        (None, None) => (fixed(width, picture.width()), fixed(height, picture.height())),
+    };
+    if !(1..=EDGE_MAX).contains(&w) || !(1..=EDGE_MAX).contains(&h) {
+        return Err(Failure::failed(format!("the picture would be {w}x{h}; edges are 1 to {EDGE_MAX}")));
+    }
+    if (w, h) == (picture.width(), picture.height()) {
+        return Ok(picture);
+    }
+    Ok(picture.resize_exact(w, h, FilterType::Triangle))
+}
+
+fn values(
+    picture: &DynamicImage,
+    channels: Channels,
+    layout: Layout,
+    args: &ImageArgs,
+    dtype: DType,
+) -> Vec<f32> {
+    let (pixels, depth) = match channels {
+        Channels::Gray => (picture.to_luma8().into_raw(), 1),
+        Channels::Rgb | Channels::Bgr => (picture.to_rgb8().into_raw(), 3),
+    };
+    let real = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+    let scale = args.scale.unwrap_or(if real { 1.0 / 255.0 } else { 1.0 });
+    let (mean, std) = (args.mean.as_ref(), args.std.as_ref());
+    let area = pixels.len() / depth;
+    let mut values = vec![0f32; pixels.len()];
+    for (pixel, colours) in pixels.chunks_exact(depth).enumerate() {
+        for channel in 0..depth {
+            let colour =
+                if channels == Channels::Bgr { colours[depth - 1 - channel] } else { colours[channel] };
+            let shifted = f32::from(colour) * scale - mean.map_or(0.0, |mean| mean.at(channel));
+            let place = match layout {
+                Layout::Nchw => channel * area + pixel,
+                Layout::Nhwc => pixel * depth + channel,
+            };
+            values[place] = shifted / std.map_or(1.0, |std| std.at(channel));
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        image: ImageArgs,
+    }
+
+    fn check(shape: &[i64], dtype: DType, flags: &str) -> (Vec<usize>, Vec<f32>) {
+        let mut picture = image::RgbImage::new(4, 2);
+        picture.put_pixel(0, 0, image::Rgb([255, 0, 102]));
+        let mut file = Cursor::new(Vec::new());
+        picture.write_to(&mut file, image::ImageFormat::Png).unwrap();
+        let spec = Spec { name: "x".into(), dtype, shape: shape.to_vec() };
+        let line = Line::parse_from(std::iter::once("test").chain(flags.split_whitespace()));
+        let tensor = tensor(&spec, file.get_ref(), &line.image).unwrap();
+        let values = match dtype {
+            DType::U8 => tensor.to_vec::<u8>().unwrap().into_iter().map(f32::from).collect(),
+            _ => tensor.to_vec::<f32>().unwrap(),
+        };
+        (tensor.shape().to_vec(), values)
+    }
+
+    #[test]
+    fn planes_by_default() {
+        let (shape, values) = check(&[-1, 3, -1, -1], DType::F32, "");
+        assert_eq!(shape, [1, 3, 2, 4]);
+        assert_eq!((values[0], values[8]), (1.0, 0.0));
+        assert!((values[16] - 0.4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn channels_last_where_the_model_says_so() {
+        let (shape, values) = check(&[1, -1, -1, 3], DType::U8, "--channels bgr");
+        assert_eq!(shape, [1, 2, 4, 3]);
+        assert_eq!(values[..3], [102.0, 0.0, 255.0]);
+    }
+
+    #[test]
+    fn mean_and_std() {
+        let (_, values) = check(&[1, 3, 2, 4], DType::F32, "--mean 0.5 --std 0.5,0.5,0.25");
+        assert_eq!((values[0], values[8]), (1.0, -1.0));
+        assert!((values[16] - (0.4 - 0.5) / 0.25).abs() < 1e-6);
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(check(&[1, 3, 8, 8], DType::F32, "").0, [1, 3, 8, 8]);
+        assert_eq!(check(&[1, 3, -1, -1], DType::F32, "--height 6").0, [1, 3, 6, 12]);
+        assert_eq!(check(&[1, 3, -1, -1], DType::F32, "--size 3x5").0, [1, 3, 5, 3]);
+        assert_eq!(check(&[1, -1, -1], DType::F32, "").0, [1, 2, 4]);
+    }
+}

@@ -1,0 +1,168 @@
+//! Nested JSON lists to tensors: the nesting is the shape, the model says the type.
+
+use base::{DType, Element, Tensor};
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::exit::{Failure, Outcome};
+use crate::infer::metadata::Spec;
+
+/// Lists nested deeper than this are refused.
+const RANK_MAX: usize = 16;
+
+/// The tensor for `spec`. One flat row is bent to the model's shape where that has more axes.
+///
+/// # Errors
+/// A failure naming the input: ragged lists, elements of another type, a shape that does not fit.
+pub(crate) fn tensor_for(spec: &Spec, value: &Value) -> Outcome<Tensor> {
+    let named = |failure: Failure| Failure::failed(format!("input \"{}\": {}", spec.name, failure.message()));
+    let mut shape = shape(value).map_err(named)?;
+    let mut leaves = Vec::new();
+    collect(value, &shape, &mut leaves).map_err(named)?;
+    if shape.len() <= 1 && shape.len() != spec.shape.len() {
+        shape = spec.fit(leaves.len())?;
+    }
+    elements(spec.dtype, &shape, &leaves).map_err(named)
+}
+
+/// The tensor for a flat or nested list whose shape is known.
+///
+/// # Errors
+/// A failure when elements are of another type or their number is not the shape's.
+pub(crate) fn tensor(dtype: DType, shape: &[usize], value: &Value) -> Outcome<Tensor> {
+    let mut leaves = Vec::new();
+    flatten(value, RANK_MAX, &mut leaves)?;
+    elements(dtype, shape, &leaves)
+}
+
+/// The shape along the first element of each list.
+fn shape(value: &Value) -> Outcome<Vec<usize>> {
+    let mut shape = Vec::new();
+    let mut inner = Some(value);
+    while let Some(Value::Array(list)) = inner {
+        if shape.len() == RANK_MAX {
+            return Err(Failure::failed(format!("lists nested deeper than {RANK_MAX}")));
+        }
+        shape.push(list.len());
+        inner = list.first();
+    }
+    Ok(shape)
+}
+
+fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -> Outcome {
+    match (value, shape) {
+        (Value::Array(list), [size, inner @ ..]) if list.len() == *size => {
+            list.iter().try_for_each(|element| collect(element, inner, leaves))
+        }
+        (Value::Array(_), _) | (_, [_, ..]) => Err(Failure::failed("the lists are not all of one length")),
+        (leaf, []) => {
+            leaves.push(leaf);
+            Ok(())
+        }
+    }
+}
+
+fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> Outcome {
+    match value {
+        Value::Array(_) if depth == 0 => Err(Failure::failed(format!("lists nested deeper than {RANK_MAX}"))),
+        Value::Array(list) => list.iter().try_for_each(|element| flatten(element, depth - 1, leaves)),
+        leaf => {
+            leaves.push(leaf);
+            Ok(())
+        }
+    }
+}
+
+fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> Outcome<Tensor> {
+    fn all<T>(dtype: DType, leaves: &[&Value], convert: impl Fn(&Value) -> Option<T>) -> Outcome<Vec<T>> {
+        let wrong = |leaf: &Value| Failure::failed(format!("{leaf} is no {dtype}"));
+        leaves.iter().map(|leaf| convert(leaf).ok_or_else(|| wrong(leaf))).collect()
+    }
+    fn signed<T: Element + TryFrom<i64>>(
+        dtype: DType,
+        shape: &[usize],
+        leaves: &[&Value],
+    ) -> Outcome<Tensor> {
+        let values = all(dtype, leaves, |leaf| leaf.as_i64().and_then(|n| T::try_from(n).ok()))?;
+        Ok(Tensor::from_vec(shape, values)?)
+    }
+    fn unsigned<T: Element + TryFrom<u64>>(
+        dtype: DType,
+        shape: &[usize],
+        leaves: &[&Value],
+    ) -> Outcome<Tensor> {
+        let values = all(dtype, leaves, |leaf| leaf.as_u64().and_then(|n| T::try_from(n).ok()))?;
+        Ok(Tensor::from_vec(shape, values)?)
+    }
+    let float = |leaf: &Value| leaf.as_f64();
+    let tensor = match dtype {
+        DType::Bool => {
+            let values = all(dtype, leaves, Value::as_bool)?;
+            let bytes: Vec<u8> = values.into_iter().map(u8::from).collect();
+            Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
+        }
+        DType::F64 => Tensor::from_vec(shape, all(dtype, leaves, float)?),
+        DType::F32 => Tensor::from_vec(shape, all(dtype, leaves, |leaf| Some(leaf.as_f64()? as f32))?),
+        DType::F16 => {
+            Tensor::from_vec(shape, all(dtype, leaves, |leaf| float(leaf).map(half::f16::from_f64))?)
+        }
+        DType::BF16 => {
+            Tensor::from_vec(shape, all(dtype, leaves, |leaf| float(leaf).map(half::bf16::from_f64))?)
+        }
+        DType::String => {
+            let strings = all(dtype, leaves, |leaf| Some(Bytes::from(leaf.as_str()?.to_owned())))?;
+            Tensor::from_strings(shape, strings)
+        }
+        DType::I8 => return signed::<i8>(dtype, shape, leaves),
+        DType::I16 => return signed::<i16>(dtype, shape, leaves),
+        DType::I32 => return signed::<i32>(dtype, shape, leaves),
+        DType::I64 => return signed::<i64>(dtype, shape, leaves),
+        DType::U8 => return unsigned::<u8>(dtype, shape, leaves),
+        DType::U16 => return unsigned::<u16>(dtype, shape, leaves),
+        DType::U32 => return unsigned::<u32>(dtype, shape, leaves),
+        DType::U64 => return unsigned::<u64>(dtype, shape, leaves),
+        other => {
+            return Err(Failure::failed(format!(
+                "{other} cannot be written as JSON; give a file of raw bytes"
+            )));
+        }
+    };
+    Ok(tensor?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(dtype: DType, shape: &[i64], value: Value) -> Result<Vec<usize>, String> {
+        let spec = Spec { name: "x".into(), dtype, shape: shape.to_vec() };
+        let tensor = tensor_for(&spec, &value).map_err(|failure| failure.message().to_owned())?;
+        Ok(tensor.shape().to_vec())
+    }
+
+    #[test]
+    fn nesting_is_the_shape() {
+        assert_eq!(check(DType::F32, &[-1, 2], json!([[1, 2], [3, 4.5], [5, 6]])), Ok(vec![3, 2]));
+        assert_eq!(check(DType::F32, &[-1, 2], json!([1, 2])), Ok(vec![1, 2]));
+        assert_eq!(check(DType::I64, &[], json!(16000)), Ok(vec![]));
+        assert_eq!(check(DType::I64, &[-1], json!(7)), Ok(vec![1]));
+        assert_eq!(check(DType::String, &[-1], json!(["a", "b"])), Ok(vec![2]));
+        assert_eq!(check(DType::Bool, &[2], json!([true, false])), Ok(vec![2]));
+    }
+
+    #[test]
+    fn faults_name_the_input() {
+        let ragged = check(DType::F32, &[-1, 2], json!([[1, 2], [3]])).unwrap_err();
+        assert_eq!(ragged, "input \"x\": the lists are not all of one length");
+        assert_eq!(check(DType::U8, &[1], json!([256])).unwrap_err(), "input \"x\": 256 is no uint8");
+        assert_eq!(check(DType::F32, &[1], json!(["a"])).unwrap_err(), "input \"x\": \"a\" is no float32");
+    }
+
+    #[test]
+    fn large_integers_are_exact() {
+        let spec = Spec { name: "x".into(), dtype: DType::I64, shape: vec![1] };
+        let tensor = tensor_for(&spec, &json!([9007199254740993i64])).unwrap();
+        assert_eq!(tensor.to_vec::<i64>().unwrap(), [9007199254740993]);
+    }
+}

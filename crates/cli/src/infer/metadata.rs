@@ -1,0 +1,92 @@
+//! What a model takes, as its server tells it.
+
+use base::DType;
+use serde_json::Value;
+
+use crate::exit::{Failure, Outcome};
+use crate::infer::wire;
+
+/// One input of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    /// Sizes of the axes, -1 where any will do.
+    pub(crate) shape: Vec<i64>,
+}
+
+/// The inputs in a model's metadata.
+///
+/// # Errors
+/// A failure when the answer is not the protocol's.
+pub(crate) fn inputs(metadata: &Value) -> Outcome<Vec<Spec>> {
+    let list = metadata.get("inputs").and_then(Value::as_array);
+    list.and_then(|inputs| inputs.iter().map(spec).collect::<Option<Vec<Spec>>>())
+        .ok_or_else(|| Failure::failed("the model's metadata is not that of the Open Inference Protocol"))
+}
+
+fn spec(input: &Value) -> Option<Spec> {
+    Some(Spec {
+        name: input.get("name")?.as_str()?.to_owned(),
+        dtype: wire::dtype(input.get("datatype")?.as_str()?)?,
+        shape: input.get("shape")?.as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
+    })
+}
+
+impl Spec {
+    /// The shape that `elements` elements in one row take: fixed axes as they are, the last free axis as long as
+    /// needed, other free axes 1.
+    ///
+    /// # Errors
+    /// A failure naming the input when no shape fits.
+    pub(crate) fn fit(&self, elements: usize) -> Outcome<Vec<usize>> {
+        let fixed: usize = self.shape.iter().filter(|&&size| size >= 0).map(|&size| size as usize).product();
+        let free = self.shape.iter().rposition(|&size| size < 0);
+        let fits = match free {
+            Some(_) => fixed > 0 && elements.is_multiple_of(fixed),
+            None => fixed == elements,
+        };
+        // Rank 0 and unknown rank look the same in metadata: one row is right for the second and harmless for none.
+        if self.shape.is_empty() && elements != 1 {
+            return Ok(vec![elements]);
+        }
+        if !fits {
+            return Err(Failure::failed(format!(
+                "input \"{}\" takes shape {:?} (-1 is any size); {elements} values do not fit it",
+                self.name, self.shape
+            )));
+        }
+        let size = |(axis, &size): (usize, &i64)| match size {
+            size if size >= 0 => size as usize,
+            _ if Some(axis) == free => elements / fixed,
+            _ => 1,
+        };
+        Ok(self.shape.iter().enumerate().map(size).collect())
+    }
+
+    /// The smallest shape it takes.
+    pub(crate) fn smallest(&self) -> Vec<usize> {
+        self.shape.iter().map(|&size| usize::try_from(size).unwrap_or(1)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit(shape: &[i64], elements: usize) -> Option<Vec<usize>> {
+        Spec { name: "x".into(), dtype: DType::F32, shape: shape.to_vec() }.fit(elements).ok()
+    }
+
+    #[test]
+    fn shapes_that_fit() {
+        assert_eq!(fit(&[-1, -1], 512), Some(vec![1, 512]));
+        assert_eq!(fit(&[-1, 4], 8), Some(vec![2, 4]));
+        assert_eq!(fit(&[-1, 4], 7), None);
+        assert_eq!(fit(&[2, 2], 4), Some(vec![2, 2]));
+        assert_eq!(fit(&[2, 2], 5), None);
+        assert_eq!(fit(&[], 1), Some(vec![]));
+        assert_eq!(fit(&[], 3), Some(vec![3]));
+        assert_eq!(fit(&[-1, 0], 3), None);
+    }
+}

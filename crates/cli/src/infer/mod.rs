@@ -1,0 +1,135 @@
+//! `millpond infer`: one request, from what a person has at hand (JSON, an image, a sound file) to a readable
+//! answer.
+
+mod image;
+mod input;
+mod json;
+mod metadata;
+mod show;
+mod sound;
+mod wire;
+
+use std::path::Path;
+use std::time::Instant;
+
+use base::NamedTensor;
+use clap::Args;
+use serde_json::Value;
+
+use crate::client::{Client, ServerArgs, segment};
+use crate::exit::{Failure, Outcome, print};
+use input::Given;
+
+/// An input file larger than this is refused.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// `millpond infer MODEL`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  millpond infer half_plus_two x=[1,2,5]
+  millpond infer half_plus_two --input request.json
+  millpond infer resnet --input cat.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --top 5
+  millpond infer recogniser --input line.png --height 48 --channels bgr --mean 0.5 --std 0.5
+  millpond infer voice --input input=speech.wav --rate 16000 --samples 512 state=zeros sr=16000")]
+pub(crate) struct InferArgs {
+    /// The model
+    model: String,
+    /// An input: NAME=JSON, NAME=@FILE, or NAME=zeros
+    #[arg(value_name = "NAME=VALUE")]
+    values: Vec<Given>,
+    /// A whole request (.json), or a file for one input: .png, .jpg, .wav; any other is bytes
+    #[arg(long, value_name = "[NAME=]FILE")]
+    input: Vec<String>,
+    /// The version [default: the latest that is served]
+    #[arg(long, value_name = "N")]
+    version: Option<u64>,
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Show the K highest values of each row of each output
+    #[arg(long, value_name = "K")]
+    top: Option<usize>,
+    /// File with one label a line, for --top
+    #[arg(long, value_name = "FILE", requires = "top")]
+    labels: Option<std::path::PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    image: image::ImageArgs,
+    #[command(flatten)]
+    sound: sound::SoundArgs,
+}
+
+/// Sends the request and prints the answer.
+pub(crate) fn run(args: &InferArgs) -> Outcome {
+    let client = Client::new(&args.server)?;
+    let version = args.version.map(|version| format!("/versions/{version}")).unwrap_or_default();
+    let model = format!("/v2/models/{}{version}", segment(&args.model));
+    let request = request(args, &client, &model)?;
+    let started = Instant::now();
+    let answer = client.post_binary(&format!("{model}/infer"), request.json_bytes, &request.body)?;
+    let elapsed = started.elapsed();
+    let answer = wire::decode(&answer)?;
+    if args.json {
+        return print(&crate::models::pretty(&show::json(&answer)));
+    }
+    let labels = args.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
+    let mut text = format!(
+        "{} version {}, {:.2} ms with the way there and back\n",
+        answer.model,
+        answer.version,
+        elapsed.as_secs_f64() * 1e3
+    );
+    text.push_str(&show::table(&answer.outputs));
+    if let Some(count) = args.top {
+        text.push_str(&show::top(&answer.outputs, count, &labels));
+    }
+    print(&text)
+}
+
+fn request(args: &InferArgs, client: &Client, model: &str) -> Outcome<wire::Request> {
+    if let [file] = args.input.as_slice()
+        && args.values.is_empty()
+        && is_whole_request(file)
+    {
+        let body = read_file(Path::new(file))?;
+        serde_json::from_slice::<Value>(&body)
+            .map_err(|error| Failure::failed(format!("{file} is no JSON: {error}")))?;
+        return Ok(wire::Request { json_bytes: body.len(), body });
+    }
+    let mut given: Vec<Given> = args.input.iter().map(|text| Given::from_file_argument(text)).collect();
+    given.extend(args.values.iter().cloned());
+    if given.is_empty() {
+        return Err(
+            Failure::usage("no input: give --input FILE or NAME=VALUE").hint("see `millpond infer --help`")
+        );
+    }
+    let specs = metadata::inputs(&client.get(model)?)?;
+    let given = input::assign(given, &specs)?;
+    let inputs: Vec<NamedTensor> = given
+        .into_iter()
+        .map(|(spec, value)| input::tensor(spec, value, &args.image, &args.sound))
+        .collect::<Outcome<_>>()?;
+    Ok(wire::encode(&inputs))
+}
+
+/// A `.json` file without a name is a request of its own, not one tensor.
+fn is_whole_request(argument: &str) -> bool {
+    Given::from_file_argument(argument).name.is_none() && argument.to_ascii_lowercase().ends_with(".json")
+}
+
+/// The bytes of a file that a person named.
+fn read_file(path: &Path) -> Outcome<Vec<u8>> {
+    let unreadable = |why: &dyn std::fmt::Display| Failure::failed(format!("{}: {why}", path.display()));
+    let meta = std::fs::metadata(path).map_err(|error| unreadable(&error))?;
+    if meta.len() > FILE_BYTES_MAX {
+        return Err(unreadable(&"larger than 1 GiB"));
+    }
+    std::fs::read(path).map_err(|error| unreadable(&error))
+}
+
+fn read_labels(path: &Path) -> Outcome<Vec<String>> {
+    let bytes = read_file(path)?;
+    Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
+}

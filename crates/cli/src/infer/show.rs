@@ -1,0 +1,160 @@
+//! Answers for people and for programs.
+
+use base::{DType, Data, NamedTensor, Tensor};
+use serde_json::{Value, json};
+
+use crate::infer::wire::{self, Decoded};
+use crate::table::Table;
+
+/// Values shown of each output.
+const VALUES_SHOWN: usize = 6;
+/// Characters shown of a string.
+const STRING_CHARS_SHOWN: usize = 40;
+/// Rows of an output for which the highest values are shown.
+const ROWS_SHOWN: usize = 16;
+
+/// One line an output.
+pub(crate) fn table(outputs: &[NamedTensor]) -> String {
+    let mut table = Table::new(["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
+    for output in outputs {
+        let tensor = &output.tensor;
+        let mut values: Vec<String> = values(tensor).take(VALUES_SHOWN).map(|value| short(&value)).collect();
+        if tensor.elements() > VALUES_SHOWN {
+            values.push("…".to_owned());
+        }
+        table.row([
+            output.name.to_string(),
+            tensor.dtype().to_string(),
+            format!("{:?}", tensor.shape()),
+            values.join("  "),
+        ]);
+    }
+    table.text()
+}
+
+/// The `count` highest values of each row (along the last axis) of each numeric output.
+pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> String {
+    let mut text = String::new();
+    for output in outputs {
+        let shape = output.tensor.shape();
+        let width = shape.last().copied().unwrap_or(1);
+        let scores: Option<Vec<f64>> = values(&output.tensor).map(|value| value.as_f64()).collect();
+        let Some(scores) = scores.filter(|_| width > 1) else { continue };
+        for (row, scores) in scores.chunks_exact(width).enumerate().take(ROWS_SHOWN) {
+            text.push_str(&format!("\n{}, row {row}:\n", output.name));
+            let mut order: Vec<usize> = (0..width).collect();
+            order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+            for &index in order.iter().take(count) {
+                let label = labels.get(index).map(String::as_str).unwrap_or_default();
+                let line = format!("  {index:>6}  {:<12}  {label}", format!("{:.6}", scores[index]));
+                text.push_str(line.trim_end());
+                text.push('\n');
+            }
+        }
+    }
+    text
+}
+
+/// The whole answer as JSON, whatever form it came in.
+pub(crate) fn json(answer: &Decoded) -> Value {
+    let outputs: Vec<Value> = answer
+        .outputs
+        .iter()
+        .map(|output| {
+            json!({
+                "name": &*output.name,
+                "datatype": wire::name(output.tensor.dtype()),
+                "shape": output.tensor.shape(),
+                "data": values(&output.tensor).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({ "model_name": answer.model, "model_version": answer.version, "outputs": outputs })
+}
+
+/// The elements as JSON values; not-a-number is null, as JSON has none.
+fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
+    fn all<T: base::Element>(
+        tensor: &Tensor,
+        convert: fn(T) -> Value,
+    ) -> Box<dyn Iterator<Item = Value> + '_> {
+        Box::new(tensor.to_vec::<T>().unwrap_or_default().into_iter().map(convert))
+    }
+    match (tensor.dtype(), tensor.data()) {
+        (_, Data::Strings(strings)) => {
+            Box::new(strings.iter().map(|string| Value::String(String::from_utf8_lossy(string).into_owned())))
+        }
+        (DType::Bool, Data::Bytes(bytes)) => Box::new(bytes.iter().map(|&byte| Value::Bool(byte != 0))),
+        (DType::U8, _) => all::<u8>(tensor, |value| json!(value)),
+        (DType::U16, _) => all::<u16>(tensor, |value| json!(value)),
+        (DType::U32, _) => all::<u32>(tensor, |value| json!(value)),
+        (DType::U64, _) => all::<u64>(tensor, |value| json!(value)),
+        (DType::I8, _) => all::<i8>(tensor, |value| json!(value)),
+        (DType::I16, _) => all::<i16>(tensor, |value| json!(value)),
+        (DType::I32, _) => all::<i32>(tensor, |value| json!(value)),
+        (DType::I64, _) => all::<i64>(tensor, |value| json!(value)),
+        (DType::F16, _) => all::<half::f16>(tensor, |value| json!(value.to_f32())),
+        (DType::BF16, _) => all::<half::bf16>(tensor, |value| json!(value.to_f32())),
+        (DType::F32, _) => all::<f32>(tensor, |value| json!(value)),
+        (DType::F64, _) => all::<f64>(tensor, |value| json!(value)),
+        // The protocol has no name for the rest, so none arrives here.
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+fn short(value: &Value) -> String {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let number = number.as_f64().unwrap_or(f64::NAN);
+            let size = number.abs();
+            if size != 0.0 && !(1e-4..1e6).contains(&size) {
+                format!("{number:.4e}")
+            } else {
+                format!("{number:.5}")
+            }
+        }
+        Value::String(text) if text.chars().count() > STRING_CHARS_SHOWN => {
+            format!("\"{}…\"", text.chars().take(STRING_CHARS_SHOWN).collect::<String>())
+        }
+        Value::Null => "NaN".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output() -> NamedTensor {
+        NamedTensor::new(
+            "y",
+            Tensor::from_vec([2usize, 3].as_slice(), vec![0.5f32, 0.25, 2e-7, 1.0, 3.0, 2.0]).unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_line_an_output() {
+        assert_eq!(
+            table(&[output()]),
+            "OUTPUT  TYPE     SHAPE   VALUES\n\
+             y       float32  [2, 3]  0.50000  0.25000  2.0000e-7  1.00000  3.00000  2.00000\n"
+        );
+    }
+
+    #[test]
+    fn the_highest_of_each_row() {
+        let labels = ["cat".to_owned(), "dog".to_owned()];
+        assert_eq!(
+            top(&[output()], 2, &labels),
+            "\ny, row 0:\n       0  0.500000      cat\n       1  0.250000      dog\n\
+             \ny, row 1:\n       1  3.000000      dog\n       2  2.000000\n"
+        );
+    }
+
+    #[test]
+    fn not_a_number_is_null() {
+        let output = NamedTensor::new("y", Tensor::from_vec([1usize].as_slice(), vec![f32::NAN]).unwrap());
+        let decoded = Decoded { model: "m".into(), version: "1".into(), outputs: vec![output] };
+        assert_eq!(json(&decoded)["outputs"][0]["data"], json!([null]));
+    }
+}

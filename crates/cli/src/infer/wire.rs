@@ -1,0 +1,194 @@
+//! The client's half of the Open Inference Protocol with binary tensors: JSON first, raw tensors after it.
+
+use base::{DType, Data, NamedTensor, Tensor};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::client::Answer;
+use crate::exit::{Failure, Outcome};
+use crate::infer::json;
+
+/// A body ready to send.
+pub(crate) struct Request {
+    /// How many of its bytes are JSON.
+    pub(crate) json_bytes: usize,
+    pub(crate) body: Vec<u8>,
+}
+
+/// A decoded answer.
+pub(crate) struct Decoded {
+    pub(crate) model: String,
+    pub(crate) version: String,
+    pub(crate) outputs: Vec<NamedTensor>,
+}
+
+/// The protocol's names of the types that have one.
+const NAMES: [(&str, DType); 14] = [
+    ("BOOL", DType::Bool),
+    ("UINT8", DType::U8),
+    ("UINT16", DType::U16),
+    ("UINT32", DType::U32),
+    ("UINT64", DType::U64),
+    ("INT8", DType::I8),
+    ("INT16", DType::I16),
+    ("INT32", DType::I32),
+    ("INT64", DType::I64),
+    ("FP16", DType::F16),
+    ("BF16", DType::BF16),
+    ("FP32", DType::F32),
+    ("FP64", DType::F64),
+    ("BYTES", DType::String),
+];
+
+/// The type that the protocol calls `name`.
+pub(crate) fn dtype(name: &str) -> Option<DType> {
+    NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
+}
+
+/// What the protocol calls `dtype`; types it does not have keep their own name, for the server to refuse.
+pub(crate) fn name(dtype: DType) -> &'static str {
+    NAMES.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| name)
+}
+
+/// A request for all outputs, in binary.
+pub(crate) fn encode(inputs: &[NamedTensor]) -> Request {
+    let mut raw = Vec::new();
+    let mut entries = Vec::new();
+    for input in inputs {
+        let start = raw.len();
+        match input.tensor.data() {
+            Data::Bytes(bytes) => raw.extend_from_slice(bytes),
+            Data::Strings(strings) => {
+                for string in strings.iter() {
+                    raw.extend_from_slice(&(string.len() as u32).to_le_bytes());
+                    raw.extend_from_slice(string);
+                }
+            }
+        }
+        entries.push(json!({
+            "name": &*input.name,
+            "datatype": name(input.tensor.dtype()),
+            "shape": input.tensor.shape(),
+            "parameters": { "binary_data_size": raw.len() - start },
+        }));
+    }
+    let head = json!({ "inputs": entries, "parameters": { "binary_data_output": true } });
+    let mut body = head.to_string().into_bytes();
+    let json_bytes = body.len();
+    body.append(&mut raw);
+    Request { json_bytes, body }
+}
+
+/// Decodes an answer; each output is in binary or in JSON as the server chose.
+///
+/// # Errors
+/// A failure when the answer is not the protocol's.
+pub(crate) fn decode(answer: &Answer) -> Outcome<Decoded> {
+    let broken = || Failure::failed("the answer is not that of the Open Inference Protocol");
+    let body = Bytes::copy_from_slice(&answer.body);
+    let split = answer.json_bytes.unwrap_or(body.len());
+    if split > body.len() {
+        return Err(broken());
+    }
+    let head: Value = serde_json::from_slice(&body[..split]).map_err(|_| broken())?;
+    let mut raw = body.slice(split..);
+    let mut outputs = Vec::new();
+    for output in head.get("outputs").and_then(Value::as_array).ok_or_else(broken)? {
+        outputs.push(output_tensor(output, &mut raw)?);
+    }
+    let text = |key: &str| head.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
+    Ok(Decoded { model: text("model_name"), version: text("model_version"), outputs })
+}
+
+/// One output; takes its bytes from the front of `raw` where it is in binary.
+fn output_tensor(output: &Value, raw: &mut Bytes) -> Outcome<NamedTensor> {
+    let broken = |what: &str| Failure::failed(format!("the answer's output has {what}: {output}"));
+    let name = output.get("name").and_then(Value::as_str).ok_or_else(|| broken("no name"))?;
+    let dtype = output
+        .get("datatype")
+        .and_then(Value::as_str)
+        .and_then(dtype)
+        .ok_or_else(|| broken("no known type"))?;
+    let shape: Option<Vec<usize>> = output
+        .get("shape")
+        .and_then(Value::as_array)
+        .and_then(|dims| dims.iter().map(|dim| usize::try_from(dim.as_u64()?).ok()).collect());
+    let shape = shape.ok_or_else(|| broken("no shape"))?;
+    let size = output.get("parameters").and_then(|parameters| parameters.get("binary_data_size"));
+    let tensor = match size.and_then(Value::as_u64) {
+        Some(size) => {
+            let size = usize::try_from(size).ok().filter(|&size| size <= raw.len());
+            let bytes = raw.split_to(size.ok_or_else(|| broken("fewer bytes than it says"))?);
+            match dtype {
+                DType::String => Tensor::from_strings(shape.as_slice(), strings(&bytes)?)?,
+                _ => Tensor::from_bytes(dtype, shape.as_slice(), bytes)?,
+            }
+        }
+        None => json::tensor(dtype, &shape, output.get("data").ok_or_else(|| broken("no data"))?)?,
+    };
+    Ok(NamedTensor::new(name, tensor))
+}
+
+/// Byte strings, each after its length.
+fn strings(bytes: &Bytes) -> Outcome<Vec<Bytes>> {
+    let cut = || Failure::failed("the answer's byte strings are cut short");
+    let mut rest = bytes.clone();
+    let mut strings = Vec::new();
+    while !rest.is_empty() {
+        let (length, _) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
+        let length = u32::from_le_bytes(*length) as usize;
+        if rest.len() < 4 + length {
+            return Err(cut());
+        }
+        strings.push(rest.slice(4..4 + length));
+        rest = rest.slice(4 + length..);
+    }
+    Ok(strings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, tensor: base::Result<Tensor>) -> NamedTensor {
+        NamedTensor::new(name, tensor.unwrap())
+    }
+
+    /// A request with its inputs called outputs is an answer.
+    #[test]
+    fn what_is_encoded_can_be_decoded() {
+        let tensors = vec![
+            named("a", Tensor::from_vec([2usize, 2].as_slice(), vec![1f32, 2.0, 3.0, 4.5])),
+            named("b", Tensor::from_strings([2usize].as_slice(), vec![Bytes::from("x"), Bytes::new()])),
+            named("c", Tensor::from_vec([0usize].as_slice(), Vec::<i64>::new())),
+        ];
+        let request = encode(&tensors);
+        let head = String::from_utf8(request.body[..request.json_bytes].to_vec())
+            .unwrap()
+            .replace("inputs", "outputs");
+        let body = [head.as_bytes(), &request.body[request.json_bytes..]].concat();
+        let answer = Answer { json_bytes: Some(head.len()), body };
+        assert_eq!(decode(&answer).unwrap().outputs, tensors);
+    }
+
+    #[test]
+    fn json_answers() {
+        let body = br#"{"model_name":"m","model_version":"3","outputs":[
+            {"name":"y","datatype":"FP32","shape":[1,2],"data":[2.5,3]}]}"#;
+        let decoded = decode(&Answer { json_bytes: None, body: body.to_vec() }).unwrap();
+        assert_eq!((decoded.model.as_str(), decoded.version.as_str()), ("m", "3"));
+        assert_eq!(decoded.outputs[0].tensor.to_vec::<f32>().unwrap(), [2.5, 3.0]);
+    }
+
+    #[test]
+    fn broken_answers_are_refused() {
+        for (json_bytes, body) in [
+            (None, &b"[]"[..]),
+            (Some(99), b"{}"),
+            (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"parameters":{"binary_data_size":12}}]}"#),
+            (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"data":[1]}]}"#),
+        ] {
+            assert!(decode(&Answer { json_bytes, body: body.to_vec() }).is_err());
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `millpond publish`, and the child process in which the server converts foreign models.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::Error;
+use base::units::format_bytes;
+use clap::Args;
+use engine_onnx::publish::{self, Progress, PublishOptions, WriteOptions};
+use indicatif::{ProgressBar, ProgressStyle};
+use memory::Rate;
+
+use crate::exit::{Exit, Failure, Outcome, print};
+use crate::values::{PerSecond, check_name};
+
+/// How often the progress line is drawn anew, so that its rate and time left stay true while nothing arrives.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// `millpond publish IN --to DIR/NAME`.
+#[derive(Args, Debug)]
+pub(crate) struct PublishArgs {
+    /// An ONNX file, a directory with model.onnx and what it refers to, or a published version
+    #[arg(value_name = "IN")]
+    source: PathBuf,
+    /// The model's directory; the version's directory appears in it in one step
+    #[arg(long, value_name = "DIR/NAME")]
+    to: PathBuf,
+    /// The version's number [default: one more than the highest there is]
+    #[arg(long, value_name = "N")]
+    version: Option<u64>,
+    /// Bytes a second at most [default: unlimited]
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<PerSecond>,
+    /// Write through the page cache instead of with O_DIRECT
+    #[arg(long)]
+    no_direct_io: bool,
+}
+
+/// `millpond convert SRC DEST`.
+#[derive(Args, Debug)]
+pub(crate) struct ConvertArgs {
+    /// An ONNX file, or a directory with model.onnx
+    source: PathBuf,
+    /// An existing empty directory
+    dest: PathBuf,
+    /// Bytes a second at most [default: unlimited]
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<PerSecond>,
+    /// Write through the page cache instead of with O_DIRECT
+    #[arg(long)]
+    no_direct_io: bool,
+}
+
+/// Publishes with a progress bar and names the directory that came of it.
+pub(crate) fn run(args: &PublishArgs) -> Outcome {
+    let name = args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    check_name(&name).map_err(|error| Failure::usage(format!("--to {}: {error}", args.to.display())))?;
+    let options = PublishOptions {
+        source: args.source.clone(),
+        dest_root: args.to.clone(),
+        version: args.version,
+        rate: rate(args.rate),
+        direct: !args.no_direct_io,
+    };
+    let bar = progress_bar();
+    let published = publish::publish(&options, &mut |progress| show(&bar, progress));
+    bar.finish_and_clear();
+    let published = published?;
+    let parameters: u64 = published.manifest.tensors.iter().map(|tensor| tensor.bytes).sum();
+    let tensors = published.manifest.tensors.len();
+    eprintln!(
+        "version {}: {} of parameters in {tensors} tensors",
+        published.version,
+        format_bytes(parameters)
+    );
+    print(&format!("{}\n", published.dir.display()))
+}
+
+/// Converts, leaving the processor to whoever serves. The parent reads the last line of standard error as the
+/// reason, so an error is exactly one line, without a prefix.
+pub(crate) fn convert(args: &ConvertArgs) -> Outcome {
+    // A refusal costs the others some latency while this runs; the conversion is still right.
+    let _ = memory::thread::set_idle_priority();
+    let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
+    publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
+        eprintln!("{}", error.message().replace('\n', " "));
+        Failure::silent(Exit::Failed)
+    })
+}
+
+fn rate(rate: Option<PerSecond>) -> Rate {
+    match rate {
+        None | Some(PerSecond(0)) => Rate::unlimited(),
+        Some(PerSecond(bytes)) => Rate::per_second(bytes),
+    }
+}
+
+/// Draws on standard error, and only where that is a terminal.
+fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let template =
+        "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(DRAW_INTERVAL);
+    bar
+}
+
+fn show(bar: &ProgressBar, progress: Progress) {
+    bar.set_length(progress.bytes_total);
+    bar.set_position(progress.bytes_done);
+}

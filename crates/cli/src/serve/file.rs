@@ -1,0 +1,147 @@
+//! The settings file: `millpond.toml`.
+//!
+//! Sections are the flags' groups, keys are the flags' names; `[models.NAME]` adds models and what holds for one
+//! model only. Paths in it are taken from the file's own directory, so that it can be moved with its models.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::exit::{Failure, Outcome};
+use crate::serve::options::{InferenceOptions, LifecycleOptions, MemoryOptions, Order, ServerOptions};
+use crate::values::{Versions, check_name};
+
+/// A settings file larger than this is refused.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// A parsed settings file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub(crate) struct SettingsFile {
+    pub(crate) server: ServerOptions,
+    pub(crate) inference: InferenceOptions,
+    pub(crate) memory: MemoryOptions,
+    pub(crate) lifecycle: LifecycleOptions,
+    /// Directories whose subdirectories are models.
+    pub(crate) roots: Vec<PathBuf>,
+    pub(crate) models: BTreeMap<String, ModelOptions>,
+}
+
+/// `[models.NAME]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub(crate) struct ModelOptions {
+    /// The model's directory; may be left out where the command line or a root has the model.
+    pub(crate) path: Option<PathBuf>,
+    /// Which versions are served.
+    pub(crate) versions: Option<Versions>,
+    /// The order of load and unload.
+    pub(crate) transition: Option<Order>,
+    /// Names for versions, as in `stable = 3`.
+    pub(crate) labels: BTreeMap<String, u64>,
+    /// Threads inside one operator.
+    pub(crate) intra_op_threads: Option<usize>,
+    /// Operators of one run at the same time.
+    pub(crate) inter_op_threads: Option<usize>,
+}
+
+impl SettingsFile {
+    /// Reads `path`.
+    ///
+    /// # Errors
+    /// A usage failure that names file, line and key.
+    pub(crate) fn read(path: &Path) -> Outcome<SettingsFile> {
+        let unreadable =
+            |why: &dyn std::fmt::Display| Failure::usage(format!("settings file {}: {why}", path.display()));
+        let meta = std::fs::metadata(path).map_err(|error| unreadable(&error))?;
+        if !meta.is_file() {
+            return Err(unreadable(&"is not a file"));
+        }
+        if meta.len() > FILE_BYTES_MAX {
+            return Err(unreadable(&"larger than 1 MiB"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| unreadable(&error))?;
+        let mut file = SettingsFile::parse(&text, path)?;
+        file.resolve_paths(path.parent().unwrap_or(Path::new("")));
+        Ok(file)
+    }
+
+    fn parse(text: &str, path: &Path) -> Outcome<SettingsFile> {
+        let file: SettingsFile = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            let message = error.message().replace("unknown field", "unknown key").replace('\n', " ");
+            Failure::usage(format!("{}:{line}: {message}", path.display()))
+        })?;
+        for name in file.models.keys() {
+            check_name(name).map_err(|error| {
+                Failure::usage(format!("{}: [models]: {}", path.display(), error.message()))
+            })?;
+        }
+        Ok(file)
+    }
+
+    fn resolve_paths(&mut self, base: &Path) {
+        let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
+        let others = [self.server.onnxruntime.as_mut(), self.lifecycle.cache_dir.as_mut()];
+        for path in models.chain(self.roots.iter_mut()).chain(others.into_iter().flatten()) {
+            *path = base.join(&*path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::values::{Size, Span};
+
+    fn parse(text: &str) -> Result<SettingsFile, String> {
+        SettingsFile::parse(text, Path::new("m.toml")).map_err(|failure| failure.message().to_owned())
+    }
+
+    #[test]
+    fn sections_and_keys() {
+        let mut file = parse(
+            r#"
+            roots = ["all"]
+            [server]
+            http-port = 0
+            request-timeout = "250ms"
+            client-timeout = 3
+            allow-remote-admin = true
+            [memory]
+            pool = "2GiB"
+            [models.ctr]
+            path = "ctr"
+            versions = "latest:2"
+            labels = { stable = 3 }
+            "#,
+        )
+        .unwrap();
+        file.resolve_paths(Path::new("/etc/millpond"));
+        assert_eq!(file.server.http_port, Some(0));
+        assert_eq!(file.server.request_timeout, Some(Span(Duration::from_millis(250))));
+        assert_eq!(file.server.client_timeout, Some(Span(Duration::from_secs(3))));
+        assert!(file.server.allow_remote_admin);
+        assert_eq!(file.memory.pool, Some(Size(2 << 30)));
+        assert_eq!(file.models["ctr"].versions, Some(Versions::Latest(2)));
+        assert_eq!(file.models["ctr"].path.as_deref(), Some(Path::new("/etc/millpond/ctr")));
+        assert_eq!(file.roots, [PathBuf::from("/etc/millpond/all")]);
+    }
+
+    #[test]
+    fn faults_name_file_line_and_key() {
+        let error = parse("[server]\nhttp-port = 1\nhtp-port = 2\n").unwrap_err();
+        assert!(error.starts_with("m.toml:3: unknown key `htp-port`"), "{error}");
+        let error = parse("[sever]\n").unwrap_err();
+        assert!(error.starts_with("m.toml:1: unknown key `sever`"), "{error}");
+        let error = parse("[memory]\npool = \"5 parsecs\"\n").unwrap_err();
+        assert!(error.starts_with("m.toml:2: ") && error.contains("unknown size unit"), "{error}");
+        let error = parse("[server]\nhttp-port = 70000\n").unwrap_err();
+        assert!(error.starts_with("m.toml:2: "), "{error}");
+        let error = parse("[models.\"a/b\"]\npath = \"x\"\n").unwrap_err();
+        assert!(error.contains("\"a/b\" is no model name"), "{error}");
+    }
+}

@@ -1,0 +1,60 @@
+//! `millpond serve`: flags over settings file over defaults, into what the server is told.
+
+mod file;
+mod log;
+mod options;
+mod settings;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use engine_onnx::LibrarySearch;
+
+use crate::environment;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::values::Source;
+use options::{InferenceOptions, LifecycleOptions, MemoryOptions, ServerOptions};
+use settings::Settings;
+
+/// `millpond serve DIR|NAME=DIR...`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A directory with numbered version directories is a model, named after it unless NAME= is given; any other
+directory is a root, whose subdirectories are models. New versions and new models of a root are picked up while
+serving.
+
+The settings file has the same names: [server], [inference], [memory] and [lifecycle] hold the flags of the
+groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels,
+intra-op-threads and inter-op-threads of one model. Flags win over the file.")]
+pub(crate) struct ServeArgs {
+    /// A model, or a directory of models
+    #[arg(value_name = "DIR|NAME=DIR")]
+    pub(crate) sources: Vec<Source>,
+    /// Settings file (TOML)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) server: ServerOptions,
+    #[command(flatten)]
+    pub(crate) inference: InferenceOptions,
+    #[command(flatten)]
+    pub(crate) memory: MemoryOptions,
+    #[command(flatten)]
+    pub(crate) lifecycle: LifecycleOptions,
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// A usage failure for wrong settings; [`Exit::CannotStart`] when a port is taken or ONNX Runtime is missing.
+pub(crate) fn run(args: &ServeArgs) -> Outcome {
+    let settings = Settings::resolve(args)?;
+    log::start(settings.log_format, &settings.log)?;
+    Err(Failure::new(Exit::CannotStart, "not wired yet"))
+}
+
+/// Where ONNX Runtime is looked for: `explicit`, else what the environment names, else around this process.
+pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
+    let explicit = explicit.or_else(|| environment::ONNXRUNTIME.path());
+    LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
+}

@@ -1,0 +1,228 @@
+//! What `serve` can be told: one struct a section. The same struct is the flags and the section of the settings
+//! file, so a flag and its key always have the same name, the same values and the same documentation.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::values::{PerSecond, Size, Span, Versions};
+
+/// `[server]`: sockets, limits, log.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Server")]
+pub(crate) struct ServerOptions {
+    /// Address to listen on; 0.0.0.0 is every interface [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) host: Option<IpAddr>,
+    /// HTTP port; 0 picks a free one [default: 8501]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) http_port: Option<u16>,
+    /// gRPC port; 0 picks a free one [default: 8500]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) grpc_port: Option<u16>,
+    /// Accept load, unload and settings from other machines too
+    #[arg(long)]
+    pub(crate) allow_remote_admin: bool,
+    /// Threads that receive, decode and encode; 0 chooses [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) door_threads: Option<usize>,
+    /// Largest request body [default: 64MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_body: Option<Size>,
+    /// Open connections of one door; the next one is closed at once [default: 16384]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_connections: Option<usize>,
+    /// Requests being answered at the same time; the next one is refused [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_requests: Option<usize>,
+    /// Deadline of a request that brings none, and the longest one allowed [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) request_timeout: Option<Span>,
+    /// How long a client may take for its headers, and between two pieces of a body [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) client_timeout: Option<Span>,
+    /// How long a shutdown waits for requests that are being answered [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) shutdown_grace: Option<Span>,
+    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) onnxruntime: Option<PathBuf>,
+    /// Form of the log on standard error [default: text]
+    #[arg(long, value_name = "FORM")]
+    pub(crate) log_format: Option<LogFormat>,
+    /// Level (error, warn, info, debug, trace) or filter of the log [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// `[inference]`: the threads that compute.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Inference")]
+pub(crate) struct InferenceOptions {
+    /// Inference workers; 0 is one a core [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<usize>,
+    /// Requests that wait for a worker; the next one is refused [default: 512]
+    #[arg(long, value_name = "N")]
+    pub(crate) queue: Option<usize>,
+    /// Pin worker i to core i
+    #[arg(long)]
+    pub(crate) pin: bool,
+}
+
+/// `[memory]`: where parameters live and how they get there.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Parameter memory")]
+pub(crate) struct MemoryOptions {
+    /// Where parameters live [default: pool]
+    #[arg(long, value_name = "HOME")]
+    pub(crate) parameter_home: Option<Home>,
+    /// Largest size of the slot pool [default: 80 % of the machine's memory]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) pool: Option<Size>,
+    /// Room kept for an incoming version [default: the largest version served]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) swap_reserve: Option<Size>,
+    /// Bytes a second at which weights are read; "unlimited" [default: 800MB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) load_rate: Option<PerSecond>,
+    /// Bytes a second at which fresh memory is faulted in; "unlimited" [default: 2GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) fault_rate: Option<PerSecond>,
+    /// Use pages of 4 KiB only
+    #[arg(long)]
+    pub(crate) no_huge_pages: bool,
+    /// Read weights through the page cache instead of with O_DIRECT
+    #[arg(long)]
+    pub(crate) no_direct_io: bool,
+}
+
+/// Where parameters live.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Home {
+    /// Recycled huge-page slots, read in the background
+    Pool,
+    /// The engine's own allocation, as without Millpond
+    Heap,
+}
+
+/// `[lifecycle]`: where models come from and how they change.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Models")]
+pub(crate) struct LifecycleOptions {
+    /// Time between two looks at the model directories [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) poll: Option<Span>,
+    /// Versions served of each model: latest:N, all, or numbers as in 3,5 [default: latest:1]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) versions: Option<Versions>,
+    /// Order of load and unload when versions change [default: availability-preserving]
+    #[arg(long, value_name = "ORDER")]
+    pub(crate) transition: Option<Order>,
+    /// Threads that load [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) load_threads: Option<usize>,
+    /// Threads that release [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) unload_threads: Option<usize>,
+    /// Tries after a load that failed [default: 5]
+    #[arg(long, value_name = "N")]
+    pub(crate) load_retries: Option<u32>,
+    /// Time between those tries [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) load_retry_interval: Option<Span>,
+    /// Where converted foreign models are kept while they serve [default: the user's cache directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+}
+
+/// The order of load and unload when versions change.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Order {
+    /// Load the new version, then unload the old: always one that answers, memory for both
+    AvailabilityPreserving,
+    /// Unload the old version, then load the new: memory for one, a gap between them
+    ResourcePreserving,
+}
+
+impl ServerOptions {
+    /// These, and where they say nothing, `under`'s.
+    pub(crate) fn over(self, under: ServerOptions) -> ServerOptions {
+        ServerOptions {
+            host: self.host.or(under.host),
+            http_port: self.http_port.or(under.http_port),
+            grpc_port: self.grpc_port.or(under.grpc_port),
+            allow_remote_admin: self.allow_remote_admin || under.allow_remote_admin,
+            door_threads: self.door_threads.or(under.door_threads),
+            max_body: self.max_body.or(under.max_body),
+            max_connections: self.max_connections.or(under.max_connections),
+            max_requests: self.max_requests.or(under.max_requests),
+            request_timeout: self.request_timeout.or(under.request_timeout),
+            client_timeout: self.client_timeout.or(under.client_timeout),
+            shutdown_grace: self.shutdown_grace.or(under.shutdown_grace),
+            onnxruntime: self.onnxruntime.or(under.onnxruntime),
+            log_format: self.log_format.or(under.log_format),
+            log: self.log.or(under.log),
+        }
+    }
+}
+
+impl InferenceOptions {
+    /// These, and where they say nothing, `under`'s.
+    pub(crate) fn over(self, under: InferenceOptions) -> InferenceOptions {
+        InferenceOptions {
+            workers: self.workers.or(under.workers),
+            queue: self.queue.or(under.queue),
+            pin: self.pin || under.pin,
+        }
+    }
+}
+
+impl MemoryOptions {
+    /// These, and where they say nothing, `under`'s.
+    pub(crate) fn over(self, under: MemoryOptions) -> MemoryOptions {
+        MemoryOptions {
+            parameter_home: self.parameter_home.or(under.parameter_home),
+            pool: self.pool.or(under.pool),
+            swap_reserve: self.swap_reserve.or(under.swap_reserve),
+            load_rate: self.load_rate.or(under.load_rate),
+            fault_rate: self.fault_rate.or(under.fault_rate),
+            no_huge_pages: self.no_huge_pages || under.no_huge_pages,
+            no_direct_io: self.no_direct_io || under.no_direct_io,
+        }
+    }
+}
+
+impl LifecycleOptions {
+    /// These, and where they say nothing, `under`'s.
+    pub(crate) fn over(self, under: LifecycleOptions) -> LifecycleOptions {
+        LifecycleOptions {
+            poll: self.poll.or(under.poll),
+            versions: self.versions.or(under.versions),
+            transition: self.transition.or(under.transition),
+            load_threads: self.load_threads.or(under.load_threads),
+            unload_threads: self.unload_threads.or(under.unload_threads),
+            load_retries: self.load_retries.or(under.load_retries),
+            load_retry_interval: self.load_retry_interval.or(under.load_retry_interval),
+            cache_dir: self.cache_dir.or(under.cache_dir),
+        }
+    }
+}

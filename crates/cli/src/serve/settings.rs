@@ -1,0 +1,317 @@
+//! Flags, settings file and environment become one set of settings, checked against each other and the disk.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::ServeArgs;
+use super::file::{ModelOptions, SettingsFile};
+use super::options::{InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ServerOptions};
+use crate::environment;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::values::{Size, Source, Span, check_name};
+
+/// Threads of one kind.
+const THREADS_MAX: usize = 1024;
+/// Requests waiting, or being answered.
+const REQUESTS_MAX: usize = 1 << 20;
+/// Connections of one door.
+const CONNECTIONS_MAX: usize = 1 << 20;
+/// Bytes of one request: gRPC's own limit of a message.
+const BODY_BYTES_MAX: u64 = i32::MAX as u64;
+/// Shortest time between two looks at the directories.
+const POLL_MIN: Duration = Duration::from_millis(10);
+/// Longest time of any kind.
+const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Everything `serve` was told, from wherever it was told.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) server: ServerOptions,
+    pub(super) inference: InferenceOptions,
+    pub(super) memory: MemoryOptions,
+    pub(super) lifecycle: LifecycleOptions,
+    pub(super) log_format: LogFormat,
+    pub(super) log: String,
+    pub(super) models: BTreeMap<String, Model>,
+    pub(super) roots: Vec<PathBuf>,
+}
+
+/// One named model.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) dir: PathBuf,
+    pub(super) options: ModelOptions,
+}
+
+impl Settings {
+    /// Joins and checks.
+    ///
+    /// # Errors
+    /// A usage failure that names the flag, the key or the directory.
+    pub(super) fn resolve(args: &ServeArgs) -> Outcome<Settings> {
+        let path = args.config.clone().or_else(|| environment::CONFIG.path());
+        let file = path.as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
+        let mut settings = Settings {
+            log_format: LogFormat::Text,
+            log: String::new(),
+            server: args.server.clone().over(file.server),
+            inference: args.inference.clone().over(file.inference),
+            memory: args.memory.clone().over(file.memory),
+            lifecycle: args.lifecycle.clone().over(file.lifecycle),
+            models: BTreeMap::new(),
+            roots: Vec::new(),
+        };
+        settings.log_format = settings.server.log_format.unwrap_or(LogFormat::Text);
+        settings.log = settings
+            .server
+            .log
+            .clone()
+            .or_else(|| environment::LOG.text())
+            .unwrap_or_else(|| "info".to_owned());
+        settings.check_values()?;
+        for root in file.roots {
+            settings.add(Source { name: None, dir: root })?;
+        }
+        for source in &args.sources {
+            settings.add(source.clone())?;
+        }
+        settings.add_models_of_file(file.models)?;
+        if settings.models.is_empty() && settings.roots.is_empty() {
+            return Err(Failure::new(Exit::Usage, "nothing to serve: no directory is given")
+                .hint("millpond serve DIR, or roots and [models.NAME] in the file given with --config"));
+        }
+        settings.name_models_with_settings()?;
+        Ok(settings)
+    }
+
+    fn check_values(&self) -> Outcome {
+        let (server, lifecycle) = (&self.server, &self.lifecycle);
+        number("door-threads", server.door_threads, 0, THREADS_MAX)?;
+        number("workers", self.inference.workers, 0, THREADS_MAX)?;
+        number("load-threads", lifecycle.load_threads, 1, THREADS_MAX)?;
+        number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
+        number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
+        number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
+        number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
+        span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
+        span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
+        span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
+        span("poll", lifecycle.poll, POLL_MIN)?;
+        span("load-retry-interval", lifecycle.load_retry_interval, Duration::ZERO)?;
+        if let Some(Size(bytes)) = server.max_body
+            && !(1..=BODY_BYTES_MAX).contains(&bytes)
+        {
+            return Err(Failure::usage("--max-body must be between 1 byte and 2 GiB less one"));
+        }
+        if let (Some(Size(pool)), Some(Size(reserve))) = (self.memory.pool, self.memory.swap_reserve)
+            && reserve > pool
+        {
+            return Err(Failure::usage("--swap-reserve is larger than --pool: it is a part of the pool"));
+        }
+        match (server.http_port, server.grpc_port) {
+            (Some(http), Some(grpc)) if http == grpc && http != 0 => {
+                Err(Failure::usage(format!("--http-port and --grpc-port are both {http}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a directory as the model or the root that it is.
+    fn add(&mut self, source: Source) -> Outcome {
+        let dir = existing(&source.dir)?;
+        if source.name.is_none() && !is_model(&dir) {
+            self.roots.push(dir);
+            return Ok(());
+        }
+        let name = match source.name {
+            Some(name) => name,
+            None => name_of(&dir)?,
+        };
+        let model = Model { dir, options: ModelOptions::default() };
+        match self.models.insert(name.clone(), model) {
+            Some(other) if other.dir != self.models[&name].dir => {
+                Err(Failure::usage(format!("two directories are model \"{name}\""))
+                    .hint("give one of them another name with NAME=DIR"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `[models.NAME]`: settings for a model that is there already, or a model of its own.
+    fn add_models_of_file(&mut self, models: BTreeMap<String, ModelOptions>) -> Outcome {
+        for (name, options) in models {
+            let dir = match (self.models.get(&name), &options.path) {
+                // The command line's directory wins over the file's, as flags do.
+                (Some(model), _) => model.dir.clone(),
+                (None, Some(path)) => existing(path)?,
+                (None, None) => {
+                    let inside = self.roots.iter().map(|root| root.join(&name)).find(|dir| dir.is_dir());
+                    inside.ok_or_else(|| {
+                        Failure::usage(format!(
+                            "[models.{name}] has no path and no root has a model of that name"
+                        ))
+                    })?
+                }
+            };
+            self.models.insert(name, Model { dir, options });
+        }
+        Ok(())
+    }
+
+    /// Models of a root follow the lifecycle's defaults; where the settings say something else for all models, those
+    /// that are there now are named one by one.
+    fn name_models_with_settings(&mut self) -> Outcome {
+        if self.lifecycle.versions.is_none() && self.lifecycle.transition.is_none() {
+            return Ok(());
+        }
+        for root in &self.roots {
+            let unreadable = |error: std::io::Error| Failure::usage(format!("{}: {error}", root.display()));
+            for entry in std::fs::read_dir(root).map_err(unreadable)? {
+                let dir = entry.map_err(unreadable)?.path();
+                if !is_model(&dir) {
+                    continue;
+                }
+                let model = Model { options: ModelOptions::default(), dir };
+                self.models.entry(name_of(&model.dir)?).or_insert(model);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The directory's real path.
+fn existing(dir: &Path) -> Outcome<PathBuf> {
+    let real = std::fs::canonicalize(dir).map_err(|error| {
+        let failure = Failure::usage(format!("cannot serve {}: {error}", dir.display()));
+        match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                failure.hint("publish a model first: millpond publish model.onnx --to DIR/NAME")
+            }
+            _ => failure,
+        }
+    })?;
+    if !real.is_dir() {
+        return Err(Failure::usage(format!("cannot serve {}: it is not a directory", dir.display()))
+            .hint("publish the file as a version first: millpond publish FILE --to DIR/NAME, then millpond serve DIR"));
+    }
+    Ok(real)
+}
+
+/// A directory with a numbered subdirectory is a model.
+fn is_model(dir: &Path) -> bool {
+    let version = |entry: std::fs::DirEntry| {
+        entry.file_name().to_str().is_some_and(|name| name.parse::<u64>().is_ok()) && entry.path().is_dir()
+    };
+    std::fs::read_dir(dir).is_ok_and(|entries| entries.filter_map(Result::ok).any(version))
+}
+
+fn name_of(dir: &Path) -> Outcome<String> {
+    let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    check_name(&name).map_err(|error| {
+        Failure::usage(format!("{}: {error}", dir.display())).hint("give it a name: millpond serve NAME=DIR")
+    })?;
+    Ok(name)
+}
+
+fn number(name: &str, value: Option<usize>, min: usize, max: usize) -> Outcome {
+    match value {
+        Some(value) if !(min..=max).contains(&value) => {
+            Err(Failure::usage(format!("--{name} is {value}; it must be {min} to {max}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn span(name: &str, value: Option<Span>, min: Duration) -> Outcome {
+    match value {
+        Some(Span(value)) if !(min..=SPAN_MAX).contains(&value) => {
+            Err(Failure::usage(format!("--{name} is {value:?}; it must be {min:?} to 24 hours")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::values::Versions;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    fn resolve(arguments: &[&str]) -> Result<Settings, String> {
+        let line = Line::try_parse_from(std::iter::once("serve").chain(arguments.iter().copied())).unwrap();
+        Settings::resolve(&line.serve).map_err(|failure| failure.message().to_owned())
+    }
+
+    /// A root with models "a" (version 1) and "b" (version 2).
+    fn root() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for version in ["a/1", "b/2", "notes"] {
+            std::fs::create_dir_all(root.path().join(version)).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn directories_are_what_they_look_like() {
+        let root = root();
+        let path = root.path().to_str().unwrap();
+        let settings = resolve(&[path]).unwrap();
+        assert_eq!((settings.roots.len(), settings.models.len()), (1, 0));
+        let settings = resolve(&[&format!("{path}/a"), &format!("x={path}/b")]).unwrap();
+        assert!(settings.roots.is_empty());
+        assert_eq!(settings.models.keys().collect::<Vec<_>>(), ["a", "x"]);
+        assert!(resolve(&["/no/such/place"]).unwrap_err().starts_with("cannot serve /no/such/place"));
+        assert!(
+            resolve(&[&format!("a={path}/b"), &format!("{path}/a")]).unwrap_err().contains("two directories")
+        );
+        assert!(resolve(&[]).unwrap_err().starts_with("nothing to serve"));
+    }
+
+    #[test]
+    fn settings_for_all_reach_the_models_of_a_root() {
+        let root = root();
+        let settings = resolve(&[root.path().to_str().unwrap(), "--versions", "all"]).unwrap();
+        assert_eq!(settings.models.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(settings.roots.len(), 1);
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let root = root();
+        let file = root.path().join("millpond.toml");
+        let text = "roots = [\".\"]\n[server]\nhttp-port = 1\ngrpc-port = 2\n[models.a]\nversions = \"all\"\n\
+                    [models.c]\npath = \"b\"\n";
+        std::fs::write(&file, text).unwrap();
+        let settings = resolve(&["--config", file.to_str().unwrap(), "--http-port", "7"]).unwrap();
+        assert_eq!((settings.server.http_port, settings.server.grpc_port), (Some(7), Some(2)));
+        assert_eq!(settings.models["a"].options.versions, Some(Versions::All));
+        assert!(settings.models["c"].dir.ends_with("b"));
+        std::fs::write(&file, "[models.nowhere]\n").unwrap();
+        assert!(resolve(&["--config", file.to_str().unwrap()]).unwrap_err().contains("[models.nowhere]"));
+    }
+
+    #[test]
+    fn values_are_checked() {
+        let root = root();
+        let path = root.path().to_str().unwrap();
+        for (flags, wanted) in [
+            (&["--queue", "0"][..], "--queue is 0; it must be 1 to"),
+            (&["--poll", "1ms"], "--poll is 1ms"),
+            (&["--http-port", "5", "--grpc-port", "5"], "both 5"),
+            (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),
+            (&["--max-body", "3GiB"], "--max-body"),
+        ] {
+            let error = resolve(&[&[path], flags].concat()).unwrap_err();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(resolve(&[path, "--http-port", "0", "--grpc-port", "0"]).is_ok());
+    }
+}

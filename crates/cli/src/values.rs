@@ -1,0 +1,215 @@
+//! The kinds of value that flags and the settings file share: each is parsed from the same text in both.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use base::units::{parse_bytes, parse_duration};
+use base::{Error, Result};
+use serde::de::{Deserialize, Deserializer, Visitor};
+
+/// The most versions of a model that a policy may ask for.
+pub(crate) const VERSIONS_MAX: usize = 1024;
+
+/// A number of bytes: "8GiB", "512MiB", "1000".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+/// Bytes a second: "800MB", "800MB/s", or "unlimited", which is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PerSecond(pub(crate) u64);
+
+/// A length of time: "250ms", "2s", "1m", "2".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span(pub(crate) Duration);
+
+/// Which versions of a model are served: "latest:N", "all" or "1,2,3".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Versions {
+    Latest(usize),
+    All,
+    Specific(BTreeSet<u64>),
+}
+
+/// A model to serve, or a directory of models: "DIR" or "NAME=DIR".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) name: Option<String>,
+    pub(crate) dir: PathBuf,
+}
+
+impl FromStr for Size {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Size> {
+        parse_bytes(text).map(Size)
+    }
+}
+
+impl FromStr for PerSecond {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PerSecond> {
+        if text == "unlimited" {
+            return Ok(PerSecond(0));
+        }
+        parse_bytes(text.strip_suffix("/s").unwrap_or(text)).map(PerSecond)
+    }
+}
+
+impl FromStr for Span {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Span> {
+        parse_duration(text).map(Span)
+    }
+}
+
+impl FromStr for Versions {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Versions> {
+        let wrong = || {
+            Error::invalid(format!(
+                "\"{text}\" is no version policy; use latest, latest:N, all, or numbers as in 3,5"
+            ))
+        };
+        match text {
+            "all" => return Ok(Versions::All),
+            "latest" => return Ok(Versions::Latest(1)),
+            _ => {}
+        }
+        if let Some(count) = text.strip_prefix("latest:") {
+            let count: usize = count.parse().map_err(|_| wrong())?;
+            if !(1..=VERSIONS_MAX).contains(&count) {
+                return Err(Error::invalid(format!("\"{text}\": latest:N takes 1 to {VERSIONS_MAX}")));
+            }
+            return Ok(Versions::Latest(count));
+        }
+        let numbers: BTreeSet<u64> = text
+            .split(',')
+            .map(|number| number.trim().parse().map_err(|_| wrong()))
+            .collect::<Result<_>>()?;
+        if numbers.len() > VERSIONS_MAX {
+            return Err(Error::invalid(format!("more than {VERSIONS_MAX} versions of one model")));
+        }
+        Ok(Versions::Specific(numbers))
+    }
+}
+
+impl FromStr for Source {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Source> {
+        match text.split_once('=') {
+            // A path may hold "=" too: only what could be a name counts as one.
+            Some((name, dir)) if !name.contains('/') => {
+                check_name(name)?;
+                if dir.is_empty() {
+                    return Err(Error::invalid(format!("\"{text}\" names no directory; write NAME=DIR")));
+                }
+                Ok(Source { name: Some(name.to_owned()), dir: dir.into() })
+            }
+            _ => Ok(Source { name: None, dir: text.into() }),
+        }
+    }
+}
+
+/// Checks that `name` can stand in a URL path and be a directory's name.
+///
+/// # Errors
+/// `InvalidArgument` when it is empty, starts with a dot, or holds anything but letters, digits, `_`, `-`, `.`.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
+        return Err(Error::invalid(format!(
+            "\"{name}\" is no model name; use letters, digits, \"_\", \"-\" and \".\", not starting with \".\""
+        )));
+    }
+    Ok(())
+}
+
+macro_rules! deserialize_from_text {
+    ($($name:ident: $expected:literal),* $(,)?) => { $(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<$name, D::Error> {
+                deserializer.deserialize_any(TextOrNumber { expected: $expected, target: PhantomData })
+            }
+        }
+    )* };
+}
+deserialize_from_text! {
+    Size: "a size such as \"8GiB\"",
+    PerSecond: "bytes a second such as \"800MB\"",
+    Span: "a time such as \"250ms\"",
+    Versions: "a version policy such as \"latest:2\"",
+}
+
+/// A settings file may write 5 where a flag has the text "5".
+struct TextOrNumber<T> {
+    expected: &'static str,
+    target: PhantomData<T>,
+}
+
+impl<T: FromStr<Err = Error>> Visitor<'_> for TextOrNumber<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<T, E> {
+        text.parse().map_err(|error: Error| E::custom(error.message()))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> std::result::Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> std::result::Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> std::result::Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!("latest".parse(), Ok(Versions::Latest(1)));
+        assert_eq!("latest:3".parse(), Ok(Versions::Latest(3)));
+        assert_eq!("all".parse(), Ok(Versions::All));
+        assert_eq!("7, 2,2".parse(), Ok(Versions::Specific(BTreeSet::from([2, 7]))));
+        for wrong in ["", "latest:0", "latest:x", "1,,2", "-1", "newest"] {
+            assert!(wrong.parse::<Versions>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sources() {
+        let source =
+            |name: Option<&str>, dir: &str| Ok(Source { name: name.map(str::to_owned), dir: dir.into() });
+        assert_eq!("models".parse(), source(None, "models"));
+        assert_eq!("ctr=/data/ctr".parse(), source(Some("ctr"), "/data/ctr"));
+        assert_eq!("ctr=/data/a=b".parse(), source(Some("ctr"), "/data/a=b"));
+        assert_eq!("./a=b".parse(), source(None, "./a=b"));
+        assert!("ctr=".parse::<Source>().is_err());
+        assert!("=dir".parse::<Source>().is_err());
+        assert!("a b=dir".parse::<Source>().is_err());
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!("800MB/s".parse(), Ok(PerSecond(800_000_000)));
+        assert_eq!("unlimited".parse(), Ok(PerSecond(0)));
+        assert!("fast".parse::<PerSecond>().is_err());
+    }
+}
