@@ -9,7 +9,9 @@ mod constant;
 mod convert;
 mod encode;
 mod external;
+pub(crate) mod initializers;
 mod layout_writer;
+mod names;
 mod plan;
 mod schema;
 mod sink;
@@ -118,3 +120,6 @@ pub fn inspect(source: &Path) -> Result<Summary> {
     // Headers of a model that is about to be loaded are worth their place in the page cache.
     Job::open(source, false).map(|job| job.summary())
 }
+
+#[cfg(test)]
+mod tests;

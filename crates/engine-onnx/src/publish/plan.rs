@@ -4,7 +4,7 @@
 //! byte is written. The plan is a list of pieces whose lengths are known: ranges of the source, new bytes, and
 //! ranges of external files. Its size grows with the number of parameters, not with theirs.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -15,15 +15,14 @@ use engine::layout::{TENSOR_ALIGNMENT, WEIGHTS_NAME};
 use super::build::{MODEL_BYTES_MAX, external_data};
 use super::encode::{self, WIRE_BYTES};
 use super::external::ExternalFiles;
+use super::names::Names;
 use super::schema::{attribute, function, graph, model, node, sparse, tensor, training};
-use super::tensor::{NAME_BYTES_MAX, TensorHead};
+use super::tensor::TensorHead;
 use super::wire::{Field, Walker};
 use super::{EXTERNALISE_MIN, constant, schema};
 
 /// Messages inside messages; protobuf's own limit.
-const DEPTH_MAX: usize = 100;
-/// Names of parameters, all together.
-const NAMES_BYTES_MAX: u64 = 64 * MIB;
+pub(super) const DEPTH_MAX: usize = 100;
 /// External data that must move into the graph because it cannot be bound: all together.
 const EMBED_BYTES_MAX: u64 = 256 * MIB;
 
@@ -85,7 +84,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// What field `number` of this message is, if it can hold a tensor.
-    fn child(self, number: u32) -> Option<Kind> {
+    pub(super) fn child(self, number: u32) -> Option<Kind> {
         Some(match (self, number) {
             (Kind::Model, model::GRAPH) => Kind::MainGraph,
             (Kind::Model, model::TRAINING_INFO) => Kind::Training,
@@ -108,15 +107,6 @@ impl Kind {
     }
 }
 
-/// The names that decide what may move.
-#[derive(Default)]
-struct Names {
-    /// How often a name is given to a parameter of the main graph. One that is given twice cannot be bound.
-    parameters: HashMap<Vec<u8>, u32>,
-    outputs: HashSet<Vec<u8>>,
-    bytes: u64,
-}
-
 /// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in `always` move
 /// whatever their size.
 pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -> Result<Plan> {
@@ -135,97 +125,6 @@ pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -
         )));
     }
     Ok(Plan { moves: planner.moves, graph: body.pieces, graph_bytes: body.length })
-}
-
-impl Names {
-    fn collect(walker: &mut Walker) -> Result<Names> {
-        let mut names = Names::default();
-        let (whole, mut graphs) = (walker.whole(), 0);
-        let mut at = whole.start;
-        while at < whole.end {
-            let field = walker.field(at, whole.end)?;
-            at = field.whole.end;
-            if field.is(model::GRAPH, WIRE_BYTES) {
-                graphs += 1;
-                names.graph(walker, field.payload)?;
-            }
-        }
-        if graphs == 0 {
-            return Err(walker.damaged(0, "not an ONNX model: it has no graph"));
-        }
-        Ok(names)
-    }
-
-    fn graph(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let field = walker.field(at, range.end)?;
-            at = field.whole.end;
-            if field.wire != WIRE_BYTES {
-                continue;
-            }
-            match field.number {
-                graph::INITIALIZER => {
-                    let name = TensorHead::read(walker, field.payload)?.name;
-                    self.parameter(walker, &field.whole, name)?;
-                }
-                graph::SPARSE_INITIALIZER => {
-                    if let Some(values) = last(walker, field.payload, sparse::VALUES)? {
-                        let name = TensorHead::read(walker, values)?.name;
-                        self.parameter(walker, &field.whole, name)?;
-                    }
-                }
-                graph::NODE => {
-                    if let Some(constant) = constant::read(walker, field.payload)? {
-                        self.parameter(walker, &field.whole, constant.output)?;
-                    }
-                }
-                graph::OUTPUT => {
-                    if let Some(name) = last(walker, field.payload, 1)? {
-                        let name = walker.bytes(name, NAME_BYTES_MAX)?;
-                        self.count(walker, &field.whole, &name)?;
-                        self.outputs.insert(name);
-                    }
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn parameter(&mut self, walker: &Walker, whole: &Range<u64>, name: Vec<u8>) -> Result<()> {
-        self.count(walker, whole, &name)?;
-        *self.parameters.entry(name).or_default() += 1;
-        Ok(())
-    }
-
-    fn count(&mut self, walker: &Walker, whole: &Range<u64>, name: &[u8]) -> Result<()> {
-        self.bytes += name.len() as u64;
-        if self.bytes > NAMES_BYTES_MAX {
-            return Err(walker.damaged(whole.start, "the parameters' names take too much memory"));
-        }
-        Ok(())
-    }
-
-    /// The name as text, if a parameter of this name can be bound.
-    fn bindable(&self, name: &[u8]) -> Option<String> {
-        let once = self.parameters.get(name).is_some_and(|&count| count == 1);
-        let text = std::str::from_utf8(name).ok()?;
-        (once && !text.is_empty()).then(|| text.to_owned())
-    }
-}
-
-/// The payload of the last field `number` of a message: the one that counts.
-fn last(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Option<Range<u64>>> {
-    let (mut at, mut found) = (range.start, None);
-    while at < range.end {
-        let field = walker.field(at, range.end)?;
-        at = field.whole.end;
-        if field.is(number, WIRE_BYTES) {
-            found = Some(field.payload);
-        }
-    }
-    Ok(found)
 }
 
 /// A message that differs from its source.
@@ -352,7 +251,7 @@ impl Planner<'_> {
     /// would make of it, but one that can be bound.
     fn constant(&mut self, payload: Range<u64>) -> Result<Option<Body>> {
         let Some(constant) = constant::read(self.walker, payload)? else { return Ok(None) };
-        if self.names.outputs.contains(&constant.output) {
+        if self.names.is_output(&constant.output) {
             return Ok(None);
         }
         let mut head = TensorHead::read(self.walker, constant.value)?;

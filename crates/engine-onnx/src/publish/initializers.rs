@@ -1,0 +1,58 @@
+//! What a graph says about its own parameters, so that a session can be sure of what it is given.
+
+use std::ops::Range;
+use std::path::Path;
+
+use base::{DType, Result};
+
+use super::encode::WIRE_BYTES;
+use super::schema::{self, graph, model};
+use super::source::WALK_BYTES;
+use super::tensor::TensorHead;
+use super::wire::Walker;
+
+/// An initialiser of the main graph, without its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Initializer {
+    pub(crate) name: String,
+    /// `None` for a type that Millpond does not have.
+    pub(crate) dtype: Option<DType>,
+    pub(crate) dims: Vec<usize>,
+    /// Its elements lie in another file.
+    pub(crate) external: bool,
+}
+
+/// Reads the initialisers of the main graph of the model at `path`, skipping over everything else.
+///
+/// # Errors
+/// `DataLoss` when it is not protobuf; I/O errors.
+pub(crate) fn read(path: &Path) -> Result<Vec<Initializer>> {
+    let mut walker = Walker::open(path, WALK_BYTES, false)?;
+    let mut found = Vec::new();
+    let whole = walker.whole();
+    for graph in fields(&mut walker, whole, model::GRAPH)? {
+        for tensor in fields(&mut walker, graph, graph::INITIALIZER)? {
+            let head = TensorHead::read(&mut walker, tensor)?;
+            found.push(Initializer {
+                name: String::from_utf8_lossy(&head.name).into_owned(),
+                dtype: schema::dtype(head.code),
+                dims: head.dims.iter().map(|&dim| dim as usize).collect(),
+                external: head.external.is_some(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The payloads of the message fields `number` of the message in `range`.
+fn fields(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Vec<Range<u64>>> {
+    let (mut found, mut at) = (Vec::new(), range.start);
+    while at < range.end {
+        let field = walker.field(at, range.end)?;
+        at = field.whole.end;
+        if field.is(number, WIRE_BYTES) {
+            found.push(field.payload);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,132 @@
+//! The names that decide which parameters may move.
+//!
+//! ONNX Runtime binds a parameter by its name, in the main graph and in every graph inside it. A name that is
+//! given twice is against ONNX's rules and yet taken by ONNX Runtime; such parameters stay where they are.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use base::Result;
+use base::units::MIB;
+
+use super::constant;
+use super::encode::WIRE_BYTES;
+use super::plan::{DEPTH_MAX, Kind};
+use super::schema::{graph, sparse};
+use super::tensor::{NAME_BYTES_MAX, TensorHead};
+use super::wire::{Field, Walker};
+
+/// All names together.
+const NAMES_BYTES_MAX: u64 = 64 * MIB;
+
+/// The parameters of a model and the outputs of its main graph.
+#[derive(Default)]
+pub(super) struct Names {
+    /// How often each name is given to a parameter.
+    parameters: HashMap<Vec<u8>, u32>,
+    outputs: HashSet<Vec<u8>>,
+    graphs: usize,
+    bytes: u64,
+}
+
+impl Names {
+    /// Walks over the whole model.
+    pub(super) fn collect(walker: &mut Walker) -> Result<Names> {
+        let mut names = Names::default();
+        let whole = walker.whole();
+        names.message(walker, Kind::Model, whole, 0)?;
+        if names.graphs == 0 {
+            return Err(walker.damaged(0, "not an ONNX model: it has no graph"));
+        }
+        Ok(names)
+    }
+
+    /// The name as text, if a parameter of this name can be bound.
+    pub(super) fn bindable(&self, name: &[u8]) -> Option<String> {
+        let once = self.parameters.get(name).is_some_and(|&count| count == 1);
+        let text = std::str::from_utf8(name).ok()?;
+        (once && !text.is_empty()).then(|| text.to_owned())
+    }
+
+    /// Whether the main graph gives this value out.
+    pub(super) fn is_output(&self, name: &[u8]) -> bool {
+        self.outputs.contains(name)
+    }
+
+    fn message(&mut self, walker: &mut Walker, kind: Kind, range: Range<u64>, depth: usize) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(
+                walker.damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep"))
+            );
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let field = walker.field(at, range.end)?;
+            at = field.whole.end;
+            if field.wire != WIRE_BYTES {
+                continue;
+            }
+            if kind == Kind::MainGraph && field.number == graph::OUTPUT {
+                self.output(walker, &field)?;
+            }
+            let Some(child) = kind.child(field.number) else { continue };
+            self.graphs += usize::from(child == Kind::MainGraph);
+            if matches!(kind, Kind::MainGraph | Kind::Graph) {
+                self.parameter(walker, &field)?;
+            }
+            if !matches!(child, Kind::MainTensor | Kind::Tensor | Kind::Sparse) {
+                self.message(walker, child, field.payload, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the parameter that a field of a graph is, if it is one.
+    fn parameter(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+        let payload = field.payload.clone();
+        let name = match field.number {
+            graph::INITIALIZER => Some(TensorHead::read(walker, payload)?.name),
+            graph::SPARSE_INITIALIZER => match last(walker, payload, sparse::VALUES)? {
+                Some(values) => Some(TensorHead::read(walker, values)?.name),
+                None => None,
+            },
+            graph::NODE => constant::read(walker, payload)?.map(|constant| constant.output),
+            _ => None,
+        };
+        if let Some(name) = name {
+            self.count(walker, field, &name)?;
+            *self.parameters.entry(name).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    fn output(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+        if let Some(name) = last(walker, field.payload.clone(), 1)? {
+            let name = walker.bytes(name, NAME_BYTES_MAX)?;
+            self.count(walker, field, &name)?;
+            self.outputs.insert(name);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, walker: &Walker, field: &Field, name: &[u8]) -> Result<()> {
+        self.bytes += name.len() as u64;
+        if self.bytes > NAMES_BYTES_MAX {
+            return Err(walker.damaged(field.whole.start, "the parameters' names take too much memory"));
+        }
+        Ok(())
+    }
+}
+
+/// The payload of the last field `number` of a message: the one that counts.
+fn last(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Option<Range<u64>>> {
+    let (mut at, mut found) = (range.start, None);
+    while at < range.end {
+        let field = walker.field(at, range.end)?;
+        at = field.whole.end;
+        if field.is(number, WIRE_BYTES) {
+            found = Some(field.payload);
+        }
+    }
+    Ok(found)
+}

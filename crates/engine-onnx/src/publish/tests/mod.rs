@@ -1,0 +1,56 @@
+//! The publisher against a second, naive reader of ONNX that holds everything in memory.
+
+mod damage;
+mod generate;
+mod naive;
+mod round_trip;
+mod whole;
+
+use std::path::Path;
+
+use engine::layout::{Artifact, Manifest};
+
+use super::{EXTERNALISE_MIN, WriteOptions, convert_into};
+use naive::{Reading, read};
+
+/// A place for scratch files: memory where there is some, because these tests wait for the medium very often.
+fn scratch() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    dir.unwrap()
+}
+
+/// Converts the model at `source` and checks that nothing but places changed.
+fn check(source: &Path) -> Manifest {
+    let out = scratch();
+    let manifest = convert_into(source, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
+    check_converted(source, out.path(), &manifest);
+    manifest
+}
+
+/// Checks the layout in `out` against the model at `source`.
+fn check_converted(source: &Path, out: &Path, manifest: &Manifest) {
+    let artifact = Artifact::open(out).unwrap();
+    assert_eq!(&artifact.manifest, manifest);
+    let before = read(source);
+    let after = read(&artifact.graph());
+    assert_eq!(before.rest, after.rest, "what is no tensor must not change");
+    assert_eq!(sorted(&before), sorted(&after), "every tensor must keep its place, type, shape and bytes");
+    let graph = std::fs::read(artifact.graph()).unwrap();
+    assert_eq!(manifest.graph.blake3.as_deref(), Some(blake3::hash(&graph).to_hex().as_str()));
+    let weights = artifact.weights().map(|path| std::fs::read(path).unwrap()).unwrap_or_default();
+    assert!(weights.len().is_multiple_of(4096));
+    assert_eq!(after.external.len(), manifest.tensors.len());
+    for (tensor, external) in manifest.tensors.iter().zip(&after.external) {
+        let bytes = &weights[tensor.offset as usize..(tensor.offset + tensor.bytes) as usize];
+        assert_eq!(blake3::hash(bytes), tensor.hash().unwrap());
+        assert!(tensor.bytes >= EXTERNALISE_MIN);
+        assert_eq!((&tensor.name, tensor.offset, tensor.bytes), (&external.0, external.1, external.2));
+    }
+}
+
+fn sorted(reading: &Reading) -> Vec<String> {
+    let mut lines: Vec<String> = reading.tensors.iter().map(ToString::to_string).collect();
+    lines.sort();
+    lines
+}
