@@ -51,10 +51,11 @@ pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: Phase) -> Result<
 
 #[cold]
 fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: Phase) -> Error {
-    type GetErrorCode = unsafe extern "system" fn(*const sys::OrtStatus) -> i32;
+    type Theirs = unsafe extern "system" fn(*const sys::OrtStatus) -> sys::OrtErrorCode;
+    type Ours = unsafe extern "system" fn(*const sys::OrtStatus) -> i32;
     // SAFETY: the binding's result type is an enum of representation i32, so the two function types have one ABI;
     // read as i32, a code that the binding does not know is no undefined behaviour.
-    let get_code = unsafe { std::mem::transmute::<_, GetErrorCode>(api.GetErrorCode) };
+    let get_code = unsafe { std::mem::transmute::<Theirs, Ours>(api.GetErrorCode) };
     // SAFETY: the status is not null, came from the API and is ours until released below; the message lives
     // inside it and is copied before.
     let (code, message) = unsafe {

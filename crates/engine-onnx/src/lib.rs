@@ -21,6 +21,7 @@ mod library;
 mod load;
 mod metadata;
 mod outputs;
+mod parameters;
 pub mod publish;
 mod runtime;
 mod session;

@@ -11,8 +11,8 @@ use ort::sys;
 use smallvec::SmallVec;
 
 use crate::api::{Handle, c_name, call};
-use crate::element;
 use crate::runtime::Runtime;
+use crate::{element, parameters};
 
 /// More threads than this inside one run are a mistake.
 const THREADS_MAX: usize = 1024;
@@ -21,7 +21,8 @@ const THREADS_MAX: usize = 1024;
 pub(crate) struct Opened {
     /// Uses the values.
     pub(crate) session: Handle<sys::OrtSession>,
-    /// Point into the regions.
+    /// Point into the regions. Never asked for anything: they only have to live longer than the session.
+    #[expect(dead_code, reason = "dropped after the session")]
     pub(crate) values: Vec<Handle<sys::OrtValue>>,
     /// Hold the memory.
     pub(crate) parameters: Vec<BoundTensor>,
@@ -30,6 +31,7 @@ pub(crate) struct Opened {
 /// Opens the model that `request` describes.
 pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<Opened> {
     let path = c_path(&request.graph)?;
+    parameters::check(&request.graph, &request.parameters).map_err(|e| e.context(request.graph.display()))?;
     let options = session_options(&request.options)?;
     let mut values = Vec::with_capacity(request.parameters.len());
     for parameter in &request.parameters {
@@ -95,23 +97,13 @@ fn bind(
     options: &Handle<sys::OrtSessionOptions>,
     parameter: &BoundTensor,
 ) -> Result<Handle<sys::OrtValue>> {
-    let wrong = |why: &str| Error::invalid(format!("parameter \"{}\" {why}", parameter.name));
-    let onnx =
-        element::to_onnx(parameter.dtype).ok_or_else(|| wrong("has an element type ONNX Runtime lacks"))?;
-    let elements = parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-    if elements.and_then(|count| parameter.dtype.bytes_for(count)) != Some(parameter.bytes) {
-        return Err(wrong("does not have the bytes that its type and shape take"));
-    }
-    let end =
-        parameter.offset.checked_add(parameter.bytes).ok_or_else(|| wrong("lies outside its region"))?;
-    let bytes = parameter
-        .region
-        .as_slice()
-        .get(parameter.offset..end)
-        .ok_or_else(|| wrong("lies outside its region"))?;
-    if !(bytes.as_ptr() as usize).is_multiple_of(parameter.dtype.alignment()) {
-        return Err(wrong("is not aligned"));
-    }
+    let bytes = parameter.check()?;
+    let onnx = element::to_onnx(parameter.dtype).ok_or_else(|| {
+        Error::invalid(format!(
+            "parameter \"{}\": ONNX Runtime has no {} tensors",
+            parameter.name, parameter.dtype
+        ))
+    })?;
     let name = c_name(&parameter.name)?;
     let shape: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&dim| dim as i64).collect();
     let mut value = null_mut();

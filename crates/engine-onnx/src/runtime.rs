@@ -205,10 +205,12 @@ unsafe extern "system" fn log(
 ) {
     // A subscriber that panics must not unwind into C++.
     let _ = std::panic::catch_unwind(|| {
-        // SAFETY: the library passes NUL-terminated strings (or null) that live until the call returns.
-        let text = |pointer: *const c_char| match pointer.is_null() {
-            true => String::new(),
-            false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned(),
+        let text = |pointer: *const c_char| {
+            if pointer.is_null() {
+                return String::new();
+            }
+            // SAFETY: the library passes NUL-terminated strings that live until the call returns.
+            unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
         };
         let message = text(message).split_whitespace().collect::<Vec<_>>().join(" ");
         let model = text(model);

@@ -107,6 +107,8 @@ struct Names {
     names: Vec<Arc<str>>,
     c_names: Vec<CString>,
     positions: HashMap<Arc<str>, usize>,
+    /// So many of the first are not optional.
+    required: usize,
 }
 
 impl Names {
@@ -115,6 +117,7 @@ impl Names {
         Ok(Names {
             c_names: specs.iter().map(|spec| c_name(&spec.name)).collect::<Result<_>>()?,
             positions: names.iter().cloned().zip(0..).collect(),
+            required: specs.iter().filter(|spec| !spec.optional).count(),
             names,
         })
     }
@@ -157,14 +160,20 @@ impl Feeds {
             ranges: SmallVec::new(),
             _bytes: SmallVec::new(),
         };
+        let mut required = 0;
         for (guess, input) in inputs.iter().enumerate() {
             let at = known
                 .position(&input.name, guess)
                 .ok_or_else(|| Error::invalid(format!("the model has no input \"{}\"", input.name)))?;
+            required += usize::from(at < known.required);
             feeds.names.push(known.c_names[at].as_ptr());
             feeds.push(runtime, &input.tensor).map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
         }
-        Ok(feeds)
+        // The library says so only for some operators, and in its own way.
+        match required < known.required {
+            true => Err(Error::invalid(format!("the model takes {} inputs, got {required}", known.required))),
+            false => Ok(feeds),
+        }
     }
 
     fn push(&mut self, runtime: &Runtime, tensor: &Tensor) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What every engine must do. Each engine's integration test, and the fake's, runs [`check`].
 //!
 //! An engine brings the standard graphs in its own format, in one directory, called by the names below with its
-//! own extension; their parameters are bound by the suite, so no weights file is needed. All floats are singles.
+//! own extension; their parameters are bound by the suite. All floats are singles.
 //!
 //! | graph | inputs | parameters | outputs |
 //! |---|---|---|---|
@@ -55,7 +55,7 @@ pub fn check(engine: &dyn Engine, fixture: &Fixture) {
         ("signature", signature),
         ("bound parameters", bound_parameters),
         ("no copy of parameters", no_copy),
-        ("missing parameter", missing_parameter),
+        ("missing and wrong parameters", missing_parameter),
         ("damaged graphs", damaged_graphs),
         ("requested outputs", requested_outputs),
         ("refused values", refused_values),
@@ -254,9 +254,18 @@ fn resident_bytes() -> usize {
 }
 
 fn missing_parameter(suite: &Suite<'_>) {
-    let half = suite.floats("half", &[1], &[0.5]);
-    let error = suite.try_load("half_plus_two", vec![half.clone()]).err().expect("\"two\" is missing");
-    assert_fault_of_model(&error);
+    let (half, two) = (suite.floats("half", &[1], &[0.5]), suite.floats("two", &[1], &[2.0]));
+    let refused = |parameters: &[&BoundTensor]| {
+        let parameters = parameters.iter().copied().cloned().collect();
+        assert_fault_of_model(
+            &suite.try_load("half_plus_two", parameters).err().expect("not what the graph wants"),
+        );
+    };
+    refused(&[&half]);
+    refused(&[&half, &BoundTensor { dtype: DType::I32, ..two.clone() }]);
+    refused(&[&half, &BoundTensor { dtype: DType::U8, bytes: 1, ..two.clone() }]);
+    refused(&[&half, &BoundTensor { dims: vec![1, 1], ..two.clone() }]);
+    refused(&[&half, &BoundTensor { offset: 8, ..two.clone() }]);
     assert_eq!(Arc::strong_count(&half.region), 1, "a failed load lets go of its regions");
 }
 

@@ -1,0 +1,72 @@
+//! A library that is missing or unfit is refused in one line that says what to do.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use base::ErrorKind;
+use engine::Engine;
+use engine_onnx::{LibrarySearch, OnnxEngine};
+
+use crate::support::{onnx, search};
+
+/// What is given for `--onnxruntime` in the child process of these tests.
+const EXPLICIT: &str = "MILLPOND_TEST_EXPLICIT";
+
+#[test]
+fn the_version_is_the_librarys_own() {
+    let engine = onnx();
+    let version = engine.version();
+    let minor: u32 = version.strip_prefix("1.").unwrap().split('.').next().unwrap().parse().unwrap();
+    assert!(minor >= 17, "{version}");
+    assert!(
+        engine.library().ends_with(format!("libonnxruntime.so.{version}")),
+        "{}",
+        engine.library().display()
+    );
+    assert_eq!(OnnxEngine::find_library(&search()), Ok(engine.library().to_owned()));
+}
+
+#[test]
+fn a_second_library_needs_a_restart() {
+    let engine = onnx();
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("libonnxruntime.so.9.9.9");
+    std::fs::write(&copy, b"").unwrap();
+    let error = OnnxEngine::open(&LibrarySearch { explicit: Some(copy), ..Default::default() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().contains(&engine.library().display().to_string()), "{error}");
+}
+
+/// Opens what `EXPLICIT` names and prints the error. A process holds one library, so each case is a process.
+#[test]
+fn child_opens_explicit() {
+    let Some(explicit) = std::env::var_os(EXPLICIT) else { return };
+    let search = LibrarySearch { explicit: Some(PathBuf::from(explicit)), ..Default::default() };
+    println!("error={:?}", OnnxEngine::open(&search).unwrap_err());
+}
+
+fn error_with(explicit: &std::path::Path) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "library::child_opens_explicit", "--nocapture"])
+        .env(EXPLICIT, explicit)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find_map(|line| line.split_once("error=")).map(|(_, error)| error.to_owned());
+    line.unwrap_or_else(|| panic!("no error in {text}"))
+}
+
+#[test]
+fn unfit_libraries_are_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("libonnxruntime.so.1.31.1");
+    std::fs::write(&text, b"this is no library").unwrap();
+    let error = error_with(&text);
+    assert!(error.contains("does not load") && error.contains("make build"), "{error}");
+    // A library that loads and is another.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let other =
+        maps.lines().find_map(|line| line.split_whitespace().last().filter(|path| path.contains("/libc.so")));
+    let error = error_with(other.unwrap().as_ref());
+    assert!(error.contains("is not ONNX Runtime") && error.contains("--onnxruntime"), "{error}");
+}

@@ -1,0 +1,156 @@
+//! What a model is said to take and give, what it carries, and which models are refused.
+
+use base::{Dim, ErrorKind};
+use engine::{BoundTensor, Engine, LoadRequest, SessionOptions};
+
+use crate::support::{bound_floats, floats, load, load_with, models, onnx, pool, refusal};
+
+fn dynamic(name: &str) -> Dim {
+    Dim::Dynamic((!name.is_empty()).then(|| name.to_owned()))
+}
+
+#[test]
+fn axes_have_their_symbols() {
+    let session = load("symbols");
+    let signature = session.signature();
+    assert_eq!(signature.inputs[0].shape, Some(vec![dynamic("rows"), dynamic("columns")]));
+    assert_eq!(signature.inputs[1].shape, Some(vec![dynamic(""), dynamic("columns")]));
+    let (a, b) = (floats("a", &[2, 2], &[1.0, 2.0, 3.0, 4.0]), floats("b", &[1, 3], &[0.0; 3]));
+    let error = signature.check_inputs(&[a, b]).unwrap_err();
+    assert!(error.message().contains("axis \"columns\""), "{error}");
+}
+
+#[test]
+fn any_rank_is_taken() {
+    let session = load("any_rank");
+    assert_eq!(session.signature().inputs[0].shape, None);
+    for shape in [&[][..], &[1], &[1, 1, 1]] {
+        let input = floats("x", shape, &[2.0]);
+        session.signature().check_inputs(std::slice::from_ref(&input)).unwrap();
+        assert_eq!(session.run(&[input], &[]).unwrap(), [floats("y", shape, &[-2.0])]);
+    }
+}
+
+#[test]
+fn an_initialiser_that_is_an_input_is_optional() {
+    let session = load("default");
+    let specs = &session.signature().inputs;
+    assert_eq!(
+        [("x", false), ("bias", true)],
+        [0, 1].map(|at| (specs[at].name.as_str(), specs[at].optional))
+    );
+    let (x, bias) = (floats("x", &[1], &[1.0]), floats("bias", &[1], &[5.0]));
+    session.signature().check_inputs(std::slice::from_ref(&x)).unwrap();
+    assert_eq!(session.run(std::slice::from_ref(&x), &[]).unwrap(), [floats("y", &[1], &[11.0])]);
+    assert_eq!(session.run(&[x.clone(), bias], &[]).unwrap(), [floats("y", &[1], &[6.0])]);
+    // Bound, it is a parameter.
+    let session = load_with("default", vec![bound_floats("bias", &[1], &[20.0])]).unwrap();
+    assert_eq!(session.signature().inputs.len(), 1);
+    assert_eq!(session.run(&[x], &[]).unwrap(), [floats("y", &[1], &[21.0])]);
+}
+
+#[test]
+fn metadata_is_what_the_model_carries() {
+    let parameters = vec![bound_floats("half", &[1], &[0.5]), bound_floats("two", &[1], &[2.0])];
+    let session = load_with("half_plus_two", parameters).unwrap();
+    let get = |key: &str| session.metadata().get(key).map(String::as_str);
+    assert_eq!(get("onnx.producer"), Some("millpond tests"));
+    assert_eq!(get("onnx.graph"), Some("half_plus_two"));
+    assert_eq!(get("onnx.description"), Some("half of x plus two"));
+    assert_eq!(get("labels"), Some("none"));
+    assert_eq!(get("onnx.domain"), None);
+}
+
+#[test]
+fn only_tensors_are_served() {
+    let error = refusal(load_with("sequence_in", vec![]));
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("input \"list\" is a sequence"), "{error}");
+    let session = load("sequence_out");
+    assert_eq!(session.signature().outputs.iter().map(|spec| &spec.name).collect::<Vec<_>>(), ["y"]);
+    assert_eq!(session.run(&[floats("x", &[1], &[1.0])], &[]).unwrap(), [floats("y", &[1], &[-1.0])]);
+    let error = refusal(load_with("only_sequence_out", vec![]));
+    assert!(error.message().contains("no output"), "{error}");
+}
+
+#[test]
+fn a_refusal_names_the_models_fault() {
+    let error = refusal(load_with("unknown_operator", vec![]));
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("NoSuchOperator"), "{error}");
+    let error = refusal(load_with("absent", vec![]));
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("absent.onnx"), "{error}");
+    let options = SessionOptions { intra_op_threads: 0, ..Default::default() };
+    let graph = models().join("default.onnx");
+    let error = refusal(onnx().load(&LoadRequest { graph, parameters: vec![], options }));
+    assert!(error.message().contains("threads"), "{error}");
+}
+
+#[test]
+fn a_parameter_that_is_not_what_the_graph_says() {
+    let (half, two) = (bound_floats("half", &[1], &[0.5]), bound_floats("two", &[1], &[2.0]));
+    let with =
+        |other: BoundTensor| refusal(load_with("half_plus_two", vec![half.clone(), two.clone(), other]));
+    let nul = BoundTensor { name: "ha\0lf".into(), ..half.clone() };
+    for (error, why) in [
+        (with(half.clone()), "\"half\" is given twice"),
+        (with(bound_floats("third", &[1], &[3.0])), "no parameter \"third\""),
+        (with(nul), "no parameter \"ha\\0lf\""),
+        (refusal(load_with("half_plus_two", vec![half.clone()])), "\"two\" of the graph is missing"),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
+        assert!(error.message().contains(why), "{why} is not in {error:?}");
+    }
+    let wide = bound_floats("half", &[2], &[0.5, 0.5]);
+    let misaligned = BoundTensor { offset: 1, bytes: 4, dims: vec![1], ..wide };
+    let error = refusal(load_with("half_plus_two", vec![misaligned, two.clone()]));
+    assert!(error.message().contains("not aligned"), "{error}");
+}
+
+#[test]
+fn threads_inside_a_run_are_as_asked() {
+    let options = SessionOptions { intra_op_threads: 2, inter_op_threads: 2 };
+    let graph = models().join("two_outputs.onnx");
+    let session = onnx().load(&LoadRequest { graph, parameters: vec![], options }).unwrap();
+    let answer = session.run(&[floats("x", &[1], &[4.0])], &[]).unwrap();
+    assert_eq!(answer, [floats("half", &[1], &[2.0]), floats("plus", &[1], &[6.0])]);
+}
+
+/// The optimiser folds the normalisation into the convolution. It reads the weights file to do so, which a
+/// published version has beside its graph, and the answer is that of an ordinary load.
+#[test]
+fn folding_optimisers_see_bound_parameters() {
+    let dir = tempfile::tempdir().unwrap();
+    let graph = dir.path().join("folding.onnx");
+    std::fs::copy(models().join("folding.onnx"), &graph).unwrap();
+    let shapes: [(&str, &[usize]); 6] = [
+        ("weight", &[8, 4, 3, 3]),
+        ("bias", &[8]),
+        ("scale", &[8]),
+        ("shift", &[8]),
+        ("mean", &[8]),
+        ("variance", &[8]),
+    ];
+    let (mut weights, mut parameters) = (Vec::new(), Vec::new());
+    for (at, (name, dims)) in shapes.into_iter().enumerate() {
+        let count: usize = dims.iter().product();
+        let elements: Vec<f32> = (0..count).map(|i| 0.1 + ((i * 7 + at * 3) % 11) as f32 / 11.0).collect();
+        weights.resize(at * 4096, 0);
+        weights.extend(elements.iter().flat_map(|element| element.to_le_bytes()));
+        parameters.push(bound_floats(name, dims, &elements));
+    }
+    std::fs::write(dir.path().join("weights.bin"), weights).unwrap();
+    let load = |parameters| {
+        onnx().load(&LoadRequest { graph: graph.clone(), parameters, options: Default::default() }).unwrap()
+    };
+    let x: Vec<f32> = (0..100).map(|i| i as f32 / 50.0 - 1.0).collect();
+    let run = |session: &dyn engine::Session| {
+        session.run(&[floats("x", &[1, 4, 5, 5], &x)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap()
+    };
+    let used_before = pool().stats().used;
+    let (ours, ordinary) = (run(&*load(parameters)), run(&*load(vec![])));
+    assert_eq!(ours, ordinary);
+    assert!(ours.iter().any(|value| value.abs() > 0.1), "{ours:?}");
+    assert!(pool().stats().used <= used_before, "the regions went back");
+}

@@ -1,0 +1,72 @@
+//! The library, the graphs, and parameters in a pool.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use base::{DType, NamedTensor, Result, Tensor};
+use engine::{BoundTensor, Engine, LoadRequest, Session};
+use engine_onnx::{LibrarySearch, OnnxEngine};
+use memory::{PoolConfig, Rate, SlotPool};
+
+/// Where the library of the tests is.
+pub(crate) fn search() -> LibrarySearch {
+    LibrarySearch {
+        explicit: std::env::var_os("MILLPOND_TEST_ONNXRUNTIME").map(PathBuf::from),
+        virtual_env: None,
+        start_dirs: vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))],
+    }
+}
+
+pub(crate) fn onnx() -> OnnxEngine {
+    OnnxEngine::open(&search()).unwrap_or_else(|e| panic!("these tests need ONNX Runtime: {e}"))
+}
+
+pub(crate) fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models")
+}
+
+pub(crate) fn load_with(name: &str, parameters: Vec<BoundTensor>) -> Result<Box<dyn Session>> {
+    let graph = models().join(format!("{name}.onnx"));
+    onnx().load(&LoadRequest { graph, parameters, options: Default::default() })
+}
+
+pub(crate) fn load(name: &str) -> Box<dyn Session> {
+    load_with(name, vec![]).unwrap()
+}
+
+/// The message of a load that must fail.
+#[track_caller]
+pub(crate) fn refusal(loaded: Result<Box<dyn Session>>) -> base::Error {
+    let error = loaded.err().expect("the load must fail");
+    assert!(!error.message().contains(['\n', '\r']), "not one line: {error:?}");
+    error
+}
+
+pub(crate) fn pool() -> Arc<SlotPool> {
+    static POOL: OnceLock<Arc<SlotPool>> = OnceLock::new();
+    let config = || PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    POOL.get_or_init(|| SlotPool::new(config()).unwrap()).clone()
+}
+
+pub(crate) fn bound_floats(name: &str, dims: &[usize], elements: &[f32]) -> BoundTensor {
+    let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+    let mut region = pool().allocate(bytes.len()).unwrap();
+    region.as_mut_slice().copy_from_slice(&bytes);
+    let region = Arc::new(region.freeze());
+    BoundTensor {
+        name: name.into(),
+        dtype: DType::F32,
+        dims: dims.into(),
+        region,
+        offset: 0,
+        bytes: bytes.len(),
+    }
+}
+
+pub(crate) fn floats(name: &str, shape: &[usize], elements: &[f32]) -> NamedTensor {
+    NamedTensor::new(name, Tensor::from_vec(shape, elements.to_vec()).unwrap())
+}
+
+pub(crate) fn names(names: &[&str]) -> Vec<Arc<str>> {
+    names.iter().map(|name| Arc::from(*name)).collect()
+}
