@@ -20,7 +20,10 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("protocol", &["base"]),
     ("server", &["base", "metrics", "memory", "engine", "engine-onnx", "lifecycle", "schedule", "protocol"]),
     ("bench", &["base", "metrics", "memory", "engine", "engine-onnx", "protocol", "server"]),
-    ("cli", &["base", "metrics", "memory", "engine", "engine-onnx", "protocol", "server", "bench"]),
+    (
+        "cli",
+        &["base", "metrics", "memory", "engine", "engine-onnx", "lifecycle", "protocol", "server", "bench"],
+    ),
 ];
 
 /// The fence around unsafe code.
