@@ -24,7 +24,7 @@ const GRPC_PREFIX_BYTES: usize = 5;
 
 /// How to talk to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub(crate) enum Transport {
     /// gRPC over cleartext HTTP/2.
     Grpc,
     /// HTTP/1.1.
@@ -33,11 +33,11 @@ pub enum Transport {
 
 /// A server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     /// How to talk to it.
-    pub transport: Transport,
+    pub(crate) transport: Transport,
     /// "host:port".
-    pub authority: String,
+    pub(crate) authority: String,
 }
 
 impl Endpoint {
@@ -45,7 +45,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// `InvalidArgument` for anything else.
-    pub fn parse(url: &str) -> Result<Endpoint> {
+    pub(crate) fn parse(url: &str) -> Result<Endpoint> {
         let wanted = || Error::invalid(format!("\"{url}\": use grpc://host:port or http://host:port"));
         let (scheme, rest) = url.split_once("://").ok_or_else(wanted)?;
         let transport = match scheme {
@@ -63,7 +63,7 @@ impl Endpoint {
 
 /// What all requests of a run have in common.
 #[derive(Clone, Debug)]
-pub struct Template {
+pub(crate) struct Template {
     uri: Uri,
     headers: HeaderMap,
     transport: Transport,
@@ -74,7 +74,7 @@ impl Template {
     ///
     /// # Errors
     /// `InvalidArgument` when endpoint and path make no URI.
-    pub fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
+    pub(crate) fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
@@ -89,7 +89,7 @@ impl Template {
     ///
     /// # Errors
     /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable characters.
-    pub fn post(endpoint: &Endpoint, path: &str, extra: &[(&'static str, String)]) -> Result<Template> {
+    pub(crate) fn post(endpoint: &Endpoint, path: &str, extra: &[(&'static str, String)]) -> Result<Template> {
         let mut headers = HeaderMap::new();
         let value = |text: &str| {
             HeaderValue::from_str(text)
@@ -120,7 +120,7 @@ fn uri(text: &str) -> Result<Uri> {
 }
 
 /// A gRPC message with its prefix, ready to be sent as a body.
-pub fn grpc_frame(message: &[u8]) -> Bytes {
+pub(crate) fn grpc_frame(message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(GRPC_PREFIX_BYTES + message.len());
     frame.put_u8(0);
     frame.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
@@ -130,9 +130,9 @@ pub fn grpc_frame(message: &[u8]) -> Bytes {
 
 /// An answer's message, for gRPC without its prefix.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The message.
-    pub body: Bytes,
+    pub(crate) body: Bytes,
 }
 
 /// One connection.

@@ -27,13 +27,13 @@ const DRAIN: Duration = Duration::from_secs(20);
 /// at once where the system allows it. Without the right to ask, the run goes on at normal priority.
 const CLIENT_NICE: i32 = -15;
 /// Client threads at most.
-pub const THREADS_MAX: usize = 64;
+pub(crate) const THREADS_MAX: usize = 64;
 /// Connections at most.
-pub const CONNECTIONS_MAX: usize = 4096;
+pub(crate) const CONNECTIONS_MAX: usize = 4096;
 
 /// What an answer was worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// As expected.
     Right,
     /// An answer, but not the right one.
@@ -43,33 +43,33 @@ pub enum Verdict {
 }
 
 /// Looks at answers. Called on the client thread, so it must be quick.
-pub trait Judge: Send + Sync {
+pub(crate) trait Judge: Send + Sync {
     /// Whether the answer to body `shot` is right, and the version that gave it (0 where it does not say).
     fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64);
 }
 
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// When it was due, since [`Plan::start`].
-    pub due: Duration,
+    pub(crate) due: Duration,
     /// From then to its answer.
-    pub latency: Duration,
+    pub(crate) latency: Duration,
     /// What the answer was worth.
-    pub verdict: Verdict,
+    pub(crate) verdict: Verdict,
     /// The version that answered; 0 where unknown.
-    pub version: u64,
+    pub(crate) version: u64,
 }
 
 /// Takes samples as they come, from all client threads.
-pub trait Sink: Send + Sync {
+pub(crate) trait Sink: Send + Sync {
     /// One finished request; for a failed one, why.
     fn record(&self, sample: Sample, reason: Option<&str>);
 }
 
 /// When requests are sent.
 #[derive(Clone, Copy, Debug)]
-pub enum Pace {
+pub(crate) enum Pace {
     /// At times that do not depend on answers.
     Open {
         /// How the gaps are distributed.
@@ -88,32 +88,32 @@ pub enum Pace {
 
 /// A run.
 #[derive(Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Where to.
-    pub endpoint: Endpoint,
+    pub(crate) endpoint: Endpoint,
     /// What all requests share.
-    pub template: Template,
+    pub(crate) template: Template,
     /// The bodies, used in turn.
-    pub shots: Arc<[Bytes]>,
+    pub(crate) shots: Arc<[Bytes]>,
     /// When they are sent.
-    pub pace: Pace,
+    pub(crate) pace: Pace,
     /// When the first is due.
-    pub start: Instant,
+    pub(crate) start: Instant,
     /// How long requests are sent.
-    pub duration: Duration,
+    pub(crate) duration: Duration,
     /// Connections of all threads together.
-    pub connections: usize,
+    pub(crate) connections: usize,
     /// Client threads.
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Open loop: answers that may be missing at a time, of all threads together.
-    pub in_flight_max: usize,
+    pub(crate) in_flight_max: usize,
     /// Set to end early.
-    pub stop: Arc<AtomicBool>,
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
 impl Plan {
     /// A plan with one thread, starting now.
-    pub fn new(
+    pub(crate) fn new(
         endpoint: Endpoint,
         template: Template,
         shots: Arc<[Bytes]>,
@@ -163,7 +163,7 @@ impl Plan {
 ///
 /// # Errors
 /// `Unavailable` when the server cannot be reached at the start; later failures are samples.
-pub fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -> Result<()> {
+pub(crate) fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -> Result<()> {
     plan.check()?;
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..plan.threads)

@@ -12,7 +12,9 @@ mod connection;
 mod drive;
 pub mod load;
 mod machine;
+mod measure;
 mod models;
+pub mod overhead;
 mod process;
 mod random;
 mod report;
@@ -20,6 +22,7 @@ mod samples;
 mod schedule;
 mod scrape;
 mod stats;
+pub mod swap;
 mod timer;
 mod wire;
 

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::{DType, Dim, Error, NamedTensor, Result, Tensor, TensorSpec, units};
 use bytes::Bytes;
@@ -12,11 +12,11 @@ use serde::Serialize;
 
 use crate::BenchEnv;
 use crate::connection::{Answer, Endpoint};
-use crate::drive::{Judge, Pace, Plan, Sink, Verdict, drive};
-use crate::machine::{Machine, Noise, NoiseWatch, usage_of};
+use crate::drive::{Judge, Pace, Plan, Verdict};
+use crate::machine::{Machine, Noise, NoiseWatch};
+use crate::measure::{Measured, measure};
 use crate::random::Random;
 use crate::report::{Progress, Table, ms, write_file, write_json};
-use crate::samples::{Counted, Tally};
 use crate::schedule::Arrivals;
 use crate::stats::Summary;
 use crate::wire::{Api, Door, from_json};
@@ -145,7 +145,8 @@ pub fn run(args: &LoadArgs, _env: &BenchEnv) -> Result<()> {
     plan.in_flight_max = args.in_flight;
 
     let watch = NoiseWatch::start();
-    let measured = measure(&plan, args)?;
+    let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
+    let measured = measure(&plan, args.warm_up, &judge, &args.pid, Some(&Progress::new(plan.duration.as_secs())))?;
     let noise = watch.end();
     report(args, &measured, noise)
 }
@@ -157,46 +158,6 @@ fn pace(args: &LoadArgs) -> Result<Pace> {
         }
         (None, Some(clients)) => Ok(Pace::Closed { clients }),
         _ => Err(Error::invalid("--rate must be more than 0")),
-    }
-}
-
-/// What a run gave.
-struct Measured {
-    counted: Counted,
-    cpu_us_per_request: Option<f64>,
-}
-
-fn measure(plan: &Plan, args: &LoadArgs) -> Result<Measured> {
-    let tally = Arc::new(Tally::new(args.warm_up));
-    let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
-    let sink: Arc<dyn Sink> = tally.clone();
-    let mut plan = plan.clone();
-    plan.start = Instant::now() + Duration::from_millis(50);
-    let cpu_at = |at: Instant| {
-        std::thread::sleep(at.saturating_duration_since(Instant::now()));
-        let cpu: Duration = args.pid.iter().map(|&pid| usage_of(pid).cpu).sum();
-        (cpu, tally.count())
-    };
-    std::thread::scope(|scope| {
-        let driver = scope.spawn(|| drive(&plan, &judge, &sink));
-        let watcher = scope.spawn(|| (cpu_at(plan.start + args.warm_up), cpu_at(plan.start + plan.duration)));
-        show_progress(&plan, &tally, || driver.is_finished());
-        driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
-        let ((cpu_before, count_before), (cpu_after, count_after)) =
-            watcher.join().map_err(|_| Error::internal("the watcher panicked"))?;
-        let requests = count_after.saturating_sub(count_before);
-        let cpu = cpu_after.saturating_sub(cpu_before).as_secs_f64() * 1e6;
-        let cpu_us_per_request = (!args.pid.is_empty() && requests > 0).then(|| cpu / requests as f64);
-        Ok(Measured { counted: tally.counted(), cpu_us_per_request })
-    })
-}
-
-fn show_progress(plan: &Plan, tally: &Tally, finished: impl Fn() -> bool) {
-    let progress = Progress::new(plan.duration.as_secs());
-    while !finished() {
-        progress.at(plan.start.elapsed().as_secs().min(plan.duration.as_secs()), plan.duration.as_secs());
-        progress.say(format!("{} answers", tally.count()));
-        std::thread::sleep(Duration::from_millis(200));
     }
 }
 

@@ -6,29 +6,29 @@ use serde::Serialize;
 
 /// The machine and the software, fixed for a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// The processor's own name.
-    pub cpu: String,
+    pub(crate) cpu: String,
     /// Cores that this process may use.
-    pub cores: usize,
+    pub(crate) cores: usize,
     /// Kernel release.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// Preemption model and build of the kernel.
-    pub kernel_build: String,
+    pub(crate) kernel_build: String,
     /// Memory in MiB.
-    pub memory_mb: u64,
+    pub(crate) memory_mb: u64,
     /// Millpond's version.
-    pub millpond: String,
+    pub(crate) millpond: String,
     /// ONNX Runtime's version, where the run used it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub onnxruntime: Option<String>,
+    pub(crate) onnxruntime: Option<String>,
     /// Transparent huge page setting.
-    pub huge_pages: String,
+    pub(crate) huge_pages: String,
 }
 
 impl Machine {
     /// Looks at this machine; what cannot be read is left empty.
-    pub fn look(onnxruntime: Option<String>) -> Machine {
+    pub(crate) fn look(onnxruntime: Option<String>) -> Machine {
         let cpuinfo = read("/proc/cpuinfo");
         Machine {
             cpu: field(&cpuinfo, "model name").unwrap_or_default(),
@@ -43,7 +43,7 @@ impl Machine {
     }
 
     /// One line for people.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let onnx =
             self.onnxruntime.as_ref().map(|version| format!(", ONNX Runtime {version}")).unwrap_or_default();
         format!(
@@ -54,7 +54,7 @@ impl Machine {
 }
 
 /// Memory of this machine in bytes; 0 where it cannot be read.
-pub fn memory_bytes() -> u64 {
+pub(crate) fn memory_bytes() -> u64 {
     field(&read("/proc/meminfo"), "MemTotal")
         .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
         .unwrap_or(0)
@@ -63,22 +63,22 @@ pub fn memory_bytes() -> u64 {
 
 /// What the machine did between two moments.
 #[derive(Clone, Debug, Serialize)]
-pub struct Noise {
+pub(crate) struct Noise {
     /// Load averages (1, 5, 15 minutes) at the start.
-    pub load_before: [f64; 3],
+    pub(crate) load_before: [f64; 3],
     /// And at the end.
-    pub load_after: [f64; 3],
+    pub(crate) load_after: [f64; 3],
     /// Share of all cores' time that was used by anyone, 0 to 1.
-    pub busy: f64,
+    pub(crate) busy: f64,
     /// Share that the hypervisor gave to others, 0 to 1.
-    pub steal: f64,
+    pub(crate) steal: f64,
     /// Seconds observed.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 impl Noise {
     /// One line for people.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         format!(
             "load {:.2} before, {:.2} after; cores {:.0} % busy, {:.1} % stolen",
             self.load_before[0],
@@ -91,7 +91,7 @@ impl Noise {
 
 /// Watches the machine from its making to [`NoiseWatch::end`].
 #[derive(Debug)]
-pub struct NoiseWatch {
+pub(crate) struct NoiseWatch {
     start: Instant,
     load: [f64; 3],
     ticks: Ticks,
@@ -99,12 +99,12 @@ pub struct NoiseWatch {
 
 impl NoiseWatch {
     /// Begins to watch.
-    pub fn start() -> NoiseWatch {
+    pub(crate) fn start() -> NoiseWatch {
         NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now() }
     }
 
     /// What happened since.
-    pub fn end(&self) -> Noise {
+    pub(crate) fn end(&self) -> Noise {
         let now = Ticks::now();
         let total = now.total.saturating_sub(self.ticks.total).max(1) as f64;
         Noise {
@@ -154,12 +154,12 @@ fn load_average() -> [f64; 3] {
 
 /// A process's use of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Processor time of all its threads, ended ones included.
     #[serde(rename = "cpu_s", serialize_with = "seconds")]
-    pub cpu: Duration,
+    pub(crate) cpu: Duration,
     /// Most resident memory it ever had, in KiB.
-    pub peak_rss_kb: u64,
+    pub(crate) peak_rss_kb: u64,
 }
 
 fn seconds<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
@@ -170,7 +170,7 @@ fn seconds<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::O
 const TICKS_PER_SECOND: u64 = 100;
 
 /// What process `pid` has used; zeros once it is gone.
-pub fn usage_of(pid: u32) -> Usage {
+pub(crate) fn usage_of(pid: u32) -> Usage {
     Usage {
         cpu: cpu_from_stat(&read(&format!("/proc/{pid}/stat"))),
         peak_rss_kb: field(&read(&format!("/proc/{pid}/status")), "VmHWM")

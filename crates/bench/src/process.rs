@@ -27,18 +27,18 @@ const LOG_LINES_SHOWN: usize = 12;
 
 /// What to start.
 #[derive(Clone, Debug)]
-pub struct ServerPlan {
+pub(crate) struct ServerPlan {
     /// Name of the log file in the cache directory.
-    pub name: String,
+    pub(crate) name: String,
     /// Arguments after `serve`, without ports and library.
-    pub args: Vec<String>,
+    pub(crate) args: Vec<String>,
     /// Its own process group, so that a Ctrl-C in the terminal reaches only us.
-    pub detached: bool,
+    pub(crate) detached: bool,
 }
 
 /// A running server. Dropping it ends it.
 #[derive(Debug)]
-pub struct ServerProcess {
+pub(crate) struct ServerProcess {
     child: Child,
     http_port: u16,
     grpc_port: u16,
@@ -51,7 +51,7 @@ impl ServerProcess {
     ///
     /// # Errors
     /// When it cannot be started, ends, or is not ready in time; the message has the end of its log.
-    pub fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
+    pub(crate) fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
         let (http_port, grpc_port) = free_ports()?;
         let child = spawn(env, plan, &log, http_port, grpc_port)?;
@@ -62,22 +62,27 @@ impl ServerProcess {
     }
 
     /// Where its gRPC door is.
-    pub fn grpc(&self) -> Endpoint {
+    pub(crate) fn grpc(&self) -> Endpoint {
         Endpoint { transport: Transport::Grpc, authority: format!("127.0.0.1:{}", self.grpc_port) }
     }
 
     /// Where its HTTP door is.
-    pub fn http(&self) -> Endpoint {
+    pub(crate) fn http(&self) -> Endpoint {
         Endpoint { transport: Transport::Http, authority: format!("127.0.0.1:{}", self.http_port) }
     }
 
     /// Its log file.
-    pub fn log(&self) -> &Path {
+    pub(crate) fn log(&self) -> &Path {
         &self.log
     }
 
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it has used so far.
-    pub fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         usage_of(self.child.id())
     }
 
@@ -85,7 +90,7 @@ impl ServerProcess {
     ///
     /// # Errors
     /// When it does not answer.
-    pub fn metrics(&self) -> Result<Scrape> {
+    pub(crate) fn metrics(&self) -> Result<Scrape> {
         Ok(Scrape::parse(&self.page("/metrics")?))
     }
 
@@ -93,7 +98,7 @@ impl ServerProcess {
     ///
     /// # Errors
     /// When it does not answer or answers with an error status.
-    pub fn page(&self, path: &str) -> Result<String> {
+    pub(crate) fn page(&self, path: &str) -> Result<String> {
         page(&self.pages, &format!("http://127.0.0.1:{}{path}", self.http_port))
     }
 
@@ -101,7 +106,7 @@ impl ServerProcess {
     ///
     /// # Errors
     /// `Internal` when it does not end in time or ends with an error: graceful shutdown is part of what is shown.
-    pub fn stop(mut self) -> Result<()> {
+    pub(crate) fn stop(mut self) -> Result<()> {
         signal(self.child.id(), rustix::process::Signal::TERM);
         let deadline = Instant::now() + STOP_TIMEOUT;
         loop {

@@ -1,7 +1,7 @@
 //! Seeded numbers that are the same on every machine and can be had at any position without those before.
 
 /// A well-mixed 64-bit value of `index` in the stream `seed` (the finaliser of SplitMix64).
-pub fn at(seed: u64, index: u64) -> u64 {
+pub(crate) fn at(seed: u64, index: u64) -> u64 {
     let mut z =
         seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -10,37 +10,37 @@ pub fn at(seed: u64, index: u64) -> u64 {
 }
 
 /// The number at `index` of the stream `seed`, uniform in -1 to 1, exact in a single.
-pub fn signed_unit(seed: u64, index: u64) -> f32 {
+pub(crate) fn signed_unit(seed: u64, index: u64) -> f32 {
     let bits = (at(seed, index) >> 40) as i32;
     (bits - (1 << 23)) as f32 / (1 << 23) as f32
 }
 
 /// A sequence of random numbers.
 #[derive(Clone, Debug)]
-pub struct Random {
+pub(crate) struct Random {
     seed: u64,
     index: u64,
 }
 
 impl Random {
     /// The stream `seed` from its start.
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random { seed, index: 0 }
     }
 
     /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.index += 1;
         at(self.seed, self.index)
     }
 
     /// The next number in 0 to 1, 1 excluded.
-    pub fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// The next index below `count`, skewed to the low ones as popular items are: the cube of a uniform number.
-    pub fn skewed(&mut self, count: u64) -> u64 {
+    pub(crate) fn skewed(&mut self, count: u64) -> u64 {
         let u = self.unit();
         ((u * u * u * count as f64) as u64).min(count.saturating_sub(1))
     }

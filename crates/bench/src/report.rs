@@ -10,18 +10,18 @@ use serde::Serialize;
 
 /// A table of text cells; the first column is left-aligned, the others right-aligned.
 #[derive(Debug, Default)]
-pub struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table with these column names.
-    pub fn new(columns: &[&str]) -> Table {
+    pub(crate) fn new(columns: &[&str]) -> Table {
         Table { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
     }
 
     /// Adds a row.
-    pub fn row(&mut self, cells: Vec<String>) {
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 }
@@ -57,7 +57,7 @@ impl std::fmt::Display for Table {
 }
 
 /// Milliseconds with as many digits as mean something.
-pub fn ms(value: f64) -> String {
+pub(crate) fn ms(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
@@ -69,7 +69,7 @@ pub fn ms(value: f64) -> String {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
     write_file(path, &text)
 }
@@ -78,7 +78,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
     }
@@ -90,13 +90,13 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// A bar on stderr, only where somebody watches.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
     /// A bar of `steps` steps.
-    pub fn new(steps: u64) -> Progress {
+    pub(crate) fn new(steps: u64) -> Progress {
         let visible = std::io::stderr().is_terminal();
         let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(steps), target);
@@ -109,17 +109,17 @@ impl Progress {
     }
 
     /// Says what is going on.
-    pub fn say(&self, what: impl Into<String>) {
+    pub(crate) fn say(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
     }
 
     /// One step is done.
-    pub fn step(&self) {
+    pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
 
     /// Sets position and length (bytes, seconds).
-    pub fn at(&self, position: u64, length: u64) {
+    pub(crate) fn at(&self, position: u64, length: u64) {
         self.bar.set_length(length);
         self.bar.set_position(position);
     }

@@ -14,13 +14,13 @@ const REASONS_MAX: usize = 16;
 
 /// How many requests went wrong, and why.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     /// Requests without a usable answer.
-    pub failed: u64,
+    pub(crate) failed: u64,
     /// Answers that were not right.
-    pub wrong: u64,
+    pub(crate) wrong: u64,
     /// Reasons of failures and how often each was given.
-    pub reasons: BTreeMap<String, u64>,
+    pub(crate) reasons: BTreeMap<String, u64>,
 }
 
 impl Faults {
@@ -39,7 +39,7 @@ impl Faults {
     }
 
     /// The reasons, most frequent first, one a line.
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let mut reasons: Vec<_> = self.reasons.iter().collect();
         reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         reasons.into_iter().map(|(reason, count)| format!("{count} x {reason}")).collect()
@@ -48,27 +48,27 @@ impl Faults {
 
 /// Keeps every sample.
 #[derive(Debug, Default)]
-pub struct Log {
+pub(crate) struct Log {
     inner: Mutex<Kept>,
 }
 
 /// What a [`Log`] has kept.
 #[derive(Clone, Debug, Default)]
-pub struct Kept {
+pub(crate) struct Kept {
     /// The samples in the order in which their answers came.
-    pub samples: Vec<Sample>,
+    pub(crate) samples: Vec<Sample>,
     /// What went wrong.
-    pub faults: Faults,
+    pub(crate) faults: Faults,
 }
 
 impl Log {
     /// What was kept since the last call.
-    pub fn take(&self) -> Kept {
+    pub(crate) fn take(&self) -> Kept {
         std::mem::take(&mut *lock(&self.inner))
     }
 
     /// How many samples there are now.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         lock(&self.inner).samples.len()
     }
 }
@@ -85,27 +85,27 @@ impl Sink for Log {
 
 /// Counts samples that were due after a warm-up.
 #[derive(Debug)]
-pub struct Tally {
+pub(crate) struct Tally {
     warm_up: Duration,
     inner: Mutex<Counted>,
 }
 
 /// What a [`Tally`] has counted.
 #[derive(Clone, Debug, Default)]
-pub struct Counted {
+pub(crate) struct Counted {
     /// Latencies of right and wrong answers.
-    pub latencies: Latencies,
+    pub(crate) latencies: Latencies,
     /// What went wrong, warm-up included.
-    pub faults: Faults,
+    pub(crate) faults: Faults,
     /// When the last answer came, since the start.
-    pub last: Duration,
+    pub(crate) last: Duration,
     /// When the first counted request was due, since the start.
-    pub first: Option<Duration>,
+    pub(crate) first: Option<Duration>,
 }
 
 impl Counted {
     /// Answers a second between the first counted request and the last answer.
-    pub fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         let seconds = self.last.saturating_sub(self.first.unwrap_or_default()).as_secs_f64();
         if seconds > 0.0 { self.latencies.count() as f64 / seconds } else { 0.0 }
     }
@@ -113,17 +113,17 @@ impl Counted {
 
 impl Tally {
     /// Counts what is due `warm_up` after the start or later.
-    pub fn new(warm_up: Duration) -> Tally {
+    pub(crate) fn new(warm_up: Duration) -> Tally {
         Tally { warm_up, inner: Mutex::default() }
     }
 
     /// What was counted so far.
-    pub fn counted(&self) -> Counted {
+    pub(crate) fn counted(&self) -> Counted {
         lock(&self.inner).clone()
     }
 
     /// How many answers were counted so far.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         lock(&self.inner).latencies.count()
     }
 }

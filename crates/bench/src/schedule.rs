@@ -15,7 +15,7 @@ pub enum Arrivals {
 
 /// An endless sequence of times since the start, never decreasing.
 #[derive(Clone, Debug)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     arrivals: Arrivals,
     gap_s: f64,
     random: Random,
@@ -25,7 +25,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// `rate` requests a second. The same seed gives the same times.
-    pub fn new(arrivals: Arrivals, rate: f64, seed: u64) -> Schedule {
+    pub(crate) fn new(arrivals: Arrivals, rate: f64, seed: u64) -> Schedule {
         let gap_s = 1.0 / rate.max(f64::MIN_POSITIVE);
         Schedule { arrivals, gap_s, random: Random::new(seed), next: 0, elapsed_s: 0.0 }
     }

@@ -2,13 +2,13 @@
 
 /// One exposition.
 #[derive(Clone, Debug, Default)]
-pub struct Scrape {
+pub(crate) struct Scrape {
     series: Vec<(String, f64)>,
 }
 
 impl Scrape {
     /// Parses exposition text; lines that are no series are passed over.
-    pub fn parse(text: &str) -> Scrape {
+    pub(crate) fn parse(text: &str) -> Scrape {
         let series = text
             .lines()
             .filter(|line| !line.starts_with('#'))
@@ -34,12 +34,12 @@ impl Scrape {
     }
 
     /// The sum of the series called `name` that carry all of `labels`; 0 where there is none.
-    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.matching(name, labels).map(|(_, value)| value).sum()
     }
 
     /// The values of label `key` of the series called `name` with `labels` whose value is not 0, sorted.
-    pub fn label_values(&self, name: &str, labels: &[(&str, &str)], key: &str) -> Vec<String> {
+    pub(crate) fn label_values(&self, name: &str, labels: &[(&str, &str)], key: &str) -> Vec<String> {
         let mut values: Vec<String> = self
             .matching(name, labels)
             .filter(|(_, value)| *value != 0.0)

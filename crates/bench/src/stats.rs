@@ -12,7 +12,7 @@ const DIGITS: u8 = 3;
 
 /// A distribution of latencies, kept in nanoseconds to three significant digits.
 #[derive(Clone, Debug)]
-pub struct Latencies {
+pub(crate) struct Latencies {
     histogram: Histogram<u64>,
 }
 
@@ -27,17 +27,17 @@ impl Default for Latencies {
 
 impl Latencies {
     /// Counts one latency.
-    pub fn record(&mut self, latency: Duration) {
+    pub(crate) fn record(&mut self, latency: Duration) {
         self.histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
     }
 
     /// How many were counted.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.histogram.len()
     }
 
     /// The latency that the share `quantile` (0 to 1) stays within, in milliseconds; 0 when nothing was counted.
-    pub fn quantile_ms(&self, quantile: f64) -> f64 {
+    pub(crate) fn quantile_ms(&self, quantile: f64) -> f64 {
         if self.histogram.is_empty() {
             return 0.0;
         }
@@ -45,7 +45,7 @@ impl Latencies {
     }
 
     /// The figures that every report shows.
-    pub fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         Summary {
             n: self.count(),
             p50_ms: self.quantile_ms(0.5),
@@ -56,12 +56,12 @@ impl Latencies {
     }
 
     /// Mean in milliseconds.
-    pub fn mean_ms(&self) -> f64 {
+    pub(crate) fn mean_ms(&self) -> f64 {
         self.histogram.mean() / 1e6
     }
 
     /// The percentile distribution in the text form that HdrHistogram's plotter reads, in milliseconds.
-    pub fn percentile_log(&self) -> String {
+    pub(crate) fn percentile_log(&self) -> String {
         use std::fmt::Write as _;
         let mut text = String::from("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
         for point in self.histogram.iter_quantiles(5) {
@@ -94,22 +94,22 @@ impl FromIterator<Duration> for Latencies {
 
 /// What is reported of one distribution. Milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// Requests counted.
-    pub n: u64,
+    pub(crate) n: u64,
     /// Median.
-    pub p50_ms: f64,
+    pub(crate) p50_ms: f64,
     /// 99th percentile.
-    pub p99_ms: f64,
+    pub(crate) p99_ms: f64,
     /// 99.9th percentile.
-    pub p999_ms: f64,
+    pub(crate) p999_ms: f64,
     /// Largest.
-    pub max_ms: f64,
+    pub(crate) max_ms: f64,
 }
 
 impl Summary {
     /// Field by field the median over rounds; `n` is the total.
-    pub fn median_of(rounds: &[Summary]) -> Summary {
+    pub(crate) fn median_of(rounds: &[Summary]) -> Summary {
         let of = |field: fn(&Summary) -> f64| median(rounds.iter().map(field));
         Summary {
             n: rounds.iter().map(|round| round.n).sum(),
@@ -122,7 +122,7 @@ impl Summary {
 }
 
 /// The middle value, the mean of the two middle ones for an even count, 0 for none.
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -134,7 +134,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// `a / b`, 0 where `b` is 0: JSON has no infinity.
-pub fn ratio(a: f64, b: f64) -> f64 {
+pub(crate) fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }
 

@@ -1,0 +1,191 @@
+//! The model without a server: ONNX Runtime in this process, parameters in the same kind of memory.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{Error, NamedTensor, Result};
+use engine::layout::Artifact;
+use engine::{BoundTensor, Engine, LoadRequest, Session, SessionOptions};
+use engine_onnx::OnnxEngine;
+use memory::{Chunk, ParameterStore, PoolConfig, Rate, SLOT_BYTES, SlotPool, StoreConfig};
+
+use crate::BenchEnv;
+use crate::stats::{Latencies, median};
+
+/// Runs that a size is judged by.
+const CALIBRATION_RUNS: usize = 60;
+/// Rows tried at most.
+const ROWS_MAX: usize = 4096;
+
+/// A session and what it needs.
+pub(super) struct Bare {
+    engine: OnnxEngine,
+    session: Box<dyn Session>,
+}
+
+/// What a loop gave.
+pub(super) struct BareRun {
+    pub(super) latencies: Latencies,
+    /// Runs a second of all threads together.
+    pub(super) rate: f64,
+    /// Processor time of the looping threads.
+    pub(super) cpu_us_per_run: f64,
+}
+
+impl Bare {
+    /// Opens the published model in `dir` as a server would.
+    pub(super) fn open(env: &BenchEnv, dir: &Path) -> Result<Bare> {
+        let engine = OnnxEngine::open(&env.onnxruntime)?;
+        let request = LoadRequest { graph: dir.join("model.onnx"), parameters: parameters(dir)?, options: SessionOptions::default() };
+        let session = engine.load(&request)?;
+        Ok(Bare { engine, session })
+    }
+
+    pub(super) fn engine_version(&self) -> String {
+        self.engine.version()
+    }
+
+    /// The first output's name.
+    pub(super) fn output_name(&self) -> String {
+        self.session.signature().outputs.first().map(|output| output.name.clone()).unwrap_or_default()
+    }
+
+    /// What the first output is for each request.
+    pub(super) fn answers(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Vec<f32>>> {
+        let answer = |inputs: &Vec<NamedTensor>| {
+            let outputs = self.session.run(inputs, &[])?;
+            outputs.first().ok_or_else(|| Error::internal("the model has no output"))?.tensor.to_vec::<f32>()
+        };
+        requests.iter().map(answer).collect()
+    }
+
+    /// How many rows take about `wanted`.
+    pub(super) fn rows_for(
+        &self,
+        wanted: Duration,
+        inputs: impl Fn(usize) -> Result<Vec<NamedTensor>>,
+    ) -> Result<usize> {
+        let wanted = wanted.as_secs_f64();
+        let (mut below, mut time_below) = (1, self.time(&inputs(1)?)?);
+        loop {
+            let above = below * 2;
+            if time_below >= wanted || above > ROWS_MAX {
+                return Ok(below);
+            }
+            let time_above = self.time(&inputs(above)?)?;
+            if time_above >= wanted {
+                let share = (wanted - time_below) / (time_above - time_below).max(f64::MIN_POSITIVE);
+                return Ok(below + (share * (above - below) as f64).round() as usize);
+            }
+            (below, time_below) = (above, time_above);
+        }
+    }
+
+    /// Median seconds of a run.
+    fn time(&self, inputs: &[NamedTensor]) -> Result<f64> {
+        let mut times = Vec::with_capacity(CALIBRATION_RUNS);
+        for _ in 0..CALIBRATION_RUNS {
+            let start = Instant::now();
+            self.session.run(inputs, &[])?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        Ok(median(times))
+    }
+
+    /// Runs requests in turn on `threads` threads for `warm_up` and then, counted, for `time`.
+    pub(super) fn run(
+        &self,
+        requests: &[Vec<NamedTensor>],
+        threads: usize,
+        warm_up: Duration,
+        time: Duration,
+    ) -> Result<BareRun> {
+        let counting = AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
+        let ticket = AtomicU64::new(0);
+        let (parts, elapsed) = std::thread::scope(|scope| {
+            let looping: Vec<_> = (0..threads)
+                .map(|_| scope.spawn(|| self.loop_until(requests, &ticket, &counting, &stop)))
+                .collect();
+            std::thread::sleep(warm_up);
+            counting.store(true, Ordering::Relaxed);
+            let start = Instant::now();
+            std::thread::sleep(time);
+            stop.store(true, Ordering::Relaxed);
+            let elapsed = start.elapsed();
+            let parts: Vec<Result<Part>> = looping
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a loop panicked"))))
+                .collect();
+            (parts, elapsed)
+        });
+        let mut latencies = Latencies::default();
+        let mut cpu = Duration::ZERO;
+        for part in parts {
+            let part = part?;
+            part.latencies.into_iter().for_each(|latency| latencies.record(latency));
+            cpu += part.cpu;
+        }
+        let runs = latencies.count().max(1) as f64;
+        Ok(BareRun { rate: runs / elapsed.as_secs_f64(), cpu_us_per_run: cpu.as_secs_f64() * 1e6 / runs, latencies })
+    }
+
+    fn loop_until(
+        &self,
+        requests: &[Vec<NamedTensor>],
+        ticket: &AtomicU64,
+        counting: &AtomicBool,
+        stop: &AtomicBool,
+    ) -> Result<Part> {
+        let mut latencies = Vec::with_capacity(1 << 16);
+        let mut cpu_start = None;
+        while !stop.load(Ordering::Relaxed) {
+            if cpu_start.is_none() && counting.load(Ordering::Relaxed) {
+                cpu_start = Some(memory::thread::cpu_time());
+            }
+            let request = &requests[ticket.fetch_add(1, Ordering::Relaxed) as usize % requests.len()];
+            let start = Instant::now();
+            std::hint::black_box(self.session.run(request, &[])?);
+            if cpu_start.is_some() {
+                latencies.push(start.elapsed());
+            }
+        }
+        let cpu = cpu_start.map_or(Duration::ZERO, |start| memory::thread::cpu_time().saturating_sub(start));
+        Ok(Part { latencies, cpu })
+    }
+}
+
+/// One thread's part.
+struct Part {
+    latencies: Vec<Duration>,
+    cpu: Duration,
+}
+
+/// Brings a published model's parameters into a pool of their size.
+fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
+    let artifact = Artifact::open(dir)?;
+    let Some(weights) = artifact.weights() else { return Ok(Vec::new()) };
+    let tensors = &artifact.manifest.tensors;
+    let chunk = |tensor: &engine::layout::TensorEntry| {
+        Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })
+    };
+    let chunks: Vec<Chunk> = tensors.iter().map(chunk).collect::<Result<_>>()?;
+    // Every tensor may leave most of a slot unused.
+    let bytes_max = artifact.parameter_bytes() + (tensors.len() as u64 + 1) * SLOT_BYTES as u64;
+    let pool = SlotPool::new(PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() })?;
+    let store = ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true });
+    let loaded = store.load(&weights, &chunks, &AtomicBool::new(false))?;
+    let bind = |(tensor, placed): (&engine::layout::TensorEntry, memory::Placement)| {
+        Ok(BoundTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype()?,
+            dims: tensor.dims.clone(),
+            region: Arc::clone(&placed.region),
+            offset: placed.offset,
+            bytes: placed.bytes,
+        })
+    };
+    tensors.iter().zip(loaded.placed).map(bind).collect()
+}

@@ -1,0 +1,349 @@
+//! `bench overhead`: what serving adds to the model itself.
+//!
+//! The same model runs in two ways that take turns: in a loop in this process, and behind a server over gRPC. The
+//! load generator shares the machine's cores with the server, so requests a second would charge the server for
+//! the client; what is compared instead is the processor time that each side's own process uses for a request.
+
+mod bare;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::units;
+use base::{Error, NamedTensor, Result};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::BenchEnv;
+use crate::connection::Answer;
+use crate::drive::{Judge, Pace, Plan, Verdict};
+use crate::machine::{Machine, Noise, NoiseWatch};
+use crate::measure::{Measured, measure};
+use crate::models::cache;
+use crate::models::ctr::Ctr;
+use crate::models::dense::Dense;
+use crate::models::layers::TOLERANCE;
+use crate::process::{ServerPlan, ServerProcess};
+use crate::report::{Progress, Table, write_json};
+use crate::stats::{Summary, median, ratio};
+use crate::wire::{Api, Door, read_answer};
+use bare::{Bare, BareRun};
+
+/// Seed of the parameters.
+const MODEL_SEED: u64 = 11;
+/// Seed of the requests.
+const REQUEST_SEED: u64 = 12;
+/// Different requests, sent in turn.
+const REQUESTS: u64 = 16;
+/// Left out at the start of each phase.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// Rounds at most.
+const ROUNDS_MAX: usize = 100;
+/// The name the model is served under.
+const MODEL: &str = "overhead";
+/// Least `ratio` and most added latency that are wanted.
+const RATIO_MIN: f64 = 0.90;
+const ADDED_P50_US_MAX: f64 = 150.0;
+
+/// Measure what the server costs beside the model's own compute.
+///
+/// ratio is processor seconds a request of the bare ONNX Runtime loop divided by those of the server's process at
+/// saturation, so 1.0 is a server that costs nothing. added is the latency one client sees above the bare run.
+#[derive(Args, Clone, Debug)]
+pub struct OverheadArgs {
+    /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
+    #[arg(long, value_enum, default_value = "dense")]
+    pub model: Model,
+    /// Compute of one request of the dense model
+    #[arg(long, default_value = "1ms", value_parser = units::parse_duration)]
+    pub compute: Duration,
+    /// Clients at saturation
+    #[arg(long, default_value_t = 64)]
+    pub clients: usize,
+    /// Time of each of the four phases of a round
+    #[arg(long, default_value = "5", value_parser = units::parse_duration)]
+    pub duration: Duration,
+    /// Rounds; each figure is the median over them
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// One short round: shows that it works, its figures mean nothing
+    #[arg(long)]
+    pub quick: bool,
+    /// Further argument for the server (may be given several times)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub server_arg: Vec<String>,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Which model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Model {
+    /// Layers over as many rows as take the wanted time.
+    Dense,
+    /// 26 small embedding tables and three layers, one row a request.
+    Light,
+}
+
+/// What one round gave.
+#[derive(Clone, Debug, Serialize)]
+struct Round {
+    bare_one: Summary,
+    server_one: Summary,
+    bare_rps: f64,
+    bare_cpu_us: f64,
+    server_rps: f64,
+    server_cpu_us: f64,
+    server_saturated: Summary,
+    failed: u64,
+    wrong: u64,
+}
+
+/// What `bench overhead` writes as JSON.
+#[derive(Debug, Serialize)]
+struct Report {
+    bare_rps: f64,
+    server_rps: f64,
+    ratio: f64,
+    added_p50_us: f64,
+    added_p99_us: f64,
+    bare_cpu_us: f64,
+    server_cpu_us: f64,
+    added_cpu_us: f64,
+    failed: u64,
+    wrong: u64,
+    model: String,
+    rows: usize,
+    request_bytes: usize,
+    threads: usize,
+    clients: usize,
+    rounds: Vec<Round>,
+    machine: Machine,
+    noise: Noise,
+}
+
+/// Compares answers with those of the bare loop, which ran the same library on the same parameters.
+struct Same {
+    output: String,
+    expected: Vec<Vec<f32>>,
+}
+
+impl Judge for Same {
+    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
+        let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
+        let expected = &self.expected[shot];
+        let near = |(value, wanted): (&f32, &f32)| (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0);
+        let right = outputs
+            .floats(&self.output)
+            .is_ok_and(|(_, values)| values.len() == expected.len() && values.iter().zip(expected).all(near));
+        (if right { Verdict::Right } else { Verdict::Wrong }, outputs.version)
+    }
+}
+
+/// The model as it lies on disk, and its requests.
+struct Subject {
+    dir: PathBuf,
+    rows: usize,
+    requests: Vec<Vec<NamedTensor>>,
+}
+
+/// Runs `bench overhead`.
+///
+/// # Errors
+/// When the library or the server cannot be started, an argument is out of range, or an answer failed or was
+/// wrong.
+pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
+    let args = resolved(args)?;
+    let watch = NoiseWatch::start();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (subject, bare) = prepare(&args, env)?;
+    let machine = Machine::look(Some(bare.engine_version()));
+    let expected = bare.answers(&subject.requests)?;
+
+    let server = start_server(&args, env, &subject, threads)?;
+    let door = Door { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
+    let encoded = door.encode(&subject.requests)?;
+    let request_bytes = encoded.bodies[0].len();
+    let pace = Pace::Closed { clients: 1 };
+    let plan = Plan::new(door.endpoint, encoded.template, encoded.bodies.into(), pace, WARM_UP + args.duration);
+    let judge: Arc<dyn Judge> = Arc::new(Same { output: bare.output_name(), expected });
+    let contest = Contest { args: &args, threads, bare: &bare, subject: &subject, server: &server, plan, judge };
+
+    let progress = Progress::new(args.rounds as u64);
+    let mut rounds = Vec::with_capacity(args.rounds);
+    for round in 0..args.rounds {
+        progress.say(format!("round {}: bare loop and server take turns", round + 1));
+        rounds.push(contest.round()?);
+        progress.step();
+    }
+    drop(progress);
+    server.stop()?;
+    let report = Report::new(&args, threads, &subject, request_bytes, rounds, machine, watch.end());
+    report.print(&args);
+    if let Some(path) = &args.json {
+        write_json(path, &report)?;
+    }
+    match report.failed + report.wrong {
+        0 => Ok(()),
+        _ => Err(Error::internal(format!("{} requests failed, {} answers were wrong", report.failed, report.wrong))),
+    }
+}
+
+fn resolved(args: &OverheadArgs) -> Result<OverheadArgs> {
+    let mut args = args.clone();
+    if args.quick {
+        args.rounds = 1;
+        args.duration = Duration::from_millis(700);
+        args.compute = args.compute.min(Duration::from_micros(200));
+        args.clients = args.clients.min(8);
+    }
+    if !(1..=ROUNDS_MAX).contains(&args.rounds) || args.compute.is_zero() || args.duration.is_zero() {
+        return Err(Error::invalid("--rounds must be 1 to 100, --compute and --duration above 0"));
+    }
+    Ok(args)
+}
+
+fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(Subject, Bare)> {
+    let progress = Progress::new(1);
+    progress.say("making the model and finding its size");
+    match args.model {
+        Model::Light => {
+            let ctr = Ctr::light();
+            let write = |dir: &std::path::Path| ctr.write_layout(MODEL_SEED, dir, &|_| {});
+            let dir = cache::ensure(&env.cache_dir, &format!("{}-s{MODEL_SEED}", ctr.key()), ctr.bytes(), write)?;
+            let request = |index| ctr.inputs(REQUEST_SEED, index, 1).tensors();
+            let requests = (0..REQUESTS).map(request).collect::<Result<_>>()?;
+            let bare = Bare::open(env, &dir)?;
+            Ok((Subject { dir, rows: 1, requests }, bare))
+        }
+        Model::Dense => {
+            let dense = Dense::new();
+            let key = format!("{}-s{MODEL_SEED}", dense.key());
+            let dir = cache::ensure(&env.cache_dir, &key, 0, |dir| dense.write_layout(MODEL_SEED, dir))?;
+            let bare = Bare::open(env, &dir)?;
+            let rows = bare.rows_for(args.compute, |rows| dense.inputs(REQUEST_SEED, 0, rows))?;
+            let request = |index| dense.inputs(REQUEST_SEED, index, rows);
+            let requests = (0..REQUESTS).map(request).collect::<Result<_>>()?;
+            Ok((Subject { dir, rows, requests }, bare))
+        }
+    }
+}
+
+fn start_server(args: &OverheadArgs, env: &BenchEnv, subject: &Subject, threads: usize) -> Result<ServerProcess> {
+    let model_dir = env.cache_dir.join("run").join("overhead").join(MODEL);
+    cache::fresh(&model_dir)?;
+    cache::publish_link(&subject.dir, &model_dir, 1)?;
+    let mut server_args = vec![format!("{MODEL}={}", model_dir.display())];
+    server_args.extend(["--workers".to_owned(), threads.to_string()]);
+    server_args.extend(args.server_arg.iter().cloned());
+    ServerProcess::start(env, &ServerPlan { name: "overhead".into(), args: server_args, detached: false })
+}
+
+/// Both sides, ready.
+struct Contest<'a> {
+    args: &'a OverheadArgs,
+    threads: usize,
+    bare: &'a Bare,
+    subject: &'a Subject,
+    server: &'a ServerProcess,
+    plan: Plan,
+    judge: Arc<dyn Judge>,
+}
+
+impl Contest<'_> {
+    fn round(&self) -> Result<Round> {
+        let bare_one = self.bare.run(&self.subject.requests, 1, WARM_UP, self.args.duration)?;
+        let server_one = self.ask(1)?;
+        let bare_all = self.bare.run(&self.subject.requests, self.threads, WARM_UP, self.args.duration)?;
+        let server_all = self.ask(self.args.clients)?;
+        let BareRun { latencies, .. } = bare_one;
+        let faults = [&server_one.counted.faults, &server_all.counted.faults];
+        Ok(Round {
+            bare_one: latencies.summary(),
+            server_one: server_one.counted.latencies.summary(),
+            bare_rps: bare_all.rate,
+            bare_cpu_us: bare_all.cpu_us_per_run,
+            server_rps: server_all.counted.rate(),
+            server_cpu_us: server_all.cpu_us_per_request.unwrap_or(0.0),
+            server_saturated: server_all.counted.latencies.summary(),
+            failed: faults.iter().map(|faults| faults.failed).sum(),
+            wrong: faults.iter().map(|faults| faults.wrong).sum(),
+        })
+    }
+
+    fn ask(&self, clients: usize) -> Result<Measured> {
+        let mut plan = self.plan.clone();
+        plan.pace = Pace::Closed { clients };
+        plan.connections = clients;
+        measure(&plan, WARM_UP, &self.judge, &[self.server.pid()], None)
+    }
+}
+
+impl Report {
+    fn new(
+        args: &OverheadArgs,
+        threads: usize,
+        subject: &Subject,
+        request_bytes: usize,
+        rounds: Vec<Round>,
+        machine: Machine,
+        noise: Noise,
+    ) -> Report {
+        let middle = |of: &dyn Fn(&Round) -> f64| median(rounds.iter().map(of));
+        Report {
+            bare_rps: middle(&|round| round.bare_rps),
+            server_rps: middle(&|round| round.server_rps),
+            ratio: middle(&|round| ratio(round.bare_cpu_us, round.server_cpu_us)),
+            added_p50_us: middle(&|round| 1e3 * (round.server_one.p50_ms - round.bare_one.p50_ms)),
+            added_p99_us: middle(&|round| 1e3 * (round.server_one.p99_ms - round.bare_one.p99_ms)),
+            bare_cpu_us: middle(&|round| round.bare_cpu_us),
+            server_cpu_us: middle(&|round| round.server_cpu_us),
+            added_cpu_us: middle(&|round| round.server_cpu_us - round.bare_cpu_us),
+            failed: rounds.iter().map(|round| round.failed).sum(),
+            wrong: rounds.iter().map(|round| round.wrong).sum(),
+            model: format!("{:?}", args.model).to_lowercase(),
+            rows: subject.rows,
+            request_bytes,
+            threads,
+            clients: args.clients,
+            rounds,
+            machine,
+            noise,
+        }
+    }
+
+    fn print(&self, args: &OverheadArgs) {
+        println!(
+            "overhead over gRPC: {} model, {} rows ({} byte requests), {} threads each; median of {} rounds",
+            self.model, self.rows, self.request_bytes, self.threads, args.rounds
+        );
+        let us = |value: f64| format!("{value:.1}");
+        let one = |of: fn(&Round) -> f64| us(1e3 * median(self.rounds.iter().map(of)));
+        let columns = ["", "one client p50 us", "p99 us", "saturated/s", "CPU us/request"];
+        let mut table = Table::new(&columns);
+        let rate = |value: f64| format!("{value:.0}");
+        let bare = [one(|r| r.bare_one.p50_ms), one(|r| r.bare_one.p99_ms), rate(self.bare_rps), us(self.bare_cpu_us)];
+        let server =
+            [one(|r| r.server_one.p50_ms), one(|r| r.server_one.p99_ms), rate(self.server_rps), us(self.server_cpu_us)];
+        let added = [us(self.added_p50_us), us(self.added_p99_us), String::new(), us(self.added_cpu_us)];
+        for (name, cells) in [("bare ONNX Runtime loop", bare), ("server", server), ("added", added)] {
+            table.row(std::iter::once(name.to_owned()).chain(cells).collect());
+        }
+        print!("{table}");
+        let mark = |met: bool| if met { "met" } else { "NOT met" };
+        if args.model == Model::Dense {
+            println!("CPU ratio bare / server: {:.3} (wanted at least {RATIO_MIN}: {})", self.ratio, mark(self.ratio >= RATIO_MIN));
+            println!(
+                "added p50: {:.0} us (wanted at most {ADDED_P50_US_MAX:.0}: {})",
+                self.added_p50_us,
+                mark(self.added_p50_us <= ADDED_P50_US_MAX)
+            );
+        } else {
+            println!("CPU ratio bare / server: {:.3}; added p50: {:.0} us", self.ratio, self.added_p50_us);
+        }
+        println!("failed {}, wrong {}", self.failed, self.wrong);
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+}

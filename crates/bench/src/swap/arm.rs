@@ -1,0 +1,348 @@
+//! One round of one arm: a server of its own, traffic on schedule, and swaps (or what stands for them).
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result, VersionNumber};
+use serde::Serialize;
+
+use super::traffic::{MODEL, Traffic, content_of};
+use super::{Arm, SwapArgs};
+use crate::BenchEnv;
+use crate::drive::{Judge, Pace, Plan, Sample, Sink, drive};
+use crate::machine::{Noise, NoiseWatch};
+use crate::models::cache;
+use crate::process::{ServerPlan, ServerProcess};
+use crate::samples::{Kept, Log, Tally};
+use crate::schedule::Arrivals;
+use crate::scrape::Scrape;
+use crate::stats::{Latencies, Summary, ratio};
+
+/// Clients for each core while the capacity is measured.
+const CAPACITY_CLIENTS_PER_CORE: usize = 4;
+/// How long the capacity is measured after its warm-up.
+const CAPACITY_TIME: Duration = Duration::from_secs(5);
+/// Requests sent before anything is measured.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// From the server being ready for traffic to the first request.
+const LEAD_IN: Duration = Duration::from_millis(200);
+/// How long the last swap may take after the traffic has ended.
+const LAST_SWAP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Parameter bytes a second that a load moves where no load has been measured: the server's default.
+const LOAD_RATE: f64 = 800e6;
+/// Versions kept on disk.
+const VERSIONS_KEPT: u64 = 2;
+
+/// What all rounds share.
+pub(super) struct Setup<'a> {
+    pub(super) args: &'a SwapArgs,
+    pub(super) env: &'a BenchEnv,
+    /// Both contents in the mappable layout.
+    pub(super) layouts: Vec<PathBuf>,
+    /// Both contents as ordinary files with everything embedded.
+    pub(super) embedded: Vec<PathBuf>,
+    pub(super) traffic: Arc<Traffic>,
+}
+
+impl Setup<'_> {
+    fn contents(&self, arm: Arm) -> &[PathBuf] {
+        if arm == Arm::Heap { &self.embedded } else { &self.layouts }
+    }
+}
+
+/// What one round gave.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Round {
+    #[serde(serialize_with = "arm_name")]
+    pub(super) arm: Arm,
+    /// Before the first swap.
+    pub(super) steady: Summary,
+    /// Within the window of a swap.
+    pub(super) swap: Summary,
+    pub(super) failed: u64,
+    pub(super) wrong: u64,
+    pub(super) reasons: Vec<String>,
+    /// Swaps that the server counted.
+    pub(super) swaps: u64,
+    /// Per swap, from the server.
+    pub(super) load_s: f64,
+    pub(super) warm_s: f64,
+    pub(super) unload_s: f64,
+    pub(super) loader_minor_faults: f64,
+    pub(super) loader_cpu_s: f64,
+    pub(super) peak_rss_mb: f64,
+    /// Versions that answered: proof that traffic went over to each.
+    pub(super) versions: BTreeSet<u64>,
+    /// Slowest request of each window in milliseconds.
+    pub(super) worst_ms: Vec<f64>,
+    pub(super) noise: Noise,
+}
+
+fn arm_name<S: serde::Serializer>(arm: &Arm, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(arm.name())
+}
+
+/// Answers a second that a pool server gives at most to clients on this machine.
+pub(super) fn capacity(setup: &Setup<'_>) -> Result<f64> {
+    let arm = if setup.layouts.is_empty() { Arm::Heap } else { Arm::Pool };
+    let server = Server::start(setup, arm, "capacity")?;
+    let clients = CAPACITY_CLIENTS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
+    let tally = Arc::new(Tally::new(WARM_UP));
+    server.send(setup, Pace::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
+    server.process.stop()?;
+    let counted = tally.counted();
+    match counted.faults.failed + counted.faults.wrong {
+        0 => Ok(counted.rate()),
+        _ => Err(Error::internal(format!(
+            "while measuring capacity {} requests failed and {} answers were wrong: {}",
+            counted.faults.failed,
+            counted.faults.wrong,
+            counted.faults.lines().join("; ")
+        ))),
+    }
+}
+
+/// One round of `arm` at `rate` requests a second; `burn` is how long a pool load took, in seconds.
+pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> Result<Round> {
+    let args = setup.args;
+    let server = Server::start(setup, arm, arm.name())?;
+    let tally = Arc::new(Tally::new(Duration::ZERO));
+    server.send(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, WARM_UP, tally)?;
+
+    let watch = NoiseWatch::start();
+    let before = server.process.metrics()?;
+    let log = Arc::new(Log::default());
+    let total = args.steady + args.period * u32::try_from(args.swaps).unwrap_or(u32::MAX);
+    let plan = server.plan(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, total)?;
+    let burn = Duration::from_secs_f64(burn.unwrap_or(args.bytes as f64 / LOAD_RATE));
+    let starts = std::thread::scope(|scope| {
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (setup.traffic.clone(), log.clone());
+        let driver = scope.spawn({
+            let plan = &plan;
+            move || drive(plan, &judge, &sink)
+        });
+        let starts = swap_on_schedule(setup, arm, &server, plan.start, burn);
+        if starts.is_err() {
+            plan.stop.store(true, Ordering::Relaxed);
+        }
+        driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
+        starts
+    })?;
+    let after = match arm {
+        Arm::Control => server.process.metrics()?,
+        _ => server.wait_swaps(&before, args.swaps as u64)?,
+    };
+    let noise = watch.end();
+    let peak_rss_mb = server.process.usage().peak_rss_kb as f64 / 1024.0;
+    server.process.stop()?;
+    let figures = Figures { arm, before, after, burn, peak_rss_mb, noise };
+    Ok(figures.round(args, &starts, log.take()))
+}
+
+/// Does what the arm does at each swap's time; the start of each, since `start`.
+fn swap_on_schedule(
+    setup: &Setup<'_>,
+    arm: Arm,
+    server: &Server,
+    start: Instant,
+    burn: Duration,
+) -> Result<Vec<Duration>> {
+    let args = setup.args;
+    let mut starts = Vec::with_capacity(args.swaps);
+    for swap in 0..args.swaps {
+        let due = start + args.steady + args.period * u32::try_from(swap).unwrap_or(u32::MAX);
+        sleep(due.saturating_duration_since(Instant::now()));
+        starts.push(start.elapsed());
+        if arm == Arm::Control {
+            burn_idle(burn)?;
+            continue;
+        }
+        let version = swap as VersionNumber + 2;
+        cache::publish_link(&setup.contents(arm)[content_of(version)], &server.model_dir, version)?;
+        cache::prune(&server.model_dir, version, VERSIONS_KEPT)?;
+    }
+    Ok(starts)
+}
+
+/// Keeps one core busy with arithmetic for `time`, at idle priority, as a loader that touches no memory would.
+pub(crate) fn burn_idle(time: Duration) -> Result<()> {
+    let burner = std::thread::Builder::new().name("burner".into()).spawn(move || {
+        memory::thread::set_idle_priority()?;
+        let end = Instant::now() + time;
+        let mut value = 1u64;
+        while Instant::now() < end {
+            for step in 0..10_000 {
+                value = std::hint::black_box(crate::random::at(value, step));
+            }
+        }
+        Ok(())
+    });
+    let burner = burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?;
+    burner.join().unwrap_or_else(|_| Err(Error::internal("the burner panicked")))
+}
+
+/// A server of one arm and the model directory it watches.
+struct Server {
+    process: ServerProcess,
+    model_dir: PathBuf,
+}
+
+impl Server {
+    fn start(setup: &Setup<'_>, arm: Arm, name: &str) -> Result<Server> {
+        let root = setup.env.cache_dir.join("run").join(format!("swap-{name}"));
+        let model_dir = root.join(MODEL);
+        cache::fresh(&model_dir)?;
+        cache::publish_link(&setup.contents(arm)[content_of(1)], &model_dir, 1)?;
+        let home = if arm == Arm::Heap { "heap" } else { "pool" };
+        let mut args = vec![format!("{MODEL}={}", model_dir.display())];
+        args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
+        args.extend(setup.args.server_arg.iter().cloned());
+        let plan = ServerPlan { name: format!("swap-{name}"), args, detached: false };
+        Ok(Server { process: ServerProcess::start(setup.env, &plan)?, model_dir })
+    }
+
+    fn plan(&self, setup: &Setup<'_>, pace: Pace, duration: Duration) -> Result<Plan> {
+        let endpoint = self.process.grpc();
+        let (template, bodies) = setup.traffic.encode(&endpoint)?;
+        let mut plan = Plan::new(endpoint, template, bodies, pace, duration);
+        plan.start = Instant::now() + LEAD_IN;
+        plan.stop = Arc::new(AtomicBool::new(false));
+        Ok(plan)
+    }
+
+    fn send(&self, setup: &Setup<'_>, pace: Pace, duration: Duration, sink: Arc<dyn Sink>) -> Result<()> {
+        let judge: Arc<dyn Judge> = setup.traffic.clone();
+        drive(&self.plan(setup, pace, duration)?, &judge, &sink)
+    }
+
+    /// Waits until the server has swapped `swaps` times since `before` and unloaded what it swapped out.
+    fn wait_swaps(&self, before: &Scrape, swaps: u64) -> Result<Scrape> {
+        let deadline = Instant::now() + LAST_SWAP_TIMEOUT;
+        loop {
+            let now = self.process.metrics()?;
+            let done = delta(before, &now, "millpond_swaps_total", &[]);
+            let unloading = now.sum("millpond_model_state", &[("model", MODEL), ("state", "draining")]);
+            if (done >= swaps as f64 && unloading == 0.0) || Instant::now() > deadline {
+                return Ok(now);
+            }
+            sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+fn delta(before: &Scrape, after: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let mut all = vec![("model", MODEL)];
+    all.extend_from_slice(labels);
+    after.sum(name, &all) - before.sum(name, &all)
+}
+
+/// What was read from outside the traffic.
+struct Figures {
+    arm: Arm,
+    before: Scrape,
+    after: Scrape,
+    burn: Duration,
+    peak_rss_mb: f64,
+    noise: Noise,
+}
+
+impl Figures {
+    fn round(self, args: &SwapArgs, starts: &[Duration], kept: Kept) -> Round {
+        let step = |step| delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)]);
+        let count = |name| delta(&self.before, &self.after, name, &[]);
+        let swaps = count("millpond_swaps_total");
+        let load_s = if self.arm == Arm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
+        let cut = Cut::new(args, starts, &kept.samples);
+        Round {
+            arm: self.arm,
+            steady: cut.steady.summary(),
+            swap: cut.all_windows.summary(),
+            failed: kept.faults.failed,
+            wrong: kept.faults.wrong,
+            reasons: kept.faults.lines(),
+            swaps: swaps as u64,
+            load_s,
+            warm_s: ratio(step("warm"), swaps),
+            unload_s: ratio(step("unload"), swaps),
+            loader_minor_faults: ratio(count("millpond_loader_minor_faults_total"), swaps),
+            loader_cpu_s: ratio(count("millpond_loader_cpu_seconds_total"), swaps),
+            peak_rss_mb: self.peak_rss_mb,
+            versions: kept.samples.iter().map(|sample| sample.version).filter(|&version| version > 0).collect(),
+            worst_ms: cut.windows.iter().map(|window| window.summary().max_ms).collect(),
+            noise: self.noise,
+        }
+    }
+}
+
+/// Samples cut into before and during swaps.
+struct Cut {
+    steady: Latencies,
+    all_windows: Latencies,
+    windows: Vec<Latencies>,
+}
+
+impl Cut {
+    /// By the time at which requests were due: `window` from each start, and everything before the first. A failed
+    /// request counts with the time until it failed.
+    fn new(args: &SwapArgs, starts: &[Duration], samples: &[Sample]) -> Cut {
+        let mut cut = Cut {
+            steady: Latencies::default(),
+            all_windows: Latencies::default(),
+            windows: vec![Latencies::default(); starts.len()],
+        };
+        for sample in samples {
+            let after = starts.partition_point(|start| *start <= sample.due);
+            match after.checked_sub(1) {
+                None => cut.steady.record(sample.latency),
+                Some(swap) if sample.due < starts[swap] + args.window => {
+                    cut.all_windows.record(sample.latency);
+                    cut.windows[swap].record(sample.latency);
+                }
+                Some(_) => {}
+            }
+        }
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::Verdict;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SwapArgs,
+    }
+
+    #[test]
+    fn samples_fall_into_the_window_they_were_due_in() {
+        let args = Cli::parse_from(["swap", "--window", "2"]).args;
+        let seconds = Duration::from_secs;
+        let sample = |due: u64| Sample {
+            due: seconds(due),
+            latency: Duration::from_millis(due + 1),
+            verdict: Verdict::Right,
+            version: 1,
+        };
+        let samples: Vec<Sample> = (0..12).map(sample).collect();
+        let cut = Cut::new(&args, &[seconds(3), seconds(8)], &samples);
+        assert_eq!(cut.steady.count(), 3);
+        assert_eq!(cut.windows.iter().map(Latencies::count).collect::<Vec<_>>(), [2, 2]);
+        assert_eq!(cut.all_windows.count(), 4);
+        assert!((cut.all_windows.summary().max_ms - 10.0).abs() < 0.02);
+    }
+
+    #[test]
+    fn the_burner_ends() {
+        let start = Instant::now();
+        burn_idle(Duration::from_millis(10)).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(10));
+    }
+}

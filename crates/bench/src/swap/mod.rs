@@ -1,0 +1,254 @@
+//! `bench swap`: what requests notice of a large model being replaced under them.
+//!
+//! Self-contained: it makes two versions of a click-through model, starts its own server for each arm and round,
+//! and sends requests on a fixed schedule over gRPC while versions are renamed into place. The arms take turns,
+//! so that what the machine does meanwhile falls on all of them, and each figure is the median of its rounds.
+//! Every answer is compared with what the version that gave it must answer.
+
+mod arm;
+mod report;
+mod traffic;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::units::{self, MIB, format_bytes};
+use base::{Error, Result};
+use clap::{Args, ValueEnum};
+use engine::Engine as _;
+use engine_onnx::OnnxEngine;
+use engine_onnx::publish::build::MODEL_BYTES_MAX;
+
+use crate::BenchEnv;
+use crate::machine::{Machine, NoiseWatch};
+use crate::models::cache;
+use crate::models::ctr::Ctr;
+use crate::report::Progress;
+use arm::{Round, Setup};
+use traffic::Traffic;
+
+/// What --quick makes of the sizes.
+const QUICK_BYTES: u64 = 24 * MIB;
+/// Rounds at most.
+const ROUNDS_MAX: usize = 100;
+/// Swaps of one round at most.
+const SWAPS_MAX: usize = 1000;
+/// Versions' contents, used in turn: nothing of one can be taken over from the other.
+const CONTENT_SEEDS: [u64; 2] = [1, 2];
+
+/// Swap a large model under load and compare what requests notice with not swapping at all.
+///
+/// Arms: heap keeps parameters in the engine's own allocations, loads at normal priority and frees at once; pool
+/// is Millpond; control swaps nothing and only burns arithmetic at idle priority for as long as a load takes,
+/// which is the least that any background work costs on this machine.
+#[derive(Args, Clone, Debug)]
+pub struct SwapArgs {
+    /// Parameters of the model
+    #[arg(long, default_value = "1.6GiB", value_parser = units::parse_bytes)]
+    pub bytes: u64,
+    /// Swaps in each round
+    #[arg(long, default_value_t = 5)]
+    pub swaps: usize,
+    /// Time from one swap to the next
+    #[arg(long, default_value = "6", value_parser = units::parse_duration)]
+    pub period: Duration,
+    /// Requests due within this time from a swap's start count as "during the swap"
+    #[arg(long, default_value = "5", value_parser = units::parse_duration)]
+    pub window: Duration,
+    /// Rounds; each figure is the median over them
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Which arms take turns
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "heap,pool,control")]
+    pub arms: Vec<Arm>,
+    /// Share of the capacity measured at the start that requests use
+    #[arg(long, default_value_t = 0.4)]
+    pub load: f64,
+    /// Requests a second instead of a share of the capacity
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// Rows of a request
+    #[arg(long, default_value_t = 128)]
+    pub batch: usize,
+    /// Undisturbed time before the first swap of a round
+    #[arg(long, default_value = "10", value_parser = units::parse_duration)]
+    pub steady: Duration,
+    /// A small model, one short round: shows that it works, its figures mean nothing
+    #[arg(long)]
+    pub quick: bool,
+    /// Further argument for the servers, e.g. --server-arg=--load-rate=400MB (may be given several times)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub server_arg: Vec<String>,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// How a version's parameters are brought in, or what is done instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Arm {
+    /// Parameters in malloc, as ONNX Runtime does it by itself.
+    Heap,
+    /// Parameters in Millpond's slot pool.
+    Pool,
+    /// No swap, an idle-priority burner instead.
+    Control,
+}
+
+impl Arm {
+    /// Its name in JSON and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arm::Heap => "heap",
+            Arm::Pool => "pool",
+            Arm::Control => "control",
+        }
+    }
+}
+
+impl SwapArgs {
+    /// What shall be done: `--quick` applied, the rest checked.
+    fn resolved(&self) -> Result<SwapArgs> {
+        let mut args = self.clone();
+        if args.quick {
+            args.bytes = QUICK_BYTES;
+            args.swaps = args.swaps.min(2);
+            args.rounds = 1;
+            args.period = Duration::from_millis(1500);
+            args.window = Duration::from_secs(1);
+            args.steady = Duration::from_secs(1);
+            args.batch = args.batch.min(16);
+        }
+        let wrong = |what: &str| Err(Error::invalid(what.to_owned()));
+        if args.window > args.period {
+            return wrong("--window must not be longer than --period");
+        }
+        if !(1..=ROUNDS_MAX).contains(&args.rounds) || !(1..=SWAPS_MAX).contains(&args.swaps) {
+            return wrong("--rounds must be 1 to 100 and --swaps 1 to 1000");
+        }
+        if !(args.load > 0.0 && args.load <= 1.0) || args.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+            return wrong("--load must be above 0 and at most 1, --rate above 0");
+        }
+        if args.arms.is_empty() || args.batch == 0 {
+            return wrong("--arms and --batch must not be empty");
+        }
+        if args.arms.contains(&Arm::Heap) && args.bytes + MIB >= MODEL_BYTES_MAX {
+            return wrong("a model of 2 GiB or more cannot embed its parameters: use --arms pool,control");
+        }
+        Ok(args)
+    }
+
+    fn needs(&self, heap: bool) -> bool {
+        self.arms.iter().any(|&arm| (arm == Arm::Heap) == heap)
+    }
+}
+
+/// Runs `bench swap`.
+///
+/// # Errors
+/// When a server cannot be started or does not survive, an argument is out of range, or the disk is too small.
+/// Failed and wrong answers are figures, and make the run fail after its report.
+pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
+    let args = args.resolved()?;
+    let engine = OnnxEngine::open(&env.onnxruntime)?;
+    let machine = Machine::look(Some(engine.version()));
+    let watch = NoiseWatch::start();
+    let setup = prepare(&args, env)?;
+
+    let capacity = match args.rate {
+        Some(_) => 0.0,
+        None => arm::capacity(&setup)?,
+    };
+    let rate = args.rate.unwrap_or(capacity * args.load);
+    let mut rounds: Vec<Round> = Vec::new();
+    let progress = Progress::new((args.rounds * args.arms.len()) as u64);
+    for round in 0..args.rounds {
+        for &arm in &args.arms {
+            progress.say(format!("round {} of {}, {}, {rate:.0} requests/s", round + 1, args.rounds, arm.name()));
+            let burn = rounds.iter().rev().find(|done| done.arm == Arm::Pool).map(|pool| pool.load_s);
+            rounds.push(arm::run(&setup, arm, rate, burn).map_err(|e| e.context(format!("arm {}", arm.name())))?);
+            progress.step();
+        }
+    }
+    drop(progress);
+    let report = report::Report::new(&args, capacity, rate, &rounds, machine, watch.end());
+    report.print();
+    if let Some(path) = &args.json {
+        crate::report::write_json(path, &report)?;
+    }
+    report.verdict()
+}
+
+/// Makes or finds the models, the requests and their right answers.
+fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<Setup<'a>> {
+    let ctr = Ctr::of_bytes(args.bytes);
+    let mut layouts = Vec::new();
+    let mut embedded = Vec::new();
+    for (number, seed) in CONTENT_SEEDS.into_iter().enumerate() {
+        let key = format!("{}-v{}", ctr.key(), number + 1);
+        if args.needs(false) {
+            layouts.push(make(env, &ctr, &key, &|dir, progress| ctr.write_layout(seed, dir, progress))?);
+        }
+        if args.needs(true) {
+            let write = |dir: &std::path::Path, progress: &dyn Fn(u64)| {
+                ctr.write_embedded(seed, &dir.join("model.onnx"), progress)
+            };
+            embedded.push(make(env, &ctr, &format!("{key}-embedded"), &write)?);
+        }
+    }
+    let progress = Progress::new(1);
+    progress.say("computing the right answers");
+    let traffic = Arc::new(Traffic::new(&ctr, args.batch)?);
+    Ok(Setup { args, env, layouts, embedded, traffic })
+}
+
+/// Writes a model into an empty directory, telling how many bytes it has put.
+type Write<'a> = dyn Fn(&std::path::Path, &dyn Fn(u64)) -> Result<()> + 'a;
+
+fn make(env: &BenchEnv, ctr: &Ctr, key: &str, write: &Write<'_>) -> Result<PathBuf> {
+    let progress = Progress::new(ctr.bytes() >> 20);
+    let done = std::cell::Cell::new(0u64);
+    cache::ensure(&env.cache_dir, key, ctr.bytes(), |dir| {
+        progress.say(format!("MiB of {key} ({}), made once", format_bytes(ctr.bytes())));
+        write(dir, &|bytes| {
+            done.set(done.get() + bytes);
+            progress.at(done.get() >> 20, ctr.bytes() >> 20);
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SwapArgs,
+    }
+
+    fn parse(text: &str) -> Result<SwapArgs> {
+        let words = std::iter::once("swap").chain(text.split_whitespace());
+        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+    }
+
+    #[test]
+    fn defaults_are_the_published_ones() {
+        let args = parse("").unwrap();
+        assert_eq!((args.swaps, args.rounds, args.load, args.batch), (5, 3, 0.4, 128));
+        assert_eq!((args.period.as_secs(), args.window.as_secs()), (6, 5));
+        assert_eq!(args.bytes, 1_717_986_918);
+        assert_eq!(args.arms, [Arm::Heap, Arm::Pool, Arm::Control]);
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused() {
+        for wrong in ["--window 7", "--rounds 0", "--load 0", "--rate nan", "--batch 0", "--bytes 3GiB"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse("--bytes 3GiB --arms pool,control").is_ok());
+        assert_eq!(parse("--quick").unwrap().bytes, QUICK_BYTES);
+    }
+}

@@ -1,0 +1,101 @@
+//! The requests and what each version must answer.
+
+use std::sync::Arc;
+
+use base::{NamedTensor, Result, VersionNumber};
+use bytes::Bytes;
+
+use super::CONTENT_SEEDS;
+use crate::connection::{Answer, Endpoint, Template};
+use crate::drive::{Judge, Verdict};
+use crate::models::ctr::{Ctr, Features};
+use crate::models::layers::TOLERANCE;
+use crate::wire::{Api, Door, read_answer};
+
+/// Different requests, sent in turn.
+const REQUESTS: u64 = 32;
+/// Seed of the requests.
+const REQUEST_SEED: u64 = 2026;
+/// The name the model is served under.
+pub(crate) const MODEL: &str = "ctr";
+
+/// Which of the contents version `version` has: they alternate.
+pub(crate) fn content_of(version: VersionNumber) -> usize {
+    (version.saturating_sub(1) % CONTENT_SEEDS.len() as u64) as usize
+}
+
+/// Requests and right answers.
+pub(crate) struct Traffic {
+    requests: Vec<Vec<NamedTensor>>,
+    /// By content and request.
+    expected: Vec<Vec<Vec<f32>>>,
+}
+
+impl Traffic {
+    /// Makes the requests and computes what both contents answer.
+    pub(crate) fn new(ctr: &Ctr, batch: usize) -> Result<Traffic> {
+        let features: Vec<Features> = (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
+        Ok(Traffic {
+            requests: features.iter().map(Features::tensors).collect::<Result<_>>()?,
+            expected: CONTENT_SEEDS.iter().map(|&seed| ctr.reference(seed, &features)).collect(),
+        })
+    }
+
+    /// The requests as bodies for a gRPC door.
+    pub(crate) fn encode(&self, endpoint: &Endpoint) -> Result<(Template, Arc<[Bytes]>)> {
+        let door = Door { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
+        let encoded = door.encode(&self.requests)?;
+        Ok((encoded.template, encoded.bodies.into()))
+    }
+}
+
+impl Judge for Traffic {
+    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
+        let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
+        let expected = &self.expected[content_of(outputs.version)][shot];
+        let right = outputs.version > 0
+            && outputs.floats("prob").is_ok_and(|(_, values)| {
+                values.len() == expected.len()
+                    && values.iter().zip(expected).all(|(value, wanted)| (value - wanted).abs() <= TOLERANCE)
+            });
+        (if right { Verdict::Right } else { Verdict::Wrong }, outputs.version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+    use protocol::inference::{ModelInferResponse, model_infer_response::InferOutputTensor};
+
+    fn answer(version: u64, values: &[f32]) -> Answer {
+        let output = InferOutputTensor {
+            name: "prob".into(),
+            datatype: "FP32".into(),
+            shape: vec![values.len() as i64, 1],
+            ..InferOutputTensor::default()
+        };
+        let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let message = ModelInferResponse {
+            model_version: version.to_string(),
+            outputs: vec![output],
+            raw_output_contents: vec![raw.into()],
+            ..ModelInferResponse::default()
+        };
+        Answer { body: message.encode_to_vec().into() }
+    }
+
+    #[test]
+    fn an_answer_must_be_that_of_the_version_it_names() {
+        let traffic = Traffic::new(&Ctr::of_bytes(4_000_000), 2).unwrap();
+        let (first, second) = (traffic.expected[0][5].clone(), traffic.expected[1][5].clone());
+        assert_eq!(traffic.judge(5, &answer(1, &first)), (Verdict::Right, 1));
+        assert_eq!(traffic.judge(5, &answer(3, &first)), (Verdict::Right, 3));
+        assert_eq!(traffic.judge(5, &answer(2, &second)), (Verdict::Right, 2));
+        assert_eq!(traffic.judge(5, &answer(2, &first)), (Verdict::Wrong, 2));
+        assert_eq!(traffic.judge(6, &answer(1, &first)), (Verdict::Wrong, 1));
+        assert_eq!(traffic.judge(5, &answer(1, &first[..1])), (Verdict::Wrong, 1));
+        assert_eq!(traffic.judge(5, &answer(0, &first)), (Verdict::Wrong, 0));
+        assert_eq!(traffic.judge(5, &Answer { body: Bytes::from_static(b"\xff\xff") }).0, Verdict::Wrong);
+    }
+}
