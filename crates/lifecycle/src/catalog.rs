@@ -68,7 +68,10 @@ impl Catalog {
             .labels
             .get(label)
             .ok_or_else(|| Error::not_found(format!("model \"{name}\" has no version label \"{label}\"")))?;
-        ready.find(version).cloned().ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
+        ready
+            .find(version)
+            .cloned()
+            .ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
     }
 
     /// The names of all models, ready or not, in order.
@@ -133,7 +136,9 @@ impl Entry {
         let status = self.status.load();
         let name = &status.name;
         match version {
-            None => Error::unavailable(format!("model \"{name}\" has no ready version: {}", summary(&status))),
+            None => {
+                Error::unavailable(format!("model \"{name}\" has no ready version: {}", summary(&status)))
+            }
             Some(version) => match status.version(version) {
                 Some(known) => Error::unavailable(format!("model \"{name}\": {}", describe(known))),
                 None => Error::new(ErrorKind::NotFound, format!("model \"{name}\" has no version {version}")),

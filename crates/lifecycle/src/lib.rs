@@ -9,13 +9,21 @@
 //! What to do next is a pure function (`policy`) of what is on disk and what is loaded. Whatever goes wrong on
 //! the way to ready, the version that serves goes on serving.
 
+mod admission;
 mod catalog;
 mod config;
+mod convert;
 mod lifecycle;
+mod loader;
+mod manager;
+mod message;
 mod model_file;
 mod policy;
+mod settled;
 mod source;
+mod source_thread;
 mod status;
+mod unloader;
 mod warmup;
 
 use std::time::Duration;
@@ -24,11 +32,11 @@ pub use catalog::Catalog;
 pub use config::{
     Converter, LifecycleConfig, ModelConfig, ParameterHome, Transition, VersionPolicy, WarmupConfig,
 };
-pub use lifecycle::{Done, Lifecycle, LoadSpec};
+pub use lifecycle::{Done, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
 pub use status::{
     Event, LoadCost, ModelStatus, Observer, Silent, State, SwapReport, Transitioned, VersionStatus,
 };
-pub use warmup::{Unrecorded, WarmupSource};
+pub use warmup::{Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
 
 /// A retired version that is still in use after this long is reported, and waited for further.
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);

@@ -1,14 +1,34 @@
 //! The handle: starts the threads, passes requests to them, stops them.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use engine::Engine;
 use memory::ParameterStore;
 
+use crate::admission::Ledger;
+use crate::convert::Cache;
+use crate::loader::Loader;
+use crate::manager::{Manager, Retries, Setup, Wires};
+use crate::message::{LoadJob, MESSAGES_MAX, Message, RETIRED_MAX, Retired};
+use crate::settled::Settled;
+use crate::source::Scanner;
+use crate::source_thread::{self, Looks};
+use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
-use crate::{Catalog, LifecycleConfig, ModelStatus, Observer};
+use crate::{Catalog, LifecycleConfig, ModelStatus, Observer, ParameterHome, SHUTDOWN_WAIT_MAX};
+
+/// Load or unload threads; more are refused.
+pub const THREADS_MAX: usize = 64;
+/// A shorter poll is lengthened to this.
+pub const POLL_MIN: Duration = Duration::from_millis(5);
+/// After the wait for requests, threads get so long to end.
+const JOIN_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What an administrator's load asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,12 +39,17 @@ pub struct LoadSpec {
     pub version: Option<u64>,
 }
 
-/// Is told how an administrator's request ended, on the `lifecycle` thread.
+/// Is told how an administrator's request ended, on the `lifecycle` thread (or at once on the caller's, where it
+/// cannot be passed on).
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// The running lifecycle.
+/// The running lifecycle. Dropping it shuts it down.
 pub struct Lifecycle {
     catalog: Arc<Catalog>,
+    settled: Arc<Settled>,
+    to: Sender<Message>,
+    stop_backing: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Lifecycle {
@@ -33,13 +58,45 @@ impl Lifecycle {
     /// # Errors
     /// `InvalidArgument` for a configuration that cannot work, `Internal` when a thread cannot be started.
     pub fn start(
-        _config: LifecycleConfig,
-        _engines: Vec<Arc<dyn Engine>>,
-        _store: Arc<ParameterStore>,
-        _warmup: Arc<dyn WarmupSource>,
-        _observer: Arc<dyn Observer>,
+        config: LifecycleConfig,
+        engines: Vec<Arc<dyn Engine>>,
+        store: Arc<ParameterStore>,
+        warmup: Arc<dyn WarmupSource>,
+        observer: Arc<dyn Observer>,
     ) -> Result<Arc<Lifecycle>> {
-        Ok(Arc::new(Lifecycle { catalog: Arc::new(Catalog::default()) }))
+        check(&config, &engines)?;
+        let (to, inbox) = bounded(MESSAGES_MAX);
+        let lifecycle = Lifecycle {
+            catalog: Arc::new(Catalog::default()),
+            settled: Arc::new(Settled::default()),
+            to,
+            stop_backing: Arc::default(),
+            threads: Mutex::default(),
+        };
+        let ledger = Arc::new(Ledger::default());
+        let jobs = lifecycle.start_loaders(&config, (engines, warmup), &store, &ledger)?;
+        let abandon = Arc::new(AtomicBool::new(false));
+        let retired = lifecycle.start_unloaders(&config, &abandon)?;
+        let backing = lifecycle.start_backing(&store)?;
+        let (looks, asked) = Looks::new();
+        let setup = Setup {
+            catalog: lifecycle.catalog.clone(),
+            observer,
+            ledger,
+            retries: Retries { max: config.retries, interval: config.retry_interval },
+            home: config.home,
+            pool_bytes_max: store.pool().stats().bytes_max,
+            swap_reserve: config.swap_reserve,
+            settled: lifecycle.settled.clone(),
+        };
+        let load_threads = config.load_threads.max(1);
+        let manager =
+            Manager::new(setup, Wires { inbox, jobs, load_threads, retired, looks, backing, abandon });
+        lifecycle.spawn("lifecycle".into(), move || manager.run())?;
+        let poll = config.poll.max(POLL_MIN);
+        let (scanner, out) = (Scanner::new(config.models, config.roots, poll), lifecycle.to.clone());
+        lifecycle.spawn("source".into(), move || source_thread::look(scanner, poll, &asked, &out))?;
+        Ok(Arc::new(lifecycle))
     }
 
     /// The ready versions.
@@ -53,31 +110,166 @@ impl Lifecycle {
     }
 
     /// Looks at the directories again and loads `name`, also where an administrator unloaded it or a version
-    /// failed before. Returns at once; `done` is told when everything asked for is ready or has failed. A load
-    /// that is under way already is joined.
-    pub fn load(&self, _name: &str, _spec: LoadSpec, done: Done) {
-        done(Err(Error::unavailable("the lifecycle is stopped")));
+    /// failed before. Returns at once; `done` is told when everything asked for is ready, or when the first try
+    /// of it has failed. A load that is under way already is joined.
+    pub fn load(&self, name: &str, spec: LoadSpec, done: Done) {
+        self.pass_on(Message::Load { name: name.into(), spec, done });
     }
 
     /// Unloads every version of `name` and keeps it down until the next load. Returns at once; `done` is told
     /// when the memory has been given back.
-    pub fn unload(&self, _name: &str, done: Done) {
-        done(Err(Error::unavailable("the lifecycle is stopped")));
+    pub fn unload(&self, name: &str, done: Done) {
+        self.pass_on(Message::Unload { name: name.into(), done });
     }
 
     /// Whether the first load is finished: everything chosen at start is ready or has failed, and the pool is
     /// backed. Stays true.
     pub fn settled(&self) -> bool {
-        false
+        self.settled.get()
     }
 
     /// Waits for [`Lifecycle::settled`]; false when `timeout` passed first.
-    pub fn wait_settled(&self, _timeout: Duration) -> bool {
-        self.settled()
+    pub fn wait_settled(&self, timeout: Duration) -> bool {
+        self.settled.wait(timeout)
     }
 
     /// Stops loading, takes every version out of the catalogue, releases what is idle and joins the threads.
-    /// Waits at most [`crate::SHUTDOWN_WAIT_MAX`] for requests that still run; what they hold then is left to
-    /// the end of the process. May be called more than once.
-    pub fn shutdown(&self) {}
+    /// Waits at most [`SHUTDOWN_WAIT_MAX`] for requests that still run; what they hold then is left to the end
+    /// of the process. May be called more than once.
+    pub fn shutdown(&self) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_empty() {
+            return;
+        }
+        self.stop_backing.store(true, Ordering::Relaxed);
+        // Fails only when the thread has ended already.
+        let _ = self.to.send(Message::Stop);
+        let deadline = Instant::now() + SHUTDOWN_WAIT_MAX + JOIN_WAIT_MAX;
+        for thread in threads.drain(..) {
+            join(thread, deadline);
+        }
+    }
+
+    fn pass_on(&self, message: Message) {
+        let (message, error) = match self.to.try_send(message) {
+            Ok(()) => return,
+            Err(TrySendError::Full(message)) => {
+                (message, Error::exhausted("too many loads and unloads are waiting; try again later"))
+            }
+            Err(TrySendError::Disconnected(message)) => {
+                (message, Error::unavailable("the server is shutting down"))
+            }
+        };
+        if let Message::Load { done, .. } | Message::Unload { done, .. } = message {
+            done(Err(error));
+        }
+    }
+
+    fn start_loaders(
+        &self,
+        config: &LifecycleConfig,
+        (engines, warmup): (Vec<Arc<dyn Engine>>, Arc<dyn WarmupSource>),
+        store: &Arc<ParameterStore>,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Sender<LoadJob>> {
+        let count = config.load_threads.max(1);
+        // One waiting job a thread at most: jobs are only sent to free threads.
+        let (jobs, queue): (_, Receiver<LoadJob>) = bounded(count);
+        let loader = Arc::new(Loader {
+            engines,
+            store: store.clone(),
+            ledger: ledger.clone(),
+            warmup,
+            converter: config.converter.clone(),
+            cache: open_cache(config),
+            home: config.home,
+            background: config.background && config.home == ParameterHome::Pool,
+            out: self.to.clone(),
+        });
+        for number in 0..count {
+            let (loader, queue) = (loader.clone(), queue.clone());
+            self.spawn(format!("load-{number}"), move || loader.run(&queue))?;
+        }
+        Ok(jobs)
+    }
+
+    fn start_unloaders(
+        &self,
+        config: &LifecycleConfig,
+        abandon: &Arc<AtomicBool>,
+    ) -> Result<Sender<Retired>> {
+        let (retired, queue): (_, Receiver<Retired>) = bounded(RETIRED_MAX);
+        let background = config.background && config.home == ParameterHome::Pool;
+        for number in 0..config.unload_threads.max(1) {
+            let unloader = Unloader { background, abandon: abandon.clone(), out: self.to.clone() };
+            let queue = queue.clone();
+            self.spawn(format!("unload-{number}"), move || unloader.run(&queue))?;
+        }
+        Ok(retired)
+    }
+
+    fn start_backing(&self, store: &Arc<ParameterStore>) -> Result<Sender<u64>> {
+        // One wish waiting is enough: the next look asks again.
+        let (to, wanted) = bounded(1);
+        let (pool, stop, out) = (store.pool().clone(), self.stop_backing.clone(), self.to.clone());
+        self.spawn("backing".into(), move || source_thread::back(&pool, &wanted, &stop, &out))?;
+        Ok(to)
+    }
+
+    fn spawn(&self, name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(body)
+            .map_err(|e| Error::internal(format!("cannot start thread \"{name}\": {e}")))?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Lifecycle {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
+    if engines.is_empty() {
+        return Err(Error::invalid("no engine"));
+    }
+    if config.load_threads > THREADS_MAX || config.unload_threads > THREADS_MAX {
+        return Err(Error::invalid(format!("at most {THREADS_MAX} load and unload threads")));
+    }
+    let mut names = BTreeSet::new();
+    for model in &config.models {
+        if model.name.is_empty() || model.name.contains('/') {
+            return Err(Error::invalid(format!("\"{}\" cannot be the name of a model", model.name)));
+        }
+        if !names.insert(&model.name) {
+            return Err(Error::invalid(format!("model \"{}\" is configured twice", model.name)));
+        }
+    }
+    Ok(())
+}
+
+fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
+    if config.home == ParameterHome::Heap {
+        return None;
+    }
+    Cache::open(&config.cache_dir)
+        .inspect_err(|error| tracing::warn!(%error, "versions that are not published cannot be served"))
+        .ok()
+}
+
+/// Waits for a thread until `deadline`; one that is stuck in an engine ends with the process.
+fn join(thread: JoinHandle<()>, deadline: Instant) {
+    const POLL: Duration = Duration::from_millis(2);
+    while !thread.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(POLL);
+    }
+    let name = thread.thread().name().unwrap_or_default().to_owned();
+    if !thread.is_finished() {
+        tracing::warn!(thread = name, "did not end in time");
+    } else if thread.join().is_err() {
+        tracing::error!(thread = name, "panicked");
+    }
 }

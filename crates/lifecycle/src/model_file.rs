@@ -88,7 +88,9 @@ impl ModelFile {
             None => {}
         }
         match self.transition {
-            Some(TransitionText::AvailabilityPreserving) => config.transition = Transition::AvailabilityPreserving,
+            Some(TransitionText::AvailabilityPreserving) => {
+                config.transition = Transition::AvailabilityPreserving
+            }
             Some(TransitionText::ResourcePreserving) => config.transition = Transition::ResourcePreserving,
             None => {}
         }
@@ -117,7 +119,9 @@ pub(crate) fn read(base_path: &Path) -> Result<Option<ModelFile>, String> {
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(at(&error)),
-        Ok(meta) if meta.len() > MODEL_FILE_BYTES_MAX => return Err(at(&"larger than a settings file can be")),
+        Ok(meta) if meta.len() > MODEL_FILE_BYTES_MAX => {
+            return Err(at(&"larger than a settings file can be"));
+        }
         Ok(_) => {}
     }
     let text = std::fs::read_to_string(&path).map_err(|error| at(&error))?;
@@ -161,7 +165,10 @@ mod tests {
         assert_eq!(config.session.intra_op_threads, 4);
         assert_eq!(config.labels["stable"], 2);
         assert!(!config.warmup.enabled && config.warmup.fail_on_error);
-        assert_eq!((config.warmup.batch_sizes.as_slice(), config.warmup.iterations), ([16].as_slice(), Some(3)));
+        assert_eq!(
+            (config.warmup.batch_sizes.as_slice(), config.warmup.iterations),
+            ([16].as_slice(), Some(3))
+        );
         assert_eq!(config.warmup.dims["ids"], [-1, 128]);
         assert_eq!(ModelFile::parse("").unwrap().apply(&base), base);
         assert_eq!(ModelFile::parse("policy = \"all\"").unwrap().apply(&base).policy, VersionPolicy::All);

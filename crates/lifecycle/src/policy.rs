@@ -73,10 +73,10 @@ fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
     let ready = views.iter().filter(|view| view.ready).count();
     let complete = views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
     let surplus = ready > choice.aspired.len().max(1);
-    if surplus || (complete && may_empty(choice)) {
-        if let Some(version) = lowest_unwanted(views, choice) {
-            return Some(Action::Unload(version));
-        }
+    if (surplus || (complete && may_empty(choice)))
+        && let Some(version) = lowest_unwanted(views, choice)
+    {
+        return Some(Action::Unload(version));
     }
     if views.iter().any(|view| view.loading) {
         return None;
@@ -114,7 +114,11 @@ fn lowest_unwanted(views: &[View], choice: &Choice) -> Option<u64> {
 
 fn highest_missing(views: &[View], choice: &Choice) -> Option<u64> {
     let missing = |view: &&View| {
-        choice.aspired.contains(&view.version) && !view.ready && !view.loading && !view.held && !view.releasing
+        choice.aspired.contains(&view.version)
+            && !view.ready
+            && !view.loading
+            && !view.held
+            && !view.releasing
     };
     views.iter().filter(missing).map(|view| view.version).max()
 }
@@ -127,7 +131,8 @@ mod tests {
     fn views(text: &str) -> Vec<View> {
         text.split_whitespace()
             .map(|word| {
-                let (number, flags) = word.split_at(word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()));
+                let (number, flags) =
+                    word.split_at(word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()));
                 View {
                     version: number.parse().unwrap(),
                     on_disk: !flags.contains('g'),

@@ -20,8 +20,8 @@ use crate::ModelConfig;
 use crate::model_file::{self, MODEL_FILE, ModelFile};
 
 pub(crate) use files::Fingerprint;
-pub(crate) use version::{Found, MODEL_NAME, VersionScan};
 use version::Memory;
+pub(crate) use version::{Found, MODEL_NAME, Parameters, VersionScan};
 
 /// Only so many versions of a model, the highest, are looked at.
 pub(crate) const VERSIONS_MAX: usize = 1024;

@@ -72,7 +72,9 @@ pub(crate) fn fingerprint(files: &[File], chosen: impl Fn(&Path) -> bool) -> Fin
     for file in files.iter().filter(|file| chosen(&file.path)) {
         hasher.update(file.path.as_os_str().as_bytes());
         hasher.update(&[0]);
-        for number in [file.bytes, file.modified.0 as u64, file.modified.1 as u64, file.inode, file.mode.into()] {
+        for number in
+            [file.bytes, file.modified.0 as u64, file.modified.1 as u64, file.inode, file.mode.into()]
+        {
             hasher.update(&number.to_le_bytes());
         }
     }

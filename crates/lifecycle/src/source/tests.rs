@@ -38,7 +38,7 @@ impl Bench {
                 Ok(versions) if versions.is_empty() => words.push(format!("{}:empty", model.base.name)),
                 Ok(versions) => words.extend(versions.into_iter().map(|version| {
                     let what = match version.found {
-                        Found::Published { .. } => "published",
+                        Found::Published(_) => "published",
                         Found::Foreign { .. } => "foreign",
                         Found::Settling(_) => "settling",
                         Found::Unusable(_) => "unusable",
@@ -126,7 +126,7 @@ fn an_unreadable_root_keeps_its_models() {
 fn settings_are_read_again_when_they_change() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "x");
-    let mut settings = |bench: &mut Bench| {
+    let settings = |bench: &mut Bench| {
         let snapshot = bench.scanner.look(0, bench.now);
         snapshot.models.into_iter().next().unwrap().settings
     };

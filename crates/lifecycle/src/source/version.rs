@@ -1,9 +1,11 @@
 //! One version directory: is it complete, and of which kind?
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::layout::{Artifact, MANIFEST_NAME};
+use base::Result;
+use engine::layout::{Artifact, MANIFEST_NAME, TENSOR_ALIGNMENT};
 use memory::{SHARE_MIN, SlotPool};
 
 use super::files::{self, File, Fingerprint};
@@ -26,14 +28,43 @@ pub(crate) struct VersionScan {
 /// What a version directory holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// The mappable layout, complete. `bytes` is what its parameters take of the pool.
-    Published { bytes: u64 },
+    /// The mappable layout, complete.
+    Published(Arc<Parameters>),
     /// A model file of another making, unchanged for a while. `bytes` is what its files have.
     Foreign { bytes: u64 },
     /// Perhaps still being written.
     Settling(String),
     /// Complete, and no version.
     Unusable(String),
+}
+
+/// What the parameters of a published version take of the pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Parameters {
+    /// Hash and bytes of those that can be shared between versions.
+    pub(crate) large: Vec<(blake3::Hash, u64)>,
+    /// Bytes of the others together.
+    pub(crate) packed: u64,
+}
+
+impl Parameters {
+    fn of(artifact: &Artifact) -> Result<Parameters> {
+        let mut parameters = Parameters::default();
+        for tensor in &artifact.manifest.tensors {
+            if tensor.bytes >= SHARE_MIN {
+                parameters.large.push((tensor.hash()?, tensor.bytes));
+            } else {
+                parameters.packed += tensor.bytes.next_multiple_of(TENSOR_ALIGNMENT);
+            }
+        }
+        Ok(parameters)
+    }
+
+    /// Bytes of the pool when nothing is shared.
+    pub(crate) fn footprint(&self) -> u64 {
+        let large: u64 = self.large.iter().map(|(_, bytes)| SlotPool::footprint(*bytes)).sum();
+        large + SlotPool::footprint(self.packed)
+    }
 }
 
 /// What was seen before.
@@ -60,12 +91,15 @@ pub(crate) fn look(
 ) -> Option<VersionScan> {
     let files = match files::list(&dir) {
         Ok(files) => files,
-        Err(_) if std::fs::symlink_metadata(&dir).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) => {
+        Err(_)
+            if std::fs::symlink_metadata(&dir).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) =>
+        {
             return None;
         }
         Err(error) => {
             memory.last = None;
-            let (fingerprint, found) = (files::fingerprint(&[], |_| true), Found::Unusable(error.to_string()));
+            let (fingerprint, found) =
+                (files::fingerprint(&[], |_| true), Found::Unusable(error.to_string()));
             return Some(VersionScan { version, dir, fingerprint, found });
         }
     };
@@ -74,7 +108,7 @@ pub(crate) fn look(
     let settled = seen.looks >= LOOKS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
         let answer = classify(&dir, &files, seen.files, settled);
-        if settled || matches!(answer.1, Found::Published { .. }) {
+        if settled || matches!(answer.1, Found::Published(_)) {
             seen.answer = Some(answer.clone());
         }
         answer
@@ -99,10 +133,11 @@ fn classify(dir: &Path, files: &[File], all: Fingerprint, settled: bool) -> (Fin
         (all, found)
     };
     if has(MANIFEST_NAME) {
-        return match Artifact::open(dir) {
-            Ok(artifact) => {
+        let opened = Artifact::open(dir).and_then(|artifact| Ok((Parameters::of(&artifact)?, artifact)));
+        return match opened {
+            Ok((parameters, artifact)) => {
                 let own = files::fingerprint(files, |path| is_of(&artifact, path));
-                (own, Found::Published { bytes: footprint(&artifact) })
+                (own, Found::Published(Arc::new(parameters)))
             }
             Err(error) => unless_settled(error.to_string()),
         };
@@ -121,12 +156,4 @@ fn is_of(artifact: &Artifact, path: &Path) -> bool {
     path == Path::new(MANIFEST_NAME)
         || path == Path::new(&manifest.graph.name)
         || manifest.weights.as_ref().is_some_and(|weights| path == Path::new(&weights.name))
-}
-
-/// What the parameters of `artifact` take of the pool when nothing is shared.
-fn footprint(artifact: &Artifact) -> u64 {
-    let (large, small): (Vec<u64>, Vec<u64>) =
-        artifact.manifest.tensors.iter().map(|tensor| tensor.bytes).partition(|&bytes| bytes >= SHARE_MIN);
-    let packed = small.iter().map(|bytes| bytes.next_multiple_of(engine::layout::TENSOR_ALIGNMENT)).sum();
-    large.into_iter().map(SlotPool::footprint).sum::<u64>() + SlotPool::footprint(packed)
 }

@@ -1,0 +1,263 @@
+//! Foreign versions: a child process converts them, so that their weights never pass through this process.
+//!
+//! Results lie in a directory of this run, which an exclusive lock marks as in use: what a run that died left
+//! behind is recognised by its free lock and removed by the next.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result, VersionId};
+
+use crate::Converter;
+
+/// A conversion that takes longer is killed.
+pub(crate) const CONVERT_TIME_MAX: Duration = Duration::from_secs(3600);
+/// Time between two looks at the child.
+const CHILD_POLL: Duration = Duration::from_millis(20);
+/// Of what the child said, only this much of the end is read.
+const SAID_BYTES_MAX: u64 = 4096;
+/// Runs left behind that one start cleans up.
+const STALE_RUNS_MAX: usize = 1024;
+const RUN_PREFIX: &str = "run-";
+const LOCK_NAME: &str = "lock";
+
+/// Where this run's conversions lie. The directory is removed when dropped.
+pub(crate) struct Cache {
+    dir: PathBuf,
+    next: AtomicU64,
+    _lock: File,
+}
+
+/// A converted version; its directory is removed when dropped.
+pub(crate) struct Converted {
+    dir: PathBuf,
+    _cache: Arc<Cache>,
+}
+
+impl Cache {
+    /// Removes what dead runs left in `cache_dir` and makes a place for this one.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn open(cache_dir: &Path) -> Result<Arc<Cache>> {
+        std::fs::create_dir_all(cache_dir).map_err(|e| Error::io(cache_dir, &e))?;
+        remove_stale(cache_dir);
+        let nanoseconds = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+        let unique = format!("{}-{nanoseconds}", std::process::id());
+        // Locked before it has the name that a cleaner looks for.
+        let (starting, dir) =
+            (cache_dir.join(format!("new-{unique}")), cache_dir.join(format!("{RUN_PREFIX}{unique}")));
+        std::fs::create_dir(&starting).map_err(|e| Error::io(&starting, &e))?;
+        let lock = File::create(starting.join(LOCK_NAME)).map_err(|e| Error::io(&starting, &e))?;
+        lock.lock().map_err(|e| Error::io(&starting, &e))?;
+        std::fs::rename(&starting, &dir).map_err(|e| Error::io(&dir, &e))?;
+        Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), _lock: lock }))
+    }
+
+    /// Converts `source` with a child process; see [`Converter`]. Ends early when `stop` is set.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the last line the child said, `Cancelled` when stopped, `DeadlineExceeded` when it
+    /// took too long, `Internal` when it could not be started.
+    pub(crate) fn convert(
+        self: &Arc<Self>,
+        converter: &Converter,
+        id: &VersionId,
+        source: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Converted> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let dir = self.dir.join(format!("{number}-{}", id.version));
+        std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, &e))?;
+        let converted = Converted { dir, _cache: self.clone() };
+        let said_path = self.dir.join(format!("{number}.log"));
+        let outcome = run(converter, source, &converted.dir, &said_path, stop);
+        let said = last_line(&said_path);
+        // Only ever read above; a file that stays behind goes with the run's directory.
+        let _ = std::fs::remove_file(&said_path);
+        let status = outcome?;
+        if status.success() {
+            return Ok(converted);
+        }
+        let reason = said.unwrap_or_else(|| format!("the converter ended with {status}"));
+        Err(Error::invalid(format!("conversion failed: {reason}")))
+    }
+}
+
+impl Converted {
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Converted {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            tracing::warn!(dir = %self.dir.display(), %error, "a converted version stays on disk");
+        }
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            tracing::warn!(dir = %self.dir.display(), %error, "the next start removes it");
+        }
+    }
+}
+
+fn remove_stale(cache_dir: &Path) {
+    let entries = std::fs::read_dir(cache_dir).into_iter().flatten().flatten();
+    let runs = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(RUN_PREFIX));
+    for run in runs.take(STALE_RUNS_MAX) {
+        let Ok(lock) = File::open(run.path().join(LOCK_NAME)) else { continue };
+        match lock.try_lock() {
+            Ok(()) => {
+                tracing::info!(dir = %run.path().display(), "removing what an earlier run left");
+                let _ = std::fs::remove_dir_all(run.path());
+            }
+            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
+        }
+    }
+}
+
+fn run(
+    converter: &Converter,
+    source: &Path,
+    dir: &Path,
+    said: &Path,
+    stop: &AtomicBool,
+) -> Result<ExitStatus> {
+    let said = File::create(said).map_err(|e| Error::io(said, &e))?;
+    let mut command = Command::new(&converter.program);
+    command.args(&converter.args).arg(source).arg(dir);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+    let mut child = Guard(spawn_idle(command, &converter.program)?);
+    let started = Instant::now();
+    loop {
+        if let Some(status) =
+            child.0.try_wait().map_err(|e| Error::internal(format!("the converter: {e}")))?
+        {
+            return Ok(status);
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::cancelled("the conversion was stopped"));
+        }
+        if started.elapsed() > CONVERT_TIME_MAX {
+            let limit = CONVERT_TIME_MAX.as_secs();
+            return Err(Error::deadline(format!("conversion took more than {limit} s; publish it instead")));
+        }
+        std::thread::sleep(CHILD_POLL);
+    }
+}
+
+/// Starts the child from a thread of idle priority, because a child has the priority of the thread that starts
+/// it, and a thread that has gone idle may not be allowed back.
+fn spawn_idle(mut command: Command, program: &Path) -> Result<Child> {
+    let start = move || {
+        if let Err(error) = memory::thread::set_idle_priority() {
+            tracing::debug!(%error, "the converter runs at ordinary priority");
+        }
+        command.spawn()
+    };
+    let child = std::thread::Builder::new()
+        .name("convert".into())
+        .spawn(start)
+        .map_err(|e| Error::internal(format!("no thread for the converter: {e}")))?
+        .join()
+        .map_err(|_| Error::internal("the converter's thread panicked"))?;
+    child.map_err(|e| Error::internal(format!("cannot start the converter {}: {e}", program.display())))
+}
+
+/// A child that does not outlive its reader.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Both fail only for a child that has ended and been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn last_line(path: &Path) -> Option<String> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(SAID_BYTES_MAX))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(SAID_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> VersionId {
+        VersionId { model: "m".into(), version: 3 }
+    }
+
+    fn shell(script: &str) -> Converter {
+        Converter { program: "/bin/sh".into(), args: vec!["-c".into(), script.into(), "sh".into()] }
+    }
+
+    #[test]
+    fn a_result_lives_as_long_as_its_holder() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        let go = AtomicBool::new(false);
+        let converter = shell("cp \"$1/in\" \"$2/out\"");
+        std::fs::write(root.path().join("in"), "x").unwrap();
+        let converted = cache.convert(&converter, &id(), root.path(), &go).unwrap();
+        let dir = converted.dir().to_owned();
+        assert_eq!(std::fs::read_to_string(dir.join("out")).unwrap(), "x");
+        drop(converted);
+        assert!(!dir.exists());
+        drop(cache);
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "only the source is left");
+    }
+
+    #[test]
+    fn the_last_line_is_the_reason() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        let go = AtomicBool::new(false);
+        let fail = |script: &str| cache.convert(&shell(script), &id(), root.path(), &go).err().unwrap();
+        let error = fail("echo progress >&2; echo no such operator >&2; echo >&2; exit 3");
+        assert_eq!(error.message(), "conversion failed: no such operator");
+        assert!(fail("exit 3").message().contains("exit status: 3"));
+        let missing = Converter { program: "/nonexistent".into(), args: vec![] };
+        assert!(cache.convert(&missing, &id(), root.path(), &go).is_err());
+        let left = std::fs::read_dir(&cache.dir).unwrap().count();
+        assert_eq!(left, 1, "only the lock is left");
+    }
+
+    #[test]
+    fn stopping_kills_the_child() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        let error = cache
+            .convert(&shell("exec sleep 600"), &id(), root.path(), &AtomicBool::new(true))
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), base::ErrorKind::Cancelled);
+    }
+
+    #[test]
+    fn what_a_dead_run_left_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let stale = root.path().join("run-1-1");
+        std::fs::create_dir(&stale).unwrap();
+        std::fs::write(stale.join(LOCK_NAME), "").unwrap();
+        let first = Cache::open(root.path()).unwrap();
+        assert!(!stale.exists());
+        let _second = Cache::open(root.path()).unwrap();
+        assert!(first.dir.exists(), "a living run is left alone");
+    }
+}

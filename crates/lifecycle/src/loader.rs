@@ -1,0 +1,244 @@
+//! The load threads: from a directory to a version that can answer.
+//!
+//! Foreign versions are converted first, by a child. Then bytes are reserved, read into the pool and checked,
+//! the engine opens the graph over them, and the version is exercised. Nothing here decides anything: the
+//! outcome goes to the `lifecycle` thread, which publishes it or not.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result, VersionId};
+use crossbeam_channel::{Receiver, Sender};
+use engine::layout::{Artifact, FileEntry, TensorEntry};
+use engine::{BoundTensor, Engine, LoadRequest, Servable, Session};
+use memory::{Chunk, Loaded, ParameterStore, thread};
+
+use crate::admission::{Admission, Ledger};
+use crate::convert::{Cache, Converted};
+use crate::message::{Fresh, LoadJob, Message, Outcome};
+use crate::source::MODEL_NAME;
+use crate::status::LoadCost;
+use crate::warmup::{self, WarmupSource};
+use crate::{Converter, ParameterHome, State};
+
+/// A graph is hashed in pieces of this size.
+const HASH_PIECE_BYTES: usize = 1 << 20;
+
+/// What the load threads share.
+pub(crate) struct Loader {
+    pub(crate) engines: Vec<Arc<dyn Engine>>,
+    pub(crate) store: Arc<ParameterStore>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) warmup: Arc<dyn WarmupSource>,
+    pub(crate) converter: Converter,
+    /// Absent where nothing is converted.
+    pub(crate) cache: Option<Arc<Cache>>,
+    pub(crate) home: ParameterHome,
+    pub(crate) background: bool,
+    pub(crate) out: Sender<Message>,
+}
+
+/// What the engine is to open, and what of it is ours.
+struct Placed {
+    engine: Arc<dyn Engine>,
+    graph: PathBuf,
+    parameters: Vec<BoundTensor>,
+    parameter_bytes: u64,
+}
+
+/// Where a try to place parameters led.
+enum Placing {
+    Placed(Placed, LoadCost),
+    Deferred(String),
+}
+
+/// A thread's page faults and processor time at one moment.
+struct Meter {
+    faults: u64,
+    cpu: Duration,
+}
+
+impl Loader {
+    /// The body of a load thread: until the channel closes.
+    pub(crate) fn run(&self, jobs: &Receiver<LoadJob>) {
+        if self.background
+            && let Err(error) = thread::set_idle_priority()
+        {
+            tracing::warn!(%error, "loading at ordinary priority");
+        }
+        while let Ok(job) = jobs.recv() {
+            let id = job.id.clone();
+            let fingerprint = job.fingerprint;
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.load(job)))
+                .unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
+                .unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
+            if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn load(&self, mut job: LoadJob) -> Result<Outcome> {
+        if self.home == ParameterHome::Pool && !job.published && job.converted.is_none() {
+            job.converted = Some(self.convert(&job)?);
+        }
+        let (meter, started) = (Meter::read(), Instant::now());
+        let (placed, mut cost) = match self.place(&job)? {
+            Placing::Placed(placed, cost) => (placed, cost),
+            Placing::Deferred(reason) => return Ok(Outcome::Deferred { reason, converted: job.converted }),
+        };
+        let session = self.open(&placed, &job)?;
+        cost.load_seconds = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        self.stage(&job.id, State::Warming, None);
+        let note = warmup::warm(&*session, &job.dir, &*self.warmup, &job.warmup, &job.stop)?;
+        cost.warm_seconds = started.elapsed().as_secs_f64();
+        go_on(&job.stop)?;
+        meter.count(&mut cost);
+        let servable = Servable::new(job.id, placed.engine.name(), placed.parameter_bytes, session);
+        Ok(Outcome::Ready(Box::new(Fresh {
+            servable: Arc::new(servable),
+            converted: job.converted,
+            fingerprint: job.fingerprint,
+            cost,
+            note,
+        })))
+    }
+
+    fn convert(&self, job: &LoadJob) -> Result<Converted> {
+        let cache = self.cache.as_ref().ok_or_else(|| {
+            Error::precondition(
+                "this version must be published first: the cache for conversions cannot be used",
+            )
+        })?;
+        self.stage(&job.id, State::Discovered, Some("being converted by a child process".into()));
+        cache.convert(&self.converter, &job.id, &job.dir, &job.stop)
+    }
+
+    fn place(&self, job: &LoadJob) -> Result<Placing> {
+        if self.home == ParameterHome::Heap && job.dir.join(MODEL_NAME).exists() {
+            self.stage(&job.id, State::Admitted, None);
+            self.stage(&job.id, State::Loading, None);
+            let graph = job.dir.join(MODEL_NAME);
+            let engine = self.engines.first().ok_or_else(|| Error::internal("no engine"))?.clone();
+            let placed = Placed { engine, graph, parameters: Vec::new(), parameter_bytes: 0 };
+            return Ok(Placing::Placed(placed, LoadCost::default()));
+        }
+        let dir = job.converted.as_ref().map_or(job.dir.as_path(), Converted::dir);
+        let artifact = Artifact::open(dir)?;
+        if self.home == ParameterHome::Heap && !artifact.manifest.tensors.is_empty() {
+            let reason =
+                format!("parameters in the heap take a {MODEL_NAME} that holds them; this version has none");
+            return Err(Error::precondition(reason));
+        }
+        self.place_artifact(job, &artifact)
+    }
+
+    fn place_artifact(&self, job: &LoadJob, artifact: &Artifact) -> Result<Placing> {
+        let engine = self.engine(&artifact.manifest.engine)?;
+        let tensors = &artifact.manifest.tensors;
+        let chunks = tensors.iter().map(chunk).collect::<Result<Vec<Chunk>>>()?;
+        if !chunks.is_empty() && !engine.capabilities().binds_parameters {
+            let reason = format!("engine {} cannot use parameters in memory of ours", engine.name());
+            return Err(Error::unimplemented(reason));
+        }
+        let promise = match self.ledger.admit(&self.store, &chunks, job.transition)? {
+            Admission::Admitted(promise) => promise,
+            Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
+        };
+        self.stage(&job.id, State::Admitted, None);
+        self.stage(&job.id, State::Loading, None);
+        let graph = artifact.graph();
+        check_hash(&graph, &artifact.manifest.graph, &job.stop)?;
+        let (mut cost, mut parameters) = (LoadCost::default(), Vec::new());
+        if let Some(weights) = artifact.weights()
+            && !chunks.is_empty()
+        {
+            let loaded = self.store.load(&weights, &chunks, &job.stop)?;
+            (cost.bytes_read, cost.bytes_shared) = (loaded.report.bytes_read, loaded.report.bytes_shared);
+            parameters = bind(tensors, loaded)?;
+        }
+        // The pool counts the bytes as used from here on.
+        drop(promise);
+        let placed = Placed { engine, graph, parameters, parameter_bytes: artifact.parameter_bytes() };
+        Ok(Placing::Placed(placed, cost))
+    }
+
+    fn engine(&self, name: &str) -> Result<Arc<dyn Engine>> {
+        self.engines.iter().find(|engine| engine.name() == name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = self.engines.iter().map(|engine| engine.name()).collect();
+            Error::invalid(format!("wants engine \"{name}\"; this server has {}", known.join(", ")))
+        })
+    }
+
+    fn open(&self, placed: &Placed, job: &LoadJob) -> Result<Box<dyn Session>> {
+        go_on(&job.stop)?;
+        placed.engine.load(&LoadRequest {
+            graph: placed.graph.clone(),
+            parameters: placed.parameters.clone(),
+            options: job.session.clone(),
+        })
+    }
+
+    fn stage(&self, id: &VersionId, state: State, reason: Option<String>) {
+        // Fails only at shutdown, when nobody looks any more.
+        let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });
+    }
+}
+
+impl Meter {
+    fn read() -> Meter {
+        Meter { faults: thread::minor_faults(), cpu: thread::cpu_time() }
+    }
+
+    fn count(&self, cost: &mut LoadCost) {
+        let now = Meter::read();
+        cost.loader_minor_faults = now.faults.saturating_sub(self.faults);
+        cost.loader_cpu_seconds = now.cpu.saturating_sub(self.cpu).as_secs_f64();
+    }
+}
+
+fn go_on(stop: &AtomicBool) -> Result<()> {
+    if stop.load(Ordering::Relaxed) { Err(Error::cancelled("the load was stopped")) } else { Ok(()) }
+}
+
+fn chunk(tensor: &TensorEntry) -> Result<Chunk> {
+    Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })
+}
+
+/// Joins tensors and the places they were loaded to.
+fn bind(tensors: &[TensorEntry], loaded: Loaded) -> Result<Vec<BoundTensor>> {
+    let bind = |(tensor, placement): (&TensorEntry, memory::Placement)| {
+        Ok(BoundTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype()?,
+            dims: tensor.dims.clone(),
+            region: placement.region,
+            offset: placement.offset,
+            bytes: placement.bytes,
+        })
+    };
+    tensors.iter().zip(loaded.placed).map(bind).collect()
+}
+
+fn check_hash(path: &Path, file: &FileEntry, stop: &AtomicBool) -> Result<()> {
+    use std::io::Read;
+    let Some(expected) = &file.blake3 else { return Ok(()) };
+    let io = |error: std::io::Error| Error::io(path, &error);
+    let mut reader = std::fs::File::open(path).map_err(io)?;
+    let (mut hasher, mut piece) = (blake3::Hasher::new(), vec![0; HASH_PIECE_BYTES]);
+    loop {
+        go_on(stop)?;
+        match reader.read(&mut piece).map_err(io)? {
+            0 => break,
+            count => hasher.update(&piece[..count]),
+        };
+    }
+    if hasher.finalize().to_hex().as_str() == expected.as_str() {
+        return Ok(());
+    }
+    Err(Error::data_loss(format!("{}: does not match its hash; publish the version again", path.display())))
+}

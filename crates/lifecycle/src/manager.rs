@@ -1,0 +1,277 @@
+//! The `lifecycle` thread: owns all state, takes one message at a time, and waits for nobody.
+
+mod admin;
+mod backing;
+mod load;
+mod looked;
+mod model;
+mod stop;
+mod unload;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use base::VersionId;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+
+use crate::admission::Ledger;
+use crate::message::{LoadJob, Message, Retired};
+use crate::policy::{self, Action};
+use crate::settled::Settled;
+use crate::source_thread::Looks;
+use crate::status::Event;
+use crate::{Catalog, Observer, ParameterHome, State};
+
+use admin::Waiter;
+use backing::Backing;
+use model::Model;
+
+/// Without anything to do, the thread still looks around this often.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A load that did not fit is tried again after this long.
+const DEFER_PAUSE: Duration = Duration::from_millis(50);
+/// The first load counts as finished after this long even where a version without a manifest never stops
+/// changing.
+const SETTLING_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Steps that one model may take at once; more than it could ever need.
+const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
+
+/// How loads are tried again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retries {
+    pub(crate) max: u32,
+    pub(crate) interval: Duration,
+}
+
+/// The way to the other threads.
+pub(crate) struct Wires {
+    pub(crate) inbox: Receiver<Message>,
+    pub(crate) jobs: Sender<LoadJob>,
+    pub(crate) load_threads: usize,
+    pub(crate) retired: Sender<Retired>,
+    pub(crate) looks: Looks,
+    /// Bytes that the pool is to be backed with.
+    pub(crate) backing: Sender<u64>,
+    /// Tells unload threads to leave behind what is still in use.
+    pub(crate) abandon: Arc<AtomicBool>,
+}
+
+/// Everything a model needs to act. Apart from the models, so that one of them and this can be borrowed at once.
+pub(crate) struct Gear {
+    observer: Arc<dyn Observer>,
+    ledger: Arc<Ledger>,
+    retries: Retries,
+    /// Loads that wait for a thread.
+    queue: VecDeque<VersionId>,
+    retired: Sender<Retired>,
+    /// Retired versions that did not fit into the channel.
+    backlog: VecDeque<Retired>,
+}
+
+/// The `lifecycle` thread's state.
+pub(crate) struct Manager {
+    catalog: Arc<Catalog>,
+    models: BTreeMap<Arc<str>, Model>,
+    gear: Gear,
+    inbox: Receiver<Message>,
+    jobs: Sender<LoadJob>,
+    free_loaders: usize,
+    looks: Looks,
+    /// The highest request for a look that has been answered; `None` before the first look.
+    answered: Option<u64>,
+    waiters: Vec<Waiter>,
+    backing: Backing,
+    settled: Arc<Settled>,
+    started: Instant,
+    abandon: Arc<AtomicBool>,
+}
+
+/// What the manager is told once.
+pub(crate) struct Setup {
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) retries: Retries,
+    pub(crate) home: ParameterHome,
+    pub(crate) pool_bytes_max: u64,
+    pub(crate) swap_reserve: Option<u64>,
+    pub(crate) settled: Arc<Settled>,
+}
+
+impl Manager {
+    pub(crate) fn new(setup: Setup, wires: Wires) -> Manager {
+        let Setup { catalog, observer, ledger, retries, home, pool_bytes_max, swap_reserve, settled } = setup;
+        let (queue, backlog) = (VecDeque::new(), VecDeque::new());
+        let gear = Gear { observer, ledger, retries, queue, retired: wires.retired, backlog };
+        let bytes_max = if home == ParameterHome::Pool { pool_bytes_max } else { 0 };
+        Manager {
+            catalog,
+            models: BTreeMap::new(),
+            gear,
+            inbox: wires.inbox,
+            jobs: wires.jobs,
+            free_loaders: wires.load_threads,
+            looks: wires.looks,
+            answered: None,
+            waiters: Vec::new(),
+            backing: Backing::new(wires.backing, bytes_max, swap_reserve),
+            settled,
+            started: Instant::now(),
+            abandon: wires.abandon,
+        }
+    }
+
+    /// The body of the thread: until told to stop.
+    pub(crate) fn run(mut self) {
+        loop {
+            let touched = match self.inbox.recv_timeout(self.pause(Instant::now())) {
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(message) => self.handle(message),
+                Err(RecvTimeoutError::Timeout) => Touched::All,
+            };
+            self.advance(touched);
+        }
+        self.stop();
+    }
+
+    fn handle(&mut self, message: Message) -> Touched {
+        match message {
+            Message::Look(snapshot) => {
+                self.looked(snapshot);
+                return Touched::All;
+            }
+            Message::Stage { id, state, reason } => {
+                return self.on(&id, |model, gear| model.stage(gear, id.version, state, reason));
+            }
+            Message::LoadEnded { id, outcome } => {
+                self.free_loaders += 1;
+                return self.on(&id, |model, gear| model.load_ended(gear, id.version, outcome));
+            }
+            Message::Released { id, drain, unload } => {
+                return self.on(&id, |model, gear| model.released(gear, id.version, drain, unload));
+            }
+            Message::DrainSlow { id } => {
+                tracing::warn!(model = %id.model, version = id.version, "a retired version is still in use");
+                self.gear.observer.event(&Event::DrainSlow { model: id.model, version: id.version });
+            }
+            Message::Backed { bytes } => self.backing.backed(bytes),
+            Message::Load { name, spec, done } => self.admin_load(name.into(), spec, done),
+            Message::Unload { name, done } => return self.admin_unload(name.into(), done),
+            Message::Stop => {}
+        }
+        Touched::Nothing
+    }
+
+    fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut Gear)) -> Touched {
+        if let Some(model) = self.models.get_mut(&id.model) {
+            act(model, &mut self.gear);
+        }
+        Touched::One(id.model.clone())
+    }
+
+    /// Takes every step that can be taken now.
+    fn advance(&mut self, touched: Touched) {
+        self.begin_loads();
+        let all = matches!(touched, Touched::All);
+        let names: BTreeSet<Arc<str>> = match touched {
+            Touched::Nothing => self.waiters.iter().map(|waiter| waiter.model.clone()).collect(),
+            Touched::One(name) => self.waiters.iter().map(|w| w.model.clone()).chain([name]).collect(),
+            Touched::All => self.models.keys().cloned().collect(),
+        };
+        for name in &names {
+            self.step(name);
+        }
+        self.gear.flush();
+        self.dispatch();
+        self.answer_waiters();
+        if all {
+            self.backing.want(self.models.values());
+        }
+        self.check_settled();
+    }
+
+    /// Lets one model act as its policy says, and shows how it stands.
+    fn step(&mut self, name: &Arc<str>) {
+        let Some(model) = self.models.get_mut(name) else { return };
+        for _ in 0..STEPS_MAX {
+            let now = Instant::now();
+            let views = model.views(now);
+            let choice = model.choice(&views);
+            model.drop_pointless_loads(&self.gear, &choice);
+            let views = model.views(now);
+            match policy::plan(model.config.transition, &views, &choice) {
+                Some(Action::Load(version)) => model.begin_load(&mut self.gear, version),
+                Some(Action::Unload(version)) => model.unload(&mut self.gear, version),
+                None => break,
+            }
+        }
+        model.report();
+        if model.gone && model.at_rest() {
+            self.models.remove(name);
+            self.catalog.remove(name);
+            tracing::info!(model = %name, "its directory has gone");
+            self.gear.observer.event(&Event::Forgotten { model: name.clone() });
+        }
+    }
+
+    /// How long there is nothing to do unless a message comes.
+    fn pause(&self, now: Instant) -> Duration {
+        let versions = || self.models.values().flat_map(|model| model.versions.values());
+        let retries = versions().filter_map(|version| version.failure.as_ref()?.retry_at);
+        let deferred = versions().filter_map(|version| version.load.as_ref()?.not_before);
+        let deferred = deferred.filter(|_| self.free_loaders > 0);
+        let next = retries.filter(|at| *at > now).chain(deferred).min();
+        let pause = next.map_or(PAUSE_MAX, |at| at.saturating_duration_since(now)).min(PAUSE_MAX);
+        if self.waiters.is_empty() { pause } else { pause.min(admin::PAUSE) }
+    }
+
+    fn check_settled(&self) {
+        if self.settled.get() || self.answered.is_none() || !self.backing.done() {
+            return;
+        }
+        let now = Instant::now();
+        let patient = now.duration_since(self.started) < SETTLING_WAIT_MAX;
+        let waits = |model: &Model| {
+            let ready = model.versions.values().any(|version| version.serving.is_some());
+            let settling = model.versions.values().any(model::Version::settling);
+            model.unsettled(now) || (patient && !ready && settling)
+        };
+        if !self.models.values().any(waits) {
+            tracing::info!(models = self.models.len(), "the first load is finished");
+            self.settled.set();
+        }
+    }
+}
+
+/// Which models a message may let act.
+enum Touched {
+    Nothing,
+    One(Arc<str>),
+    All,
+}
+
+impl Gear {
+    /// Tells of a state; see [`Model::set_state`].
+    fn set_state(&self, model: &mut Model, version: u64, state: State, reason: Option<String>) {
+        model.set_state(&*self.observer, version, state, reason);
+    }
+
+    fn retire(&mut self, retired: Retired) {
+        self.backlog.push_back(retired);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        use crossbeam_channel::TrySendError;
+        while let Some(retired) = self.backlog.pop_front() {
+            if let Err(TrySendError::Full(retired) | TrySendError::Disconnected(retired)) =
+                self.retired.try_send(retired)
+            {
+                self.backlog.push_front(retired);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What administrators ask for: a load waits for a fresh look at the directories, then for its versions.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+
+use super::model::{Disk, Model};
+use super::{Gear, Manager, Touched};
+use crate::State;
+use crate::lifecycle::{Done, LoadSpec};
+use crate::source::Found;
+
+/// Requests of administrators that wait at the same time.
+const WAITERS_MAX: usize = 256;
+/// A load waits so long for files without a manifest to stop changing.
+const SETTLE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// A request is given up after this long; what it asked for goes on.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+/// While somebody waits, the thread looks around this often.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+
+/// A request that has not been answered.
+pub(super) struct Waiter {
+    pub(super) model: Arc<str>,
+    wish: Wish,
+    since: Instant,
+    done: Done,
+}
+
+enum Wish {
+    /// A look that answers `ticket` must come first.
+    Look { ticket: u64, spec: LoadSpec },
+    /// Perhaps a version still settles.
+    Choose { spec: LoadSpec },
+    /// These versions are to be ready.
+    Load { targets: BTreeSet<u64> },
+    /// Nothing of it is to be left.
+    Unload,
+}
+
+/// What a look at a waiter gave.
+enum Verdict {
+    Wait,
+    Done(Result<()>),
+}
+
+impl Manager {
+    pub(super) fn admin_load(&mut self, model: Arc<str>, spec: LoadSpec, done: Done) {
+        let ticket = self.looks.ask();
+        self.wait(Waiter { model, wish: Wish::Look { ticket, spec }, since: Instant::now(), done });
+    }
+
+    pub(super) fn admin_unload(&mut self, name: Arc<str>, done: Done) -> Touched {
+        let Some(model) = self.models.get_mut(&name) else {
+            done(Err(unknown(&name)));
+            return Touched::Nothing;
+        };
+        tracing::info!(model = %name, "unloaded by an administrator");
+        (model.down, model.vacated) = (true, None);
+        for version in model.versions.values_mut() {
+            (version.pinned, version.reload) = (false, false);
+        }
+        let (overtaken, rest) = std::mem::take(&mut self.waiters)
+            .into_iter()
+            .partition(|waiter| waiter.model == name && !matches!(waiter.wish, Wish::Unload));
+        self.waiters = rest;
+        for waiter in overtaken {
+            (waiter.done)(Err(Error::cancelled(format!(
+                "model \"{name}\" was unloaded by an administrator"
+            ))));
+        }
+        self.wait(Waiter { model: name.clone(), wish: Wish::Unload, since: Instant::now(), done });
+        Touched::One(name)
+    }
+
+    fn wait(&mut self, waiter: Waiter) {
+        if self.waiters.len() < WAITERS_MAX {
+            self.waiters.push(waiter);
+        } else {
+            (waiter.done)(Err(Error::exhausted("too many loads and unloads are waiting; try again later")));
+        }
+    }
+
+    /// Turns loads that have had their look into wishes for versions.
+    pub(super) fn begin_loads(&mut self) {
+        let now = Instant::now();
+        for mut waiter in std::mem::take(&mut self.waiters) {
+            match self.begin(&mut waiter, now) {
+                Ok(()) => self.waiters.push(waiter),
+                Err(error) => (waiter.done)(Err(error)),
+            }
+        }
+    }
+
+    fn begin(&mut self, waiter: &mut Waiter, now: Instant) -> Result<()> {
+        if let Wish::Look { ticket, spec } = &waiter.wish {
+            if self.answered.is_none_or(|answered| answered < *ticket) {
+                return Ok(());
+            }
+            let model = self.models.get_mut(&waiter.model).filter(|model| !model.gone);
+            let model = model.ok_or_else(|| unknown(&waiter.model))?;
+            model.forgive(&self.gear);
+            waiter.wish = Wish::Choose { spec: spec.clone() };
+        }
+        if let Wish::Choose { spec } = &waiter.wish {
+            let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
+            let patient = now.duration_since(waiter.since) < SETTLE_WAIT_MAX;
+            if let Some(targets) = model.targets(spec, patient)? {
+                waiter.wish = Wish::Load { targets };
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells those whose wish has come true, or cannot.
+    pub(super) fn answer_waiters(&mut self) {
+        let now = Instant::now();
+        for waiter in std::mem::take(&mut self.waiters) {
+            let model = self.models.get(&waiter.model);
+            match waiter.verdict(model, now) {
+                Verdict::Wait => self.waiters.push(waiter),
+                Verdict::Done(result) => (waiter.done)(result),
+            }
+        }
+    }
+
+    /// Tells everybody that nothing will happen any more.
+    pub(super) fn refuse_waiters(&mut self) {
+        for waiter in self.waiters.drain(..) {
+            (waiter.done)(Err(Error::unavailable("the server is shutting down")));
+        }
+    }
+}
+
+impl Waiter {
+    fn verdict(&self, model: Option<&Model>, now: Instant) -> Verdict {
+        if now.duration_since(self.since) > WAIT_MAX {
+            return Verdict::Done(Err(Error::deadline("gave up waiting; what was asked for goes on")));
+        }
+        match (&self.wish, model) {
+            (Wish::Look { .. } | Wish::Choose { .. }, _) => Verdict::Wait,
+            (Wish::Unload, Some(model)) if !model.down => {
+                Verdict::Done(Err(Error::cancelled("it was loaded again by an administrator")))
+            }
+            (Wish::Unload, Some(model)) if !model.at_rest() => Verdict::Wait,
+            (Wish::Unload, _) => Verdict::Done(Ok(())),
+            (Wish::Load { .. }, None) => Verdict::Done(Err(unknown(&self.model))),
+            (Wish::Load { targets }, Some(model)) => model.loaded(targets, now),
+        }
+    }
+}
+
+impl Model {
+    /// An administrator asked for it: it may load, and what failed may be tried again.
+    fn forgive(&mut self, gear: &Gear) {
+        self.down = false;
+        let failed: Vec<u64> = self
+            .versions
+            .iter()
+            .filter(|(_, version)| version.failure.is_some())
+            .map(|(&number, _)| number)
+            .collect();
+        for number in failed {
+            if let Some(version) = self.versions.get_mut(&number) {
+                version.failure = None;
+            }
+            self.show_disk(gear, number);
+        }
+    }
+
+    /// The versions that `spec` asks for; `None` while that is not known yet.
+    fn targets(&mut self, spec: &LoadSpec, patient: bool) -> Result<Option<BTreeSet<u64>>> {
+        let targets = match spec.version {
+            Some(number) => match self.pin(number, patient)? {
+                true => BTreeSet::from([number]),
+                false => return Ok(None),
+            },
+            None => {
+                let chosen = self.choice(&self.views(Instant::now())).aspired;
+                if patient && self.settling_above(&chosen) {
+                    return Ok(None);
+                }
+                if chosen.is_empty() {
+                    return Err(self.nothing_to_load());
+                }
+                chosen
+            }
+        };
+        for number in targets.iter().filter(|_| spec.reload) {
+            if let Some(version) = self.versions.get_mut(number) {
+                version.reload = version.serving.is_some() && version.load.is_none();
+            }
+        }
+        Ok(Some(targets))
+    }
+
+    /// Pins a version that an administrator named. False while it still settles.
+    fn pin(&mut self, number: u64, patient: bool) -> Result<bool> {
+        let name = self.name.clone();
+        let missing = || Error::not_found(format!("model \"{name}\" has no version {number} on disk"));
+        let version = self.versions.get_mut(&number).ok_or_else(missing)?;
+        match &version.disk.as_ref().ok_or_else(missing)?.found {
+            Found::Settling(_) if patient => return Ok(false),
+            Found::Settling(reason) | Found::Unusable(reason) => {
+                return Err(Error::precondition(format!("version {number}: {reason}")));
+            }
+            Found::Published(_) | Found::Foreign { .. } => {}
+        }
+        version.pinned = true;
+        Ok(true)
+    }
+
+    fn nothing_to_load(&self) -> Error {
+        let reason = self.versions.iter().rev().find_map(|(number, version)| match &version.disk {
+            Some(Disk { found: Found::Settling(reason) | Found::Unusable(reason), .. }) => {
+                Some(format!("version {number}: {reason}"))
+            }
+            _ => None,
+        });
+        let reason = self.path_error.clone().or(reason).unwrap_or_else(|| "its directory holds none".into());
+        Error::precondition(format!("model \"{}\" has no version to load: {reason}", self.name))
+    }
+
+    /// Whether all of `targets` are ready.
+    fn loaded(&self, targets: &BTreeSet<u64>, now: Instant) -> Verdict {
+        let aspired = self.choice(&self.views(now)).aspired;
+        for number in targets {
+            let Some(version) = self.versions.get(number) else {
+                return Verdict::Done(Err(Error::not_found(format!("version {number} has gone"))));
+            };
+            if version.load.is_some() || version.reload {
+                return Verdict::Wait;
+            }
+            if let Some(failure) = &version.failure {
+                return Verdict::Done(Err(failure.error.clone().context(format!("version {number}"))));
+            }
+            if version.serving.is_some() {
+                continue;
+            }
+            if version.state == State::Failed {
+                let reason = version.reason.clone().unwrap_or_default();
+                return Verdict::Done(Err(Error::precondition(format!("version {number}: {reason}"))));
+            }
+            // Chosen and on its way; what a newer version has replaced meanwhile counts as done.
+            if aspired.contains(number) || !self.versions.values().any(|version| version.serving.is_some()) {
+                return Verdict::Wait;
+            }
+        }
+        Verdict::Done(Ok(()))
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::not_found(format!("no model \"{name}\" is in the directories served here"))
+}

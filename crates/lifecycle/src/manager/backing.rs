@@ -1,0 +1,74 @@
+//! How much of the pool should be backed by memory: what is to serve, and room for the next version.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use crossbeam_channel::Sender;
+use memory::SlotPool;
+
+use super::model::Model;
+use crate::Transition;
+use crate::source::{Found, Parameters};
+
+/// Asks the `backing` thread for as much as is needed, and never for less than before.
+pub(super) struct Backing {
+    to: Sender<u64>,
+    bytes_max: u64,
+    swap_reserve: Option<u64>,
+    asked: u64,
+    backed: u64,
+}
+
+impl Backing {
+    pub(super) fn new(to: Sender<u64>, bytes_max: u64, swap_reserve: Option<u64>) -> Backing {
+        Backing { to, bytes_max, swap_reserve, asked: 0, backed: 0 }
+    }
+
+    /// Asks for what `models` need now, if that is more than was asked for before.
+    pub(super) fn want<'a>(&mut self, models: impl Iterator<Item = &'a Model>) {
+        let wanted = self.need(models).min(self.bytes_max);
+        if wanted > self.asked && self.to.try_send(wanted).is_ok() {
+            self.asked = wanted;
+        }
+    }
+
+    pub(super) fn backed(&mut self, bytes: u64) {
+        self.backed = self.backed.max(bytes);
+    }
+
+    /// Whether everything asked for is there.
+    pub(super) fn done(&self) -> bool {
+        self.backed >= self.asked
+    }
+
+    fn need<'a>(&self, models: impl Iterator<Item = &'a Model>) -> u64 {
+        let (mut shared, mut bytes, mut largest) = (BTreeSet::new(), 0, 0);
+        let now = Instant::now();
+        for model in models {
+            let choice = model.choice(&model.views(now));
+            for version in choice.aspired.iter().filter_map(|number| model.versions.get(number)) {
+                let own = match version.disk.as_ref().map(|disk| &disk.found) {
+                    Some(Found::Published(parameters)) => {
+                        bytes += unshared(parameters, &mut shared);
+                        parameters.footprint()
+                    }
+                    Some(Found::Foreign { bytes: files }) => {
+                        bytes += SlotPool::footprint(*files);
+                        SlotPool::footprint(*files)
+                    }
+                    _ => 0,
+                };
+                if model.config.transition == Transition::AvailabilityPreserving {
+                    largest = largest.max(own);
+                }
+            }
+        }
+        bytes + self.swap_reserve.unwrap_or(largest)
+    }
+}
+
+/// What `parameters` add to those in `shared`.
+fn unshared(parameters: &Parameters, shared: &mut BTreeSet<([u8; 32], u64)>) -> u64 {
+    let fresh = parameters.large.iter().filter(|(hash, bytes)| shared.insert((*hash.as_bytes(), *bytes)));
+    fresh.map(|(_, bytes)| SlotPool::footprint(*bytes)).sum::<u64>() + SlotPool::footprint(parameters.packed)
+}

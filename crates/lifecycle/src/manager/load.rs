@@ -1,0 +1,207 @@
+//! Loads: queued, handed to a thread, ended one way or the other.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use base::{Error, ErrorKind};
+
+use super::model::{Failure, Load, Model, Serving};
+use super::{DEFER_PAUSE, Gear, Manager};
+use crate::convert::Converted;
+use crate::message::{Fresh, LoadJob, Outcome};
+use crate::policy::Choice;
+use crate::source::{Fingerprint, Found};
+use crate::{Event, State, Transition};
+
+impl Manager {
+    /// Gives queued loads to free threads.
+    pub(super) fn dispatch(&mut self) {
+        let now = Instant::now();
+        let mut later = Vec::new();
+        while self.free_loaders > 0
+            && let Some(id) = self.gear.queue.pop_front()
+        {
+            let Some(model) = self.models.get_mut(&id.model) else { continue };
+            match model.job(id.version, now) {
+                Ready::Now(job) => match self.jobs.try_send(*job) {
+                    Ok(()) => self.free_loaders -= 1,
+                    Err(_) => tracing::error!(model = %id.model, "no load thread takes its load"),
+                },
+                Ready::Later => later.push(id),
+                Ready::Never => {}
+            }
+        }
+        self.gear.queue.extend(later);
+    }
+}
+
+enum Ready {
+    Now(Box<LoadJob>),
+    Later,
+    Never,
+}
+
+impl Model {
+    /// Queues a load of `number`.
+    pub(super) fn begin_load(&mut self, gear: &mut Gear, number: u64) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        (version.load, version.reload) = (Some(Load::default()), false);
+        gear.queue.push_back(self.id(number));
+        if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
+            gear.set_state(self, number, State::Discovered, None);
+        }
+    }
+
+    /// The job of a queued load, built from what is on disk and configured now.
+    fn job(&mut self, number: u64, now: Instant) -> Ready {
+        let id = self.id(number);
+        let Some(version) = self.versions.get_mut(&number) else { return Ready::Never };
+        let (Some(load), Some(disk)) = (&mut version.load, &version.disk) else { return Ready::Never };
+        if load.dispatched {
+            return Ready::Never;
+        }
+        if load.not_before.is_some_and(|at| at > now) {
+            return Ready::Later;
+        }
+        (load.dispatched, load.not_before) = (true, None);
+        Ready::Now(Box::new(LoadJob {
+            id,
+            dir: disk.dir.clone(),
+            published: matches!(disk.found, Found::Published(_)),
+            fingerprint: disk.fingerprint,
+            converted: load.converted.take(),
+            session: self.config.session.clone(),
+            warmup: self.config.warmup.clone(),
+            transition: self.config.transition,
+            stop: load.stop.clone(),
+        }))
+    }
+
+    /// Stops loads whose version has gone or is not wanted at all, and takes back queued ones that the policy no
+    /// longer chooses. A load under way that was overtaken by a newer version goes on: otherwise versions that
+    /// come faster than they load would keep each other from ever serving.
+    pub(super) fn drop_pointless_loads(&mut self, gear: &Gear, choice: &Choice) {
+        let none = self.down || self.gone;
+        let numbers: Vec<u64> = self
+            .versions
+            .iter()
+            .filter(|(_, version)| version.load.is_some())
+            .map(|(&number, _)| number)
+            .collect();
+        for number in numbers {
+            let Some(version) = self.versions.get_mut(&number) else { continue };
+            let queued = version.load.as_ref().is_some_and(|load| !load.dispatched);
+            if none || version.disk.is_none() || (queued && !choice.aspired.contains(&number)) {
+                version.stop_load();
+                self.show_disk(gear, number);
+            }
+        }
+    }
+
+    /// A load reached another state. While the version serves, what its next load does is not its state.
+    pub(super) fn stage(&mut self, gear: &Gear, number: u64, state: State, reason: Option<String>) {
+        let loading = |version: &super::model::Version| version.load.is_some() && version.serving.is_none();
+        if self.versions.get(&number).is_some_and(loading) {
+            gear.set_state(self, number, state, reason);
+        }
+    }
+
+    pub(super) fn load_ended(&mut self, gear: &mut Gear, number: u64, outcome: Outcome) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let Some(load) = version.load.take() else { return };
+        let stopped = load.stop.load(Ordering::Relaxed);
+        match outcome {
+            Outcome::Ready(fresh) if stopped => self.discard(gear, number, *fresh),
+            Outcome::Ready(fresh) => self.serve(gear, number, *fresh),
+            Outcome::Deferred { .. } | Outcome::Failed { .. } if stopped => {
+                if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
+                    gear.set_state(self, number, State::Discovered, None);
+                }
+            }
+            Outcome::Deferred { reason, converted } => self.defer(gear, number, (load, reason), converted),
+            Outcome::Failed { error, fingerprint } => self.fail(gear, number, error, fingerprint),
+        }
+    }
+
+    fn defer(
+        &mut self,
+        gear: &mut Gear,
+        number: u64,
+        (load, reason): (Load, String),
+        converted: Option<Converted>,
+    ) {
+        let id = self.id(number);
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let not_before = Some(Instant::now() + DEFER_PAUSE);
+        version.load = Some(Load { stop: load.stop, dispatched: false, not_before, converted });
+        gear.queue.push_back(id);
+        if version.serving.is_none() {
+            gear.set_state(self, number, State::Discovered, Some(reason));
+        }
+    }
+
+    /// Publishes a version that has just become able to answer.
+    fn serve(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let Fresh { servable, converted, fingerprint, cost, note } = fresh;
+        let old = version.serving.replace(Serving { servable, converted, fingerprint });
+        (version.failure, version.note) = (None, note);
+        self.publish();
+        gear.set_state(self, number, State::Ready, None);
+        let loaded = Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };
+        gear.observer.event(&loaded);
+        if let Some(vacated) = self.vacated.take() {
+            self.tell_swap(gear, (vacated.version, vacated.drain, vacated.unload), (number, cost));
+        } else if let Some(old) = old {
+            self.retire(gear, number, old, Some((number, cost)));
+        } else {
+            self.published = Some((number, cost));
+        }
+    }
+
+    fn fail(&mut self, gear: &Gear, number: u64, error: Error, fingerprint: Fingerprint) {
+        // While something else could serve, a try that must unload it first would cost more than it gives.
+        let costly = self.config.transition == Transition::ResourcePreserving
+            && self
+                .versions
+                .iter()
+                .any(|(&other, version)| other != number && version.loadable(Instant::now()));
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let before = version.failure.take().filter(|failure| failure.fingerprint == fingerprint);
+        let tries = before.map_or(0, |failure| failure.tries) + 1;
+        let serving = version.serving.is_some();
+        let again = !serving && !costly && transient(&error) && tries <= gear.retries.max;
+        let retry_at = again.then(|| Instant::now() + gear.retries.interval);
+        let reason = match (again, tries) {
+            (true, _) => {
+                let (of, seconds) = (gear.retries.max + 1, gear.retries.interval.as_secs_f64());
+                format!("{error} (try {tries} of {of}; the next in {seconds} s)")
+            }
+            (false, 1) => error.to_string(),
+            (false, _) => format!("{error} (after {tries} tries)"),
+        };
+        version.failure = Some(Failure { error, fingerprint, tries, retry_at });
+        if serving {
+            tracing::warn!(model = %self.name, version = number, reason, "loading it again failed; it serves as it was");
+            version.note = Some(format!("loading it again failed: {reason}"));
+            return;
+        }
+        // Files that changed meanwhile are another matter: they are tried as soon as they are complete.
+        if version.disk.as_ref().is_none_or(|disk| disk.fingerprint != fingerprint) {
+            version.failure = None;
+        }
+        gear.set_state(self, number, if again { State::Discovered } else { State::Failed }, Some(reason));
+    }
+}
+
+/// Whether trying again with the same files may help.
+fn transient(error: &Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::InvalidArgument
+            | ErrorKind::DataLoss
+            | ErrorKind::NotFound
+            | ErrorKind::FailedPrecondition
+            | ErrorKind::Unimplemented
+    )
+}

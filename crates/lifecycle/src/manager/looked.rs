@@ -1,0 +1,116 @@
+//! Taking in what a look at the directories saw.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use base::Result;
+
+use super::model::{Disk, Model};
+use super::{Gear, Manager};
+use crate::State;
+use crate::model_file::ModelFile;
+use crate::source::{Found, ModelScan, Snapshot, VersionScan};
+
+impl Manager {
+    pub(super) fn looked(&mut self, snapshot: Snapshot) {
+        let seen: BTreeSet<Arc<str>> = snapshot.models.iter().map(|scan| scan.base.name.clone()).collect();
+        for scan in snapshot.models {
+            self.looked_at(scan);
+        }
+        for (name, model) in &mut self.models {
+            if !seen.contains(name) && !model.gone {
+                model.gone = true;
+                model.versions.values_mut().for_each(|version| version.disk = None);
+            }
+        }
+        self.answered = Some(snapshot.answers);
+    }
+
+    fn looked_at(&mut self, scan: ModelScan) {
+        let ModelScan { base, settings, versions } = scan;
+        let name = base.name.clone();
+        let model = self.models.entry(name.clone()).or_insert_with(|| {
+            tracing::info!(model = %name, path = %base.base_path.display(), "found a model");
+            Model::new(base.clone(), self.catalog.add(&name))
+        });
+        model.gone = false;
+        model.configure(&base, &settings);
+        model.see(&self.gear, versions);
+    }
+}
+
+impl Model {
+    /// Takes over new settings; wrong ones are told and change nothing.
+    fn configure(&mut self, base: &crate::ModelConfig, settings: &Result<Option<ModelFile>, String>) {
+        let config = match settings {
+            Ok(file) => file.as_ref().map_or_else(|| base.clone(), |file| file.apply(base)),
+            Err(error) => {
+                if self.settings_error.as_ref() != Some(error) {
+                    tracing::error!(model = %self.name, error, "settings are not used");
+                }
+                self.settings_error = Some(error.clone());
+                return;
+            }
+        };
+        self.settings_error = None;
+        if config != self.config {
+            tracing::info!(model = %self.name, ?config, "settings changed");
+            self.config = config;
+            self.publish();
+        }
+    }
+
+    fn see(&mut self, gear: &Gear, versions: Result<Vec<VersionScan>>) {
+        let versions = match versions {
+            Ok(versions) => versions,
+            Err(error) => {
+                let error = error.to_string();
+                if self.path_error.as_ref() != Some(&error) {
+                    tracing::error!(model = %self.name, error, "its directory cannot be read; what serves stays");
+                }
+                self.path_error = Some(error);
+                return;
+            }
+        };
+        self.path_error = None;
+        let seen: BTreeSet<u64> = versions.iter().map(|scan| scan.version).collect();
+        for (_, version) in self.versions.iter_mut().filter(|(number, _)| !seen.contains(number)) {
+            version.disk = None;
+            version.pinned = false;
+        }
+        for VersionScan { version, dir, fingerprint, found } in versions {
+            self.see_version(gear, version, Disk { dir, fingerprint, found });
+        }
+    }
+
+    fn see_version(&mut self, gear: &Gear, number: u64, disk: Disk) {
+        let Some(version) = self.versions.get_mut(&number) else {
+            self.discover(&*gear.observer, number, disk);
+            self.show_disk(gear, number);
+            return;
+        };
+        if version.disk.as_ref() != Some(&disk) {
+            if version.failure.as_ref().is_some_and(|failure| failure.fingerprint != disk.fingerprint) {
+                version.failure = None;
+            }
+            version.disk = Some(disk);
+            self.show_disk(gear, number);
+        }
+    }
+
+    /// Shows what lies on disk as the state of a version that nothing is being done with.
+    pub(super) fn show_disk(&mut self, gear: &Gear, number: u64) {
+        let Some(version) = self.versions.get(&number) else { return };
+        let busy = version.serving.is_some() || version.load.is_some() || !version.draining.is_empty();
+        if busy || version.failure.is_some() {
+            return;
+        }
+        let (state, reason) = match version.disk.as_ref().map(|disk| &disk.found) {
+            Some(Found::Settling(reason)) => (State::Discovered, Some(reason.clone())),
+            Some(Found::Unusable(reason)) => (State::Failed, Some(reason.clone())),
+            _ if version.state == State::Released => return,
+            _ => (State::Discovered, None),
+        };
+        gear.set_state(self, number, state, reason);
+    }
+}

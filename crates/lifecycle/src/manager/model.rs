@@ -1,0 +1,303 @@
+//! One model as the `lifecycle` thread knows it: its versions, what each of them is doing, and what of that is
+//! visible.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use base::{Error, VersionId};
+use engine::Servable;
+
+use crate::catalog::{Entry, ReadySet};
+use crate::convert::Converted;
+use crate::policy::{self, Choice, View};
+use crate::source::{Fingerprint, Found};
+use crate::status::{LoadCost, Transitioned};
+use crate::{Event, ModelConfig, ModelStatus, Observer, State, VersionStatus};
+
+/// One model.
+pub(crate) struct Model {
+    pub(crate) name: Arc<str>,
+    pub(crate) entry: Arc<Entry>,
+    /// As configured, with its `millpond.toml` on top.
+    pub(crate) config: ModelConfig,
+    pub(crate) versions: BTreeMap<u64, Version>,
+    pub(crate) path_error: Option<String>,
+    pub(crate) settings_error: Option<String>,
+    /// An administrator unloaded it.
+    pub(crate) down: bool,
+    /// Its directory has gone.
+    pub(crate) gone: bool,
+    /// The version published last and what it cost, until a swap report has told of it.
+    pub(crate) published: Option<(u64, LoadCost)>,
+    /// A version unloaded before its successor was loaded.
+    pub(crate) vacated: Option<Vacated>,
+}
+
+/// The first half of a swap that unloads first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vacated {
+    pub(crate) version: u64,
+    pub(crate) drain: Duration,
+    pub(crate) unload: Duration,
+}
+
+/// One version of it.
+pub(crate) struct Version {
+    pub(crate) state: State,
+    pub(crate) since: SystemTime,
+    pub(crate) reason: Option<String>,
+    pub(crate) note: Option<String>,
+    /// What its directory holds; `None` once it has gone.
+    pub(crate) disk: Option<Disk>,
+    pub(crate) serving: Option<Serving>,
+    pub(crate) load: Option<Load>,
+    /// Instances that are draining or being released, each with the version that took its place.
+    pub(crate) draining: Vec<Option<(u64, LoadCost)>>,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) pinned: bool,
+    pub(crate) reload: bool,
+}
+
+/// What was seen on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Disk {
+    pub(crate) dir: PathBuf,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) found: Found,
+}
+
+/// A loaded instance.
+pub(crate) struct Serving {
+    pub(crate) servable: Arc<Servable>,
+    pub(crate) converted: Option<Converted>,
+    pub(crate) fingerprint: Fingerprint,
+}
+
+/// A load that is queued or under way.
+#[derive(Default)]
+pub(crate) struct Load {
+    pub(crate) stop: Arc<AtomicBool>,
+    /// A load thread has it.
+    pub(crate) dispatched: bool,
+    /// Not before then.
+    pub(crate) not_before: Option<Instant>,
+    pub(crate) converted: Option<Converted>,
+}
+
+/// What went wrong.
+pub(crate) struct Failure {
+    pub(crate) error: Error,
+    /// For which files.
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) tries: u32,
+    /// When to try again; `None`: not until the files change or an administrator asks.
+    pub(crate) retry_at: Option<Instant>,
+}
+
+impl Version {
+    pub(crate) fn new(disk: Disk) -> Version {
+        Version {
+            state: State::Discovered,
+            since: SystemTime::now(),
+            reason: None,
+            note: None,
+            disk: Some(disk),
+            serving: None,
+            load: None,
+            draining: Vec::new(),
+            failure: None,
+            pinned: false,
+            reload: false,
+        }
+    }
+
+    /// Whether a load of it may be tried at `now`.
+    pub(crate) fn loadable(&self, now: Instant) -> bool {
+        let complete = self
+            .disk
+            .as_ref()
+            .is_some_and(|disk| matches!(disk.found, Found::Published(_) | Found::Foreign { .. }));
+        complete && self.failure.as_ref().is_none_or(|failure| failure.retry_at.is_some_and(|at| at <= now))
+    }
+
+    pub(crate) fn settling(&self) -> bool {
+        matches!(self.disk, Some(Disk { found: Found::Settling(_), .. }))
+    }
+
+    fn view(&self, version: u64, now: Instant) -> View {
+        View {
+            version,
+            on_disk: self.disk.is_some(),
+            held: !self.loadable(now) && self.load.is_none(),
+            ready: self.serving.is_some(),
+            loading: self.load.is_some(),
+            releasing: !self.draining.is_empty(),
+            pinned: self.pinned,
+            reload: self.reload,
+        }
+    }
+
+    /// Ends a load that has become pointless; one that no thread has yet is simply forgotten.
+    pub(crate) fn stop_load(&mut self) {
+        if let Some(load) = &self.load {
+            load.stop.store(true, Ordering::Relaxed);
+            if !load.dispatched {
+                self.load = None;
+            }
+        }
+    }
+
+    fn forgettable(&self) -> bool {
+        self.disk.is_none() && self.serving.is_none() && self.load.is_none() && self.draining.is_empty()
+    }
+}
+
+impl Model {
+    pub(crate) fn new(config: ModelConfig, entry: Arc<Entry>) -> Model {
+        Model {
+            name: config.name.clone(),
+            entry,
+            config,
+            versions: BTreeMap::new(),
+            path_error: None,
+            settings_error: None,
+            down: false,
+            gone: false,
+            published: None,
+            vacated: None,
+        }
+    }
+
+    pub(crate) fn id(&self, version: u64) -> VersionId {
+        VersionId { model: self.name.clone(), version }
+    }
+
+    pub(crate) fn views(&self, now: Instant) -> Vec<View> {
+        self.versions.iter().map(|(&number, version)| version.view(number, now)).collect()
+    }
+
+    /// What should serve; nothing while it is down or gone.
+    pub(crate) fn choice(&self, views: &[View]) -> Choice {
+        if self.down || self.gone { Choice::default() } else { policy::choose(&self.config.policy, views) }
+    }
+
+    /// Whether nothing of it is in memory or on its way there.
+    pub(crate) fn at_rest(&self) -> bool {
+        let idle = |version: &Version| {
+            version.serving.is_none() && version.load.is_none() && version.draining.is_empty()
+        };
+        self.versions.values().all(idle)
+    }
+
+    /// Moves `version` to `state`, tells the observer and the log. The same state with another reason is told
+    /// too; nothing is told twice.
+    pub(crate) fn set_state(
+        &mut self,
+        observer: &dyn Observer,
+        number: u64,
+        state: State,
+        reason: Option<String>,
+    ) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        if version.state == state && version.reason == reason {
+            return;
+        }
+        let from = version.state;
+        if from != state {
+            version.since = SystemTime::now();
+        }
+        (version.state, version.reason) = (state, reason.clone());
+        log(&self.name, number, state, reason.as_deref());
+        observer.event(&Event::State(Transitioned {
+            model: self.name.clone(),
+            version: number,
+            from: Some(from),
+            to: state,
+            reason,
+            at: SystemTime::now(),
+        }));
+    }
+
+    /// Adds a version that was just found.
+    pub(crate) fn discover(&mut self, observer: &dyn Observer, number: u64, disk: Disk) {
+        let version = Version::new(disk);
+        let (model, to, at) = (self.name.clone(), State::Discovered, version.since);
+        self.versions.insert(number, version);
+        log(&model, number, to, None);
+        observer.event(&Event::State(Transitioned {
+            model,
+            version: number,
+            from: None,
+            to,
+            reason: None,
+            at,
+        }));
+    }
+
+    /// Lets requests see what is ready now: one store.
+    pub(crate) fn publish(&self) {
+        let versions = self.versions.values().filter_map(|version| version.serving.as_ref());
+        let versions = versions.map(|serving| serving.servable.clone()).collect();
+        self.entry.publish(ReadySet { versions, labels: self.config.labels.clone() });
+    }
+
+    /// Lets everybody see how it stands, and forgets versions of which nothing is left.
+    pub(crate) fn report(&mut self) {
+        self.versions.retain(|_, version| !version.forgettable());
+        let error =
+            [&self.path_error, &self.settings_error].into_iter().flatten().cloned().collect::<Vec<_>>();
+        self.entry.report(ModelStatus {
+            name: self.name.clone(),
+            versions: self.versions.iter().map(|(&number, version)| status(number, version)).collect(),
+            error: (!error.is_empty()).then(|| error.join("; ")),
+            unloaded: self.down,
+        });
+    }
+
+    /// Versions whose first try is still ahead.
+    pub(crate) fn unsettled(&self, now: Instant) -> bool {
+        let views = self.views(now);
+        let choice = self.choice(&views);
+        let waiting = |version: &u64| self.versions.get(version).is_some_and(|v| v.serving.is_none());
+        views.iter().any(|view| view.loading) || choice.aspired.iter().any(waiting)
+    }
+
+    /// What a settling version may still change about the answer: it is higher than all of `chosen`.
+    pub(crate) fn settling_above(&self, chosen: &BTreeSet<u64>) -> bool {
+        let above = chosen.last().copied();
+        self.versions
+            .iter()
+            .any(|(&number, version)| version.settling() && above.is_none_or(|top| number > top))
+    }
+}
+
+fn status(number: u64, version: &Version) -> VersionStatus {
+    let changed = || {
+        let (serving, disk) = (version.serving.as_ref()?, version.disk.as_ref()?);
+        let changed = serving.fingerprint != disk.fingerprint;
+        changed.then(|| "its files have changed since it was loaded; load it to serve them".to_owned())
+    };
+    let again =
+        || (version.serving.is_some() && version.load.is_some()).then(|| "being loaded again".to_owned());
+    VersionStatus {
+        version: number,
+        state: version.state,
+        reason: version.reason.clone(),
+        note: again().or_else(changed).or_else(|| version.note.clone()),
+        parameter_bytes: version.serving.as_ref().map_or(0, |serving| serving.servable.parameter_bytes),
+        since: version.since,
+    }
+}
+
+fn log(model: &str, version: u64, state: State, reason: Option<&str>) {
+    let state = state.name();
+    match reason {
+        Some(reason) if state == State::Failed.name() => {
+            tracing::warn!(model, version, state, reason, "version changed state");
+        }
+        reason => tracing::info!(model, version, state, reason, "version changed state"),
+    }
+}

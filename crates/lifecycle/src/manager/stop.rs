@@ -1,0 +1,52 @@
+//! The end: nothing new, everything out of the catalogue, and a bounded wait for what is still in use.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::Manager;
+use crate::SHUTDOWN_WAIT_MAX;
+use crate::message::Message;
+
+impl Manager {
+    /// Stops loads, retires every version and waits for their release, but not for ever.
+    pub(super) fn stop(mut self) {
+        self.refuse_waiters();
+        self.looks.stop();
+        for model in self.models.values_mut() {
+            model.down = true;
+            let numbers: Vec<u64> = model.versions.keys().copied().collect();
+            for number in numbers {
+                if let Some(version) = model.versions.get_mut(&number) {
+                    version.stop_load();
+                }
+                model.unload(&mut self.gear, number);
+            }
+            model.report();
+        }
+        let deadline = Instant::now() + SHUTDOWN_WAIT_MAX;
+        while !self.models.values().all(super::Model::at_rest) {
+            self.gear.flush();
+            let Ok(message) = self.inbox.recv_deadline(deadline) else {
+                tracing::warn!("something is still in use; it ends with the process");
+                break;
+            };
+            self.wind_down(message);
+        }
+        self.abandon.store(true, Ordering::Relaxed);
+        // Whoever still uses them must not be the one to release them.
+        self.gear.backlog.drain(..).for_each(|retired| std::mem::forget(retired.servable));
+    }
+
+    fn wind_down(&mut self, message: Message) {
+        match message {
+            Message::Load { done, .. } | Message::Unload { done, .. } => {
+                done(Err(base::Error::unavailable("the server is shutting down")));
+            }
+            Message::Stage { .. } | Message::LoadEnded { .. } | Message::Released { .. } => {
+                self.handle(message);
+                self.models.values_mut().for_each(super::Model::report);
+            }
+            _ => {}
+        }
+    }
+}

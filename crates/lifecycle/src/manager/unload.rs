@@ -1,0 +1,94 @@
+//! Unloads: out of the catalogue, to an unload thread, and the account of what a swap cost.
+
+use std::time::{Duration, Instant};
+
+use super::Gear;
+use super::model::{Model, Serving, Vacated};
+use crate::message::{Fresh, Retired};
+use crate::status::{LoadCost, SwapReport};
+use crate::{Event, State, Transition};
+
+impl Model {
+    /// Takes `number` out of the catalogue and has it released once nobody uses it.
+    pub(super) fn unload(&mut self, gear: &mut Gear, number: u64) {
+        let Some(serving) = self.versions.get_mut(&number).and_then(|version| version.serving.take()) else {
+            return;
+        };
+        self.publish();
+        gear.set_state(self, number, State::Draining, None);
+        let successor = self.published.take().filter(|(to, _)| *to != number && !self.down && !self.gone);
+        self.retire(gear, number, serving, successor);
+    }
+
+    /// Hands an instance that is out of the catalogue to an unload thread.
+    pub(super) fn retire(
+        &mut self,
+        gear: &mut Gear,
+        number: u64,
+        serving: Serving,
+        successor: Option<(u64, LoadCost)>,
+    ) {
+        let id = self.id(number);
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        version.draining.push(successor);
+        let Serving { servable, converted, .. } = serving;
+        let releasing = gear.ledger.releasing();
+        gear.retire(Retired { id, servable, converted, releasing, since: Instant::now() });
+    }
+
+    /// A version became able to answer after it had become unwanted.
+    pub(super) fn discard(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
+        let Fresh { servable, converted, fingerprint, .. } = fresh;
+        if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
+            gear.set_state(self, number, State::Draining, None);
+        }
+        self.retire(gear, number, Serving { servable, converted, fingerprint }, None);
+    }
+
+    pub(super) fn released(&mut self, gear: &mut Gear, number: u64, drain: Duration, unload: Duration) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let successor = if version.draining.is_empty() { None } else { version.draining.remove(0) };
+        if version.state == State::Draining && version.draining.is_empty() {
+            gear.set_state(self, number, State::Released, None);
+            self.show_disk(gear, number);
+        }
+        match successor {
+            Some(successor) => self.tell_swap(gear, (number, drain, unload), successor),
+            None if self.config.transition == Transition::ResourcePreserving && !self.down && !self.gone => {
+                self.vacated = Some(Vacated { version: number, drain, unload });
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn tell_swap(&self, gear: &Gear, old: (u64, Duration, Duration), new: (u64, LoadCost)) {
+        let ((from, drain, unload), (to, cost)) = (old, new);
+        let report = SwapReport {
+            model: self.name.clone(),
+            from,
+            to,
+            load_seconds: cost.load_seconds,
+            warm_seconds: cost.warm_seconds,
+            drain_seconds: drain.as_secs_f64(),
+            unload_seconds: unload.as_secs_f64(),
+            bytes_read: cost.bytes_read,
+            bytes_shared: cost.bytes_shared,
+            loader_minor_faults: cost.loader_minor_faults,
+            loader_cpu_seconds: cost.loader_cpu_seconds,
+        };
+        tracing::info!(
+            model = %report.model,
+            from,
+            to,
+            load_s = report.load_seconds,
+            warm_s = report.warm_seconds,
+            drain_s = report.drain_seconds,
+            unload_s = report.unload_seconds,
+            bytes_read = report.bytes_read,
+            bytes_shared = report.bytes_shared,
+            loader_minor_faults = report.loader_minor_faults,
+            "swapped"
+        );
+        gear.observer.event(&Event::Swapped(report));
+    }
+}

@@ -1,0 +1,91 @@
+//! What the threads tell each other.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use base::{Error, VersionId};
+use engine::{Servable, SessionOptions};
+
+use crate::admission::Releasing;
+use crate::convert::Converted;
+use crate::lifecycle::{Done, LoadSpec};
+use crate::source::{Fingerprint, Snapshot};
+use crate::status::LoadCost;
+use crate::{State, Transition, WarmupConfig};
+
+/// Messages that may wait for the `lifecycle` thread. Senders that may not wait are refused beyond it.
+pub(crate) const MESSAGES_MAX: usize = 1024;
+/// Retired versions that may wait for an unload thread; more are kept by the `lifecycle` thread.
+pub(crate) const RETIRED_MAX: usize = 256;
+
+/// To the `lifecycle` thread.
+pub(crate) enum Message {
+    /// The directories were looked at.
+    Look(Snapshot),
+    /// A load reached another state.
+    Stage { id: VersionId, state: State, reason: Option<String> },
+    /// A load ended.
+    LoadEnded { id: VersionId, outcome: Outcome },
+    /// A retired version takes long to drain.
+    DrainSlow { id: VersionId },
+    /// A retired version's memory has been given back.
+    Released { id: VersionId, drain: Duration, unload: Duration },
+    /// The pool was backed as far as asked, or as far as it goes.
+    Backed { bytes: u64 },
+    /// An administrator wants a model loaded.
+    Load { name: String, spec: LoadSpec, done: Done },
+    /// An administrator wants a model unloaded.
+    Unload { name: String, done: Done },
+    /// Everything is to end.
+    Stop,
+}
+
+/// To a load thread.
+pub(crate) struct LoadJob {
+    pub(crate) id: VersionId,
+    pub(crate) dir: PathBuf,
+    /// The directory holds a manifest.
+    pub(crate) published: bool,
+    pub(crate) fingerprint: Fingerprint,
+    /// What an earlier try converted it to.
+    pub(crate) converted: Option<Converted>,
+    pub(crate) session: SessionOptions,
+    pub(crate) warmup: WarmupConfig,
+    pub(crate) transition: Transition,
+    /// Set to end the load early.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// How a load ended.
+pub(crate) enum Outcome {
+    Ready(Box<Fresh>),
+    /// There is no room yet; what was converted is kept for the next try.
+    Deferred {
+        reason: String,
+        converted: Option<Converted>,
+    },
+    Failed {
+        error: Error,
+        fingerprint: Fingerprint,
+    },
+}
+
+/// A version that has just become able to answer.
+pub(crate) struct Fresh {
+    pub(crate) servable: Arc<Servable>,
+    pub(crate) converted: Option<Converted>,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) cost: LoadCost,
+    pub(crate) note: Option<String>,
+}
+
+/// To an unload thread.
+pub(crate) struct Retired {
+    pub(crate) id: VersionId,
+    pub(crate) servable: Arc<Servable>,
+    pub(crate) converted: Option<Converted>,
+    pub(crate) releasing: Releasing,
+    pub(crate) since: Instant,
+}

@@ -1,0 +1,80 @@
+//! The `source` and `backing` threads: both do slow things with the system so that `lifecycle` need not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use memory::SlotPool;
+
+use crate::message::Message;
+use crate::source::Scanner;
+
+/// The pool is backed in steps of so many bytes, and between two steps it may be told to stop.
+const BACKING_STEP_BYTES: u64 = 64 << 20;
+
+/// Asks the `source` thread for looks. It ends when this is dropped.
+pub(crate) struct Looks {
+    asked: Arc<AtomicU64>,
+    wake: Option<Sender<()>>,
+}
+
+/// The other end of [`Looks`].
+pub(crate) struct Asked {
+    asked: Arc<AtomicU64>,
+    wake: Receiver<()>,
+}
+
+impl Looks {
+    pub(crate) fn new() -> (Looks, Asked) {
+        // One wake-up waiting is enough: the look that follows answers all who asked before it.
+        let (wake, woken) = bounded(1);
+        let asked = Arc::new(AtomicU64::new(0));
+        (Looks { asked: asked.clone(), wake: Some(wake) }, Asked { asked, wake: woken })
+    }
+
+    /// Asks for a look; the ticket says which look answers.
+    pub(crate) fn ask(&self) -> u64 {
+        let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        if let Some(wake) = &self.wake {
+            // Full means that a wake-up is waiting already.
+            let _ = wake.try_send(());
+        }
+        ticket
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.wake = None;
+    }
+}
+
+/// The body of the `source` thread: a look every `poll`, and whenever asked.
+pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Sender<Message>) {
+    loop {
+        let answers = asked.asked.load(Ordering::SeqCst);
+        if out.send(Message::Look(scanner.look(answers, Instant::now()))).is_err() {
+            return;
+        }
+        match asked.wake.recv_timeout(poll) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace.
+pub(crate) fn back(pool: &SlotPool, wanted: &Receiver<u64>, stop: &AtomicBool, out: &Sender<Message>) {
+    for bytes in wanted {
+        let mut backed = pool.stats().backed.min(bytes);
+        while backed < bytes && !stop.load(Ordering::Relaxed) {
+            backed = (backed + BACKING_STEP_BYTES).min(bytes);
+            if let Err(error) = pool.ensure_backed(backed) {
+                tracing::warn!(bytes, %error, "loads fault in what is missing");
+                break;
+            }
+        }
+        if out.send(Message::Backed { bytes }).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The unload threads: wait for the last user of a retired version, then release it here and nowhere else.
+//!
+//! A thread watches all its retired versions at once, so that one slow request holds up only its own version.
+//! The catalogue has let go of a version before it comes here, so the number of its holders only falls.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::VersionId;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use engine::Servable;
+
+use crate::DRAIN_LONG;
+use crate::message::{Message, Retired};
+
+/// Time between two looks at retired versions that are still in use.
+const DRAIN_POLL: Duration = Duration::from_millis(2);
+
+/// What the unload threads share.
+pub(crate) struct Unloader {
+    pub(crate) background: bool,
+    /// Set when what is still in use is to be left behind.
+    pub(crate) abandon: Arc<AtomicBool>,
+    pub(crate) out: Sender<Message>,
+}
+
+struct Draining {
+    retired: Retired,
+    reported: bool,
+}
+
+impl Unloader {
+    /// The body of an unload thread: until the channel closes and everything is released.
+    pub(crate) fn run(&self, retired: &Receiver<Retired>) {
+        if self.background
+            && let Err(error) = memory::thread::set_idle_priority()
+        {
+            tracing::warn!(%error, "unloading at ordinary priority");
+        }
+        let mut draining: Vec<Draining> = Vec::new();
+        let mut open = true;
+        while open || !draining.is_empty() {
+            open = self.receive(retired, &mut draining, open);
+            draining = draining.into_iter().filter_map(|one| self.try_release(one)).collect();
+            if self.abandon.load(Ordering::Relaxed) {
+                draining.drain(..).for_each(abandon);
+            }
+        }
+    }
+
+    /// Waits for the next retired version, or until it is time to look again. False when there will be no more.
+    fn receive(&self, retired: &Receiver<Retired>, draining: &mut Vec<Draining>, open: bool) -> bool {
+        if !open {
+            std::thread::sleep(DRAIN_POLL);
+            return false;
+        }
+        let received = if draining.is_empty() {
+            retired.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            retired.recv_timeout(DRAIN_POLL)
+        };
+        match received {
+            Ok(retired) => draining.push(Draining { retired, reported: false }),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+        true
+    }
+
+    fn try_release(&self, one: Draining) -> Option<Draining> {
+        let Draining { retired, mut reported } = one;
+        let Retired { id, servable, converted, releasing, since } = retired;
+        match Arc::try_unwrap(servable) {
+            Ok(servable) => {
+                let drain = since.elapsed();
+                let started = Instant::now();
+                release(&id, servable);
+                drop(releasing);
+                let unload = started.elapsed();
+                drop(converted);
+                // Fails only at shutdown, when nobody counts any more.
+                let _ = self.out.send(Message::Released { id, drain, unload });
+                None
+            }
+            Err(servable) => {
+                if !reported && since.elapsed() > DRAIN_LONG {
+                    reported = true;
+                    let _ = self.out.send(Message::DrainSlow { id: id.clone() });
+                }
+                let retired = Retired { id, servable, converted, releasing, since };
+                Some(Draining { retired, reported })
+            }
+        }
+    }
+}
+
+fn release(id: &VersionId, servable: Servable) {
+    if catch_unwind(AssertUnwindSafe(|| drop(servable))).is_err() {
+        tracing::error!(model = %id.model, version = id.version, "releasing it panicked");
+    }
+}
+
+/// The process ends: what a request still uses stays where it is, so that no request thread releases it.
+fn abandon(one: Draining) {
+    tracing::warn!(model = %one.retired.id.model, version = one.retired.id.version, "still in use at shutdown");
+    std::mem::forget(one.retired.servable);
+}
