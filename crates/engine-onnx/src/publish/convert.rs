@@ -65,7 +65,7 @@ impl Job {
         let moved: HashSet<&str> = plan.moves.iter().map(|parameter| parameter.name.as_str()).collect();
         if let Some(absent) = always.iter().find(|name| !moved.contains(name.as_str())) {
             return Err(Error::data_loss(format!(
-                "{}: the manifest has the tensor \"{absent}\", the graph does not",
+                "{}: the manifest has the tensor {absent:?}, the graph does not",
                 model.display()
             )));
         }
@@ -137,7 +137,7 @@ impl Job {
             return Ok(());
         }
         Err(Error::data_loss(format!(
-            "{}: tensor \"{}\" is not the one that its manifest describes; publish it again from its origin",
+            "{}: tensor {:?} is not the one that its manifest describes; publish it again from its origin",
             self.model.display(),
             entry.name
         )))
@@ -182,7 +182,7 @@ impl Reader<'_> {
             Data::Raw(range) => self.model.file().stream(range.clone(), &mut sink)?,
             Data::Typed(payload) => {
                 stream_typed(&mut self.model, payload.clone(), parameter.dtype, parameter.bytes, &mut sink)
-                    .map_err(|e| e.context(format_args!("tensor \"{}\"", parameter.name)))?;
+                    .map_err(|e| e.context(format_args!("tensor {:?}", parameter.name)))?;
             }
             Data::File(path, range) => {
                 other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;

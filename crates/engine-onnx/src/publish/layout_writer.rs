@@ -18,6 +18,7 @@ pub(super) const ENGINE_NAME: &str = "onnxruntime";
 /// [`LayoutWriter::finish`]; a writer that is dropped leaves files without a manifest, which no reader takes.
 ///
 /// ```no_run
+/// # extern crate millpond_engine_onnx as engine_onnx;
 /// # use engine_onnx::publish::{LayoutWriter, WriteOptions};
 /// # use base::DType;
 /// # fn main() -> base::Result<()> {

@@ -2,6 +2,7 @@
 //!
 //! A model is never held in memory: its protobuf is walked where it lies, large parameters are copied slice by
 //! slice, and everything else is copied byte for byte. Nothing here calls ONNX Runtime.
+#![forbid(unsafe_code)]
 
 mod aligned;
 pub mod build;

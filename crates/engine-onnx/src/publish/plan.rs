@@ -276,7 +276,7 @@ impl Planner<'_> {
                 let (path, range) = self
                     .externals
                     .resolve(location, bytes)
-                    .map_err(|e| e.context(format_args!("tensor \"{name}\"")))?;
+                    .map_err(|e| e.context(format_args!("tensor {name:?}")))?;
                 Data::File(path, range)
             }
             (None, Some(raw)) if raw.end - raw.start == bytes => Data::Raw(raw.clone()),
@@ -284,7 +284,7 @@ impl Planner<'_> {
                 let held = raw.end - raw.start;
                 return Err(self.walker.damaged(
                     raw.start,
-                    format_args!("tensor \"{name}\" holds {held} bytes, type and shape take {bytes}"),
+                    format_args!("tensor {name:?} holds {held} bytes, type and shape take {bytes}"),
                 ));
             }
             (None, None) => Data::Typed(head.payload.clone()),

@@ -141,9 +141,9 @@ impl TensorHead {
             })
     }
 
-    /// Its name for messages.
-    pub(super) fn label(&self) -> std::borrow::Cow<'_, str> {
-        String::from_utf8_lossy(&self.name)
+    /// Its name for messages, which are one line whatever the name is.
+    pub(super) fn label(&self) -> String {
+        String::from_utf8_lossy(&self.name).escape_debug().collect()
     }
 }
 

@@ -66,7 +66,7 @@ fn every_flipped_byte_is_harmless() {
     let path = dir.path().join("model.onnx");
     let headers: Vec<usize> = (0..model.len())
         .filter(|&at| {
-            // Elements of the two large tensors lie in the middle of runs that look like nothing else.
+            // Of the elements of the two large tensors only a few: there a changed byte is another value.
             let from = at.saturating_sub(200);
             at < 200 || at % 331 == 0 || model[from..at].windows(2).any(|pair| pair == b"t1" || pair == b"Co")
         })
@@ -74,7 +74,7 @@ fn every_flipped_byte_is_harmless() {
     assert!(headers.len() > 300 && headers.len() < 3000, "{}", headers.len());
     let (mut fine, mut refused) = (0, 0);
     for at in headers {
-        for flip in [0x01u8, 0x08, 0x80, 0xff] {
+        for flip in [0x01u8, 0x80] {
             let mut damaged = model.clone();
             damaged[at] ^= flip;
             std::fs::write(&path, &damaged).unwrap();

@@ -1,12 +1,13 @@
 //! The publisher against a second, naive reader of ONNX that holds everything in memory.
 
+mod bound;
 mod damage;
 mod generate;
 mod naive;
 mod round_trip;
 mod whole;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::layout::{Artifact, Manifest};
 
@@ -53,4 +54,21 @@ fn sorted(reading: &Reading) -> Vec<String> {
     let mut lines: Vec<String> = reading.tensors.iter().map(ToString::to_string).collect();
     lines.sort();
     lines
+}
+
+/// All models below a directory.
+fn models_below(root: &Path) -> Vec<PathBuf> {
+    let (mut stack, mut found) = (vec![root.to_owned()], Vec::new());
+    while let Some(dir) = stack.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                stack.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "onnx") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
 }

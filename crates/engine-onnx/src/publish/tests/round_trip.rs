@@ -157,18 +157,10 @@ fn real_models_round_trip() {
         eprintln!("skipped: set MILLPOND_TEST_MODELS to a directory of .onnx files to convert them too");
         return;
     };
-    let (mut stack, mut count) = (vec![std::path::PathBuf::from(root)], 0);
-    while let Some(dir) = stack.pop() {
-        for entry in std::fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                stack.push(path);
-            } else if path.extension().is_some_and(|ext| ext == "onnx") {
-                let manifest = check(&path);
-                eprintln!("{}: {} tensors", path.display(), manifest.tensors.len());
-                count += 1;
-            }
-        }
+    let models = super::models_below(std::path::Path::new(&root));
+    assert!(!models.is_empty(), "no .onnx file below MILLPOND_TEST_MODELS");
+    for path in models {
+        let manifest = check(&path);
+        eprintln!("{}: {} tensors", path.display(), manifest.tensors.len());
     }
-    assert!(count > 0, "no .onnx file below MILLPOND_TEST_MODELS");
 }
