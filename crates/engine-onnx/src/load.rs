@@ -33,6 +33,8 @@ pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<Opened> {
     let path = c_path(&request.graph)?;
     parameters::check(&request.graph, &request.parameters).map_err(|e| e.context(request.graph.display()))?;
     let options = session_options(&request.options)?;
+    // SAFETY: the options are alive; the path is NUL-terminated and copied.
+    unsafe { call!(Call, SetSessionLogId(options.as_ptr(), path.as_ptr()))? };
     let mut values = Vec::with_capacity(request.parameters.len());
     for parameter in &request.parameters {
         values.push(bind(runtime, &options, parameter)?);

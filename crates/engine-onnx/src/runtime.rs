@@ -194,7 +194,8 @@ fn logger() -> sys::OrtLoggingFunction {
 type Log =
     unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
 
-/// Passes the library's messages on to the program's log.
+/// Passes the library's messages on to the program's log. Its warnings are about how a model was exported, come
+/// with every load (some with every run) and ask nothing of an operator, so they are for debugging.
 unsafe extern "system" fn log(
     _: *mut c_void,
     severity: i32,
@@ -215,9 +216,57 @@ unsafe extern "system" fn log(
         let message = text(message).split_whitespace().collect::<Vec<_>>().join(" ");
         let model = text(model);
         match severity {
-            ..=1 => tracing::debug!(target: "onnxruntime", model, "{message}"),
-            2 => tracing::warn!(target: "onnxruntime", model, "{message}"),
+            ..=2 => tracing::debug!(target: "onnxruntime", model, "{message}"),
             _ => tracing::error!(target: "onnxruntime", model, "{message}"),
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts events, then panics.
+    struct Panicking(Arc<AtomicUsize>);
+
+    impl tracing::Subscriber for Panicking {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            panic!("a broken subscriber");
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn a_message_is_passed_on_and_a_panic_is_not() {
+        let events = Arc::new(AtomicUsize::new(0));
+        tracing::subscriber::with_default(Panicking(events.clone()), || {
+            for severity in [0, 2, 3, 4, 99] {
+                // SAFETY: the strings are null or NUL-terminated and live through the call.
+                unsafe {
+                    log(
+                        null_mut(),
+                        severity,
+                        std::ptr::null(),
+                        c"model".as_ptr(),
+                        std::ptr::null(),
+                        c"two\nlines".as_ptr(),
+                    );
+                }
+            }
+        });
+        assert_eq!(events.load(Ordering::SeqCst), 5);
+    }
 }

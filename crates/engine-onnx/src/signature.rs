@@ -157,7 +157,8 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
             |_| {
                 // SAFETY: a symbol is null or a NUL-terminated string inside the information, which is alive.
                 let symbol = (!symbol.is_null()).then(|| unsafe { CStr::from_ptr(symbol) }.to_string_lossy());
-                Dim::Dynamic(symbol.filter(|text| !text.is_empty()).map(Into::into))
+                // Some exporters write "?" on every axis they do not know; as a name it would tie them together.
+                Dim::Dynamic(symbol.filter(|text| text.contains(char::is_alphanumeric)).map(Into::into))
             },
             Dim::Fixed,
         )

@@ -246,8 +246,11 @@ fn no_copy(suite: &Suite<'_>) {
     assert_eq!(Arc::strong_count(&table.region), 1);
 }
 
-/// Resident anonymous memory of this process.
-fn resident_bytes() -> usize {
+/// Resident anonymous memory of this process, in bytes.
+///
+/// # Panics
+/// Where `/proc` does not say.
+pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10

@@ -1,13 +1,12 @@
 //! A library that is missing or unfit is refused in one line that says what to do.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 use base::ErrorKind;
 use engine::Engine;
 use engine_onnx::{LibrarySearch, OnnxEngine};
 
-use crate::support::{onnx, search};
+use crate::support::{child, onnx, search};
 
 /// What is given for `--onnxruntime` in the child process of these tests.
 const EXPLICIT: &str = "MILLPOND_TEST_EXPLICIT";
@@ -45,13 +44,8 @@ fn child_opens_explicit() {
     println!("error={:?}", OnnxEngine::open(&search).unwrap_err());
 }
 
-fn error_with(explicit: &std::path::Path) -> String {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "library::child_opens_explicit", "--nocapture"])
-        .env(EXPLICIT, explicit)
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+fn error_with(explicit: &Path) -> String {
+    let text = child("library::child_opens_explicit", EXPLICIT, explicit.as_os_str());
     let line = text.lines().find_map(|line| line.split_once("error=")).map(|(_, error)| error.to_owned());
     line.unwrap_or_else(|| panic!("no error in {text}"))
 }

@@ -70,3 +70,16 @@ pub(crate) fn floats(name: &str, shape: &[usize], elements: &[f32]) -> NamedTens
 pub(crate) fn names(names: &[&str]) -> Vec<Arc<str>> {
     names.iter().map(|name| Arc::from(*name)).collect()
 }
+
+/// Runs one test of this binary in a process of its own, with `key` set to `value`, and gives what it printed.
+/// The test does its work only where `key` is set.
+pub(crate) fn child(test: &str, key: &str, value: &std::ffi::OsStr) -> String {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(key, value)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{test}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text
+}

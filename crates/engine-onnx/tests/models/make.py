@@ -107,7 +107,7 @@ def special():
         [helper.make_tensor("bias", FLOAT, [1], [10.0])],
     )
     a = value("a", FLOAT, ["rows", "columns"])
-    b = value("b", FLOAT, [None, "columns"])
+    b = value("b", FLOAT, ["?", "columns"])
     write("symbols", [node("Add", ["a", "b"], ["y"])], [a, b], [value("y", FLOAT, ["rows", "columns"])])
     write("any_rank", [node("Neg", ["x"], ["y"])], [value("x", FLOAT, None)], [value("y", FLOAT, None)])
     write(
