@@ -21,8 +21,8 @@ use crate::connection::{Answer, Connection, Endpoint, Template, Transport};
 use crate::schedule::{Arrivals, Schedule};
 use crate::timer::Timer;
 
-/// How long a finished schedule waits for the last answers; those still missing count as failed.
-const DRAIN: Duration = Duration::from_secs(20);
+/// How long a finished schedule waits for the last answers unless it is told otherwise.
+pub(crate) const DRAIN: Duration = Duration::from_secs(20);
 /// The priority client threads ask for: a real client would not compete for the server's cores, so it is woken
 /// at once where the system allows it. Without the right to ask, the run goes on at normal priority.
 const CLIENT_NICE: i32 = -15;
@@ -107,6 +107,8 @@ pub(crate) struct Plan {
     pub(crate) threads: usize,
     /// Open loop: answers that may be missing at a time, of all threads together.
     pub(crate) in_flight_max: usize,
+    /// How long a finished schedule waits for the last answers; those still missing count as failed.
+    pub(crate) drain: Duration,
     /// Set to end early.
     pub(crate) stop: Arc<AtomicBool>,
 }
@@ -134,6 +136,7 @@ impl Plan {
             connections,
             threads: 1,
             in_flight_max: 1024,
+            drain: DRAIN,
             stop: Arc::default(),
         }
     }
@@ -177,8 +180,7 @@ pub(crate) fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -
             .collect::<Result<_>>()?;
         clients
             .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked"))))
-            .collect()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked"))))
     })
 }
 
@@ -268,7 +270,7 @@ impl Client {
                 self.freed.notified().await;
             }
         };
-        if tokio::time::timeout(DRAIN, all).await.is_err() {
+        if tokio::time::timeout(self.plan.drain, all).await.is_err() {
             let due = self.plan.start.elapsed();
             (0..self.in_flight.get()).for_each(|_| self.record_failure(due, "no answer came"));
         }
@@ -297,7 +299,7 @@ impl Client {
                 let _ = task.await;
             }
         };
-        let limit = self.plan.duration.saturating_add(DRAIN);
+        let limit = self.plan.duration.saturating_add(self.plan.drain);
         if tokio::time::timeout(limit, all).await.is_err() {
             self.record_failure(self.plan.duration, "no answer came");
         }

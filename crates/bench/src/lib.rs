@@ -8,7 +8,9 @@
 //!
 //! Nothing here reads arguments or the environment: `cli` fills the `Args` structs and [`BenchEnv`].
 
+mod caller;
 mod connection;
+pub mod demo;
 mod drive;
 pub mod load;
 mod machine;

@@ -81,6 +81,9 @@ pub struct LoadArgs {
     /// Open loop: answers that may be missing at a time; further requests count as failed
     #[arg(long, default_value_t = 1024)]
     pub in_flight: usize,
+    /// How long to wait for the last answers; those still missing then count as failed
+    #[arg(long, default_value = "20s", value_parser = units::parse_duration)]
+    pub drain: Duration,
     /// Process of the server on this machine, for its CPU time a request (may be given several times)
     #[arg(long)]
     pub pid: Vec<u32>,
@@ -143,6 +146,7 @@ pub fn run(args: &LoadArgs, _env: &BenchEnv) -> Result<()> {
     plan.threads = args.threads;
     plan.connections = args.connections.unwrap_or(plan.connections);
     plan.in_flight_max = args.in_flight;
+    plan.drain = args.drain;
 
     let watch = NoiseWatch::start();
     let judge: Arc<dyn Judge> = Arc::new(StatusOnly);

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub(crate) struct ServerPlan {
     pub(crate) args: Vec<String>,
     /// Its own process group, so that a Ctrl-C in the terminal reaches only us.
     pub(crate) detached: bool,
+    /// HTTP and gRPC ports to take where they are free; any others where they are not, or where this is absent.
+    pub(crate) ports: Option<(u16, u16)>,
 }
 
 /// A running server. Dropping it ends it.
@@ -53,7 +56,7 @@ impl ServerProcess {
     /// When it cannot be started, ends, or is not ready in time; the message has the end of its log.
     pub(crate) fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
-        let (http_port, grpc_port) = free_ports()?;
+        let (http_port, grpc_port) = free_ports(plan.ports.unwrap_or((0, 0)))?;
         let child = spawn(env, plan, &log, http_port, grpc_port)?;
         end_with_us(child.id());
         let mut server = ServerProcess { child, http_port, grpc_port, log, pages: agent() };
@@ -188,13 +191,14 @@ fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_por
     command.spawn().map_err(|e| Error::io(&env.millpond, &e).context("cannot start the server"))
 }
 
-/// Two ports that were free a moment ago.
-fn free_ports() -> Result<(u16, u16)> {
-    let listen =
-        || TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
-    let pair = listen().and_then(|first| Ok((first, listen()?)));
+/// Two ports that were free a moment ago: the wanted ones where they were.
+fn free_ports(wanted: (u16, u16)) -> Result<(u16, u16)> {
+    let bind = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|held| Ok((held.local_addr()?.port(), held)));
+    let listen = |port| bind(port).or_else(|_| bind(0));
+    // Both are held until both are known, so that they differ.
+    let pair = listen(wanted.0).and_then(|first| Ok((first, listen(wanted.1)?)));
     let (first, second) = pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
-    Ok((first.0.port(), second.0.port()))
+    Ok((first.0, second.0))
 }
 
 /// A client for pages, with limits.
@@ -231,12 +235,21 @@ fn end_with_us(pid: u32) {
     });
 }
 
-/// Set while somebody else handles an interrupt (the demo ends with a summary instead).
-pub(crate) static INTERRUPTS_HANDLED: std::sync::atomic::AtomicBool =
-    std::sync::atomic::AtomicBool::new(false);
+/// Whether an interrupt is to be handled by [`interrupted`]'s caller, and whether one has come.
+static HANDLED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From here on the first interrupt only makes [`interrupted`] true; the second ends the process.
+pub(crate) fn handle_interrupts() {
+    HANDLED.store(true, Ordering::SeqCst);
+}
+
+/// Whether this process was told to end.
+pub(crate) fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
 
 fn watch_signals() {
-    use std::sync::atomic::Ordering;
     use tokio::signal::unix::{SignalKind, signal as listen};
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     runtime.block_on(async {
@@ -250,7 +263,7 @@ fn watch_signals() {
                 _ = interrupt.recv() => 130,
                 _ = terminate.recv() => 143,
             };
-            if INTERRUPTS_HANDLED.load(Ordering::SeqCst) {
+            if HANDLED.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst) {
                 continue;
             }
             let children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -266,8 +279,13 @@ mod tests {
 
     #[test]
     fn ports_differ() {
-        let (first, second) = free_ports().unwrap();
+        let (first, second) = free_ports((0, 0)).unwrap();
         assert_ne!(first, second);
+        let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let taken = held.local_addr().unwrap().port();
+        let (other, wanted) = free_ports((taken, second)).unwrap();
+        assert_ne!(other, taken);
+        assert_eq!(wanted, second);
     }
 
     #[test]
@@ -279,7 +297,7 @@ mod tests {
             cache_dir: dir.path().into(),
             demo_seconds: None,
         };
-        let plan = ServerPlan { name: "echo".into(), args: vec!["models".into()], detached: false };
+        let plan = ServerPlan { name: "echo".into(), args: vec!["models".into()], detached: false, ports: None };
         let error = ServerProcess::start(&env, &plan).unwrap_err();
         assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
     }

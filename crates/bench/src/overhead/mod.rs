@@ -238,7 +238,7 @@ fn start_server(args: &OverheadArgs, env: &BenchEnv, subject: &Subject, threads:
     let mut server_args = vec![format!("{MODEL}={}", model_dir.display())];
     server_args.extend(["--workers".to_owned(), threads.to_string()]);
     server_args.extend(args.server_arg.iter().cloned());
-    ServerProcess::start(env, &ServerPlan { name: "overhead".into(), args: server_args, detached: false })
+    ServerProcess::start(env, &ServerPlan { name: "overhead".into(), args: server_args, detached: false, ports: None })
 }
 
 /// Both sides, ready.

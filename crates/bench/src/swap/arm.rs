@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
-use super::traffic::{MODEL, Traffic, content_of};
-use super::{Arm, SwapArgs};
+use super::{Arm, Contents, MODEL, SwapArgs, Traffic};
 use crate::BenchEnv;
 use crate::drive::{Judge, Pace, Plan, Sample, Sink, drive};
 use crate::machine::{Noise, NoiseWatch};
@@ -41,16 +40,17 @@ const VERSIONS_KEPT: u64 = 2;
 pub(super) struct Setup<'a> {
     pub(super) args: &'a SwapArgs,
     pub(super) env: &'a BenchEnv,
-    /// Both contents in the mappable layout.
-    pub(super) layouts: Vec<PathBuf>,
-    /// Both contents as ordinary files with everything embedded.
-    pub(super) embedded: Vec<PathBuf>,
+    /// Both contents in the mappable layout, where an arm needs them.
+    pub(super) layouts: Option<Contents>,
+    /// Both contents as ordinary files with everything embedded, where the heap arm needs them.
+    pub(super) embedded: Option<Contents>,
     pub(super) traffic: Arc<Traffic>,
 }
 
 impl Setup<'_> {
-    fn contents(&self, arm: Arm) -> &[PathBuf] {
-        if arm == Arm::Heap { &self.embedded } else { &self.layouts }
+    fn contents(&self, arm: Arm) -> Result<&Contents> {
+        let contents = if arm == Arm::Heap { &self.embedded } else { &self.layouts };
+        contents.as_ref().ok_or_else(|| Error::internal("the arm's models were not made"))
     }
 }
 
@@ -88,7 +88,7 @@ fn arm_name<S: serde::Serializer>(arm: &Arm, serializer: S) -> Result<S::Ok, S::
 
 /// Answers a second that a pool server gives at most to clients on this machine.
 pub(super) fn capacity(setup: &Setup<'_>) -> Result<f64> {
-    let arm = if setup.layouts.is_empty() { Arm::Heap } else { Arm::Pool };
+    let arm = if setup.layouts.is_none() { Arm::Heap } else { Arm::Pool };
     let server = Server::start(setup, arm, "capacity")?;
     let clients = CAPACITY_CLIENTS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
     let tally = Arc::new(Tally::new(WARM_UP));
@@ -162,7 +162,7 @@ fn swap_on_schedule(
             continue;
         }
         let version = swap as VersionNumber + 2;
-        cache::publish_link(&setup.contents(arm)[content_of(version)], &server.model_dir, version)?;
+        cache::publish_link(setup.contents(arm)?.of(version), &server.model_dir, version)?;
         cache::prune(&server.model_dir, version, VERSIONS_KEPT)?;
     }
     Ok(starts)
@@ -196,12 +196,12 @@ impl Server {
         let root = setup.env.cache_dir.join("run").join(format!("swap-{name}"));
         let model_dir = root.join(MODEL);
         cache::fresh(&model_dir)?;
-        cache::publish_link(&setup.contents(arm)[content_of(1)], &model_dir, 1)?;
+        cache::publish_link(setup.contents(arm)?.of(1), &model_dir, 1)?;
         let home = if arm == Arm::Heap { "heap" } else { "pool" };
         let mut args = vec![format!("{MODEL}={}", model_dir.display())];
         args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
         args.extend(setup.args.server_arg.iter().cloned());
-        let plan = ServerPlan { name: format!("swap-{name}"), args, detached: false };
+        let plan = ServerPlan { name: format!("swap-{name}"), args, detached: false, ports: None };
         Ok(Server { process: ServerProcess::start(setup.env, &plan)?, model_dir })
     }
 

@@ -6,6 +6,7 @@
 //! Every answer is compared with what the version that gave it must answer.
 
 mod arm;
+mod contents;
 mod report;
 mod traffic;
 
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::units::{self, MIB, format_bytes};
+use base::units::{self, MIB};
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 use engine::Engine as _;
@@ -22,11 +23,11 @@ use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
 use crate::BenchEnv;
 use crate::machine::{Machine, NoiseWatch};
-use crate::models::cache;
 use crate::models::ctr::Ctr;
 use crate::report::Progress;
 use arm::{Round, Setup};
-use traffic::Traffic;
+pub(crate) use contents::Contents;
+pub(crate) use traffic::{MODEL, Traffic};
 
 /// What --quick makes of the sizes.
 const QUICK_BYTES: u64 = 24 * MIB;
@@ -34,8 +35,6 @@ const QUICK_BYTES: u64 = 24 * MIB;
 const ROUNDS_MAX: usize = 100;
 /// Swaps of one round at most.
 const SWAPS_MAX: usize = 1000;
-/// Versions' contents, used in turn: nothing of one can be taken over from the other.
-const CONTENT_SEEDS: [u64; 2] = [1, 2];
 
 /// Swap a large model under load and compare what requests notice with not swapping at all.
 ///
@@ -182,40 +181,12 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
 
 /// Makes or finds the models, the requests and their right answers.
 fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<Setup<'a>> {
-    let ctr = Ctr::of_bytes(args.bytes);
-    let mut layouts = Vec::new();
-    let mut embedded = Vec::new();
-    for (number, seed) in CONTENT_SEEDS.into_iter().enumerate() {
-        let key = format!("{}-v{}", ctr.key(), number + 1);
-        if args.needs(false) {
-            layouts.push(make(env, &ctr, &key, &|dir, progress| ctr.write_layout(seed, dir, progress))?);
-        }
-        if args.needs(true) {
-            let write = |dir: &std::path::Path, progress: &dyn Fn(u64)| {
-                ctr.write_embedded(seed, &dir.join("model.onnx"), progress)
-            };
-            embedded.push(make(env, &ctr, &format!("{key}-embedded"), &write)?);
-        }
-    }
+    let layouts = if args.needs(false) { Some(Contents::layouts(env, args.bytes)?) } else { None };
+    let embedded = if args.needs(true) { Some(Contents::embedded(env, args.bytes)?) } else { None };
     let progress = Progress::new(1);
     progress.say("computing the right answers");
-    let traffic = Arc::new(Traffic::new(&ctr, args.batch)?);
+    let traffic = Arc::new(Traffic::new(&Ctr::of_bytes(args.bytes), args.batch)?);
     Ok(Setup { args, env, layouts, embedded, traffic })
-}
-
-/// Writes a model into an empty directory, telling how many bytes it has put.
-type Write<'a> = dyn Fn(&std::path::Path, &dyn Fn(u64)) -> Result<()> + 'a;
-
-fn make(env: &BenchEnv, ctr: &Ctr, key: &str, write: &Write<'_>) -> Result<PathBuf> {
-    let progress = Progress::new(ctr.bytes() >> 20);
-    let done = std::cell::Cell::new(0u64);
-    cache::ensure(&env.cache_dir, key, ctr.bytes(), |dir| {
-        progress.say(format!("MiB of {key} ({}), made once", format_bytes(ctr.bytes())));
-        write(dir, &|bytes| {
-            done.set(done.get() + bytes);
-            progress.at(done.get() >> 20, ctr.bytes() >> 20);
-        })
-    })
 }
 
 #[cfg(test)]

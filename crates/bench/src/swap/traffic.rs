@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use base::{NamedTensor, Result, VersionNumber};
+use base::{NamedTensor, Result};
 use bytes::Bytes;
 
-use super::CONTENT_SEEDS;
+use super::contents::{SEEDS, index_of};
 use crate::connection::{Answer, Endpoint, Template};
 use crate::drive::{Judge, Verdict};
 use crate::models::ctr::{Ctr, Features};
@@ -18,11 +18,6 @@ const REQUESTS: u64 = 32;
 const REQUEST_SEED: u64 = 2026;
 /// The name the model is served under.
 pub(crate) const MODEL: &str = "ctr";
-
-/// Which of the contents version `version` has: they alternate.
-pub(crate) fn content_of(version: VersionNumber) -> usize {
-    (version.saturating_sub(1) % CONTENT_SEEDS.len() as u64) as usize
-}
 
 /// Requests and right answers.
 pub(crate) struct Traffic {
@@ -37,7 +32,7 @@ impl Traffic {
         let features: Vec<Features> = (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
         Ok(Traffic {
             requests: features.iter().map(Features::tensors).collect::<Result<_>>()?,
-            expected: CONTENT_SEEDS.iter().map(|&seed| ctr.reference(seed, &features)).collect(),
+            expected: SEEDS.iter().map(|&seed| ctr.reference(seed, &features)).collect(),
         })
     }
 
@@ -52,7 +47,7 @@ impl Traffic {
 impl Judge for Traffic {
     fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
         let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
-        let expected = &self.expected[content_of(outputs.version)][shot];
+        let expected = &self.expected[index_of(outputs.version)][shot];
         let right = outputs.version > 0
             && outputs.floats("prob").is_ok_and(|(_, values)| {
                 values.len() == expected.len()

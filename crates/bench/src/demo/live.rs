@@ -1,0 +1,159 @@
+//! What the demo shows while it runs: one table that is drawn over itself, or a line now and then.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use base::units::format_bytes;
+
+use crate::drive::{Sample, Verdict};
+use crate::report::{Table, ms};
+use crate::samples::{Faults, Kept};
+use crate::scrape::Scrape;
+use crate::stats::Latencies;
+use crate::swap::MODEL;
+
+/// Time between two lines where nobody watches a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+/// The rate shown is over this time.
+const RATE_TIME: Duration = Duration::from_secs(1);
+
+/// Everything seen so far.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) steady: Latencies,
+    pub(super) swap: Latencies,
+    pub(super) faults: Faults,
+    pub(super) version: u64,
+    pub(super) swaps: u64,
+    pub(super) rate: f64,
+}
+
+impl Seen {
+    /// Adds what came since the last look; `swaps` are the times at which swaps began and `window` how long one is
+    /// counted.
+    pub(super) fn add(&mut self, kept: Kept, swaps: &[Duration], window: Duration, since: Duration) {
+        let answered = kept.samples.iter().filter(|sample| sample.verdict != Verdict::Failed).count();
+        self.rate = answered as f64 / since.as_secs_f64().max(RATE_TIME.as_secs_f64() / 10.0);
+        for Sample { due, latency, version, .. } in kept.samples {
+            let began = swaps.partition_point(|start| *start <= due).checked_sub(1).map(|index| swaps[index]);
+            let during = began.is_some_and(|start| due < start + window);
+            if during { self.swap.record(latency) } else { self.steady.record(latency) }
+            self.version = self.version.max(version);
+        }
+        self.faults.failed += kept.faults.failed;
+        self.faults.wrong += kept.faults.wrong;
+        for (reason, count) in kept.faults.reasons {
+            *self.faults.reasons.entry(reason).or_default() += count;
+        }
+    }
+
+    /// The latency table.
+    pub(super) fn table(&self) -> String {
+        let mut table = Table::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
+        for (name, latencies) in [("steady", &self.steady), ("during swaps", &self.swap)] {
+            let figures = latencies.summary();
+            let cells = [figures.p50_ms, figures.p99_ms, figures.p999_ms, figures.max_ms].map(ms);
+            let row = [name.to_owned(), figures.n.to_string()];
+            table.row(row.into_iter().chain(cells).collect());
+        }
+        table.to_string()
+    }
+
+    /// One line.
+    fn line(&self) -> String {
+        let (steady, swap) = (self.steady.summary(), self.swap.summary());
+        format!(
+            "{:.0} requests/s, p999 {} ms steady, {} ms during swaps; version {}, {} swaps, {} failed, {} wrong",
+            self.rate,
+            ms(steady.p999_ms),
+            ms(swap.p999_ms),
+            self.version,
+            self.swaps,
+            self.faults.failed,
+            self.faults.wrong
+        )
+    }
+}
+
+/// Bytes by home, for people.
+pub(super) fn homes(metrics: &Scrape) -> String {
+    let bytes = |name: &str, labels: &[(&str, &str)]| format_bytes(metrics.sum(name, labels) as u64);
+    let versions = metrics.label_values("millpond_model_state", &[("model", MODEL), ("state", "ready")], "version");
+    format!(
+        "parameters: {} in dram, {} in heap; pool {} backed, {} used; process {}; ctr versions ready: {}",
+        bytes("millpond_parameter_bytes", &[("home", "dram")]),
+        bytes("millpond_parameter_bytes", &[("home", "heap")]),
+        bytes("millpond_pool_bytes", &[("kind", "backed")]),
+        bytes("millpond_pool_bytes", &[("kind", "used")]),
+        bytes("millpond_process_bytes", &[("kind", "rss")]),
+        versions.join(", ")
+    )
+}
+
+/// Where it is shown.
+#[derive(Debug)]
+pub(super) struct Screen {
+    terminal: bool,
+    lines_drawn: usize,
+    last_line: Instant,
+}
+
+impl Screen {
+    pub(super) fn new() -> Screen {
+        Screen { terminal: std::io::stdout().is_terminal(), lines_drawn: 0, last_line: Instant::now() }
+    }
+
+    /// Shows the state `elapsed` into the demo.
+    pub(super) fn show(&mut self, seen: &Seen, homes: &str, elapsed: Duration) {
+        if !self.terminal {
+            if self.last_line.elapsed() >= LINE_INTERVAL {
+                self.last_line = Instant::now();
+                println!("{:>4} s  {}", elapsed.as_secs(), seen.line());
+            }
+            return;
+        }
+        let text = format!(
+            "{:>4} s  {:.0} requests/s   version {}   {} swaps   {} failed   {} wrong\n{}{homes}\nCtrl-C ends it\n",
+            elapsed.as_secs(),
+            seen.rate,
+            seen.version,
+            seen.swaps,
+            seen.faults.failed,
+            seen.faults.wrong,
+            seen.table()
+        );
+        let up = if self.lines_drawn > 0 { format!("\x1b[{}A\x1b[J", self.lines_drawn) } else { String::new() };
+        self.lines_drawn = text.lines().count();
+        let mut out = std::io::stdout().lock();
+        // A closed pipe is no reason to stop serving.
+        let _ = write!(out, "{up}{text}").and_then(|()| out.flush());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_counted_where_they_were_due() {
+        let seconds = Duration::from_secs;
+        let sample = |due| Sample { due: seconds(due), latency: seconds(1), verdict: Verdict::Right, version: due };
+        let kept = Kept { samples: (0..10).map(sample).collect(), faults: Faults::default() };
+        let mut seen = Seen::default();
+        seen.add(kept, &[seconds(2), seconds(7)], seconds(2), seconds(10));
+        assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));
+        assert_eq!((seen.version, seen.rate), (9, 1.0));
+        assert!(seen.table().contains("during swaps"));
+    }
+
+    #[test]
+    fn homes_come_from_the_exposition() {
+        let metrics = Scrape::parse(
+            "millpond_parameter_bytes{home=\"dram\",model=\"ctr\",version=\"2\"} 2097152\n\
+             millpond_model_state{model=\"ctr\",version=\"2\",state=\"ready\"} 1\n\
+             millpond_model_state{model=\"ctr\",version=\"1\",state=\"ready\"} 0\n",
+        );
+        let text = homes(&metrics);
+        assert!(text.contains("2.00 MiB in dram") && text.ends_with("ready: 2"), "{text}");
+    }
+}

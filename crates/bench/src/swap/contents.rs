@@ -1,0 +1,73 @@
+//! The two contents that versions of the swapped model have in turn.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use base::units::format_bytes;
+use base::{Result, VersionNumber};
+
+use crate::BenchEnv;
+use crate::models::cache;
+use crate::models::ctr::Ctr;
+use crate::report::Progress;
+
+/// Their seeds: nothing of one can be taken over from the other.
+pub(super) const SEEDS: [u64; 2] = [1, 2];
+
+/// Which of the contents version `version` has: they alternate.
+pub(super) fn index_of(version: VersionNumber) -> usize {
+    (version.saturating_sub(1) % SEEDS.len() as u64) as usize
+}
+
+/// Both contents on disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Contents {
+    ctr: Ctr,
+    dirs: Vec<PathBuf>,
+}
+
+impl Contents {
+    /// In the mappable layout; made where the cache does not have them.
+    pub(crate) fn layouts(env: &BenchEnv, bytes: u64) -> Result<Contents> {
+        let ctr = Ctr::of_bytes(bytes);
+        Contents::make(env, &ctr, "", &|seed, dir, progress| ctr.write_layout(seed, dir, progress))
+    }
+
+    /// As ordinary files with everything embedded.
+    pub(crate) fn embedded(env: &BenchEnv, bytes: u64) -> Result<Contents> {
+        let ctr = Ctr::of_bytes(bytes);
+        let write = |seed, dir: &Path, progress: &dyn Fn(u64)| {
+            ctr.write_embedded(seed, &dir.join("model.onnx"), progress)
+        };
+        Contents::make(env, &ctr, "-embedded", &write)
+    }
+
+    /// The model they are versions of.
+    pub(crate) fn ctr(&self) -> &Ctr {
+        &self.ctr
+    }
+
+    /// The directory whose files version `version` has.
+    pub(crate) fn of(&self, version: VersionNumber) -> &Path {
+        &self.dirs[index_of(version)]
+    }
+
+    fn make(env: &BenchEnv, ctr: &Ctr, form: &str, write: &Write<'_>) -> Result<Contents> {
+        let progress = Progress::new(ctr.bytes() >> 20);
+        let one = |seed: u64| {
+            let key = format!("{}-s{seed}{form}", ctr.key());
+            cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| {
+                progress.say(format!("MiB of {key} ({}), made once", format_bytes(ctr.bytes())));
+                let done = Cell::new(0u64);
+                write(seed, dir, &|bytes| {
+                    done.set(done.get() + bytes);
+                    progress.at(done.get() >> 20, ctr.bytes() >> 20);
+                })
+            })
+        };
+        Ok(Contents { ctr: ctr.clone(), dirs: SEEDS.into_iter().map(one).collect::<Result<_>>()? })
+    }
+}
+
+/// Writes the content of a seed into an empty directory, telling how many bytes it has put.
+type Write<'a> = dyn Fn(u64, &Path, &dyn Fn(u64)) -> Result<()> + 'a;
