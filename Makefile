@@ -10,6 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 MILLPOND := target/release/millpond
 CACHE := .cache
+# Where millpond keeps what it can make again; without this, the user's cache directory.
+export MILLPOND_CACHE_DIR ?= $(CURDIR)/$(CACHE)/millpond
 # Names the clients' tests to run, e.g. `make test-clients TESTS=tests/clients/test_rest.py`.
 TESTS ?= tests/clients
 say = @printf '\n== %s\n' "$(1)"
@@ -70,8 +72,8 @@ test-clients: build .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
 
 .PHONY: test-bench
-test-bench: build
-	$(call say,short runs of the benchmarks (that they work; the figures mean nothing))
+test-bench: build $(CACHE)/models/ready $(CACHE)/demo/ready
+	$(call say,short runs of benchmarks and demo (that they work; the figures mean nothing))
 	scripts/bench_smoke.sh $(MILLPOND) $(CACHE)/bench-smoke
 
 .PHONY: lint

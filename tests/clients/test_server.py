@@ -147,6 +147,7 @@ def test_a_library_that_is_none(tmp_path):
     wrong.write_bytes(b"not a library")
     done = start(str(tmp_path / "root"), "--onnxruntime", str(wrong), "--http-port", "0", "--grpc-port", "0")
     assert done.returncode == 3
+    assert str(wrong) in done.stderr
     assert "panicked" not in done.stderr
 
 
