@@ -89,7 +89,11 @@ impl Template {
     ///
     /// # Errors
     /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable characters.
-    pub(crate) fn post(endpoint: &Endpoint, path: &str, extra: &[(&'static str, String)]) -> Result<Template> {
+    pub(crate) fn post(
+        endpoint: &Endpoint,
+        path: &str,
+        extra: &[(&'static str, String)],
+    ) -> Result<Template> {
         let mut headers = HeaderMap::new();
         let value = |text: &str| {
             HeaderValue::from_str(text)

@@ -178,9 +178,9 @@ pub(crate) fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -
                     .map_err(|e| Error::exhausted(format!("cannot start a client thread: {e}")))
             })
             .collect::<Result<_>>()?;
-        clients
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked"))))
+        clients.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked")))
+        })
     })
 }
 

@@ -150,7 +150,8 @@ pub fn run(args: &LoadArgs, _env: &BenchEnv) -> Result<()> {
 
     let watch = NoiseWatch::start();
     let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
-    let measured = measure(&plan, args.warm_up, &judge, &args.pid, Some(&Progress::new(plan.duration.as_secs())))?;
+    let measured =
+        measure(&plan, args.warm_up, &judge, &args.pid, Some(&Progress::new(plan.duration.as_secs())))?;
     let noise = watch.end();
     report(args, &measured, noise)
 }
@@ -200,7 +201,8 @@ fn report(args: &LoadArgs, measured: &Measured, noise: Noise) -> Result<()> {
 
 fn print_table(report: &Report) {
     println!("{} {} \"{}\": {}", report.url, report.api, report.model, report.mode);
-    let mut table = Table::new(&["requests", "rps", "p50 ms", "p99 ms", "p999 ms", "max ms", "failed", "server CPU us"]);
+    let mut table =
+        Table::new(&["requests", "rps", "p50 ms", "p99 ms", "p999 ms", "max ms", "failed", "server CPU us"]);
     let latency = &report.latency;
     table.row(vec![
         latency.n.to_string(),
@@ -273,9 +275,13 @@ impl Shapes {
 
 fn generate(spec: &TensorSpec, shapes: &Shapes, index_max: u64, random: &mut Random) -> Result<NamedTensor> {
     let shape = shapes.of(spec);
-    let count = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).unwrap_or(usize::MAX);
+    let count =
+        shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).unwrap_or(usize::MAX);
     if spec.dtype.bytes_for(count).unwrap_or(count) > REQUEST_BYTES_MAX {
-        return Err(Error::too_large(format!("input \"{}\" of shape {shape:?} is larger than 256 MiB", spec.name)));
+        return Err(Error::too_large(format!(
+            "input \"{}\" of shape {shape:?} is larger than 256 MiB",
+            spec.name
+        )));
     }
     let tensor = if spec.dtype == DType::String {
         let strings: Vec<Bytes> =
@@ -300,7 +306,9 @@ fn element_bytes(dtype: DType, count: usize, index_max: u64, random: &mut Random
         integer => {
             let bytes = integer.bits().unwrap_or(0) / 8;
             if bytes == 0 || bytes > 8 {
-                return Err(Error::unimplemented(format!("cannot make up {integer} values; give --request FILE")));
+                return Err(Error::unimplemented(format!(
+                    "cannot make up {integer} values; give --request FILE"
+                )));
             }
             let limit = index_max.clamp(1, 1 << (8 * bytes.min(7) - 1));
             (0..count).flat_map(|_| random.skewed(limit).to_le_bytes()[..bytes].to_vec()).collect()

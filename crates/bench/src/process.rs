@@ -193,7 +193,8 @@ fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_por
 
 /// Two ports that were free a moment ago: the wanted ones where they were.
 fn free_ports(wanted: (u16, u16)) -> Result<(u16, u16)> {
-    let bind = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|held| Ok((held.local_addr()?.port(), held)));
+    let bind =
+        |port| TcpListener::bind(("127.0.0.1", port)).and_then(|held| Ok((held.local_addr()?.port(), held)));
     let listen = |port| bind(port).or_else(|_| bind(0));
     // Both are held until both are known, so that they differ.
     let pair = listen(wanted.0).and_then(|first| Ok((first, listen(wanted.1)?)));
@@ -293,11 +294,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let env = BenchEnv {
             millpond: "/bin/echo".into(),
-            onnxruntime: engine_onnx::LibrarySearch { explicit: Some("/bin/echo".into()), ..Default::default() },
+            onnxruntime: engine_onnx::LibrarySearch {
+                explicit: Some("/bin/echo".into()),
+                ..Default::default()
+            },
             cache_dir: dir.path().into(),
             demo_seconds: None,
         };
-        let plan = ServerPlan { name: "echo".into(), args: vec!["models".into()], detached: false, ports: None };
+        let plan =
+            ServerPlan { name: "echo".into(), args: vec!["models".into()], detached: false, ports: None };
         let error = ServerProcess::start(&env, &plan).unwrap_err();
         assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
     }

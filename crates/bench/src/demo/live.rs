@@ -37,7 +37,11 @@ impl Seen {
         for Sample { due, latency, version, .. } in kept.samples {
             let began = swaps.partition_point(|start| *start <= due).checked_sub(1).map(|index| swaps[index]);
             let during = began.is_some_and(|start| due < start + window);
-            if during { self.swap.record(latency) } else { self.steady.record(latency) }
+            if during {
+                self.swap.record(latency)
+            } else {
+                self.steady.record(latency)
+            }
             self.version = self.version.max(version);
         }
         self.faults.failed += kept.faults.failed;
@@ -78,7 +82,8 @@ impl Seen {
 /// Bytes by home, for people.
 pub(super) fn homes(metrics: &Scrape) -> String {
     let bytes = |name: &str, labels: &[(&str, &str)]| format_bytes(metrics.sum(name, labels) as u64);
-    let versions = metrics.label_values("millpond_model_state", &[("model", MODEL), ("state", "ready")], "version");
+    let versions =
+        metrics.label_values("millpond_model_state", &[("model", MODEL), ("state", "ready")], "version");
     format!(
         "parameters: {} in dram, {} in heap; pool {} backed, {} used; process {}; ctr versions ready: {}",
         bytes("millpond_parameter_bytes", &[("home", "dram")]),
@@ -122,7 +127,8 @@ impl Screen {
             seen.faults.wrong,
             seen.table()
         );
-        let up = if self.lines_drawn > 0 { format!("\x1b[{}A\x1b[J", self.lines_drawn) } else { String::new() };
+        let up =
+            if self.lines_drawn > 0 { format!("\x1b[{}A\x1b[J", self.lines_drawn) } else { String::new() };
         self.lines_drawn = text.lines().count();
         let mut out = std::io::stdout().lock();
         // A closed pipe is no reason to stop serving.
@@ -137,7 +143,8 @@ mod tests {
     #[test]
     fn samples_are_counted_where_they_were_due() {
         let seconds = Duration::from_secs;
-        let sample = |due| Sample { due: seconds(due), latency: seconds(1), verdict: Verdict::Right, version: due };
+        let sample =
+            |due| Sample { due: seconds(due), latency: seconds(1), verdict: Verdict::Right, version: due };
         let kept = Kept { samples: (0..10).map(sample).collect(), faults: Faults::default() };
         let mut seen = Seen::default();
         seen.add(kept, &[seconds(2), seconds(7)], seconds(2), seconds(10));

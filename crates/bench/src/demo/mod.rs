@@ -135,10 +135,15 @@ fn fault_lines(seen: &Seen) -> String {
 
 fn verdict(seen: &Seen, swapped: u64) -> Result<()> {
     if seen.faults.failed + seen.faults.wrong > 0 {
-        return Err(Error::internal("the demo had failed requests or wrong answers; its server's log says more"));
+        return Err(Error::internal(
+            "the demo had failed requests or wrong answers; its server's log says more",
+        ));
     }
     if swapped < seen.swaps {
-        return Err(Error::internal(format!("{} versions were published, the server swapped {swapped}", seen.swaps)));
+        return Err(Error::internal(format!(
+            "{} versions were published, the server swapped {swapped}",
+            seen.swaps
+        )));
     }
     Ok(())
 }
@@ -200,7 +205,10 @@ impl<'a> Checks<'a> {
     fn run(&self, caller: &mut Caller) -> Result<Vec<String>> {
         let read = text::read(caller, TEXT_MODEL, &self.assets.join("text.png"), &self.characters)?;
         if read != self.text {
-            return Err(Error::internal(format!("the picture says \"{}\", the model read \"{read}\"", self.text)));
+            return Err(Error::internal(format!(
+                "the picture says \"{}\", the model read \"{read}\"",
+                self.text
+            )));
         }
         let voice = voice::speech(caller, VOICE_MODEL, &self.assets.join("voice.wav"))?;
         let silence = voice::speech(caller, VOICE_MODEL, &self.assets.join("silence.wav"))?;

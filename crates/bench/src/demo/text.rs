@@ -34,13 +34,19 @@ pub(super) fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String
 ///
 /// # Errors
 /// When the picture cannot be read or the server does not answer as the model's signature says.
-pub(super) fn read(caller: &mut Caller, model: &str, picture: &Path, characters: &[String]) -> Result<String> {
+pub(super) fn read(
+    caller: &mut Caller,
+    model: &str,
+    picture: &Path,
+    characters: &[String],
+) -> Result<String> {
     let answer = caller.ask(model, vec![NamedTensor::new("x", pixels(picture)?)])?;
     let output = answer.tensors.first().map(|(name, ..)| name.clone()).unwrap_or_default();
     let (shape, scores) = answer.floats(&output)?;
     match shape {
         [1, _, classes] if *classes as usize == characters.len() + 1 => {
-            Ok(decode(&scores, *classes as usize, characters))
+            // White margins read as spaces.
+            Ok(decode(&scores, *classes as usize, characters).trim().to_owned())
         }
         _ => Err(Error::data_loss(format!(
             "the answer has shape {shape:?}, wanted [1, steps, {}]",
@@ -53,17 +59,21 @@ pub(super) fn read(caller: &mut Caller, model: &str, picture: &Path, characters:
 fn pixels(path: &Path) -> Result<Tensor> {
     let picture =
         image::open(path).map_err(|e| Error::invalid(format!("{}: {e}", path.display())))?.to_rgb8();
-    let width = (u64::from(picture.width()) * u64::from(HEIGHT_PX) / u64::from(picture.height().max(1))) as u32;
+    let width =
+        (u64::from(picture.width()) * u64::from(HEIGHT_PX) / u64::from(picture.height().max(1))) as u32;
     let width = width.clamp(1, WIDTH_PX_MAX);
     let scaled = image::imageops::resize(&picture, width, HEIGHT_PX, FilterType::Triangle);
-    let channel = |channel: usize| scaled.pixels().map(move |pixel| f32::from(pixel.0[channel]) / 127.5 - 1.0);
+    let channel =
+        |channel: usize| scaled.pixels().map(move |pixel| f32::from(pixel.0[channel]) / 127.5 - 1.0);
     let values: Vec<f32> = (0..3).flat_map(channel).collect();
     Tensor::from_vec([1, 3, HEIGHT_PX as usize, width as usize].as_slice(), values)
 }
 
 /// The most likely character of each step; repetitions without a gap between them are one.
 fn decode(scores: &[f32], classes: usize, characters: &[String]) -> String {
-    let best = |step: &[f32]| step.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(index, _)| index);
+    let best = |step: &[f32]| {
+        step.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(index, _)| index)
+    };
     let mut steps: Vec<usize> = scores.chunks_exact(classes).map(best).collect();
     steps.dedup();
     steps.iter().filter_map(|&class| characters.get(class.checked_sub(1)?)).map(String::as_str).collect()

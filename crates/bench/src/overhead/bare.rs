@@ -38,7 +38,11 @@ impl Bare {
     /// Opens the published model in `dir` as a server would.
     pub(super) fn open(env: &BenchEnv, dir: &Path) -> Result<Bare> {
         let engine = OnnxEngine::open(&env.onnxruntime)?;
-        let request = LoadRequest { graph: dir.join("model.onnx"), parameters: parameters(dir)?, options: SessionOptions::default() };
+        let request = LoadRequest {
+            graph: dir.join("model.onnx"),
+            parameters: parameters(dir)?,
+            options: SessionOptions::default(),
+        };
         let session = engine.load(&request)?;
         Ok(Bare { engine, session })
     }
@@ -129,7 +133,11 @@ impl Bare {
             cpu += part.cpu;
         }
         let runs = latencies.count().max(1) as f64;
-        Ok(BareRun { rate: runs / elapsed.as_secs_f64(), cpu_us_per_run: cpu.as_secs_f64() * 1e6 / runs, latencies })
+        Ok(BareRun {
+            rate: runs / elapsed.as_secs_f64(),
+            cpu_us_per_run: cpu.as_secs_f64() * 1e6 / runs,
+            latencies,
+        })
     }
 
     fn loop_until(
@@ -188,4 +196,63 @@ fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
         })
     };
     tensors.iter().zip(loaded.placed).map(bind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::ctr::Ctr;
+    use crate::models::dense::Dense;
+    use crate::models::layers::TOLERANCE;
+    use engine_onnx::LibrarySearch;
+
+    fn env(dir: &Path) -> BenchEnv {
+        BenchEnv {
+            millpond: "unused".into(),
+            onnxruntime: LibrarySearch::around_process(None, None),
+            cache_dir: dir.into(),
+            demo_seconds: None,
+        }
+    }
+
+    /// ONNX Runtime computes from the files what the reference computes from the seed, in both forms.
+    #[test]
+    fn the_engine_agrees_with_the_reference() {
+        let dir = tempfile::tempdir().unwrap();
+        let ctr = Ctr::of_bytes(4_000_000);
+        let (layout, embedded) = (dir.path().join("layout"), dir.path().join("model.onnx"));
+        std::fs::create_dir(&layout).unwrap();
+        ctr.write_layout(7, &layout, &|_| {}).unwrap();
+        ctr.write_embedded(7, &embedded, &|_| {}).unwrap();
+
+        let features: Vec<_> = (0..3).map(|index| ctr.inputs(1, index, 5)).collect();
+        let requests: Vec<_> = features.iter().map(|features| features.tensors().unwrap()).collect();
+        let expected = ctr.reference(7, &features);
+        let bare = Bare::open(&env(dir.path()), &layout).unwrap();
+        assert_eq!(bare.output_name(), "prob");
+        let request =
+            LoadRequest { graph: embedded, parameters: Vec::new(), options: SessionOptions::default() };
+        let heap = Bare { session: bare.engine.load(&request).unwrap(), engine: bare.engine };
+        for answers in [bare.answers(&requests).unwrap(), heap.answers(&requests).unwrap()] {
+            for (answer, wanted) in answers.iter().zip(&expected) {
+                assert_eq!(answer.len(), 5);
+                assert!(
+                    answer.iter().zip(wanted).all(|(a, b)| (a - b).abs() < TOLERANCE / 10.0),
+                    "{answer:?} {wanted:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn loops_count_their_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let dense = Dense::new();
+        dense.write_layout(1, dir.path()).unwrap();
+        let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
+        let requests = vec![dense.inputs(1, 0, 1).unwrap()];
+        let ms = Duration::from_millis;
+        let run = bare.run(&requests, 2, ms(10), ms(100)).unwrap();
+        assert!(run.latencies.count() > 0 && run.cpu_us_per_run > 0.0 && run.rate > 0.0);
+    }
 }

@@ -134,7 +134,8 @@ impl Judge for Same {
     fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
         let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
         let expected = &self.expected[shot];
-        let near = |(value, wanted): (&f32, &f32)| (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0);
+        let near =
+            |(value, wanted): (&f32, &f32)| (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0);
         let right = outputs
             .floats(&self.output)
             .is_ok_and(|(_, values)| values.len() == expected.len() && values.iter().zip(expected).all(near));
@@ -167,9 +168,11 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let encoded = door.encode(&subject.requests)?;
     let request_bytes = encoded.bodies[0].len();
     let pace = Pace::Closed { clients: 1 };
-    let plan = Plan::new(door.endpoint, encoded.template, encoded.bodies.into(), pace, WARM_UP + args.duration);
+    let plan =
+        Plan::new(door.endpoint, encoded.template, encoded.bodies.into(), pace, WARM_UP + args.duration);
     let judge: Arc<dyn Judge> = Arc::new(Same { output: bare.output_name(), expected });
-    let contest = Contest { args: &args, threads, bare: &bare, subject: &subject, server: &server, plan, judge };
+    let contest =
+        Contest { args: &args, threads, bare: &bare, subject: &subject, server: &server, plan, judge };
 
     let progress = Progress::new(args.rounds as u64);
     let mut rounds = Vec::with_capacity(args.rounds);
@@ -187,7 +190,10 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     }
     match report.failed + report.wrong {
         0 => Ok(()),
-        _ => Err(Error::internal(format!("{} requests failed, {} answers were wrong", report.failed, report.wrong))),
+        _ => Err(Error::internal(format!(
+            "{} requests failed, {} answers were wrong",
+            report.failed, report.wrong
+        ))),
     }
 }
 
@@ -212,7 +218,8 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(Subject, Bare)> {
         Model::Light => {
             let ctr = Ctr::light();
             let write = |dir: &std::path::Path| ctr.write_layout(MODEL_SEED, dir, &|_| {});
-            let dir = cache::ensure(&env.cache_dir, &format!("{}-s{MODEL_SEED}", ctr.key()), ctr.bytes(), write)?;
+            let dir =
+                cache::ensure(&env.cache_dir, &format!("{}-s{MODEL_SEED}", ctr.key()), ctr.bytes(), write)?;
             let request = |index| ctr.inputs(REQUEST_SEED, index, 1).tensors();
             let requests = (0..REQUESTS).map(request).collect::<Result<_>>()?;
             let bare = Bare::open(env, &dir)?;
@@ -231,14 +238,22 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(Subject, Bare)> {
     }
 }
 
-fn start_server(args: &OverheadArgs, env: &BenchEnv, subject: &Subject, threads: usize) -> Result<ServerProcess> {
+fn start_server(
+    args: &OverheadArgs,
+    env: &BenchEnv,
+    subject: &Subject,
+    threads: usize,
+) -> Result<ServerProcess> {
     let model_dir = env.cache_dir.join("run").join("overhead").join(MODEL);
     cache::fresh(&model_dir)?;
     cache::publish_link(&subject.dir, &model_dir, 1)?;
     let mut server_args = vec![format!("{MODEL}={}", model_dir.display())];
     server_args.extend(["--workers".to_owned(), threads.to_string()]);
     server_args.extend(args.server_arg.iter().cloned());
-    ServerProcess::start(env, &ServerPlan { name: "overhead".into(), args: server_args, detached: false, ports: None })
+    ServerProcess::start(
+        env,
+        &ServerPlan { name: "overhead".into(), args: server_args, detached: false, ports: None },
+    )
 }
 
 /// Both sides, ready.
@@ -324,9 +339,18 @@ impl Report {
         let columns = ["", "one client p50 us", "p99 us", "saturated/s", "CPU us/request"];
         let mut table = Table::new(&columns);
         let rate = |value: f64| format!("{value:.0}");
-        let bare = [one(|r| r.bare_one.p50_ms), one(|r| r.bare_one.p99_ms), rate(self.bare_rps), us(self.bare_cpu_us)];
-        let server =
-            [one(|r| r.server_one.p50_ms), one(|r| r.server_one.p99_ms), rate(self.server_rps), us(self.server_cpu_us)];
+        let bare = [
+            one(|r| r.bare_one.p50_ms),
+            one(|r| r.bare_one.p99_ms),
+            rate(self.bare_rps),
+            us(self.bare_cpu_us),
+        ];
+        let server = [
+            one(|r| r.server_one.p50_ms),
+            one(|r| r.server_one.p99_ms),
+            rate(self.server_rps),
+            us(self.server_cpu_us),
+        ];
         let added = [us(self.added_p50_us), us(self.added_p99_us), String::new(), us(self.added_cpu_us)];
         for (name, cells) in [("bare ONNX Runtime loop", bare), ("server", server), ("added", added)] {
             table.row(std::iter::once(name.to_owned()).chain(cells).collect());
@@ -334,7 +358,11 @@ impl Report {
         print!("{table}");
         let mark = |met: bool| if met { "met" } else { "NOT met" };
         if args.model == Model::Dense {
-            println!("CPU ratio bare / server: {:.3} (wanted at least {RATIO_MIN}: {})", self.ratio, mark(self.ratio >= RATIO_MIN));
+            println!(
+                "CPU ratio bare / server: {:.3} (wanted at least {RATIO_MIN}: {})",
+                self.ratio,
+                mark(self.ratio >= RATIO_MIN)
+            );
             println!(
                 "added p50: {:.0} us (wanted at most {ADDED_P50_US_MAX:.0}: {})",
                 self.added_p50_us,

@@ -255,7 +255,8 @@ impl Figures {
         let step = |step| delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)]);
         let count = |name| delta(&self.before, &self.after, name, &[]);
         let swaps = count("millpond_swaps_total");
-        let load_s = if self.arm == Arm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
+        let load_s =
+            if self.arm == Arm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
         let cut = Cut::new(args, starts, &kept.samples);
         Round {
             arm: self.arm,
@@ -271,7 +272,12 @@ impl Figures {
             loader_minor_faults: ratio(count("millpond_loader_minor_faults_total"), swaps),
             loader_cpu_s: ratio(count("millpond_loader_cpu_seconds_total"), swaps),
             peak_rss_mb: self.peak_rss_mb,
-            versions: kept.samples.iter().map(|sample| sample.version).filter(|&version| version > 0).collect(),
+            versions: kept
+                .samples
+                .iter()
+                .map(|sample| sample.version)
+                .filter(|&version| version > 0)
+                .collect(),
             worst_ms: cut.windows.iter().map(|window| window.summary().max_ms).collect(),
             noise: self.noise,
         }

@@ -126,7 +126,9 @@ impl SwapArgs {
         if !(1..=ROUNDS_MAX).contains(&args.rounds) || !(1..=SWAPS_MAX).contains(&args.swaps) {
             return wrong("--rounds must be 1 to 100 and --swaps 1 to 1000");
         }
-        if !(args.load > 0.0 && args.load <= 1.0) || args.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+        if !(args.load > 0.0 && args.load <= 1.0)
+            || args.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite()))
+        {
             return wrong("--load must be above 0 and at most 1, --rate above 0");
         }
         if args.arms.is_empty() || args.batch == 0 {
@@ -164,9 +166,16 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let progress = Progress::new((args.rounds * args.arms.len()) as u64);
     for round in 0..args.rounds {
         for &arm in &args.arms {
-            progress.say(format!("round {} of {}, {}, {rate:.0} requests/s", round + 1, args.rounds, arm.name()));
+            progress.say(format!(
+                "round {} of {}, {}, {rate:.0} requests/s",
+                round + 1,
+                args.rounds,
+                arm.name()
+            ));
             let burn = rounds.iter().rev().find(|done| done.arm == Arm::Pool).map(|pool| pool.load_s);
-            rounds.push(arm::run(&setup, arm, rate, burn).map_err(|e| e.context(format!("arm {}", arm.name())))?);
+            rounds.push(
+                arm::run(&setup, arm, rate, burn).map_err(|e| e.context(format!("arm {}", arm.name())))?,
+            );
             progress.step();
         }
     }

@@ -138,15 +138,32 @@ impl Report {
             setting.rounds
         );
         let columns = [
-            "arm", "steady p50", "p99", "p999 ms", "swap p50", "p99", "p999 ms", "max ms", "load s", "unload s",
-            "faults", "peak MiB", "failed", "wrong",
+            "arm",
+            "steady p50",
+            "p99",
+            "p999 ms",
+            "swap p50",
+            "p99",
+            "p999 ms",
+            "max ms",
+            "load s",
+            "unload s",
+            "faults",
+            "peak MiB",
+            "failed",
+            "wrong",
         ];
         let mut table = Table::new(&columns);
         for name in [Arm::Heap, Arm::Pool, Arm::Control].map(Arm::name) {
             let Some(arm) = self.arms.get(name) else { continue };
             let figures = [
-                arm.steady.p50_ms, arm.steady.p99_ms, arm.steady.p999_ms, arm.swap.p50_ms, arm.swap.p99_ms,
-                arm.swap.p999_ms, arm.swap.max_ms,
+                arm.steady.p50_ms,
+                arm.steady.p99_ms,
+                arm.steady.p999_ms,
+                arm.swap.p50_ms,
+                arm.swap.p99_ms,
+                arm.swap.p999_ms,
+                arm.swap.max_ms,
             ];
             let mut row = vec![name.to_owned()];
             row.extend(figures.map(ms));
@@ -202,9 +219,13 @@ impl Ratios {
             Some(format!("{what}: {value:.digits$} (wanted {wanted}: {mark})"))
         };
         [
-            line("p999 during swaps, pool / control", self.pool_over_control_p999, 2, "at most 1.25", |value| {
-                value <= POOL_OVER_CONTROL_MAX
-            }),
+            line(
+                "p999 during swaps, pool / control",
+                self.pool_over_control_p999,
+                2,
+                "at most 1.25",
+                |value| value <= POOL_OVER_CONTROL_MAX,
+            ),
             line("p999 during swaps, heap / pool", self.heap_over_pool_p999, 1, "at least 10", |value| {
                 value >= HEAP_OVER_POOL_MIN
             }),

@@ -29,7 +29,8 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// Makes the requests and computes what both contents answer.
     pub(crate) fn new(ctr: &Ctr, batch: usize) -> Result<Traffic> {
-        let features: Vec<Features> = (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
+        let features: Vec<Features> =
+            (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
         Ok(Traffic {
             requests: features.iter().map(Features::tensors).collect::<Result<_>>()?,
             expected: SEEDS.iter().map(|&seed| ctr.reference(seed, &features)).collect(),

@@ -59,7 +59,9 @@ impl Door {
             (Api::Tfs, Transport::Grpc) => tfs::inputs_grpc(self),
             (Api::Tfs, Transport::Http) => tfs::inputs_http(self),
         };
-        inputs.map_err(|e| e.context(format!("cannot learn what \"{}\" takes (give --request FILE instead)", self.model)))
+        inputs.map_err(|e| {
+            e.context(format!("cannot learn what \"{}\" takes (give --request FILE instead)", self.model))
+        })
     }
 
     /// One unary gRPC call outside any measurement.
@@ -70,7 +72,10 @@ impl Door {
 
     /// A JSON page of the server's.
     fn json_page(&self, path: &str) -> Result<serde_json::Value> {
-        let text = crate::process::page(&crate::process::agent(), &format!("http://{}{path}", self.endpoint.authority))?;
+        let text = crate::process::page(
+            &crate::process::agent(),
+            &format!("http://{}{path}", self.endpoint.authority),
+        )?;
         serde_json::from_str(&text).map_err(|e| Error::data_loss(format!("{path}: {e}")))
     }
 }
@@ -78,7 +83,12 @@ impl Door {
 /// A spec from what the APIs' metadata say.
 fn spec(name: &str, dtype: base::DType, shape: impl IntoIterator<Item = i64>) -> TensorSpec {
     let dim = |size: i64| usize::try_from(size).map_or(base::Dim::Dynamic(None), base::Dim::Fixed);
-    TensorSpec { name: name.into(), dtype, shape: Some(shape.into_iter().map(dim).collect()), optional: false }
+    TensorSpec {
+        name: name.into(),
+        dtype,
+        shape: Some(shape.into_iter().map(dim).collect()),
+        optional: false,
+    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,9 @@ pub(super) fn from_oip(name: &str) -> Result<DType> {
 /// TensorFlow's code.
 pub(super) fn tfs(dtype: DType) -> Result<i32> {
     let known = NAMES.iter().find(|(own, ..)| *own == dtype);
-    known.map(|(.., code)| *code as i32).ok_or_else(|| Error::unimplemented(format!("{dtype} has no TensorFlow type")))
+    known
+        .map(|(.., code)| *code as i32)
+        .ok_or_else(|| Error::unimplemented(format!("{dtype} has no TensorFlow type")))
 }
 
 /// The type of TensorFlow's `code`.
@@ -51,7 +53,9 @@ pub(super) fn from_tfs(code: i32) -> Result<DType> {
 /// The type of TensorFlow's `name` ("DT_FLOAT").
 pub(super) fn from_tfs_name(name: &str) -> Result<DType> {
     let known = NAMES.iter().find(|(.., own)| own.as_str_name() == name);
-    known.map(|(dtype, ..)| *dtype).ok_or_else(|| Error::invalid(format!("unknown TensorFlow type \"{name}\"")))
+    known
+        .map(|(dtype, ..)| *dtype)
+        .ok_or_else(|| Error::invalid(format!("unknown TensorFlow type \"{name}\"")))
 }
 
 #[cfg(test)]

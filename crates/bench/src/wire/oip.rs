@@ -59,7 +59,8 @@ pub(super) fn encode_grpc(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<
 
 /// JSON for the shapes, bytes for the values: the binary-tensor extension.
 pub(super) fn encode_http(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<Encoded> {
-    let encoded: Vec<(usize, Bytes)> = requests.iter().map(|inputs| binary_body(inputs)).collect::<Result<_>>()?;
+    let encoded: Vec<(usize, Bytes)> =
+        requests.iter().map(|inputs| binary_body(inputs)).collect::<Result<_>>()?;
     let header_bytes = encoded.iter().map(|(length, _)| *length).max().unwrap_or(0);
     // One template serves all bodies, so all JSON parts are padded to one length.
     let pad = |(length, body): &(usize, Bytes)| {

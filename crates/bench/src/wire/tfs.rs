@@ -19,8 +19,11 @@ const SIGNATURE_FIELD: &str = "signature_def";
 fn tensor(tensor: &base::Tensor) -> Result<TensorProto> {
     let dim = |&size: &usize| tensor_shape_proto::Dim { size: size as i64, name: String::new() };
     let shape = TensorShapeProto { dim: tensor.shape().iter().map(dim).collect(), unknown_rank: false };
-    let mut proto =
-        TensorProto { dtype: names::tfs(tensor.dtype())?, tensor_shape: Some(shape), ..TensorProto::default() };
+    let mut proto = TensorProto {
+        dtype: names::tfs(tensor.dtype())?,
+        tensor_shape: Some(shape),
+        ..TensorProto::default()
+    };
     match tensor.data() {
         Data::Bytes(bytes) => proto.tensor_content = bytes.clone(),
         Data::Strings(strings) => proto.string_val = strings.to_vec(),
@@ -61,8 +64,10 @@ pub(super) fn encode_http(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<
 }
 
 pub(super) fn inputs_grpc(door: &Door) -> Result<Vec<TensorSpec>> {
-    let request =
-        GetModelMetadataRequest { model_spec: model_spec(door), metadata_field: vec![SIGNATURE_FIELD.into()] };
+    let request = GetModelMetadataRequest {
+        model_spec: model_spec(door),
+        metadata_field: vec![SIGNATURE_FIELD.into()],
+    };
     let answer = door.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
     let unusable = |e: prost::DecodeError| Error::data_loss(format!("the server's metadata: {e}"));
     let metadata = GetModelMetadataResponse::decode(answer.body).map_err(unusable)?;

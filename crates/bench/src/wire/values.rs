@@ -57,9 +57,13 @@ pub(super) fn nested(tensor: &Tensor) -> Result<Value> {
     }
 }
 
-fn parse<T: base::Element + serde::de::DeserializeOwned>(shape: &[usize], values: &[Value]) -> Result<Tensor> {
+fn parse<T: base::Element + serde::de::DeserializeOwned>(
+    shape: &[usize],
+    values: &[Value],
+) -> Result<Tensor> {
     let element = |value: &Value| {
-        serde_json::from_value::<T>(value.clone()).map_err(|e| Error::invalid(format!("{value} does not fit: {e}")))
+        serde_json::from_value::<T>(value.clone())
+            .map_err(|e| Error::invalid(format!("{value} does not fit: {e}")))
     };
     Tensor::from_vec(shape, values.iter().map(element).collect::<Result<Vec<T>>>()?)
 }
@@ -135,7 +139,11 @@ mod tests {
     fn faults_are_named() {
         let error = |text: &str| from_json(text.as_bytes()).unwrap_err().message().to_owned();
         assert!(error("[]").contains("inputs"));
-        assert!(error(r#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[300]}]}"#).contains("300"));
-        assert!(error(r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}"#).contains("\"x\""));
+        assert!(
+            error(r#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[300]}]}"#).contains("300")
+        );
+        assert!(
+            error(r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}"#).contains("\"x\"")
+        );
     }
 }

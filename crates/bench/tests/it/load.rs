@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use clap::Parser;
 use millpond_bench::BenchEnv;
 use millpond_bench::load::{LoadArgs, run};
-use clap::Parser;
 use serde_json::Value;
 
 use crate::target::{Manner, Target};
@@ -59,7 +59,10 @@ fn refusals_are_counted_with_their_status() {
     for (scheme, grpc, status) in [("grpc", true, "gRPC status 8"), ("http", false, "HTTP 503: too busy")] {
         let target = Target::start(grpc, Manner::RefusesEach(4));
         let report = load(&target, scheme, OPEN).unwrap();
-        assert_eq!((&report["failed"], &report["n"]), (&Value::from(SCHEDULED / 4), &Value::from(SCHEDULED * 3 / 4)));
+        assert_eq!(
+            (&report["failed"], &report["n"]),
+            (&Value::from(SCHEDULED / 4), &Value::from(SCHEDULED * 3 / 4))
+        );
         assert!(report["reasons"][0].as_str().unwrap().contains(status), "{}", report["reasons"]);
     }
 }

@@ -65,11 +65,19 @@ impl Target {
 async fn serve(io: TokioIo<tokio::net::TcpStream>, grpc: bool, manner: Manner, taken: Arc<AtomicU64>) {
     let service = service_fn(move |request: Request<Incoming>| {
         let taken = taken.clone();
-        async move { Ok::<_, Infallible>(if grpc { grpc_door(request, manner, &taken).await } else { http_door(request, manner, &taken).await }) }
+        async move {
+            Ok::<_, Infallible>(if grpc {
+                grpc_door(request, manner, &taken).await
+            } else {
+                http_door(request, manner, &taken).await
+            })
+        }
     });
     // A client that goes away ends its connection with an error, which is none of the test's business.
     let _ = match grpc {
-        true => hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await,
+        true => {
+            hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
+        }
         false => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
     };
 }
@@ -86,7 +94,8 @@ async fn take(manner: Manner, taken: &AtomicU64) -> bool {
 
 async fn http_door(request: Request<Incoming>, manner: Manner, taken: &AtomicU64) -> Response<Body> {
     if request.method() == http::Method::GET {
-        let metadata = r#"{"name":"m","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[]}"#;
+        let metadata =
+            r#"{"name":"m","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[]}"#;
         return Response::new(full(metadata));
     }
     let _ = request.into_body().collect().await;
