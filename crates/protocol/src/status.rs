@@ -1,6 +1,11 @@
-//! The one table from an error's kind to the status that each protocol shows, and back for clients.
+//! The one table from an error's kind to the status that each protocol shows, and back for clients; and the states
+//! and statistics that the protocols show, before they take the form of one of them.
 
-use base::ErrorKind;
+use std::sync::Arc;
+
+use base::{ErrorKind, VersionId};
+
+use crate::tensorflow::serving::model_version_status::State;
 
 /// Which protocol's habits an HTTP status follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +61,84 @@ pub fn from_grpc(code: i32) -> ErrorKind {
 fn row(kind: ErrorKind) -> Row {
     // A kind that is new in `base` and not yet here is a failure of ours.
     TABLE.iter().copied().find(|row| row.0 == kind).unwrap_or((kind, 500, 13))
+}
+
+/// The state of a version in the words of TensorFlow Serving, which the numbers on its wire are in step with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TfsState {
+    /// Found, not yet being loaded.
+    Start,
+    /// Being loaded or warmed up.
+    Loading,
+    /// Answers.
+    Available,
+    /// Answers nothing new; on its way out.
+    Unloading,
+    /// Gone, or failed.
+    End,
+}
+
+impl TfsState {
+    /// The state of the message.
+    pub fn message(self) -> State {
+        match self {
+            TfsState::Start => State::Start,
+            TfsState::Loading => State::Loading,
+            TfsState::Available => State::Available,
+            TfsState::Unloading => State::Unloading,
+            TfsState::End => State::End,
+        }
+    }
+}
+
+/// The state of one version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VersionState {
+    /// Its number.
+    pub version: u64,
+    /// Its state.
+    pub state: TfsState,
+    /// Why it failed, if it did.
+    pub error: Option<String>,
+}
+
+/// One line of the repository index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// The model.
+    pub name: Arc<str>,
+    /// The version; none for a model without any.
+    pub version: Option<u64>,
+    /// "READY", "LOADING", "UNLOADING" or "UNAVAILABLE".
+    pub state: &'static str,
+    /// Why it is in this state; may be empty.
+    pub reason: String,
+}
+
+/// How often something happened and how long it took in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Total {
+    /// How often.
+    pub count: u64,
+    /// Nanoseconds in all.
+    pub nanos: u64,
+}
+
+/// What is counted of one version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatisticsEntry {
+    /// Which version.
+    pub id: VersionId,
+    /// Milliseconds since the epoch of the last answer; 0 before the first.
+    pub last_ms: u64,
+    /// Answered.
+    pub success: Total,
+    /// Not answered, for any reason.
+    pub fail: Total,
+    /// Waited for a worker.
+    pub queue: Total,
+    /// Was computed.
+    pub compute: Total,
 }
 
 #[cfg(test)]

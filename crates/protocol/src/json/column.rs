@@ -1,0 +1,306 @@
+//! Elements of one type on their way from JSON into a tensor.
+
+use base::{DType, Element, Error, Result, Shape, Tensor};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+
+use super::nesting::{Nesting, Ragged};
+use super::reader::Reader;
+use crate::wire;
+
+/// Most elements that memory is set aside for before they are read.
+const RESERVED_MAX: usize = 1 << 16;
+
+/// A tensor that grows while values are read.
+pub(crate) trait Column {
+    /// Reads one value or nested list whose place in the tensor is `depth` axes down.
+    fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()>;
+
+    /// The shape read so far, from depth 0.
+    fn nesting(&mut self) -> &mut Nesting;
+
+    /// The tensor, with `shape`; its element count must be what was read.
+    fn finish(self: Box<Self>, shape: Shape) -> Result<Tensor>;
+}
+
+/// An empty column for elements of `dtype`.
+///
+/// # Errors
+/// `InvalidArgument` for types that have no form in JSON.
+pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
+    Ok(match dtype {
+        DType::Bool => Values::<Booleans>::boxed(),
+        DType::U8 => Values::<u8>::boxed(),
+        DType::U16 => Values::<u16>::boxed(),
+        DType::U32 => Values::<u32>::boxed(),
+        DType::U64 => Values::<u64>::boxed(),
+        DType::I8 => Values::<i8>::boxed(),
+        DType::I16 => Values::<i16>::boxed(),
+        DType::I32 => Values::<i32>::boxed(),
+        DType::I64 => Values::<i64>::boxed(),
+        DType::F16 => Values::<half::f16>::boxed(),
+        DType::BF16 => Values::<half::bf16>::boxed(),
+        DType::F32 => Values::<f32>::boxed(),
+        DType::F64 => Values::<f64>::boxed(),
+        DType::U4 => Values::<Nibbles<false>>::boxed(),
+        DType::I4 => Values::<Nibbles<true>>::boxed(),
+        DType::String => Values::<Strings>::boxed(),
+        other => return Err(Error::invalid(format!("{other} has no form in JSON; send it as binary data"))),
+    })
+}
+
+/// How one kind of element is read and stored.
+trait Leaf {
+    type Value;
+    fn read(reader: &mut Reader<'_>) -> Result<Self::Value>;
+    fn tensor(values: Vec<Self::Value>, shape: Shape) -> Result<Tensor>;
+}
+
+struct Values<L: Leaf> {
+    values: Vec<L::Value>,
+    nesting: Nesting,
+}
+
+impl<L: Leaf + 'static> Values<L> {
+    fn boxed() -> Box<dyn Column> {
+        Box::new(Values::<L> { values: Vec::new(), nesting: Nesting::default() })
+    }
+
+    fn read_nested(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+        if reader.peek() != Some(b'[') {
+            self.nesting.leaf(depth).map_err(|ragged| refused(reader, ragged))?;
+            self.values.push(L::read(reader)?);
+            return Ok(());
+        }
+        self.nesting.open(depth).map_err(|ragged| refused(reader, ragged))?;
+        let length = reader.array(|reader| self.read_nested(reader, depth + 1))?;
+        self.nesting.close(depth, length).map_err(|ragged| refused(reader, ragged))
+    }
+}
+
+fn refused(reader: &Reader<'_>, ragged: Ragged) -> Error {
+    match ragged {
+        Ragged::Uneven => reader.error("the lists do not make a tensor: their lengths or depths differ"),
+        Ragged::TooDeep => reader.error(format_args!("more than {} axes", wire::RANK_MAX)),
+    }
+}
+
+impl<L: Leaf + 'static> Column for Values<L> {
+    fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+        if self.values.capacity() == 0 {
+            // An element and its comma take two bytes at least.
+            self.values.reserve((reader.remaining() / 2).min(RESERVED_MAX));
+        }
+        self.read_nested(reader, depth)
+    }
+
+    fn nesting(&mut self) -> &mut Nesting {
+        &mut self.nesting
+    }
+
+    fn finish(self: Box<Self>, shape: Shape) -> Result<Tensor> {
+        L::tensor(self.values, shape)
+    }
+}
+
+/// A number that reads itself from its text.
+trait Number: Element {
+    /// `None` where the text is no value of this type.
+    fn parse(text: &str, whole: bool) -> Option<Self>;
+}
+
+macro_rules! integers {
+    ($($integer:ty),*) => {$(
+        impl Number for $integer {
+            fn parse(text: &str, whole: bool) -> Option<Self> {
+                if text == "-0" {
+                    return Some(0);
+                }
+                if whole { text.parse().ok() } else { None }
+            }
+        }
+    )*};
+}
+integers!(u8, u16, u32, u64, i8, i16, i32, i64);
+
+macro_rules! floats {
+    ($($float:ty),*) => {$(
+        impl Number for $float {
+            fn parse(text: &str, _: bool) -> Option<Self> {
+                let value: $float = text.parse().ok()?;
+                // A finite number out of range must not turn into infinity unnoticed.
+                (value.is_finite() || text.ends_with(['y', 'N'])).then_some(value)
+            }
+        }
+    )*};
+}
+floats!(f32, f64);
+
+macro_rules! halves {
+    ($($half:ty),*) => {$(
+        impl Number for $half {
+            fn parse(text: &str, whole: bool) -> Option<Self> {
+                let single = <f32 as Number>::parse(text, whole)?;
+                let value = <$half>::from_f32(single);
+                (value.is_finite() || !single.is_finite()).then_some(value)
+            }
+        }
+    )*};
+}
+halves!(half::f16, half::bf16);
+
+impl<T: Number> Leaf for T {
+    type Value = T;
+
+    fn read(reader: &mut Reader<'_>) -> Result<T> {
+        let token = reader.number()?;
+        T::parse(token.text, token.whole)
+            .ok_or_else(|| reader.error(format_args!("{} is no {} value", token.text, T::DTYPE)))
+    }
+
+    fn tensor(values: Vec<T>, shape: Shape) -> Result<Tensor> {
+        Tensor::from_vec(shape, values)
+    }
+}
+
+/// `true` and `false`, or 1 and 0.
+struct Booleans;
+
+impl Leaf for Booleans {
+    type Value = u8;
+
+    fn read(reader: &mut Reader<'_>) -> Result<u8> {
+        match reader.peek() {
+            Some(b'0' | b'1') => match reader.number()?.text {
+                "0" => Ok(0),
+                "1" => Ok(1),
+                other => Err(reader.error(format_args!("{other} is no bool value"))),
+            },
+            _ => reader.boolean().map(u8::from),
+        }
+    }
+
+    fn tensor(values: Vec<u8>, shape: Shape) -> Result<Tensor> {
+        Tensor::from_bytes(DType::Bool, shape, Bytes::from(values))
+    }
+}
+
+/// 4-bit integers, packed when all are known.
+struct Nibbles<const SIGNED: bool>;
+
+impl<const SIGNED: bool> Leaf for Nibbles<SIGNED> {
+    type Value = u8;
+
+    fn read(reader: &mut Reader<'_>) -> Result<u8> {
+        let token = reader.number()?;
+        let range = if SIGNED { -8..=7 } else { 0..=15 };
+        let value = token.text.parse::<i8>().ok().filter(|value| range.contains(value));
+        value.map(|value| value as u8).ok_or_else(|| {
+            reader.error(format_args!("{} is no {} value", token.text, if SIGNED { "int4" } else { "uint4" }))
+        })
+    }
+
+    fn tensor(values: Vec<u8>, shape: Shape) -> Result<Tensor> {
+        let dtype = if SIGNED { DType::I4 } else { DType::U4 };
+        if wire::elements("data", &shape)? != values.len() {
+            return Err(Error::invalid(format!("shape {shape:?} does not have {} elements", values.len())));
+        }
+        Tensor::from_bytes(dtype, shape, Bytes::from(wire::pack(&values)))
+    }
+}
+
+/// Text, or TensorFlow Serving's `{"b64": "..."}` for bytes that are no text.
+struct Strings;
+
+impl Leaf for Strings {
+    type Value = Bytes;
+
+    fn read(reader: &mut Reader<'_>) -> Result<Bytes> {
+        if reader.peek() != Some(b'{') {
+            return reader.string_bytes();
+        }
+        let mut decoded = None;
+        reader.object(|reader, key| {
+            if key != "b64" || decoded.is_some() {
+                return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
+            }
+            let text = reader.string()?;
+            let bytes = STANDARD.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is no base64"))?;
+            decoded = Some(Bytes::from(bytes));
+            Ok(())
+        })?;
+        decoded.ok_or_else(|| reader.error("expected a string or {\"b64\": \"...\"}"))
+    }
+
+    fn tensor(values: Vec<Bytes>, shape: Shape) -> Result<Tensor> {
+        Tensor::from_strings(shape, values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(dtype: DType, text: &str) -> Result<Tensor> {
+        let body = Bytes::copy_from_slice(text.as_bytes());
+        let mut column = column(dtype)?;
+        column.read(&mut Reader::new(&body), 0)?;
+        let shape = column.nesting().shape();
+        column.finish(shape)
+    }
+
+    #[test]
+    fn shapes_are_learned() {
+        for (text, shape) in
+            [("5", &[][..]), ("[]", &[0]), ("[[],[]]", &[2, 0]), ("[[1,2,3],[4,5,6]]", &[2, 3])]
+        {
+            assert_eq!(read(DType::I32, text).unwrap().shape(), shape, "{text}");
+        }
+        for ragged in ["[1,[2]]", "[[1],2]", "[[1],[2,3]]", "[[],1]", "[[],[[]]]", "[[[]],[]]"] {
+            assert!(read(DType::I32, ragged).is_err(), "{ragged}");
+        }
+        assert!(read(DType::I32, &format!("{}1{}", "[".repeat(65), "]".repeat(65))).is_err());
+    }
+
+    #[test]
+    fn numbers_must_fit_their_type() {
+        assert_eq!(
+            read(DType::F32, "[1, 2.5, NaN, -Infinity]").unwrap().to_vec::<f32>().unwrap()[3],
+            f32::NEG_INFINITY
+        );
+        assert_eq!(read(DType::U64, "18446744073709551615").unwrap().to_vec::<u64>(), Ok(vec![u64::MAX]));
+        assert_eq!(read(DType::I4, "[-8, 7, -1]").unwrap().bytes().unwrap().as_ref(), [0x78, 0x0f]);
+        for (dtype, text) in [
+            (DType::U8, "256"),
+            (DType::U8, "-1"),
+            (DType::I32, "1.0"),
+            (DType::I64, "1e3"),
+            (DType::I32, "NaN"),
+            (DType::F32, "1e39"),
+            (DType::F16, "70000"),
+            (DType::F64, "\"1\""),
+            (DType::F64, "null"),
+            (DType::I4, "8"),
+            (DType::U4, "-1"),
+            (DType::Bool, "2"),
+            (DType::String, "1"),
+            (DType::String, "{\"b64\":\"?\"}"),
+            (DType::String, "{}"),
+            (DType::Complex64, "1"),
+        ] {
+            assert!(read(dtype, text).is_err(), "{dtype} {text}");
+        }
+    }
+
+    #[test]
+    fn strings_share_the_body() {
+        let body = Bytes::from_static(br#"["shared","esc\n",{"b64":"AP8="}]"#);
+        let mut column = column(DType::String).unwrap();
+        column.read(&mut Reader::new(&body), 0).unwrap();
+        let tensor = column.finish([3usize].as_slice().into()).unwrap();
+        let strings = tensor.strings().unwrap();
+        assert_eq!(strings[0].as_ptr(), body[2..].as_ptr());
+        assert_eq!(strings[1..], [Bytes::from_static(b"esc\n"), Bytes::from_static(&[0, 255])]);
+    }
+}

@@ -1,0 +1,66 @@
+//! The shape that nested lists have, learned while they are read.
+
+use base::Shape;
+use smallvec::SmallVec;
+
+use crate::wire::RANK_MAX;
+
+/// What is known of the lists so far: the length of those closed at each depth and the depth of the leaves.
+#[derive(Debug, Default)]
+pub(crate) struct Nesting {
+    lengths: SmallVec<[Option<usize>; 8]>,
+    leaf: Option<usize>,
+}
+
+/// Why lists are no tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ragged {
+    /// Lists of one depth differ in length, or a value stands where another has a list.
+    Uneven,
+    /// More axes than a tensor may have.
+    TooDeep,
+}
+
+impl Nesting {
+    /// A list starts at `depth`.
+    pub(crate) fn open(&mut self, depth: usize) -> Result<(), Ragged> {
+        if depth >= RANK_MAX {
+            return Err(Ragged::TooDeep);
+        }
+        if self.leaf.is_some_and(|leaf| depth >= leaf) {
+            return Err(Ragged::Uneven);
+        }
+        if self.lengths.len() <= depth {
+            self.lengths.resize(depth + 1, None);
+        }
+        Ok(())
+    }
+
+    /// The list at `depth` had `length` elements.
+    pub(crate) fn close(&mut self, depth: usize, length: usize) -> Result<(), Ragged> {
+        match &mut self.lengths[depth] {
+            Some(known) if *known != length => Err(Ragged::Uneven),
+            known => {
+                *known = Some(length);
+                Ok(())
+            }
+        }
+    }
+
+    /// A value stands at `depth`.
+    pub(crate) fn leaf(&mut self, depth: usize) -> Result<(), Ragged> {
+        match self.leaf {
+            Some(known) if known == depth => Ok(()),
+            None if self.lengths.len() == depth => {
+                self.leaf = Some(depth);
+                Ok(())
+            }
+            _ => Err(Ragged::Uneven),
+        }
+    }
+
+    /// The shape of everything read.
+    pub(crate) fn shape(&self) -> Shape {
+        self.lengths.iter().map(|length| length.unwrap_or(0)).collect()
+    }
+}

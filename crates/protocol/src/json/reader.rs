@@ -1,0 +1,395 @@
+//! A pull parser over a body: strict JSON plus `NaN`, `Infinity` and `-Infinity`, bounded depth, no recursion without it.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use base::{Error, Result};
+use bytes::Bytes;
+
+/// Deepest nesting of arrays and objects that is read or skipped.
+pub(crate) const DEPTH_MAX: usize = 128;
+
+/// A position in a body.
+#[derive(Clone)]
+pub(crate) struct Reader<'a> {
+    body: &'a Bytes,
+    at: usize,
+}
+
+/// A number as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NumberToken<'a> {
+    pub(crate) text: &'a str,
+    /// No fraction, no exponent, none of the bare tokens.
+    pub(crate) whole: bool,
+}
+
+/// A value where structure does not matter, such as a parameter.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Scalar<'a> {
+    Bool(bool),
+    Whole(i64),
+    Text(Cow<'a, str>),
+    /// Anything else.
+    Other,
+}
+
+impl<'a> Reader<'a> {
+    /// At the start of `body`.
+    pub(crate) fn new(body: &'a Bytes) -> Reader<'a> {
+        Reader { body, at: 0 }
+    }
+
+    /// At the start of a value that [`Reader::pass`] passed over.
+    pub(crate) fn again(body: &'a Bytes, span: &Range<usize>) -> Reader<'a> {
+        Reader { body, at: span.start }
+    }
+
+    pub(crate) fn error(&self, message: impl std::fmt::Display) -> Error {
+        Error::invalid(format!("JSON at byte {}: {message}", self.at))
+    }
+
+    fn expected(&self, what: &str) -> Error {
+        match self.body.get(self.at) {
+            None => self.error(format_args!("expected {what}, the text ends")),
+            Some(&byte) => {
+                self.error(format_args!("expected {what}, found '{}'", char::from(byte).escape_default()))
+            }
+        }
+    }
+
+    /// The next byte that is no white space, without passing it.
+    pub(crate) fn peek(&mut self) -> Option<u8> {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.body.get(self.at) {
+            self.at += 1;
+        }
+        self.body.get(self.at).copied()
+    }
+
+    /// Bytes not yet passed: an upper bound on what is still to come.
+    pub(crate) fn remaining(&self) -> usize {
+        self.body.len() - self.at
+    }
+
+    fn take(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, byte: u8, what: &str) -> Result<()> {
+        if self.take(byte) { Ok(()) } else { Err(self.expected(what)) }
+    }
+
+    /// Nothing but white space may follow.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        match self.peek() {
+            None => Ok(()),
+            Some(_) => Err(self.expected("the end")),
+        }
+    }
+
+    /// Reads an array, calling `element` at the start of each element; the number of elements.
+    pub(crate) fn array(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<usize> {
+        self.expect(b'[', "a list")?;
+        if self.take(b']') {
+            return Ok(0);
+        }
+        let mut count = 0;
+        loop {
+            element(self)?;
+            count += 1;
+            if self.take(b']') {
+                return Ok(count);
+            }
+            self.expect(b',', "',' or ']'")?;
+        }
+    }
+
+    /// Reads an object, calling `member` with each key at the start of its value.
+    pub(crate) fn object(&mut self, mut member: impl FnMut(&mut Self, &str) -> Result<()>) -> Result<()> {
+        self.expect(b'{', "an object")?;
+        if self.take(b'}') {
+            return Ok(());
+        }
+        loop {
+            let key = self.string()?;
+            self.expect(b':', "':'")?;
+            member(self, &key)?;
+            if self.take(b'}') {
+                return Ok(());
+            }
+            self.expect(b',', "',' or '}'")?;
+        }
+    }
+
+    /// Reads a string; borrowed from the body where it holds no escape.
+    pub(crate) fn string(&mut self) -> Result<Cow<'a, str>> {
+        self.expect(b'"', "a string")?;
+        let start = self.at;
+        let body: &'a [u8] = self.body;
+        let special = body[start..].iter().position(|&byte| matches!(byte, b'"' | b'\\' | 0..=0x1f));
+        self.at = special.map_or(body.len(), |offset| start + offset);
+        match body.get(self.at) {
+            Some(b'"') => {
+                let text = self.utf8(&body[start..self.at])?;
+                self.at += 1;
+                Ok(Cow::Borrowed(text))
+            }
+            Some(b'\\') => self.escaped(start).map(Cow::Owned),
+            _ => Err(self.expected("the rest of a string")),
+        }
+    }
+
+    fn utf8(&self, bytes: &'a [u8]) -> Result<&'a str> {
+        std::str::from_utf8(bytes).map_err(|_| self.error("a string is not UTF-8"))
+    }
+
+    /// The rest of a string whose first escape is at the current position.
+    fn escaped(&mut self, start: usize) -> Result<String> {
+        let body: &'a [u8] = self.body;
+        let mut text = self.utf8(&body[start..self.at])?.to_owned();
+        loop {
+            let run = self.at;
+            while let Some(byte) = body.get(self.at)
+                && !matches!(byte, b'"' | b'\\' | 0..=0x1f)
+            {
+                self.at += 1;
+            }
+            text.push_str(self.utf8(&body[run..self.at])?);
+            match body.get(self.at) {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(text);
+                }
+                Some(b'\\') => text.push(self.escape()?),
+                _ => return Err(self.expected("the rest of a string")),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<char> {
+        let kind = self.body.get(self.at + 1).copied();
+        self.at += 2;
+        Ok(match kind {
+            Some(plain @ (b'"' | b'\\' | b'/')) => char::from(plain),
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'n') => '\n',
+            Some(b'r') => '\r',
+            Some(b't') => '\t',
+            Some(b'u') => return self.unicode(),
+            _ => {
+                self.at = self.at.min(self.body.len());
+                return Err(self.error("unknown escape in a string"));
+            }
+        })
+    }
+
+    fn unicode(&mut self) -> Result<char> {
+        let first = self.hex()?;
+        let code = match first {
+            0xd800..=0xdbff if self.body[self.at..].starts_with(b"\\u") => {
+                self.at += 2;
+                let second = self.hex()?;
+                if !(0xdc00..=0xdfff).contains(&second) {
+                    return Err(self.error("half of a surrogate pair"));
+                }
+                0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00)
+            }
+            _ => first,
+        };
+        char::from_u32(code).ok_or_else(|| self.error("half of a surrogate pair"))
+    }
+
+    fn hex(&mut self) -> Result<u32> {
+        let digits = self.body.get(self.at..self.at + 4);
+        let code = digits
+            .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+            .and_then(|digits| u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        match code {
+            Some(code) => {
+                self.at += 4;
+                Ok(code)
+            }
+            None => Err(self.error("expected four hexadecimal digits after \\u")),
+        }
+    }
+
+    /// A string's bytes, sharing the body where the string holds no escape.
+    pub(crate) fn string_bytes(&mut self) -> Result<Bytes> {
+        Ok(match self.string()? {
+            Cow::Borrowed(text) => self.body.slice_ref(text.as_bytes()),
+            Cow::Owned(text) => Bytes::from(text),
+        })
+    }
+
+    fn digits(&mut self) -> Result<()> {
+        let rest = &self.body[self.at..];
+        let count = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+        self.at += count;
+        if count == 0 { Err(self.expected("a digit")) } else { Ok(()) }
+    }
+
+    /// Passes one of `words`, if one is here.
+    fn word(&mut self, words: &[&str]) -> bool {
+        let rest = &self.body[self.at..];
+        let found = words.iter().find(|word| rest.starts_with(word.as_bytes()));
+        self.at += found.map_or(0, |word| word.len());
+        found.is_some()
+    }
+
+    /// Reads a number, or one of the bare tokens for what JSON cannot write.
+    pub(crate) fn number(&mut self) -> Result<NumberToken<'a>> {
+        self.peek();
+        let start = self.at;
+        let mut whole = true;
+        if self.word(&["NaN", "Infinity", "-Infinity"]) {
+            whole = false;
+        } else {
+            self.word(&["-"]);
+            let leading_zero = self.body.get(self.at) == Some(&b'0');
+            let digits = self.at;
+            self.digits().map_err(|_| self.expected("a number"))?;
+            if leading_zero && self.at > digits + 1 {
+                return Err(self.error("a number starts with 0"));
+            }
+            if self.word(&["."]) {
+                whole = false;
+                self.digits()?;
+            }
+            if self.word(&["e", "E"]) {
+                whole = false;
+                self.word(&["+", "-"]);
+                self.digits()?;
+            }
+        }
+        let body: &'a [u8] = self.body;
+        Ok(NumberToken { text: self.utf8(&body[start..self.at])?, whole })
+    }
+
+    /// Reads `true` or `false`.
+    pub(crate) fn boolean(&mut self) -> Result<bool> {
+        self.peek();
+        if self.word(&["true"]) {
+            Ok(true)
+        } else if self.word(&["false"]) {
+            Ok(false)
+        } else {
+            Err(self.expected("true or false"))
+        }
+    }
+
+    /// Passes `null`, if it is here.
+    pub(crate) fn null(&mut self) -> bool {
+        self.peek();
+        self.word(&["null"])
+    }
+
+    /// Reads a number without fraction that fits an `i64`.
+    pub(crate) fn whole(&mut self) -> Result<i64> {
+        let token = self.number()?;
+        token.text.parse().map_err(|_| self.error(format_args!("{} is no whole number in range", token.text)))
+    }
+
+    /// Reads any value; see [`Scalar`].
+    pub(crate) fn scalar(&mut self) -> Result<Scalar<'a>> {
+        Ok(match self.peek() {
+            Some(b'"') => Scalar::Text(self.string()?),
+            Some(b't' | b'f') => Scalar::Bool(self.boolean()?),
+            Some(b'-' | b'0'..=b'9' | b'N' | b'I') => {
+                self.number()?.text.parse().map_or(Scalar::Other, Scalar::Whole)
+            }
+            _ => {
+                self.skip()?;
+                Scalar::Other
+            }
+        })
+    }
+
+    /// Passes over one value.
+    pub(crate) fn skip(&mut self) -> Result<()> {
+        self.skip_at(0)
+    }
+
+    /// Passes over one value and says where it is, for [`Reader::again`].
+    pub(crate) fn pass(&mut self) -> Result<Range<usize>> {
+        self.peek();
+        let start = self.at;
+        self.skip()?;
+        Ok(start..self.at)
+    }
+
+    fn skip_at(&mut self, depth: usize) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(self.error(format_args!("nested deeper than {DEPTH_MAX}")));
+        }
+        match self.peek() {
+            Some(b'[') => self.array(|reader| reader.skip_at(depth + 1)).map(drop),
+            Some(b'{') => self.object(|reader, _| reader.skip_at(depth + 1)),
+            Some(b'"') => self.string().map(drop),
+            Some(b't' | b'f') => self.boolean().map(drop),
+            Some(b'n') if self.null() => Ok(()),
+            Some(b'-' | b'0'..=b'9' | b'N' | b'I') => self.number().map(drop),
+            _ => Err(self.expected("a value")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<T>(text: &str, parse: impl FnOnce(&mut Reader) -> Result<T>) -> Option<T> {
+        let body = Bytes::copy_from_slice(text.as_bytes());
+        let mut reader = Reader::new(&body);
+        let value = parse(&mut reader).ok()?;
+        reader.end().ok()?;
+        Some(value)
+    }
+
+    #[test]
+    fn strings() {
+        let string = |text: &str| read(text, |r| r.string().map(Cow::into_owned));
+        assert_eq!(string("\"plain\"").as_deref(), Some("plain"));
+        assert_eq!(string(r#" "a\"\\\/\b\f\n\r\tz" "#).as_deref(), Some("a\"\\/\u{8}\u{c}\n\r\tz"));
+        assert_eq!(string(r#""\u00e9\ud83d\ude00é""#).as_deref(), Some("é😀é"));
+        for wrong in [
+            r#""\ud83d""#,
+            r#""\ud83d\u0041""#,
+            r#""\u00g0""#,
+            r#""\u00"#,
+            "\"\\",
+            "\"open",
+            "\"\n\"",
+            r#""\x""#,
+        ] {
+            assert_eq!(string(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers() {
+        let number = |text: &str| read(text, |r| r.number().map(|token| token.whole));
+        for whole in ["0", "-0", "12", "-9007199254740993"] {
+            assert_eq!(number(whole), Some(true), "{whole}");
+        }
+        for other in ["1.5", "1e3", "-0.5E-7", "NaN", "Infinity", "-Infinity"] {
+            assert_eq!(number(other), Some(false), "{other}");
+        }
+        for wrong in ["", "-", "01", "1.", ".5", "+1", "1e", "0x1", "nan", "--1", "1 2", "-NaN"] {
+            assert_eq!(number(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn skipping_is_strict_and_bounded() {
+        let skip = |text: &str| read(text, |r| r.skip()).is_some();
+        assert!(skip(r#"{"a":[1,{"b":null},"x",true],"c":{}}"#));
+        for wrong in ["[1,]", "{\"a\"}", "{,}", "[", "nul", "{\"a\":}", "[1 2]", "{1:2}"] {
+            assert!(!skip(wrong), "{wrong}");
+        }
+        assert!(skip(&format!("{}{}", "[".repeat(100), "]".repeat(100))));
+        assert!(!skip(&"[".repeat(1_000_000)));
+    }
+}

@@ -1,0 +1,211 @@
+//! Tensors as JSON: flat, or nested as their shape.
+
+use base::{DType, Data, Error, Result, Tensor};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use half::{bf16, f16};
+use serde_json::ser::{CompactFormatter, Formatter};
+
+use crate::wire;
+
+/// Lists that a tensor without elements may be written as. Otherwise a shape such as [10^12, 0] would be endless.
+const EMPTY_LISTS_MAX: usize = 1 << 16;
+
+/// How bytes that may be no text are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Text {
+    /// As a string; bytes that are no UTF-8 are refused.
+    Plain,
+    /// As a string where it is UTF-8, else as `{"b64": ...}`.
+    Base64WhereNeeded,
+    /// Always as `{"b64": ...}`.
+    Base64,
+}
+
+/// Appends `text` as a JSON string.
+pub(crate) fn string(out: &mut Vec<u8>, text: &str) {
+    // Writing to a vector cannot fail.
+    let _ = serde_json::to_writer(out, text);
+}
+
+/// Appends `name` and a colon.
+pub(crate) fn key(out: &mut Vec<u8>, name: &str) {
+    string(out, name);
+    out.push(b':');
+}
+
+/// Appends all elements as one list.
+///
+/// # Errors
+/// `InvalidArgument` when the type has no form in JSON, or with [`Text::Plain`] a string is not UTF-8.
+pub(crate) fn write_flat(out: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
+    write(out, tensor, Text::Plain, &[tensor.elements()], 0)
+}
+
+/// Appends the elements from `start` on as lists of `shape` (a value when it is empty).
+///
+/// # Errors
+/// `InvalidArgument` when the type has no form in JSON or the shape means endless empty lists.
+pub(crate) fn write_nested(
+    out: &mut Vec<u8>,
+    tensor: &Tensor,
+    text: Text,
+    shape: &[usize],
+    start: usize,
+) -> Result<()> {
+    let mut lists = 1usize;
+    for &dim in shape {
+        lists = lists.saturating_mul(dim);
+        if lists > tensor.elements().max(EMPTY_LISTS_MAX) {
+            return Err(Error::invalid(format!("shape {:?} is too large to write as lists", tensor.shape())));
+        }
+    }
+    write(out, tensor, text, shape, start)
+}
+
+fn write(out: &mut Vec<u8>, tensor: &Tensor, text: Text, shape: &[usize], start: usize) -> Result<()> {
+    let bytes = match tensor.data() {
+        Data::Strings(strings) => {
+            return lists(out, shape, &mut { start }, &mut |out, at| write_text(out, &strings[at], text));
+        }
+        Data::Bytes(bytes) => bytes.as_ref(),
+    };
+    let mut at = start;
+    // One loop a type, so that the type is not asked again for each element.
+    macro_rules! numbers {
+        ($size:literal, $append:expr) => {
+            lists(out, shape, &mut at, &mut |out, position| {
+                let mut element = [0; $size];
+                element.copy_from_slice(&bytes[position * $size..][..$size]);
+                $append(out, element);
+                Ok(())
+            })
+        };
+    }
+    match tensor.dtype() {
+        DType::Bool => numbers!(1, |out: &mut Vec<u8>, b: [u8; 1]| {
+            out.extend_from_slice(if b[0] == 0 { b"false" } else { b"true" });
+        }),
+        DType::U8 => numbers!(1, |out, b| drop(CompactFormatter.write_u8(out, u8::from_le_bytes(b)))),
+        DType::U16 => numbers!(2, |out, b| drop(CompactFormatter.write_u16(out, u16::from_le_bytes(b)))),
+        DType::U32 => numbers!(4, |out, b| drop(CompactFormatter.write_u32(out, u32::from_le_bytes(b)))),
+        DType::U64 => numbers!(8, |out, b| drop(CompactFormatter.write_u64(out, u64::from_le_bytes(b)))),
+        DType::I8 => numbers!(1, |out, b| drop(CompactFormatter.write_i8(out, i8::from_le_bytes(b)))),
+        DType::I16 => numbers!(2, |out, b| drop(CompactFormatter.write_i16(out, i16::from_le_bytes(b)))),
+        DType::I32 => numbers!(4, |out, b| drop(CompactFormatter.write_i32(out, i32::from_le_bytes(b)))),
+        DType::I64 => numbers!(8, |out, b| drop(CompactFormatter.write_i64(out, i64::from_le_bytes(b)))),
+        DType::F16 => numbers!(2, |out, b| single(out, f16::from_le_bytes(b).to_f32())),
+        DType::BF16 => numbers!(2, |out, b| single(out, bf16::from_le_bytes(b).to_f32())),
+        DType::F32 => numbers!(4, |out, b| single(out, f32::from_le_bytes(b))),
+        DType::F64 => numbers!(8, |out, b| double(out, f64::from_le_bytes(b))),
+        dtype @ (DType::U4 | DType::I4) => {
+            let elements = wire::unpack(dtype, tensor.elements(), bytes);
+            lists(out, shape, &mut at, &mut |out, position| {
+                drop(CompactFormatter.write_i8(out, elements[position].cast_signed()));
+                Ok(())
+            })
+        }
+        other => Err(Error::invalid(format!("{other} has no form in JSON; ask for binary data"))),
+    }
+}
+
+/// Writes lists of `shape`, calling `element` with the position of each element in turn.
+fn lists(
+    out: &mut Vec<u8>,
+    shape: &[usize],
+    at: &mut usize,
+    element: &mut impl FnMut(&mut Vec<u8>, usize) -> Result<()>,
+) -> Result<()> {
+    let Some((&length, inner)) = shape.split_first() else {
+        let position = *at;
+        *at += 1;
+        return element(out, position);
+    };
+    out.push(b'[');
+    for position in 0..length {
+        if position > 0 {
+            out.push(b',');
+        }
+        lists(out, inner, at, element)?;
+    }
+    out.push(b']');
+    Ok(())
+}
+
+fn single(out: &mut Vec<u8>, value: f32) {
+    if value.is_finite() {
+        drop(CompactFormatter.write_f32(out, value))
+    } else {
+        double(out, f64::from(value))
+    }
+}
+
+fn double(out: &mut Vec<u8>, value: f64) {
+    if value.is_finite() {
+        drop(CompactFormatter.write_f64(out, value));
+    } else if value.is_nan() {
+        out.extend_from_slice(b"NaN");
+    } else {
+        out.extend_from_slice(if value > 0.0 { b"Infinity" } else { b"-Infinity" });
+    }
+}
+
+fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: Text) -> Result<()> {
+    match (std::str::from_utf8(bytes), text) {
+        (Ok(plain), Text::Plain | Text::Base64WhereNeeded) => string(out, plain),
+        (Err(_), Text::Plain) => {
+            return Err(Error::invalid("an output holds bytes that are no UTF-8 text; ask for binary data"));
+        }
+        _ => {
+            out.extend_from_slice(b"{\"b64\":");
+            string(out, &STANDARD.encode(bytes));
+            out.push(b'}');
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn nested(tensor: &Tensor, text: Text) -> Result<String> {
+        let mut out = Vec::new();
+        write_nested(&mut out, tensor, text, tensor.shape(), 0)?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn lists_follow_the_shape() {
+        let shape = [2usize, 1, 2];
+        let tensor =
+            Tensor::from_vec(shape.as_slice(), vec![1f32, 0.1, f32::NAN, f32::NEG_INFINITY]).unwrap();
+        assert_eq!(nested(&tensor, Text::Plain).unwrap(), "[[[1.0,0.1]],[[NaN,-Infinity]]]");
+        let mut flat = Vec::new();
+        write_flat(&mut flat, &tensor).unwrap();
+        assert_eq!(flat, b"[1.0,0.1,NaN,-Infinity]");
+        let scalar = Tensor::from_vec([].as_slice(), vec![-3i64]).unwrap();
+        assert_eq!(nested(&scalar, Text::Plain).unwrap(), "-3");
+        let nibbles =
+            Tensor::from_bytes(DType::I4, [3usize].as_slice(), Bytes::from_static(&[0x78, 0x0f])).unwrap();
+        assert_eq!(nested(&nibbles, Text::Plain).unwrap(), "[-8,7,-1]");
+    }
+
+    #[test]
+    fn text_and_what_is_not() {
+        let strings = vec![Bytes::from_static(b"a\"\n"), Bytes::from_static(&[0xff])];
+        let tensor = Tensor::from_strings([2usize].as_slice(), strings).unwrap();
+        assert!(nested(&tensor, Text::Plain).is_err());
+        assert_eq!(nested(&tensor, Text::Base64WhereNeeded).unwrap(), r#"["a\"\n",{"b64":"/w=="}]"#);
+        assert_eq!(nested(&tensor, Text::Base64).unwrap(), r#"[{"b64":"YSIK"},{"b64":"/w=="}]"#);
+    }
+
+    #[test]
+    fn empty_lists_are_bounded() {
+        let few = Tensor::from_vec::<f32>([2usize, 0].as_slice(), vec![]).unwrap();
+        assert_eq!(nested(&few, Text::Plain).unwrap(), "[[],[]]");
+        let endless = Tensor::from_vec::<f32>([1usize << 40, 0].as_slice(), vec![]).unwrap();
+        assert!(nested(&endless, Text::Plain).is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! Inference requests and answers as gRPC messages, for both ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, NamedTensor, Result, VersionId};
+
+use super::contents::{self, Described};
+use super::{
+    CLASSIFICATION, InferResponse, SHARED_MEMORY, TIMEOUT, datatype, no_classification, no_shared_memory,
+};
+use crate::inference::infer_parameter::ParameterChoice;
+use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use crate::inference::model_infer_response::InferOutputTensor;
+use crate::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
+use crate::wire;
+
+pub use super::describe::{model_config, model_metadata, model_statistics, repository_index};
+
+/// What a request asks, apart from the model's name and version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InferRequest {
+    /// To be echoed; empty where the client gave none.
+    pub id: String,
+    /// The inputs, not yet checked against a signature.
+    pub inputs: Vec<NamedTensor>,
+    /// The wanted outputs; empty means all.
+    pub outputs: Vec<Arc<str>>,
+    /// The client's own time limit, from the `timeout` parameter (microseconds).
+    pub timeout: Option<Duration>,
+}
+
+type Parameters = BTreeMap<String, InferParameter>;
+
+/// The inputs and wishes of a request. Raw contents are shared, not copied.
+///
+/// # Errors
+/// `InvalidArgument` for tensors whose elements do not match their type and shape, `Unimplemented` for shared
+/// memory and classification.
+pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
+    for input in &request.inputs {
+        refuse_shared_memory(&input.name, &input.parameters)?;
+    }
+    let described = |input: InferInputTensor| {
+        let InferInputTensor { name, datatype, shape, contents, .. } = input;
+        Described { name, datatype, shape, contents }
+    };
+    let inputs = request.inputs.into_iter().map(described).collect();
+    wire::check_count("outputs", request.outputs.len())?;
+    Ok(InferRequest {
+        id: request.id,
+        inputs: contents::tensors("inputs", inputs, request.raw_input_contents)?,
+        outputs: request.outputs.into_iter().map(output).collect::<Result<_>>()?,
+        timeout: whole(&request.parameters, TIMEOUT).filter(|micros| *micros > 0).map(Duration::from_micros),
+    })
+}
+
+fn output(output: InferRequestedOutputTensor) -> Result<Arc<str>> {
+    refuse_shared_memory(&output.name, &output.parameters)?;
+    match whole(&output.parameters, CLASSIFICATION) {
+        Some(1..) => Err(no_classification(&output.name)),
+        _ => Ok(output.name.into()),
+    }
+}
+
+fn refuse_shared_memory(name: &str, parameters: &Parameters) -> Result<()> {
+    if parameters.contains_key(SHARED_MEMORY) { Err(no_shared_memory(name)) } else { Ok(()) }
+}
+
+fn whole(parameters: &Parameters, key: &str) -> Option<u64> {
+    match parameters.get(key)?.parameter_choice.as_ref()? {
+        ParameterChoice::Int64Param(value) => u64::try_from(*value).ok(),
+        ParameterChoice::Uint64Param(value) => Some(*value),
+        _ => None,
+    }
+}
+
+/// The answer with raw contents that share the outputs' memory.
+///
+/// # Errors
+/// `InvalidArgument` for a string over 4 GiB.
+pub fn encode_response(
+    version: &VersionId,
+    id: String,
+    outputs: Vec<NamedTensor>,
+) -> Result<ModelInferResponse> {
+    let mut response = ModelInferResponse {
+        model_name: version.model.to_string(),
+        model_version: version.version.to_string(),
+        id,
+        outputs: Vec::with_capacity(outputs.len()),
+        raw_output_contents: Vec::with_capacity(outputs.len()),
+        ..Default::default()
+    };
+    for NamedTensor { name, tensor } in outputs {
+        response.raw_output_contents.push(contents::raw_form(&name, &tensor)?);
+        response.outputs.push(InferOutputTensor {
+            name: name.to_string(),
+            datatype: datatype(tensor.dtype()).into(),
+            shape: signed(tensor.shape()),
+            ..Default::default()
+        });
+    }
+    Ok(response)
+}
+
+fn signed(shape: &[usize]) -> Vec<i64> {
+    shape.iter().map(|&dim| dim as i64).collect()
+}
+
+/// A request with raw contents, for a client; `outputs` empty means all.
+///
+/// # Errors
+/// `InvalidArgument` for a string over 4 GiB.
+pub fn encode_request(
+    model: &str,
+    version: Option<u64>,
+    inputs: &[NamedTensor],
+    outputs: &[&str],
+) -> Result<ModelInferRequest> {
+    let requested = |name: &&str| InferRequestedOutputTensor { name: (*name).into(), ..Default::default() };
+    let input = |NamedTensor { name, tensor }: &NamedTensor| InferInputTensor {
+        name: name.to_string(),
+        datatype: datatype(tensor.dtype()).into(),
+        shape: signed(tensor.shape()),
+        ..Default::default()
+    };
+    Ok(ModelInferRequest {
+        model_name: model.into(),
+        model_version: version.map(|version| version.to_string()).unwrap_or_default(),
+        inputs: inputs.iter().map(input).collect(),
+        outputs: outputs.iter().map(requested).collect(),
+        raw_input_contents: inputs
+            .iter()
+            .map(|input| contents::raw_form(&input.name, &input.tensor))
+            .collect::<Result<_>>()?,
+        ..Default::default()
+    })
+}
+
+/// The outputs of an answer, for a client.
+///
+/// # Errors
+/// `DataLoss` for an answer whose tensors are not what it says of them.
+pub fn decode_response(response: ModelInferResponse) -> Result<InferResponse> {
+    let described = |output: InferOutputTensor| {
+        let InferOutputTensor { name, datatype, shape, contents, .. } = output;
+        Described { name, datatype, shape, contents }
+    };
+    let outputs = response.outputs.into_iter().map(described).collect();
+    let outputs = contents::tensors("outputs", outputs, response.raw_output_contents)
+        .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))?;
+    Ok(InferResponse {
+        model: response.model_name,
+        version: response.model_version,
+        id: response.id,
+        outputs,
+    })
+}

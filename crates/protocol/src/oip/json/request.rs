@@ -1,0 +1,229 @@
+//! The body of an infer request, for both ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec};
+use bytes::Bytes;
+
+use super::Body;
+use super::tensor::{is_true, read_all, resolve, split, write_body};
+use crate::json::{Reader, Scalar, key, string};
+use crate::oip::{CLASSIFICATION, SHARED_MEMORY, TIMEOUT, no_classification, no_shared_memory};
+use crate::wire;
+
+/// An output that a request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedOutput {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether raw or as JSON; none: as the request says for all.
+    pub binary: Option<bool>,
+}
+
+/// What a request asks, apart from the model's name and version.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InferRequest {
+    /// To be echoed; empty where the client gave none.
+    pub id: String,
+    /// The inputs, not yet checked against a signature.
+    pub inputs: Vec<NamedTensor>,
+    /// The wanted outputs; empty means all.
+    pub outputs: Vec<RequestedOutput>,
+    /// Whether outputs that do not say it themselves go raw.
+    pub binary_output: bool,
+    /// The client's own time limit, from the `timeout` parameter (microseconds).
+    pub timeout: Option<Duration>,
+}
+
+/// How the outputs of an answer should be written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoding {
+    /// Whether outputs go raw.
+    pub binary: bool,
+    /// Outputs that go otherwise.
+    pub except: Vec<Arc<str>>,
+}
+
+impl Encoding {
+    pub(super) fn is_binary(&self, name: &str) -> bool {
+        self.binary != self.except.iter().any(|other| **other == *name)
+    }
+}
+
+impl InferRequest {
+    /// How this request wants its outputs.
+    pub fn encoding(&self) -> Encoding {
+        let differs =
+            |output: &&RequestedOutput| output.binary.is_some_and(|binary| binary != self.binary_output);
+        let except = self.outputs.iter().filter(differs).map(|output| output.name.clone()).collect();
+        Encoding { binary: self.binary_output, except }
+    }
+}
+
+/// Reads the body of an infer request. `header_length` is the value of `Inference-Header-Content-Length`: absent,
+/// the body is JSON; 0, it is the raw form of the only input that `signature` has. Raw tensors share the body.
+///
+/// # Errors
+/// `InvalidArgument` for malformed JSON, tensors whose elements do not match their type and shape, or binary data
+/// of another length than announced; `Unimplemented` for shared memory and classification.
+pub fn parse_infer(body: Bytes, header_length: Option<usize>, signature: &Signature) -> Result<InferRequest> {
+    if header_length == Some(0) {
+        return raw_request(body, signature);
+    }
+    let (json, behind) = split(body, header_length)?;
+    let mut request = InferRequest::default();
+    let mut inputs = None;
+    let mut reader = Reader::new(&json);
+    reader.object(|reader, key| {
+        match key {
+            "id" if !reader.null() => request.id = reader.string()?.into_owned(),
+            "inputs" if inputs.is_some() => return Err(reader.error("\"inputs\" is given twice")),
+            "inputs" => inputs = Some(read_all(reader, &json)?),
+            "outputs" if !reader.null() => request.outputs = read_outputs(reader)?,
+            "parameters" if !reader.null() => read_parameters(reader, &mut request)?,
+            "id" | "outputs" | "parameters" => {}
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    reader.end()?;
+    let inputs = inputs.ok_or_else(|| Error::invalid("the request has no \"inputs\""))?;
+    request.inputs = resolve(inputs, behind)?;
+    Ok(request)
+}
+
+fn read_parameters(reader: &mut Reader<'_>, request: &mut InferRequest) -> Result<()> {
+    reader.object(|reader, key| {
+        let value = reader.scalar()?;
+        match (key, value) {
+            ("binary_data_output", value) => request.binary_output = is_true(&value),
+            (TIMEOUT, Scalar::Whole(micros @ 1..)) => {
+                request.timeout = Some(Duration::from_micros(micros.unsigned_abs()));
+            }
+            _ => {}
+        }
+        Ok(())
+    })
+}
+
+fn read_outputs(reader: &mut Reader<'_>) -> Result<Vec<RequestedOutput>> {
+    let mut outputs = Vec::new();
+    reader.array(|reader| {
+        wire::check_count("outputs", outputs.len() + 1)?;
+        outputs.push(read_output(reader)?);
+        Ok(())
+    })?;
+    Ok(outputs)
+}
+
+fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
+    let (mut name, mut binary) = (None, None);
+    let (mut classified, mut shared) = (false, false);
+    reader.object(|reader, key| {
+        match key {
+            "name" => name = Some(Arc::<str>::from(reader.string()?)),
+            "parameters" if !reader.null() => reader.object(|reader, key| {
+                match (key, reader.scalar()?) {
+                    ("binary_data", value) => binary = Some(is_true(&value)),
+                    (CLASSIFICATION, Scalar::Whole(1..)) => classified = true,
+                    (SHARED_MEMORY, _) => shared = true,
+                    _ => {}
+                }
+                Ok(())
+            })?,
+            "parameters" => {}
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    let name = name.ok_or_else(|| Error::invalid("a requested output has no \"name\""))?;
+    if shared {
+        return Err(no_shared_memory(&name));
+    }
+    if classified {
+        return Err(no_classification(&name));
+    }
+    Ok(RequestedOutput { name, binary })
+}
+
+/// A body that is nothing but the elements of the only input. The answer is raw too.
+fn raw_request(body: Bytes, signature: &Signature) -> Result<InferRequest> {
+    let [spec] = signature.inputs.as_slice() else {
+        return Err(Error::invalid(format!(
+            "a body without JSON is for models with one input, this one has {}",
+            signature.inputs.len()
+        )));
+    };
+    let tensor = raw_input(spec, body)?;
+    let inputs = vec![NamedTensor::new(spec.name.as_str(), tensor)];
+    Ok(InferRequest { inputs, binary_output: true, ..InferRequest::default() })
+}
+
+fn raw_input(spec: &TensorSpec, body: Bytes) -> Result<Tensor> {
+    let Some(bits) = spec.dtype.bits() else {
+        // The whole body is one string, without a length in front of it.
+        let ones: Shape = spec.shape.iter().flatten().map(|_| 1).collect();
+        return Tensor::from_strings(ones, vec![body]);
+    };
+    let shape = raw_shape(spec, body.len().saturating_mul(8) / bits)?;
+    wire::fixed(&spec.name, spec.dtype, shape, body)
+}
+
+/// The shape with its one dynamic axis worked out from the number of elements. Where a batch axis in front is
+/// dynamic as well, it is 1.
+fn raw_shape(spec: &TensorSpec, elements: usize) -> Result<Shape> {
+    let unclear = || {
+        Error::invalid(format!(
+            "the shape of \"{}\" cannot be told from the body's length; send JSON with a shape",
+            spec.name
+        ))
+    };
+    let dims = spec.shape.as_ref().ok_or_else(unclear)?;
+    let mut open: Vec<usize> = dims
+        .iter()
+        .enumerate()
+        .filter(|(_, dim)| matches!(dim, Dim::Dynamic(_)))
+        .map(|(axis, _)| axis)
+        .collect();
+    if open.len() == 2 && open[0] == 0 {
+        open.remove(0);
+    }
+    let mut shape: Shape =
+        dims.iter().map(|dim| if let Dim::Fixed(size) = dim { *size } else { 1 }).collect();
+    match open.as_slice() {
+        [] => {}
+        [axis] => {
+            let others = wire::elements(&spec.name, &shape)?;
+            shape[*axis] = elements.checked_div(others).ok_or_else(unclear)?;
+        }
+        _ => return Err(unclear()),
+    }
+    Ok(shape)
+}
+
+/// A request for a client: `outputs` empty means all; with `binary` tensors travel raw in both directions.
+///
+/// # Errors
+/// `InvalidArgument` when a tensor's type has no form in JSON and `binary` is false.
+pub fn encode_request(id: &str, inputs: &[NamedTensor], outputs: &[&str], binary: bool) -> Result<Body> {
+    let mut json = b"{".to_vec();
+    if !id.is_empty() {
+        key(&mut json, "id");
+        string(&mut json, id);
+        json.push(b',');
+    }
+    if binary {
+        json.extend_from_slice(b"\"parameters\":{\"binary_data_output\":true},");
+    }
+    if !outputs.is_empty() {
+        json.extend_from_slice(b"\"outputs\":[");
+        for (position, output) in outputs.iter().enumerate() {
+            json.extend_from_slice(if position > 0 { b",{\"name\":" } else { b"{\"name\":" });
+            string(&mut json, output);
+            json.push(b'}');
+        }
+        json.extend_from_slice(b"],");
+    }
+    write_body(json, "inputs", inputs, |_| binary)
+}

@@ -1,0 +1,61 @@
+//! The body of an answer, for both ends.
+
+use base::{Error, NamedTensor, Result, VersionId};
+use bytes::Bytes;
+
+use super::tensor::{read_all, resolve, split, write_body};
+use super::{Body, Encoding};
+use crate::json::{Reader, key, string};
+use crate::oip::InferResponse;
+
+/// The answer; `id` is left out where it is empty.
+///
+/// # Errors
+/// `InvalidArgument` when an output that should be JSON has a type without a form in JSON, or strings that are no
+/// UTF-8: the client must ask for binary data.
+pub fn infer_response(
+    version: &VersionId,
+    id: &str,
+    outputs: &[NamedTensor],
+    encoding: &Encoding,
+) -> Result<Body> {
+    let mut json = b"{".to_vec();
+    if !id.is_empty() {
+        key(&mut json, "id");
+        string(&mut json, id);
+        json.push(b',');
+    }
+    key(&mut json, "model_name");
+    string(&mut json, &version.model);
+    json.extend_from_slice(format!(",\"model_version\":\"{}\",", version.version).as_bytes());
+    write_body(json, "outputs", outputs, |name| encoding.is_binary(name))
+}
+
+/// Reads an answer, for a client.
+///
+/// # Errors
+/// `DataLoss` for a body that is no answer.
+pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
+    parse(body, header_length)
+        .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))
+}
+
+fn parse(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
+    let (json, behind) = split(body, header_length)?;
+    let mut response = InferResponse::default();
+    let mut outputs = Vec::new();
+    let mut reader = Reader::new(&json);
+    reader.object(|reader, key| {
+        match key {
+            "id" => response.id = reader.string()?.into_owned(),
+            "model_name" => response.model = reader.string()?.into_owned(),
+            "model_version" => response.version = reader.string()?.into_owned(),
+            "outputs" => outputs = read_all(reader, &json)?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    reader.end()?;
+    response.outputs = resolve(outputs, behind)?;
+    Ok(response)
+}

@@ -1,0 +1,247 @@
+//! Tensors in REST bodies, in requests and answers alike.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
+use bytes::{Bytes, BytesMut};
+use smallvec::SmallVec;
+
+use super::Body;
+use crate::json::{Reader, Scalar, column, key, string, write_flat};
+use crate::oip::{SHARED_MEMORY, contents, datatype, dtype_of, no_shared_memory};
+use crate::wire::{self, RANK_MAX};
+
+/// The parameter with the length of a tensor's raw form.
+const BINARY_SIZE: &str = "binary_data_size";
+
+/// A tensor whose elements may still have to be found behind the JSON.
+pub(super) struct Pending {
+    name: Arc<str>,
+    dtype: DType,
+    shape: Shape,
+    source: Source,
+}
+
+enum Source {
+    /// In the JSON.
+    Here(Tensor),
+    /// So many bytes behind it.
+    Behind(usize),
+}
+
+/// The members of a tensor's object, in whatever order they come.
+#[derive(Default)]
+struct Members {
+    name: Option<Arc<str>>,
+    datatype: Option<String>,
+    shape: Option<SmallVec<[i64; 6]>>,
+    binary_size: Option<usize>,
+    data: Option<Data>,
+}
+
+enum Data {
+    Read(Tensor),
+    /// Came before type and shape.
+    Passed(Range<usize>),
+}
+
+/// Splits a body into its JSON and what is behind it.
+pub(super) fn split(mut body: Bytes, header_length: Option<usize>) -> Result<(Bytes, Bytes)> {
+    match header_length {
+        None => Ok((body, Bytes::new())),
+        Some(length) if length > body.len() => Err(Error::invalid(format!(
+            "Inference-Header-Content-Length is {length}, the body has only {} bytes",
+            body.len()
+        ))),
+        Some(length) => {
+            let json = body.split_to(length);
+            Ok((json, body))
+        }
+    }
+}
+
+/// Reads a list of tensors.
+pub(super) fn read_all(reader: &mut Reader<'_>, json: &Bytes) -> Result<Vec<Pending>> {
+    let mut pending = Vec::new();
+    reader.array(|reader| {
+        wire::check_count("tensors", pending.len() + 1)?;
+        pending.push(read(reader, json)?);
+        Ok(())
+    })?;
+    Ok(pending)
+}
+
+fn read(reader: &mut Reader<'_>, json: &Bytes) -> Result<Pending> {
+    let mut members = Members::default();
+    reader.object(|reader, key| members.read(reader, key))?;
+    members.finish(json)
+}
+
+impl Members {
+    fn read(&mut self, reader: &mut Reader<'_>, key: &str) -> Result<()> {
+        match key {
+            "name" => self.name = Some(reader.string()?.into()),
+            "datatype" => self.datatype = Some(reader.string()?.into_owned()),
+            "shape" => self.shape = Some(read_shape(reader)?),
+            "parameters" => self.read_parameters(reader)?,
+            "data" => {
+                self.data = Some(match (&self.name, &self.datatype, &self.shape) {
+                    (Some(name), Some(datatype), Some(shape)) => {
+                        let dtype = dtype_of(name, datatype)?;
+                        let shape = wire::shape(name, shape.iter().copied())?;
+                        Data::Read(read_data(reader, name, dtype, shape)?)
+                    }
+                    _ => Data::Passed(reader.pass()?),
+                });
+            }
+            _ => reader.skip()?,
+        }
+        Ok(())
+    }
+
+    fn read_parameters(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+        if reader.null() {
+            return Ok(());
+        }
+        reader.object(|reader, key| {
+            match key {
+                BINARY_SIZE => {
+                    let size = reader.whole()?;
+                    let size = usize::try_from(size).map_err(|_| {
+                        Error::invalid(format!("{BINARY_SIZE} is {size}, which is no length"))
+                    })?;
+                    self.binary_size = Some(size);
+                }
+                SHARED_MEMORY => return Err(no_shared_memory(self.name.as_deref().unwrap_or_default())),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })
+    }
+
+    fn finish(self, json: &Bytes) -> Result<Pending> {
+        let name = self.name.ok_or_else(|| Error::invalid("a tensor has no \"name\""))?;
+        let lacks = |what: &str| Error::invalid(format!("\"{name}\" has no \"{what}\""));
+        let dtype = dtype_of(&name, &self.datatype.ok_or_else(|| lacks("datatype"))?)?;
+        let shape = wire::shape(&name, self.shape.ok_or_else(|| lacks("shape"))?.into_iter())?;
+        let source = match (self.data, self.binary_size) {
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid(format!(
+                    "\"{name}\" has \"data\" and {BINARY_SIZE}; give one of them"
+                )));
+            }
+            (None, None) => return Err(lacks("data")),
+            (None, Some(size)) => Source::Behind(size),
+            (Some(Data::Read(tensor)), None) => Source::Here(tensor),
+            (Some(Data::Passed(span)), None) => {
+                let tensor = read_data(&mut Reader::again(json, &span), &name, dtype, shape.clone())?;
+                Source::Here(tensor)
+            }
+        };
+        Ok(Pending { name, dtype, shape, source })
+    }
+}
+
+fn read_shape(reader: &mut Reader<'_>) -> Result<SmallVec<[i64; 6]>> {
+    let mut shape = SmallVec::new();
+    reader.array(|reader| {
+        if shape.len() == RANK_MAX {
+            return Err(Error::invalid(format!("a shape has more than {RANK_MAX} axes")));
+        }
+        shape.push(reader.whole()?);
+        Ok(())
+    })?;
+    Ok(shape)
+}
+
+fn read_data(reader: &mut Reader<'_>, name: &str, dtype: DType, shape: Shape) -> Result<Tensor> {
+    let mut column = column(dtype).map_err(|error| error.context(format_args!("\"{name}\"")))?;
+    column.read(reader, 0).map_err(|error| error.context(format_args!("\"{name}\"")))?;
+    let given = column.nesting().shape();
+    let elements = wire::elements(name, &shape)?;
+    let flat = given.len() <= 1 && given.iter().product::<usize>() == elements;
+    if !flat && given != shape {
+        return Err(Error::invalid(format!(
+            "\"{name}\" has shape {:?} and data of shape {:?}; give {elements} elements, flat or nested alike",
+            shape.as_slice(),
+            given.as_slice()
+        )));
+    }
+    column.finish(shape)
+}
+
+/// Gives each pending tensor its bytes, in order; none may be left over.
+pub(super) fn resolve(pending: Vec<Pending>, mut behind: Bytes) -> Result<Vec<NamedTensor>> {
+    let announced = pending.iter().fold(0usize, |sum, tensor| match tensor.source {
+        Source::Behind(size) => sum.saturating_add(size),
+        Source::Here(_) => sum,
+    });
+    if announced != behind.len() {
+        return Err(Error::invalid(format!(
+            "{} bytes of binary data follow the JSON, the tensors announce {announced}",
+            behind.len()
+        )));
+    }
+    let tensor = |Pending { name, dtype, shape, source }: Pending| {
+        let tensor = match source {
+            Source::Here(tensor) => tensor,
+            Source::Behind(size) => contents::raw_tensor(&name, dtype, shape, behind.split_to(size))?,
+        };
+        Ok(NamedTensor { name, tensor })
+    };
+    pending.into_iter().map(tensor).collect()
+}
+
+/// Whether a parameter is `true`.
+pub(super) fn is_true(scalar: &Scalar<'_>) -> bool {
+    matches!(scalar, Scalar::Bool(true))
+}
+
+/// Puts tensors into a body: `json`, an object begun, goes on with `list` and ends; then the raw form of those for
+/// which `binary` says so.
+pub(super) fn write_body(
+    mut json: Vec<u8>,
+    list: &str,
+    tensors: &[NamedTensor],
+    binary: impl Fn(&str) -> bool,
+) -> Result<Body> {
+    let mut behind: Vec<Bytes> = Vec::new();
+    key(&mut json, list);
+    json.push(b'[');
+    for (position, NamedTensor { name, tensor }) in tensors.iter().enumerate() {
+        json.extend_from_slice(if position > 0 { b",{" } else { b"{" });
+        write_description(&mut json, name, tensor);
+        if binary(name) {
+            let raw = contents::raw_form(name, tensor)?;
+            json.extend_from_slice(format!(",\"parameters\":{{\"{BINARY_SIZE}\":{}}}", raw.len()).as_bytes());
+            behind.push(raw);
+        } else {
+            json.extend_from_slice(b",\"data\":");
+            write_flat(&mut json, tensor).map_err(|error| error.context(format_args!("\"{name}\"")))?;
+        }
+        json.push(b'}');
+    }
+    json.push(b']');
+    json.push(b'}');
+    if behind.is_empty() {
+        return Ok(Body { body: json.into(), header_length: None });
+    }
+    let length = json.len();
+    let mut body = BytesMut::with_capacity(length + behind.iter().map(Bytes::len).sum::<usize>());
+    body.extend_from_slice(&json);
+    for raw in behind {
+        body.extend_from_slice(&raw);
+    }
+    Ok(Body { body: body.freeze(), header_length: Some(length) })
+}
+
+fn write_description(json: &mut Vec<u8>, name: &str, tensor: &Tensor) {
+    key(json, "name");
+    string(json, name);
+    json.extend_from_slice(format!(",\"datatype\":\"{}\",\"shape\":[", datatype(tensor.dtype())).as_bytes());
+    for (axis, dim) in tensor.shape().iter().enumerate() {
+        json.extend_from_slice(if axis > 0 { format!(",{dim}") } else { dim.to_string() }.as_bytes());
+    }
+    json.push(b']');
+}

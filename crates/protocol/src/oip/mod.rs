@@ -1,0 +1,56 @@
+//! The Open Inference Protocol, version 2: gRPC messages, REST bodies, and what both call things.
+
+mod contents;
+mod datatype;
+mod describe;
+pub mod grpc;
+pub mod json;
+mod strings;
+
+pub use datatype::{datatype, from_datatype};
+
+use base::{Error, NamedTensor, Result};
+
+/// The extensions of the protocol that Millpond speaks, as server metadata lists them.
+pub const EXTENSIONS: [&str; 5] =
+    ["model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics"];
+
+/// An answer, as a client reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InferResponse {
+    /// The model that answered.
+    pub model: String,
+    /// Its version; empty where the server does not say.
+    pub version: String,
+    /// The request's id.
+    pub id: String,
+    /// The outputs in the server's order.
+    pub outputs: Vec<NamedTensor>,
+}
+
+/// A parameter that would put tensors elsewhere than into the message.
+const SHARED_MEMORY: &str = "shared_memory_region";
+/// A parameter that asks for the highest classes in place of an output.
+const CLASSIFICATION: &str = "classification";
+/// A request's time limit in microseconds.
+const TIMEOUT: &str = "timeout";
+
+fn no_shared_memory(name: &str) -> Error {
+    Error::unimplemented(format!(
+        "\"{name}\" is in shared memory, which is not offered; put it into the request"
+    ))
+}
+
+fn no_classification(name: &str) -> Error {
+    Error::unimplemented(format!("classification of \"{name}\" is not offered; ask for the output itself"))
+}
+
+fn dtype_of(name: &str, datatype: &str) -> Result<base::DType> {
+    from_datatype(datatype).ok_or_else(|| {
+        // The text is the client's: shown, but not at any length.
+        let shown: String = datatype.chars().take(32).collect();
+        Error::invalid(format!(
+            "\"{name}\" has unknown datatype \"{shown}\"; known are FP32, INT64, BYTES and so on"
+        ))
+    })
+}

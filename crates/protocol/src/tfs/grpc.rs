@@ -1,0 +1,200 @@
+//! Predict, metadata and status as gRPC messages, for both ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Error, NamedTensor, Result, Signature, TensorSpec, VersionId};
+use prost::Message;
+
+use super::fill::Budget;
+use super::tensor::{decode_within, encode_tensor};
+use super::{METADATA_FIELD, METHOD, SIGNATURE, check_signature, datatype};
+use crate::status::VersionState;
+use crate::tensorflow::error::Code;
+use crate::tensorflow::serving::{
+    GetModelMetadataResponse, GetModelStatusResponse, ModelSpec, ModelVersionStatus, PredictRequest,
+    PredictResponse, SignatureDefMap, StatusProto, model_spec::VersionChoice,
+};
+use crate::tensorflow::tensor_shape_proto::Dim;
+use crate::tensorflow::{SignatureDef, TensorInfo, TensorShapeProto, tensor_info};
+use crate::wire;
+
+const SIGNATURE_DEF_MAP_URL: &str = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
+
+/// Which model, and which version of it, a request names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// The model.
+    pub name: String,
+    /// The version, where it is given as a number.
+    pub version: Option<u64>,
+    /// The version, where it is given as a label.
+    pub label: Option<String>,
+}
+
+/// What a request asks, apart from its [`Target`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Predict {
+    /// The inputs, not yet checked against a signature.
+    pub inputs: Vec<NamedTensor>,
+    /// The wanted outputs; empty means all.
+    pub outputs: Vec<Arc<str>>,
+}
+
+/// The target of a request.
+///
+/// # Errors
+/// `InvalidArgument` when no model is named, the version is negative, or the signature is not the only one.
+pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
+    let spec = spec.ok_or_else(|| Error::invalid("the request has no model_spec"))?;
+    if spec.name.is_empty() {
+        return Err(Error::invalid("the request's model_spec has no name"));
+    }
+    check_signature(&spec.signature_name)?;
+    let mut target = Target { name: spec.name.clone(), ..Target::default() };
+    match &spec.version_choice {
+        None => {}
+        Some(VersionChoice::Version(version)) => {
+            let number = u64::try_from(*version)
+                .map_err(|_| Error::invalid(format!("{version} is no version number")))?;
+            target.version = Some(number);
+        }
+        Some(VersionChoice::VersionLabel(label)) => target.label = Some(label.clone()),
+    }
+    Ok(target)
+}
+
+/// The inputs and wishes of a request; `tensor_content` is shared, not copied.
+///
+/// # Errors
+/// Those of [`super::decode_tensor`], and `InvalidArgument` for too many inputs or outputs.
+pub fn decode_predict(request: PredictRequest) -> Result<Predict> {
+    wire::check_count("inputs", request.inputs.len())?;
+    wire::check_count("outputs", request.output_filter.len())?;
+    let mut budget = Budget::default();
+    let input = |(name, message): (String, _)| {
+        let tensor = decode_within(&name, message, &mut budget)?;
+        Ok(NamedTensor::new(name, tensor))
+    };
+    Ok(Predict {
+        inputs: request.inputs.into_iter().map(input).collect::<Result<_>>()?,
+        outputs: request.output_filter.into_iter().map(Arc::from).collect(),
+    })
+}
+
+/// The answer; its tensors share the outputs' memory.
+///
+/// # Errors
+/// None today; a tensor that the protocol cannot carry would be one.
+pub fn encode_predict(version: &VersionId, outputs: Vec<NamedTensor>) -> Result<PredictResponse> {
+    let output = |NamedTensor { name, tensor }: NamedTensor| (name.to_string(), encode_tensor(&tensor));
+    Ok(PredictResponse {
+        outputs: outputs.into_iter().map(output).collect(),
+        model_spec: Some(spec(version, SIGNATURE)),
+    })
+}
+
+fn spec(version: &VersionId, signature: &str) -> ModelSpec {
+    ModelSpec {
+        name: version.model.to_string(),
+        signature_name: signature.into(),
+        version_choice: Some(VersionChoice::Version(version.version as i64)),
+    }
+}
+
+/// A request for a client; `outputs` empty means all.
+pub fn encode_request(target: &Target, inputs: &[NamedTensor], outputs: &[&str]) -> PredictRequest {
+    let choice = match (target.version, &target.label) {
+        (Some(version), _) => Some(VersionChoice::Version(version as i64)),
+        (None, Some(label)) => Some(VersionChoice::VersionLabel(label.clone())),
+        (None, None) => None,
+    };
+    PredictRequest {
+        model_spec: Some(ModelSpec {
+            name: target.name.clone(),
+            signature_name: String::new(),
+            version_choice: choice,
+        }),
+        inputs: inputs.iter().map(|input| (input.name.to_string(), encode_tensor(&input.tensor))).collect(),
+        output_filter: outputs.iter().map(|output| (*output).into()).collect(),
+    }
+}
+
+/// The outputs of an answer in the order of their names, for a client.
+///
+/// # Errors
+/// `DataLoss` for an answer whose tensors are not what it says of them.
+pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
+    let mut budget = Budget::default();
+    let output = |(name, message): (String, _)| {
+        let tensor = decode_within(&name, message, &mut budget)
+            .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))?;
+        Ok(NamedTensor::new(name, tensor))
+    };
+    response.outputs.into_iter().map(output).collect()
+}
+
+/// The signature as TensorFlow describes it.
+pub fn signature_def(signature: &Signature) -> SignatureDef {
+    let infos = |specs: &[TensorSpec]| -> BTreeMap<String, TensorInfo> {
+        specs.iter().map(|spec| (spec.name.clone(), tensor_info(spec))).collect()
+    };
+    SignatureDef {
+        inputs: infos(&signature.inputs),
+        outputs: infos(&signature.outputs),
+        method_name: METHOD.into(),
+        defaults: BTreeMap::new(),
+    }
+}
+
+fn tensor_info(spec: &TensorSpec) -> TensorInfo {
+    let dim = |size: i64| Dim { size, name: String::new() };
+    TensorInfo {
+        encoding: Some(tensor_info::Encoding::Name(spec.name.clone())),
+        dtype: datatype(spec.dtype).into(),
+        tensor_shape: Some(TensorShapeProto {
+            dim: spec.wire_shape().into_iter().map(dim).collect(),
+            unknown_rank: spec.shape.is_none(),
+        }),
+    }
+}
+
+/// The metadata of a version: its one signature, packed as the protocol wants it.
+///
+/// # Errors
+/// `InvalidArgument` when `fields` is empty or names anything but "signature_def".
+pub fn model_metadata(
+    version: &VersionId,
+    signature: &Signature,
+    fields: &[String],
+) -> Result<GetModelMetadataResponse> {
+    if fields.is_empty() || fields.iter().any(|field| field != METADATA_FIELD) {
+        return Err(Error::invalid(format!(
+            "the only metadata_field there is, is \"{METADATA_FIELD}\"; name it"
+        )));
+    }
+    let map = SignatureDefMap { signature_def: [(SIGNATURE.to_owned(), signature_def(signature))].into() };
+    let packed = prost_types::Any { type_url: SIGNATURE_DEF_MAP_URL.into(), value: map.encode_to_vec() };
+    Ok(GetModelMetadataResponse {
+        model_spec: Some(spec(version, "")),
+        metadata: [(METADATA_FIELD.to_owned(), packed)].into(),
+    })
+}
+
+/// The state of each version.
+pub fn model_status(versions: &[VersionState]) -> GetModelStatusResponse {
+    let status = |state: &VersionState| ModelVersionStatus {
+        version: state.version as i64,
+        state: state.state.message().into(),
+        status: Some(StatusProto {
+            error_code: error_code(state).into(),
+            error_message: state.error.clone().unwrap_or_default(),
+        }),
+    };
+    GetModelStatusResponse { model_version_status: versions.iter().map(status).collect() }
+}
+
+/// A version's reason is a sentence without a kind, so all that can be said of a failure is that it is one.
+pub(super) fn error_code(state: &VersionState) -> Code {
+    if state.error.is_some() { Code::Unknown } else { Code::Ok }
+}

@@ -1,0 +1,218 @@
+//! Bodies into tensors, guided by the types that the signature gives.
+
+use base::{Error, NamedTensor, Result, Signature, TensorSpec};
+use bytes::Bytes;
+
+use super::{Form, Members, REQUEST, RESPONSE};
+use crate::json::{Column, Reader, column};
+use crate::tfs::check_signature;
+use crate::wire;
+
+/// What a predict request asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Predict {
+    /// The inputs, not yet checked against the signature's shapes.
+    pub inputs: Vec<NamedTensor>,
+    /// The form of the request, which the answer takes too.
+    pub form: Form,
+}
+
+/// Reads the body of a predict request. Members it does not know are passed over.
+///
+/// # Errors
+/// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for another signature than
+/// the only one, for lists that make no tensor and for values that are not of the input's type.
+pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<Predict> {
+    let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
+    Ok(Predict { inputs, form })
+}
+
+/// Reads an answer, for a client that knows the signature.
+///
+/// # Errors
+/// `DataLoss` for a body that is no answer.
+pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTensor>> {
+    match parse(body, &signature.outputs, RESPONSE) {
+        Ok((outputs, _)) => Ok(outputs),
+        Err(error) => Err(Error::data_loss(error.message()).context("the server's answer")),
+    }
+}
+
+fn parse(body: &Bytes, specs: &[TensorSpec], members: Members) -> Result<(Vec<NamedTensor>, Form)> {
+    let mut found: Option<(Vec<NamedTensor>, Form)> = None;
+    let mut reader = Reader::new(body);
+    reader.object(|reader, key| {
+        let form = if key == members.row {
+            Form::Row
+        } else if key == members.column {
+            Form::Column
+        } else {
+            if key == "signature_name" {
+                return check_signature(&reader.string()?);
+            }
+            return reader.skip();
+        };
+        if found.is_some() {
+            let Members { row, column } = members;
+            return Err(reader.error(format_args!("give one of \"{row}\" and \"{column}\", once")));
+        }
+        let tensors = match form {
+            Form::Row => read_row(reader, specs, members.row)?,
+            Form::Column => read_column(reader, specs)?,
+        };
+        found = Some((tensors, form));
+        Ok(())
+    })?;
+    reader.end()?;
+    let Members { row, column } = members;
+    found.ok_or_else(|| Error::invalid(format!("the body has neither \"{row}\" nor \"{column}\"")))
+}
+
+/// Whether an object stands here that holds named tensors, and not one string in base64.
+fn is_named(reader: &mut Reader<'_>) -> bool {
+    if reader.peek() != Some(b'{') {
+        return false;
+    }
+    let mut base64 = None;
+    // The look ahead ends at the first thing that decides; whatever is wrong is found when it is read.
+    let _ = reader.clone().object(|ahead, key| {
+        base64 = Some(base64.is_none() && key == "b64" && ahead.peek() == Some(b'"'));
+        if base64 == Some(true) { ahead.skip() } else { Err(ahead.error("named")) }
+    });
+    base64 != Some(true)
+}
+
+fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec> {
+    specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
+        let known: Vec<&str> = specs.iter().take(16).map(|spec| spec.name.as_str()).collect();
+        let shown: String = name.chars().take(64).collect();
+        Error::invalid(format!("the model has no tensor \"{shown}\"; it has {}", known.join(", ")))
+    })
+}
+
+/// The tensor that values without a name are for.
+fn only(specs: &[TensorSpec]) -> Result<&TensorSpec> {
+    let mut wanted = specs.iter().filter(|spec| !spec.optional);
+    match (wanted.next(), wanted.next(), specs) {
+        (Some(spec), None, _) => Ok(spec),
+        (None, None, [spec]) => Ok(spec),
+        _ => {
+            let known: Vec<&str> = specs.iter().take(16).map(|spec| spec.name.as_str()).collect();
+            Err(Error::invalid(format!("the values need names; the model has {}", known.join(", "))))
+        }
+    }
+}
+
+/// A tensor being read.
+struct Growing<'a> {
+    spec: &'a TensorSpec,
+    column: Box<dyn Column>,
+    instances: usize,
+}
+
+impl<'a> Growing<'a> {
+    fn new(spec: &'a TensorSpec) -> Result<Growing<'a>> {
+        let column = column(spec.dtype).map_err(|error| error.context(format_args!("\"{}\"", spec.name)))?;
+        Ok(Growing { spec, column, instances: 0 })
+    }
+
+    fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+        self.instances += 1;
+        self.column.read(reader, depth).map_err(|error| error.context(format_args!("\"{}\"", self.spec.name)))
+    }
+
+    fn finish(mut self) -> Result<NamedTensor> {
+        let shape = self.column.nesting().shape();
+        Ok(NamedTensor::new(self.spec.name.as_str(), self.column.finish(shape)?))
+    }
+}
+
+fn read_column(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
+    if !is_named(reader) {
+        return read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]);
+    }
+    let mut tensors: Vec<NamedTensor> = Vec::new();
+    reader.object(|reader, key| {
+        let spec = spec(specs, key)?;
+        if tensors.iter().any(|tensor| *tensor.name == *key) {
+            return Err(reader.error(format_args!("\"{key}\" is given twice")));
+        }
+        tensors.push(read_unnamed(reader, spec)?);
+        Ok(())
+    })?;
+    Ok(tensors)
+}
+
+fn read_unnamed(reader: &mut Reader<'_>, spec: &TensorSpec) -> Result<NamedTensor> {
+    let mut growing = Growing::new(spec)?;
+    growing.read(reader, 0)?;
+    growing.finish()
+}
+
+fn read_row(reader: &mut Reader<'_>, specs: &[TensorSpec], member: &str) -> Result<Vec<NamedTensor>> {
+    if reader.peek() != Some(b'[') {
+        return Err(reader.error(format_args!("\"{member}\" must be a list")));
+    }
+    let mut first = None;
+    // A look at the first instance tells how all of them are written.
+    let look = reader.clone().array(|reader| {
+        first = Some(is_named(reader));
+        Err(reader.error("seen"))
+    });
+    match (first, look) {
+        (Some(false), _) => read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]),
+        (Some(true), _) => read_instances(reader, specs),
+        (None, Ok(_)) => Err(reader.error(format_args!("\"{member}\" is empty"))),
+        (None, Err(error)) => Err(error),
+    }
+}
+
+fn read_instances(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
+    let mut tensors: Vec<Growing<'_>> = Vec::new();
+    let mut instances = 0;
+    reader.array(|reader| {
+        instances += 1;
+        reader.object(|reader, key| read_member(reader, key, specs, &mut tensors, instances))?;
+        match tensors.iter().find(|tensor| tensor.instances != instances) {
+            Some(missing) => Err(reader.error(format_args!("an instance has no \"{}\"", missing.spec.name))),
+            None => Ok(()),
+        }
+    })?;
+    let finish = |mut tensor: Growing<'_>| {
+        tensor.column.nesting().close(0, instances).map_err(|_| {
+            Error::invalid(format!("the instances of \"{}\" differ in shape", tensor.spec.name))
+        })?;
+        tensor.finish()
+    };
+    tensors.into_iter().map(finish).collect()
+}
+
+fn read_member<'a>(
+    reader: &mut Reader<'_>,
+    key: &str,
+    specs: &'a [TensorSpec],
+    tensors: &mut Vec<Growing<'a>>,
+    instances: usize,
+) -> Result<()> {
+    let position = tensors.iter().position(|tensor| tensor.spec.name == key);
+    let tensor = match position {
+        Some(position) => &mut tensors[position],
+        None => {
+            let spec = spec(specs, key)?;
+            if instances > 1 {
+                return Err(reader.error(format_args!("the first instance has no \"{key}\"")));
+            }
+            wire::check_count("tensors", tensors.len() + 1)?;
+            let mut growing = Growing::new(spec)?;
+            // Depth 0 is the list of instances, which all tensors share.
+            growing.column.nesting().open(0).map_err(|_| reader.error("nested too deeply"))?;
+            tensors.push(growing);
+            let last = tensors.len() - 1;
+            &mut tensors[last]
+        }
+    };
+    if tensor.instances == instances {
+        return Err(reader.error(format_args!("\"{key}\" is given twice")));
+    }
+    tensor.read(reader, 1)
+}

@@ -1,0 +1,106 @@
+//! Tensors into bodies.
+
+use base::{Error, NamedTensor, Result};
+use bytes::Bytes;
+
+use super::{Form, Members, REQUEST, RESPONSE};
+use crate::json::{Text, key, write_nested};
+
+/// Outputs whose name ends so hold bytes and are always written in base64.
+const BYTES_SUFFIX: &str = "_bytes";
+
+/// The answer in the form of the request. A single output goes without its name.
+///
+/// # Errors
+/// `InvalidArgument` in row form when the outputs do not agree in their first axis, and for types without a form in
+/// JSON.
+pub fn predict_response(outputs: &[NamedTensor], form: Form) -> Result<Bytes> {
+    encode(outputs, form, RESPONSE)
+}
+
+/// A request, for a client. A single input goes without its name.
+///
+/// # Errors
+/// Those of [`predict_response`].
+pub fn encode_request(inputs: &[NamedTensor], form: Form) -> Result<Bytes> {
+    encode(inputs, form, REQUEST)
+}
+
+fn encode(tensors: &[NamedTensor], form: Form, members: Members) -> Result<Bytes> {
+    let mut out = b"{".to_vec();
+    key(&mut out, members.of(form));
+    match form {
+        Form::Column => write_column(&mut out, tensors)?,
+        Form::Row => write_row(&mut out, tensors)?,
+    }
+    out.push(b'}');
+    Ok(out.into())
+}
+
+fn write(out: &mut Vec<u8>, named: &NamedTensor, shape: &[usize], start: usize) -> Result<()> {
+    let text = if named.name.ends_with(BYTES_SUFFIX) { Text::Base64 } else { Text::Base64WhereNeeded };
+    write_nested(out, &named.tensor, text, shape, start)
+        .map_err(|error| error.context(format_args!("\"{}\"", named.name)))
+}
+
+fn write_column(out: &mut Vec<u8>, tensors: &[NamedTensor]) -> Result<()> {
+    if let [single] = tensors {
+        return write(out, single, single.tensor.shape(), 0);
+    }
+    out.push(b'{');
+    for (position, tensor) in tensors.iter().enumerate() {
+        if position > 0 {
+            out.push(b',');
+        }
+        key(out, &tensor.name);
+        write(out, tensor, tensor.tensor.shape(), 0)?;
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+fn write_row(out: &mut Vec<u8>, tensors: &[NamedTensor]) -> Result<()> {
+    let instances = instances(tensors)?;
+    if let [single] = tensors {
+        return write(out, single, single.tensor.shape(), 0);
+    }
+    out.push(b'[');
+    for instance in 0..instances {
+        out.extend_from_slice(if instance > 0 { b",{" } else { b"{" });
+        for (position, tensor) in tensors.iter().enumerate() {
+            if position > 0 {
+                out.push(b',');
+            }
+            key(out, &tensor.name);
+            let inner = tensor.tensor.shape().get(1..).unwrap_or_default();
+            write(out, tensor, inner, instance * inner.iter().product::<usize>())?;
+        }
+        out.push(b'}');
+    }
+    out.push(b']');
+    Ok(())
+}
+
+/// The size of the first axis, which all tensors must share.
+fn instances(tensors: &[NamedTensor]) -> Result<usize> {
+    let mut common = None;
+    for NamedTensor { name, tensor } in tensors {
+        let &first = tensor.shape().first().ok_or_else(|| {
+            Error::invalid(format!("\"{name}\" is a scalar and cannot be listed by instance; use \"inputs\""))
+        })?;
+        if *common.get_or_insert(first) != first {
+            return Err(Error::invalid(format!(
+                "\"{name}\" has {first} rows where others have {}; use \"inputs\"",
+                common.unwrap_or_default()
+            )));
+        }
+    }
+    let common = common.unwrap_or_default();
+    if common > INSTANCES_MAX && tensors.iter().all(|named| named.tensor.elements() == 0) {
+        return Err(Error::invalid(format!("{common} empty instances are too many to list")));
+    }
+    Ok(common)
+}
+
+/// Instances without elements that are listed at most.
+const INSTANCES_MAX: usize = 1 << 16;

@@ -1,0 +1,122 @@
+//! Warm-up files: TFRecord of `PredictionLog`, as TensorFlow Serving reads them from a model's directory.
+//!
+//! A record is its length (8 bytes, little-endian), a checksum of those 8 bytes, itself, and a checksum of itself;
+//! checksums are CRC-32C, masked, 4 bytes.
+
+use base::{Error, NamedTensor, Result};
+use bytes::Bytes;
+use prost::Message;
+
+use super::grpc::{self, Target};
+use crate::tensorflow::serving::prediction_log::LogType;
+use crate::tensorflow::serving::{PredictLog, PredictionLog};
+
+/// Most records of one file; TensorFlow Serving's limit.
+pub const RECORDS_MAX: usize = 1000;
+
+const LENGTH_BYTES: usize = 8;
+const CHECKSUM_BYTES: usize = 4;
+/// Added by the format so that a checksum of data that holds checksums is still a good one.
+const MASK_DELTA: u32 = 0xa282_ead8;
+
+fn checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
+}
+
+/// The inputs of each recorded predict request. Their tensors share `file`.
+///
+/// # Errors
+/// `DataLoss` for a file that is cut or damaged, `InvalidArgument` for more than [`RECORDS_MAX`] records or a
+/// request that is wrong in itself, `Unimplemented` for records other than predict.
+pub fn read_requests(file: &Bytes) -> Result<Vec<Vec<NamedTensor>>> {
+    let mut rest = file.clone();
+    let mut requests = Vec::new();
+    while !rest.is_empty() {
+        if requests.len() == RECORDS_MAX {
+            return Err(Error::invalid(format!("more than {RECORDS_MAX} warm-up records")));
+        }
+        let number = requests.len();
+        let record = next_record(&mut rest).and_then(request);
+        requests.push(record.map_err(|error| error.context(format_args!("warm-up record {number}")))?);
+    }
+    Ok(requests)
+}
+
+fn next_record(rest: &mut Bytes) -> Result<Bytes> {
+    let cut = || Error::data_loss("the file ends in the middle of it");
+    if rest.len() < LENGTH_BYTES + CHECKSUM_BYTES {
+        return Err(cut());
+    }
+    let header = rest.split_to(LENGTH_BYTES);
+    verify(&header, rest)?;
+    let length = header.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
+    let length = usize::try_from(length).map_err(|_| cut())?;
+    if rest.len().checked_sub(CHECKSUM_BYTES).is_none_or(|most| length > most) {
+        return Err(cut());
+    }
+    let record = rest.split_to(length);
+    verify(&record, rest)?;
+    Ok(record)
+}
+
+/// Takes the checksum at the start of `rest` and compares it.
+fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
+    let stored = rest.split_to(CHECKSUM_BYTES);
+    if checksum(bytes).to_le_bytes() != *stored {
+        return Err(Error::data_loss("its checksum is wrong"));
+    }
+    Ok(())
+}
+
+fn request(record: Bytes) -> Result<Vec<NamedTensor>> {
+    let log = PredictionLog::decode(record)
+        .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
+    let other = |what: &str| Error::unimplemented(format!("it is {what}; only predict records are replayed"));
+    match log.log_type {
+        Some(LogType::PredictLog(PredictLog { request: Some(request), .. })) => {
+            grpc::decode_predict(request).map(|predict| predict.inputs)
+        }
+        Some(LogType::PredictLog(_)) => Err(Error::invalid("it has no request")),
+        Some(LogType::ClassifyLog(_)) => Err(other("a classify record")),
+        Some(LogType::RegressLog(_)) => Err(other("a regress record")),
+        Some(LogType::MultiInferenceLog(_)) => Err(other("a multi-inference record")),
+        None => Err(other("of an unknown kind")),
+    }
+}
+
+/// A file of predict requests, the inverse of [`read_requests`].
+pub fn write_requests(model: &str, requests: &[Vec<NamedTensor>]) -> Vec<u8> {
+    let target = Target { name: model.into(), ..Target::default() };
+    let mut file = Vec::new();
+    for inputs in requests {
+        let request = Some(grpc::encode_request(&target, inputs, &[]));
+        let log = LogType::PredictLog(PredictLog { request, response: None });
+        append(&mut file, &PredictionLog { log_type: Some(log) }.encode_to_vec());
+    }
+    file
+}
+
+fn append(file: &mut Vec<u8>, record: &[u8]) {
+    let length = (record.len() as u64).to_le_bytes();
+    for part in [length.as_slice(), record] {
+        file.extend_from_slice(part);
+        file.extend_from_slice(&checksum(part).to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_is_the_published_one() {
+        // An empty record: eight zero bytes of length and nothing, with their masked checksums worked out bit by
+        // bit elsewhere.
+        let mut file = Vec::new();
+        append(&mut file, b"");
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(file.len(), 16);
+        assert_eq!(file[8..12], 0x0798_0329u32.to_le_bytes());
+        assert_eq!(file[12..], 0xa282_ead8u32.to_le_bytes());
+    }
+}

@@ -1,0 +1,72 @@
+//! What every protocol checks in the same way: counts, shapes, raw bytes.
+
+use base::{DType, Error, Result, Shape, Tensor};
+use bytes::Bytes;
+
+/// Most axes of a tensor that a client may send.
+pub const RANK_MAX: usize = 64;
+/// Most inputs or requested outputs of one request. Checks that compare them pairwise rely on it.
+pub const TENSORS_MAX: usize = 1024;
+
+/// Refuses more tensors than [`TENSORS_MAX`].
+pub(crate) fn check_count(what: &str, count: usize) -> Result<()> {
+    if count > TENSORS_MAX {
+        return Err(Error::invalid(format!("{count} {what}, at most {TENSORS_MAX} are taken")));
+    }
+    Ok(())
+}
+
+/// A shape from the signed sizes of the wire.
+pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Result<Shape> {
+    if dims.len() > RANK_MAX {
+        return Err(Error::invalid(format!(
+            "\"{name}\" has {} axes, at most {RANK_MAX} are taken",
+            dims.len()
+        )));
+    }
+    dims.map(|dim| {
+        usize::try_from(dim).map_err(|_| Error::invalid(format!("\"{name}\" has an axis of size {dim}")))
+    })
+    .collect()
+}
+
+/// The product of a shape.
+pub(crate) fn elements(name: &str, shape: &[usize]) -> Result<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |product, &dim| product.checked_mul(dim))
+        .ok_or_else(|| Error::invalid(format!("\"{name}\" has more elements than fit memory")))
+}
+
+/// A tensor over raw bytes of fixed-size elements. Booleans must be 0 or 1, which C++ engines take for granted.
+pub(crate) fn fixed(name: &str, dtype: DType, shape: Shape, bytes: Bytes) -> Result<Tensor> {
+    if dtype == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
+        return Err(Error::invalid(format!("\"{name}\" is bool and holds bytes other than 0 and 1")));
+    }
+    Tensor::from_bytes(dtype, shape, bytes).map_err(|error| error.context(format_args!("\"{name}\"")))
+}
+
+/// The 4-bit elements of `tensor`, one a byte, sign-extended for `I4`.
+pub(crate) fn unpack(dtype: DType, count: usize, packed: &[u8]) -> Vec<u8> {
+    let nibble = |position: usize| (packed[position / 2] >> (4 * (position % 2))) & 0xf;
+    let widen = |nibble: u8| if dtype == DType::I4 && nibble > 7 { nibble | 0xf0 } else { nibble };
+    (0..count).map(|position| widen(nibble(position))).collect()
+}
+
+/// The inverse of [`unpack`]; upper halves are dropped.
+pub(crate) fn pack(elements: &[u8]) -> Vec<u8> {
+    elements.chunks(2).map(|pair| (pair[0] & 0xf) | pair.get(1).map_or(0, |high| high << 4)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nibbles_round_trip() {
+        let elements = [0xf8u8, 7, 0xff, 0, 3];
+        assert_eq!(pack(&elements), [0x78, 0x0f, 0x03]);
+        assert_eq!(unpack(DType::I4, 5, &pack(&elements)), elements);
+        assert_eq!(unpack(DType::U4, 2, &[0x9f]), [15, 9]);
+    }
+}
