@@ -92,6 +92,7 @@ async fn answer(app: &App, ticket: &Ticket, target: &Target, headers: &HeaderMap
     let request = oip::json::parse_infer(body, header_length, servable.signature())
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+    let (id, encoding) = (request.id.clone(), request.encoding());
     let call = Call {
         servable,
         inputs: request.inputs,
@@ -99,7 +100,7 @@ async fn answer(app: &App, ticket: &Ticket, target: &Target, headers: &HeaderMap
         timeout: request.timeout,
     };
     let answer = app.answer(ticket, call).await?;
-    let response = oip::json::infer_response(&answer.id, &request.id, &answer.outputs, &request.encoding())?;
+    let response = oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding)?;
     Ok(match response.header_length {
         None => Reply::json(response.body),
         Some(length) => Reply::body("application/octet-stream", response.body)
