@@ -2,6 +2,7 @@
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::bench::{BenchArgs, DemoCommand};
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
 use crate::exit::{EXIT_CODES_HELP, Outcome};
@@ -9,7 +10,7 @@ use crate::infer::InferArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
-use crate::{completion, doctor, environment, infer, models, publish, serve};
+use crate::{bench, completion, doctor, environment, infer, models, publish, serve};
 
 /// Serves models with a tail latency that stays flat while they change
 #[derive(Debug, Parser)]
@@ -29,6 +30,10 @@ enum Command {
     Models(ModelsArgs),
     /// Send one request: JSON, an image or a sound file
     Infer(Box<InferArgs>),
+    /// Measure a server: under load, during swaps, against the bare engine
+    Bench(Box<BenchArgs>),
+    /// Serve real models under load and swap one of them every few seconds
+    Demo(DemoCommand),
     /// Say what this machine can do for serving, and what to change
     Doctor(DoctorArgs),
     /// Print a shell's completion script
@@ -70,6 +75,8 @@ impl Arguments {
             Command::Publish(args) => publish::run(args),
             Command::Models(args) => models::run(args),
             Command::Infer(args) => infer::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::Demo(args) => bench::demo(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Completion(args) => completion::run(args),
             Command::Convert(args) => publish::convert(args),

@@ -5,6 +5,7 @@
 //! command's own module, which may look at files). Nothing below this crate reads arguments or the environment.
 
 mod arguments;
+mod bench;
 mod client;
 mod completion;
 mod doctor;

@@ -91,6 +91,17 @@ impl SettingsFile {
 }
 
 #[cfg(test)]
+const EXAMPLE: &str = include_str!("../../../../docs/millpond.toml");
+
+/// `docs/millpond.toml` with every line of it switched on.
+#[cfg(test)]
+pub(super) fn example() -> SettingsFile {
+    let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
+    let lines = EXAMPLE.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
+    SettingsFile::parse(&lines.collect::<Vec<_>>().join("\n"), Path::new("docs/millpond.toml")).unwrap()
+}
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
@@ -143,5 +154,22 @@ mod tests {
         assert!(error.starts_with("m.toml:2: "), "{error}");
         let error = parse("[models.\"a/b\"]\npath = \"x\"\n").unwrap_err();
         assert!(error.contains("\"a/b\" is no model name"), "{error}");
+    }
+
+    /// The example parses with every line of it switched on, and has every flag.
+    #[test]
+    fn the_example_is_whole() {
+        use clap::Args as _;
+        let file = example();
+        assert_eq!(file.models["ctr"].labels["canary"], 4);
+        let sections = [
+            ServerOptions::augment_args(clap::Command::new("")),
+            InferenceOptions::augment_args(clap::Command::new("")),
+            MemoryOptions::augment_args(clap::Command::new("")),
+            LifecycleOptions::augment_args(clap::Command::new("")),
+        ];
+        for flag in sections.iter().flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long) {
+            assert!(EXAMPLE.contains(&format!("\n# {flag} = ")), "{flag}");
+        }
     }
 }

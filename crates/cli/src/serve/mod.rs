@@ -1,5 +1,6 @@
 //! `millpond serve`: flags over settings file over defaults, into what the server is told.
 
+mod config;
 mod file;
 mod log;
 mod options;
@@ -7,6 +8,7 @@ mod settings;
 
 use std::path::PathBuf;
 
+use base::ErrorKind;
 use clap::Args;
 use engine_onnx::LibrarySearch;
 
@@ -50,7 +52,13 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let settings = Settings::resolve(args)?;
     log::start(settings.log_format, &settings.log)?;
-    Err(Failure::new(Exit::CannotStart, "not wired yet"))
+    server::run(settings.into_config()?).map_err(|error| {
+        let exit = match error.kind() {
+            ErrorKind::InvalidArgument => Exit::Usage,
+            _ => Exit::CannotStart,
+        };
+        Failure::from(error).with_exit(exit)
+    })
 }
 
 /// Where ONNX Runtime is looked for: `explicit`, else what the environment names, else around this process.

@@ -1,0 +1,100 @@
+//! `millpond bench` and `millpond demo`: the arguments are the bench crate's own, the environment is ours.
+
+use std::path::PathBuf;
+
+use base::ErrorKind;
+use bench::BenchEnv;
+use bench::demo::DemoArgs;
+use bench::load::LoadArgs;
+use bench::overhead::OverheadArgs;
+use bench::swap::SwapArgs;
+use clap::{Args, Subcommand};
+
+use crate::environment;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::serve::library_search;
+
+/// `millpond bench WHAT`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    places: Places,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Load(LoadArgs),
+    Swap(SwapArgs),
+    Overhead(OverheadArgs),
+}
+
+/// `millpond demo`.
+#[derive(Args, Debug)]
+pub(crate) struct DemoCommand {
+    #[command(flatten)]
+    demo: DemoArgs,
+    #[command(flatten)]
+    places: Places,
+}
+
+/// What a benchmark needs of this machine.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "This machine")]
+struct Places {
+    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    #[arg(long, value_name = "PATH", global = true)]
+    onnxruntime: Option<PathBuf>,
+    /// Where made models and logs are kept [default: the user's cache directory]
+    #[arg(long, value_name = "DIR", global = true)]
+    cache_dir: Option<PathBuf>,
+}
+
+/// Runs a benchmark.
+pub(crate) fn run(args: &BenchArgs) -> Outcome {
+    let env = bench_env(&args.places)?;
+    let result = match &args.what {
+        What::Load(args) => bench::load::run(args, &env),
+        What::Swap(args) => bench::swap::run(args, &env),
+        What::Overhead(args) => bench::overhead::run(args, &env),
+    };
+    finished(result)
+}
+
+/// Runs the demo.
+pub(crate) fn demo(args: &DemoCommand) -> Outcome {
+    finished(bench::demo::run(&args.demo, &bench_env(&args.places)?))
+}
+
+fn bench_env(places: &Places) -> Outcome<BenchEnv> {
+    let millpond = std::env::current_exe().map_err(|error| {
+        Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}"))
+    })?;
+    Ok(BenchEnv {
+        millpond,
+        onnxruntime: library_search(places.onnxruntime.clone()),
+        cache_dir: places.cache_dir.clone().unwrap_or_else(environment::cache_dir),
+        demo_seconds: demo_seconds()?,
+    })
+}
+
+fn demo_seconds() -> Outcome<Option<u64>> {
+    let Some(text) = environment::DEMO_SECONDS.text() else { return Ok(None) };
+    let seconds = text.parse().map_err(|_| {
+        Failure::usage(format!("{}={text}: it must be a number of seconds", environment::DEMO_SECONDS.name))
+    })?;
+    Ok(Some(seconds))
+}
+
+/// Wrong answers and servers that died come as internal errors: what ran is at fault, not who ran it.
+fn finished(result: base::Result<()>) -> Outcome {
+    result.map_err(|error| {
+        let exit = match error.kind() {
+            ErrorKind::InvalidArgument => Exit::Usage,
+            ErrorKind::Internal | ErrorKind::DataLoss => Exit::Wrong,
+            _ => Exit::Failed,
+        };
+        Failure::from(error).with_exit(exit)
+    })
+}

@@ -1,0 +1,136 @@
+//! Settings become the server's own plain values; what nobody set keeps the server's default.
+
+use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Transition, VersionPolicy};
+use server::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+
+use super::library_search;
+use super::options::{Home, InferenceOptions, LifecycleOptions, MemoryOptions, Order, ServerOptions};
+use super::settings::{Model, Settings};
+use crate::environment;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::values::{PerSecond, Size, Span, Versions};
+
+impl Settings {
+    /// What the server is told.
+    ///
+    /// # Errors
+    /// [`Exit::CannotStart`] when the path of this program cannot be found out.
+    pub(super) fn into_config(self) -> Outcome<Config> {
+        let models = models(&self)?;
+        Ok(Config {
+            doors: doors(&self.server),
+            data: data(&self.inference),
+            memory: memory(&self.memory),
+            models,
+            onnxruntime: library_search(self.server.onnxruntime),
+        })
+    }
+}
+
+fn doors(options: &ServerOptions) -> DoorConfig {
+    let default = DoorConfig::default();
+    let time = |span: Option<Span>, default| span.map_or(default, |Span(time)| time);
+    DoorConfig {
+        host: options.host.unwrap_or(default.host),
+        http_port: options.http_port.unwrap_or(default.http_port),
+        grpc_port: options.grpc_port.unwrap_or(default.grpc_port),
+        allow_remote_admin: options.allow_remote_admin,
+        body_bytes_max: options.max_body.map_or(default.body_bytes_max, |Size(bytes)| bytes as usize),
+        connections_max: options.max_connections.unwrap_or(default.connections_max),
+        requests_max: options.max_requests.unwrap_or(default.requests_max),
+        request_timeout: time(options.request_timeout, default.request_timeout),
+        client_timeout: time(options.client_timeout, default.client_timeout),
+        shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
+        threads: options.door_threads.unwrap_or(default.threads),
+    }
+}
+
+fn data(options: &InferenceOptions) -> DataConfig {
+    let default = DataConfig::default();
+    DataConfig {
+        workers: options.workers.unwrap_or(default.workers),
+        queue_max: options.queue.unwrap_or(default.queue_max),
+        pin: options.pin,
+    }
+}
+
+fn memory(options: &MemoryOptions) -> MemoryConfig {
+    let default = MemoryConfig::default();
+    let rate = |rate: Option<PerSecond>, default| rate.map_or(default, |PerSecond(bytes)| bytes);
+    MemoryConfig {
+        home: match options.parameter_home {
+            None => default.home,
+            Some(Home::Pool) => ParameterHome::Pool,
+            Some(Home::Heap) => ParameterHome::Heap,
+        },
+        pool_bytes_max: options.pool.map(|Size(bytes)| bytes),
+        swap_reserve: options.swap_reserve.map(|Size(bytes)| bytes),
+        load_rate: rate(options.load_rate, default.load_rate),
+        fault_rate: rate(options.fault_rate, default.fault_rate),
+        huge_pages: !options.no_huge_pages,
+        direct: !options.no_direct_io,
+    }
+}
+
+fn models(settings: &Settings) -> Outcome<ModelsConfig> {
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::new(
+            Exit::CannotStart,
+            format!("this program cannot find itself, to convert models: {error}"),
+        )
+    })?;
+    let options = &settings.lifecycle;
+    let cache_dir = options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
+    let default = LifecycleConfig::new(cache_dir, Converter::default());
+    Ok(ModelsConfig {
+        models: settings.models.iter().map(|(name, model)| model_config(name, model, options)).collect(),
+        roots: settings.roots.clone(),
+        poll: options.poll.map_or(default.poll, |Span(time)| time),
+        load_threads: options.load_threads.unwrap_or(default.load_threads),
+        unload_threads: options.unload_threads.unwrap_or(default.unload_threads),
+        load_retries: options.load_retries.unwrap_or(default.retries),
+        load_retry_interval: options.load_retry_interval.map_or(default.retry_interval, |Span(time)| time),
+        // Parameters on the heap are the baseline that others run: loaders of normal priority belong to it.
+        background: default.background && settings.memory.parameter_home != Some(Home::Heap),
+        cache_dir: default.cache_dir,
+        converter: (program, vec!["convert".to_owned()]),
+    })
+}
+
+fn model_config(name: &str, model: &Model, all: &LifecycleOptions) -> ModelConfig {
+    let mut config = ModelConfig::new(name, &model.dir);
+    let own = &model.options;
+    if let Some(versions) = own.versions.clone().or_else(|| all.versions.clone()) {
+        config.policy = match versions {
+            Versions::Latest(count) => VersionPolicy::Latest(count),
+            Versions::All => VersionPolicy::All,
+            Versions::Specific(numbers) => VersionPolicy::Specific(numbers),
+        };
+    }
+    if let Some(order) = own.transition.or(all.transition) {
+        config.transition = match order {
+            Order::AvailabilityPreserving => Transition::AvailabilityPreserving,
+            Order::ResourcePreserving => Transition::ResourcePreserving,
+        };
+    }
+    config.session.intra_op_threads = own.intra_op_threads.unwrap_or(config.session.intra_op_threads);
+    config.session.inter_op_threads = own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
+    config.labels = own.labels.clone();
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::file::example;
+
+    /// The commented values of the example are the defaults, and each lands in the field it is meant for.
+    #[test]
+    fn the_example_shows_the_defaults() {
+        let mut file = example();
+        assert_eq!(format!("{:?}", doors(&file.server)), format!("{:?}", DoorConfig::default()));
+        assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
+        (file.memory.pool, file.memory.swap_reserve) = (None, None);
+        assert_eq!(format!("{:?}", memory(&file.memory)), format!("{:?}", MemoryConfig::default()));
+    }
+}

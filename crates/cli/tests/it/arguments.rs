@@ -1,0 +1,145 @@
+//! Help, and what is wrong on the command line or in the settings file.
+
+use crate::program::{check_error, command, run};
+
+/// The commands a person can find, in the order of the help text.
+const COMMANDS: [&str; 8] = ["serve", "publish", "models", "infer", "bench", "demo", "doctor", "completion"];
+
+#[test]
+fn help_lists_every_command_variable_and_exit_code() {
+    let help = run(&["--help"]);
+    assert_eq!((help.code, help.stderr.as_str()), (0, ""));
+    let listed: Vec<&str> = help
+        .stdout
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next())
+        .collect();
+    assert_eq!(listed, [&COMMANDS[..], &["help"]].concat());
+    for variable in ["MILLPOND_CACHE_DIR", "MILLPOND_ONNXRUNTIME", "MILLPOND_DEMO_SECONDS", "VIRTUAL_ENV"] {
+        assert!(help.stdout.contains(variable), "{variable}");
+    }
+    for code in ["  0  done", "  1  failed", "  2  usage", "  3  cannot start", "  4  wrong"] {
+        assert!(help.stdout.contains(code), "{code}");
+    }
+}
+
+#[test]
+fn each_command_has_help_that_fits_a_terminal() {
+    for name in COMMANDS {
+        let help = run(&[name, "--help"]);
+        assert_eq!((help.code, help.stderr.as_str()), (0, ""), "{name}");
+        assert!(help.stdout.contains("Usage: millpond"), "{name}");
+        let longest = help.stdout.lines().max_by_key(|line| line.chars().count()).unwrap();
+        assert!(longest.chars().count() <= 120, "{name}: {longest}");
+    }
+}
+
+#[test]
+fn help_of_serve_has_the_defaults_that_hold() {
+    let help = run(&["serve", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    let doors = server::DoorConfig::default();
+    let wanted = [
+        format!("HTTP port; 0 picks a free one [default: {}]", doors.http_port),
+        format!("gRPC port; 0 picks a free one [default: {}]", doors.grpc_port),
+        format!("every interface [default: {}]", doors.host),
+        format!("closed at once [default: {}]", doors.connections_max),
+        format!("next one is refused [default: {}]", doors.requests_max),
+        format!("longest one allowed [default: {}s]", doors.request_timeout.as_secs()),
+        format!("pieces of a body [default: {}s]", doors.client_timeout.as_secs()),
+        format!("being answered [default: {}s]", doors.shutdown_grace.as_secs()),
+        format!("Largest request body [default: {}MiB]", doors.body_bytes_max >> 20),
+        format!("next one is refused [default: {}]", server::DataConfig::default().queue_max),
+        format!(
+            "weights are read; \"unlimited\" [default: {}MB]",
+            server::MemoryConfig::default().load_rate / 1_000_000
+        ),
+        format!(
+            "faulted in; \"unlimited\" [default: {}GiB]",
+            server::MemoryConfig::default().fault_rate >> 30
+        ),
+    ];
+    for text in wanted {
+        assert!(help.contains(&text), "{text}\nnot in\n{help}");
+    }
+}
+
+#[test]
+fn version_says_what_it_is_made_of() {
+    let version = run(&["--version"]);
+    assert!(version.stdout.starts_with(concat!("millpond ", env!("CARGO_PKG_VERSION"), "\n")), "{version:?}");
+    assert!(version.stdout.contains("layout:"), "{version:?}");
+}
+
+#[test]
+fn wrong_arguments_are_usage_errors() {
+    check_error(&["serve", "--htp-port", "1"], 2, "unexpected argument '--htp-port'");
+    check_error(&["swerve"], 2, "unrecognized subcommand 'swerve'");
+    check_error(&["serve", ".", "--pool", "lots"], 2, "\"lots\" does not start with a number");
+    check_error(&["serve", ".", "--http-port", "70000"], 2, "--http-port");
+    check_error(&["serve", ".", "--versions", "newest"], 2, "is no version policy");
+    check_error(&["serve", ".", "--queue", "0"], 2, "error: --queue is 0; it must be 1 to");
+    check_error(&["serve"], 2, "error: nothing to serve");
+    check_error(&["serve", "/no/such/dir"], 2, "error: cannot serve /no/such/dir: No such file or directory");
+    check_error(&["serve", file!()], 2, "No such file");
+    check_error(&["serve", env!("CARGO_BIN_EXE_millpond")], 2, "is not a directory");
+    check_error(&["serve", ".", "--log", "a=b=c"], 2, "--log a=b=c");
+    check_error(&["models", "ls", "--url", "https://localhost"], 2, "does not speak https");
+    check_error(&["infer", "m"], 2, "no input");
+}
+
+#[test]
+fn settings_files_are_checked_with_file_line_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("settings.toml");
+    let path = file.to_str().unwrap();
+    for (text, wanted) in [
+        (
+            "[server]\nhtp-port = 1\n",
+            format!("error: {path}:2: unknown key `htp-port`, expected one of `host`"),
+        ),
+        ("[server]\nhttp-port = 70000\n", format!("error: {path}:2: ")),
+        ("[memory]\npool = \"a lot\"\n", format!("error: {path}:2: ")),
+        ("[server\n", format!("error: {path}:1: ")),
+        ("roots = [\"missing\"]\n", format!("error: cannot serve {}/missing", dir.path().display())),
+        ("[models.ctr]\n", "error: [models.ctr] has no path".to_owned()),
+        ("[server]\nhttp-port = 7\ngrpc-port = 7\n", "are both 7".to_owned()),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        check_error(&["serve", "--config", path], 2, &wanted);
+    }
+    check_error(
+        &["serve", "--config", "/no/such.toml"],
+        2,
+        "error: settings file /no/such.toml: No such file",
+    );
+    let run = command(&["serve"]).env("MILLPOND_CONFIG", "/no/other.toml").output().unwrap();
+    assert!(String::from_utf8_lossy(&run.stderr).contains("/no/other.toml"));
+}
+
+#[test]
+fn nobody_there_is_a_failure_with_a_hint() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{nobody}");
+    for arguments in
+        [&["models", "ls"][..], &["models", "status", "m"], &["models", "load", "m"], &["infer", "m", "x=1"]]
+    {
+        let arguments = [arguments, &["--url", &url]].concat();
+        check_error(&arguments, 1, &format!("error: no answer from {url}"));
+        check_error(&arguments, 1, "hint: start one with `millpond serve DIR`");
+    }
+}
+
+#[test]
+fn completion_knows_commands_and_flags() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&["completion", shell]);
+        assert_eq!(script.code, 0);
+        for word in ["serve", "publish", "swap-reserve"] {
+            assert!(script.stdout.contains(word), "{shell}: {word}");
+        }
+    }
+    check_error(&["completion", "tcsh"], 2, "invalid value 'tcsh'");
+}

@@ -1,0 +1,58 @@
+//! `millpond doctor`.
+
+use std::collections::BTreeSet;
+
+use crate::program::{Run, command, run};
+
+#[test]
+fn every_finding_has_a_verdict_and_a_meaning() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run(&["doctor", "--json", dir.path().to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let names: BTreeSet<&str> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
+    let wanted = [
+        "processor",
+        "cores",
+        "CPU limit",
+        "clock",
+        "memory",
+        "huge pages",
+        "allocator",
+        "direct reads",
+        "io_uring",
+        "ONNX Runtime",
+        "open files",
+        "kernel",
+    ];
+    assert_eq!(names, BTreeSet::from(wanted));
+    for check in checks {
+        assert!(["ok", "warn", "fail"].contains(&check["verdict"].as_str().unwrap()), "{check}");
+        assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
+        assert!(check["meaning"].as_str().unwrap().split_whitespace().count() > 4, "{check}");
+    }
+    let verdict = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap()["verdict"].clone();
+    // The test itself runs, so these cannot fail; and the binary carries its allocator.
+    assert_eq!(verdict("allocator"), "ok");
+    assert_ne!(verdict("open files"), "fail");
+    assert_eq!(run.code, if checks.iter().any(|check| check["verdict"] == "fail") { 4 } else { 0 });
+}
+
+#[test]
+fn without_the_engine_nothing_can_be_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let run: Run =
+        command(&["doctor", "--onnxruntime", dir.path().to_str().unwrap()]).output().unwrap().into();
+    assert_eq!(run.code, 4, "{run:?}");
+    assert!(run.stdout.contains("fail  ONNX Runtime"), "{run:?}");
+    assert!(run.stdout.contains("This machine cannot serve yet: 1 of "), "{run:?}");
+}
+
+#[test]
+fn a_library_that_is_none_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libonnxruntime.so.1.99.0");
+    std::fs::write(&path, b"not a library").unwrap();
+    let run: Run = command(&["doctor"]).env("MILLPOND_ONNXRUNTIME", &path).output().unwrap().into();
+    assert_eq!(run.code, 4, "{run:?}");
+}

@@ -1,0 +1,10 @@
+//! The binary from outside, as a shell sees it: texts, exit codes, files, and one real server.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod arguments;
+mod doctor;
+mod program;
+mod publish;
+mod reference;
+mod serve;

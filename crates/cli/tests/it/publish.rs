@@ -1,0 +1,55 @@
+//! `millpond publish`, and `convert`, which the server runs.
+
+use crate::program::{check_error, run, write_model};
+
+#[test]
+fn versions_are_numbered_and_named_on_standard_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.onnx");
+    write_model(&model, 0.5);
+    let to = dir.path().join("models/half_plus_two");
+    let publish = |more: &[&str]| {
+        run(&[&["publish", model.to_str().unwrap(), "--to", to.to_str().unwrap()], more].concat())
+    };
+    for (more, version) in
+        [(&[][..], "1"), (&[], "2"), (&["--version", "7", "--rate", "100MB/s"], "7"), (&[], "8")]
+    {
+        let run = publish(more);
+        assert_eq!(run.code, 0, "{run:?}");
+        // A pipe is no terminal: the directory is all there is, and scripts can use it.
+        assert_eq!(run.stdout, format!("{}\n", to.join(version).display()));
+        assert!(to.join(version).join("millpond.json").is_file());
+    }
+    let again = publish(&["--version", "7"]);
+    assert_eq!(again.code, 1, "{again:?}");
+    assert!(again.stderr.starts_with("error: "), "{again:?}");
+}
+
+#[test]
+fn what_cannot_be_published_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    check_error(&["publish", &text("missing.onnx"), "--to", &text("m")], 1, "missing.onnx");
+    std::fs::write(dir.path().join("noise.onnx"), b"this is no model").unwrap();
+    check_error(&["publish", &text("noise.onnx"), "--to", &text("m")], 1, "noise.onnx");
+    check_error(&["publish", &text("noise.onnx"), "--to", &text("a b")], 2, "is no model name");
+    assert!(!dir.path().join("m/1").exists());
+}
+
+#[test]
+fn convert_fills_a_directory_or_says_why_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(dir.path().join("dest")).unwrap();
+    write_model(&dir.path().join("model.onnx"), 0.5);
+    let done = run(&["convert", &text("model.onnx"), &text("dest")]);
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""), "{done:?}");
+    assert!(dir.path().join("dest/millpond.json").is_file());
+
+    std::fs::create_dir(dir.path().join("other")).unwrap();
+    std::fs::write(dir.path().join("noise.onnx"), b"this is no model").unwrap();
+    let refused = run(&["convert", &text("noise.onnx"), &text("other")]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
+    assert!(!refused.stderr.starts_with("error"), "the server shows it as the version's reason: {refused:?}");
+}

@@ -1,0 +1,159 @@
+//! A real server with a real model, and the commands that talk to it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::program::{Run, check_error, command, run, write_model};
+
+/// How long a server may take to be ready, and to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server on ports of its own; killed when dropped.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(arguments: &[&str]) -> Server {
+        let ports = ["--http-port", "0", "--grpc-port", "0", "--pool", "64MiB", "--poll", "100ms"];
+        let mut child = command(&[&["serve"], arguments, &ports].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["serving", http, grpc] = words[..] else { panic!("\"{line}\" does not name the ports") };
+        assert!(grpc.starts_with("grpc://127.0.0.1:"), "{line}");
+        Server { url: http.to_owned(), child }
+    }
+
+    /// Runs a client command against it.
+    fn client(&self, arguments: &[&str]) -> Run {
+        run(&[arguments, &["--url", &self.url]].concat())
+    }
+
+    fn wait_until(&self, what: &str, arguments: &[&str], holds: impl Fn(&Run) -> bool) -> Run {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let run = self.client(arguments);
+            if holds(&run) {
+                return run;
+            }
+            assert!(Instant::now() < deadline, "{what}: {run:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Asks it to end, as a service manager does, and gives its exit code.
+    fn terminate(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn publish(dir: &Path, factor: f32) {
+    let model = dir.join(format!("{factor}.onnx"));
+    write_model(&model, factor);
+    let to = dir.join("models/half_plus_two");
+    let run = run(&["publish", model.to_str().unwrap(), "--to", to.to_str().unwrap()]);
+    assert_eq!(run.code, 0, "{run:?}");
+}
+
+#[test]
+fn a_model_is_served_asked_swapped_and_unloaded() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let server = Server::start(&[dir.path().join("models").to_str().unwrap()]);
+    server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
+
+    let listed = server.client(&["models", "ls"]);
+    let row = listed.stdout.lines().nth(1).unwrap_or_default().split_whitespace().take(3).collect::<Vec<_>>();
+    assert_eq!(row, ["half_plus_two", "1", "READY"], "{listed:?}");
+
+    let answer = server.client(&["infer", "half_plus_two", "x=[1,2,5]"]);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(answer.stdout.starts_with("half_plus_two version 1, "), "{answer:?}");
+    assert!(answer.stdout.ends_with("y       float32  [3]    2.50000  3.00000  4.50000\n"), "{answer:?}");
+
+    publish(dir.path(), 1.0);
+    let second = |run: &Run| run.stdout.contains("\"model_version\": \"2\"");
+    let answer = server.wait_until("version 2", &["infer", "half_plus_two", "x=[1,2,5]", "--json"], second);
+    let json: serde_json::Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(json["outputs"][0]["data"], serde_json::json!([3.0, 4.0, 7.0]));
+
+    let unloaded = server.client(&["models", "unload", "half_plus_two"]);
+    assert_eq!((unloaded.code, unloaded.stdout.as_str()), (0, "unloaded half_plus_two\n"), "{unloaded:?}");
+    assert_eq!(server.client(&["models", "status", "half_plus_two"]).code, 1);
+    let loaded = server.client(&["models", "load", "half_plus_two"]);
+    assert_eq!(
+        (loaded.code, loaded.stdout.as_str()),
+        (0, "loaded half_plus_two (version 2)\n"),
+        "{loaded:?}"
+    );
+    let loaded = server.client(&["models", "load", "half_plus_two", "--version", "1"]);
+    assert_eq!(loaded.stdout, "loaded half_plus_two (versions 2, 1)\n", "{loaded:?}");
+
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn the_servers_own_words_reach_the_person() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let model = format!("half={}", dir.path().join("models/half_plus_two").display());
+    let server = Server::start(&[&model]);
+    server.wait_until("ready", &["models", "status", "half"], |run| run.code == 0);
+    let fails = |arguments: &[&str], wanted: &str| {
+        let run = server.client(arguments);
+        assert_eq!(run.code, 1, "{run:?}");
+        assert!(run.stderr.starts_with("error: ") && run.stderr.contains(wanted), "{run:?}");
+    };
+    fails(&["infer", "quarter", "x=[1]"], "the server answered 404: ");
+    fails(&["infer", "half", "z=[1]"], "the model has no input \"z\"; it has x");
+    fails(&["infer", "half", "x=[[1],[2]]"], "the server answered 400: ");
+    fails(&["infer", "half", "x=[true]"], "input \"x\": true is no float32");
+    fails(&["infer", "half", "x=[1]", "--version", "9"], "the server answered 404: ");
+    fails(&["models", "load", "quarter"], "the server answered 404: ");
+
+    let request = dir.path().join("request.json");
+    std::fs::write(&request, r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[4,6]}]}"#)
+        .unwrap();
+    let answer = server.client(&["infer", "half", "--input", request.to_str().unwrap()]);
+    assert!(answer.stdout.ends_with("4.00000  5.00000\n"), "{answer:?}");
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn a_taken_port_and_a_missing_library_are_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let models = dir.path().join("models");
+    let models = models.to_str().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let wanted = format!("error: cannot listen on 127.0.0.1:{port}");
+    check_error(&["serve", models, "--log", "off", "--http-port", &port, "--grpc-port", "0"], 3, &wanted);
+    check_error(&["serve", models, "--log", "off", "--grpc-port", &port, "--http-port", "0"], 3, &wanted);
+    let nowhere = ["serve", models, "--http-port", "0", "--grpc-port", "0", "--onnxruntime", "/no/such.so"];
+    check_error(&nowhere, 3, "error: --onnxruntime /no/such.so");
+}
