@@ -255,7 +255,13 @@ impl Stage<'_> {
 
     /// Requests due within this time from a swap's start count as during it.
     fn window(&self) -> Duration {
-        self.args.swap_every / 2
+        self.swap_every() / 2
+    }
+
+    /// As asked for, or so often that a short demo shows a swap or two.
+    fn swap_every(&self) -> Duration {
+        let short = self.env.demo_seconds.map_or(Duration::MAX, |seconds| Duration::from_secs(seconds) / 3);
+        self.args.swap_every.min(short).max(TICK)
     }
 
     fn watch(&self, plan: &Plan, log: &Log, ended: impl Fn() -> bool) -> Result<(Seen, Vec<Duration>)> {
@@ -266,8 +272,8 @@ impl Stage<'_> {
         while !ended() && !process::interrupted() && plan.start.elapsed() < limit {
             std::thread::sleep(TICK);
             let elapsed = plan.start.elapsed();
-            let next = self.args.swap_every * u32::try_from(starts.len() + 1).unwrap_or(u32::MAX);
-            if elapsed >= next && elapsed + self.args.swap_every / 2 < limit {
+            let next = self.swap_every() * u32::try_from(starts.len() + 1).unwrap_or(u32::MAX);
+            if elapsed >= next && elapsed + self.window() < limit {
                 starts.push(elapsed);
                 let version = starts.len() as u64 + 1;
                 cache::publish_link(self.contents.of(version), &self.model_dir, version)?;
