@@ -1,0 +1,144 @@
+//! Loads and unloads that an administrator asks for.
+
+use base::ErrorKind;
+use lifecycle::{LoadSpec, State};
+
+use crate::world::{World, eventually};
+
+fn version(number: u64) -> LoadSpec {
+    LoadSpec { version: Some(number), ..LoadSpec::default() }
+}
+
+const RELOAD: LoadSpec = LoadSpec { reload: true, version: None };
+
+#[test]
+fn an_unloaded_model_stays_down_until_it_is_loaded() {
+    let world = World::with_model();
+    world.unload("m").unwrap();
+    assert_eq!(world.fake.counters().live(), 0);
+    assert_eq!(world.used(), 0, "the memory was given back before the answer");
+    let error = world.lifecycle().catalog().get("m", None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("an administrator unloaded it"), "{error}");
+    world.publish("m", 2);
+    world.looks();
+    assert_eq!(world.ready("m"), "");
+    assert!(world.status("m").unwrap().unloaded);
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+    assert!(!world.status("m").unwrap().unloaded);
+}
+
+#[test]
+fn unknown_names_are_not_found() {
+    let world = World::with_model();
+    assert_eq!(world.unload("x").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(world.load("x", LoadSpec::default()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(world.load("m", version(9)).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_load_sees_what_was_published_just_before() {
+    let world = World::with_model();
+    world.publish("m", 2);
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+    world.publish("n", 1);
+    world.load("n", LoadSpec::default()).unwrap();
+    assert_eq!(world.ask("n").unwrap(), 1.0);
+}
+
+#[test]
+fn loads_at_the_same_time_are_one() {
+    let world = World::with_model();
+    world.fake.load_gate().close();
+    let answers: Vec<_> = (0..8).map(|_| world.load_later("m", RELOAD)).collect();
+    world.fake.load_gate().wait_for(1);
+    let more: Vec<_> = (0..8).map(|_| world.load_later("m", RELOAD)).collect();
+    world.looks();
+    assert_eq!(world.version("m", 1).unwrap().note.as_deref(), Some("being loaded again"));
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    world.fake.load_gate().open();
+    for answer in answers.into_iter().chain(more) {
+        answer.recv().unwrap().unwrap();
+    }
+    assert_eq!(world.fake.counters().loads(), 2, "the first and one more");
+    eventually("the first instance is released", || world.fake.counters().live() == 1);
+}
+
+#[test]
+fn a_changed_version_is_loaded_again_only_when_asked() {
+    let world = World::with_model();
+    // The same number with another content: y = x + 5.
+    engine::fake::publish::affine(&world.dir("m", 1), 1.0, 5.0).unwrap();
+    let changed = || world.version("m", 1).unwrap().note.is_some_and(|note| note.contains("changed since"));
+    eventually("a note", changed);
+    assert_eq!(world.fake.counters().loads(), 1);
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.fake.counters().loads(), 1, "a load without reload leaves what is ready");
+    world.load("m", RELOAD).unwrap();
+    assert_eq!(world.fake.counters().loads(), 2);
+    assert!(!changed());
+    let servable = world.lifecycle().catalog().get("m", None).unwrap();
+    let answer = servable.run(&[crate::world::input(1.0)], &[]).unwrap();
+    assert_eq!(answer[0].tensor.to_vec::<f32>().unwrap(), [6.0]);
+    assert_eq!(world.state("m", 1), Some(State::Ready));
+}
+
+#[test]
+fn a_reload_that_fails_changes_nothing() {
+    let world = World::with_model();
+    world.fake.fail_loads(1);
+    let error = world.load("m", RELOAD).unwrap_err();
+    assert!(error.message().contains("told to fail a load"), "{error}");
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    let status = world.version("m", 1).unwrap();
+    assert_eq!(status.state, State::Ready);
+    assert!(status.note.unwrap().contains("loading it again failed"));
+    world.load("m", RELOAD).unwrap();
+    assert_eq!(world.version("m", 1).unwrap().note, None);
+}
+
+#[test]
+fn a_named_version_stays_beside_the_latest() {
+    let world = World::with_model();
+    world.publish("m", 2);
+    world.until("m", 1, State::Released);
+    world.load("m", version(1)).unwrap();
+    assert_eq!(world.ready("m"), "1 2");
+    world.publish("m", 3);
+    eventually("1 and 3", || world.ready("m") == "1 3");
+    world.unload("m").unwrap();
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.ready("m"), "3", "an unload forgets what was named");
+}
+
+#[test]
+fn a_load_that_fails_says_why() {
+    let world = World::with_model();
+    world.unload("m").unwrap();
+    world.fake.fail_loads(1);
+    let error = world.load("m", LoadSpec::default()).unwrap_err();
+    assert!(error.message().contains("told to fail a load"), "{error}");
+    std::fs::create_dir(world.dir("m", 2)).unwrap();
+    let error = world.load("m", version(2)).unwrap_err();
+    assert!(error.message().contains("holds neither"), "{error}");
+}
+
+#[test]
+fn an_unload_stops_a_load() {
+    let world = World::with_model();
+    world.fake.load_gate().close();
+    world.publish("m", 2);
+    let load = world.load_later("m", LoadSpec::default());
+    world.fake.load_gate().wait_for(1);
+    world.looks();
+    std::thread::scope(|scope| {
+        let unload = scope.spawn(|| world.unload("m"));
+        assert_eq!(load.recv().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+        world.fake.load_gate().open();
+        unload.join().unwrap().unwrap();
+    });
+    assert_eq!((world.fake.counters().live(), world.used()), (0, 0));
+    assert!(!world.events.states("m").contains("2:ready"), "{}", world.events.states("m"));
+}

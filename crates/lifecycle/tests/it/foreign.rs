@@ -1,0 +1,111 @@
+//! Versions without a manifest.
+
+use std::fs;
+use std::io::Write;
+
+use lifecycle::{LoadSpec, ParameterHome, State};
+
+use crate::world::{MIB, Setting, World, cold, eventually};
+
+const GRAPH: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = affine x 1 0\n";
+
+fn foreign(world: &World, version: u64, text: &str) {
+    world.place("m", version, |dir| fs::write(dir.join("model.onnx"), text).unwrap());
+}
+
+/// What lies in the cache: converted versions of this run.
+fn cached(world: &World) -> usize {
+    let run = fs::read_dir(world.cache.path()).unwrap().next().unwrap().unwrap().path();
+    fs::read_dir(run).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
+}
+
+fn start() -> World {
+    let mut world = World::prepare(64 * MIB);
+    foreign(&world, 1, GRAPH);
+    world.start(Setting::default());
+    world
+}
+
+#[test]
+fn they_are_converted_and_served() {
+    let world = start();
+    assert!(world.lifecycle().wait_settled(std::time::Duration::from_secs(30)));
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    assert_eq!(cached(&world), 1);
+    world.publish("m", 2);
+    world.until("m", 1, State::Released);
+    assert_eq!(cached(&world), 0, "removed with the version");
+    world.lifecycle().shutdown();
+}
+
+#[test]
+fn a_conversion_that_fails_says_why() {
+    let world = start();
+    world.until_ready("m", 1);
+    foreign(&world, 2, "bad");
+    let status = world.until("m", 2, State::Failed);
+    assert_eq!(status.reason.as_deref(), Some("conversion failed: no operator bad"));
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    assert_eq!(cached(&world), 1);
+    foreign_again(&world);
+}
+
+/// Files that changed are tried again.
+fn foreign_again(world: &World) {
+    fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2")).unwrap();
+    world.until_ready("m", 2);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+}
+
+#[test]
+fn a_file_that_grows_is_never_loaded() {
+    let mut world = World::prepare(64 * MIB);
+    foreign(&world, 1, GRAPH);
+    let models = vec![cold(&world, "m")];
+    world.start(Setting { models, ..Setting::default() });
+    world.until_ready("m", 1);
+    fs::create_dir(world.dir("m", 2)).unwrap();
+    let mut file = fs::File::create(world.dir("m", 2).join("model.onnx")).unwrap();
+    let text = GRAPH.replace("affine x 1", "affine x 2");
+    // Longer than any prefix of it would need to be taken as complete, were it not for the changes.
+    for (at, byte) in text.bytes().enumerate() {
+        file.write_all(&[byte]).unwrap();
+        if at % 16 == 0 {
+            assert_eq!(
+                world.load("no such model", LoadSpec::default()).unwrap_err().kind(),
+                base::ErrorKind::NotFound
+            );
+        }
+    }
+    drop(file);
+    world.until_ready("m", 2);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+    assert_eq!(world.fake.counters().failed_loads(), 0);
+}
+
+#[test]
+fn a_load_waits_until_files_stop_changing() {
+    let world = start();
+    world.until_ready("m", 1);
+    foreign(&world, 2, &GRAPH.replace("affine x 1", "affine x 2"));
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+}
+
+#[test]
+fn heap_opens_them_as_they_are() {
+    let mut world = World::prepare(64 * MIB);
+    foreign(&world, 1, GRAPH);
+    world.publish("n", 1);
+    world.start(Setting { change: |config| config.home = ParameterHome::Heap, ..Setting::default() });
+    world.until_ready("m", 1);
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    assert_eq!(world.version("m", 1).unwrap().parameter_bytes, 0);
+    assert_eq!(world.used(), 0);
+    assert_eq!(fs::read_dir(world.cache.path()).unwrap().count(), 0);
+    let status = world.until("n", 1, State::Failed);
+    assert!(status.reason.unwrap().contains("model.onnx"));
+    foreign(&world, 2, &GRAPH.replace("affine x 1", "affine x 2"));
+    world.until("m", 1, State::Released);
+    eventually("2 answers", || world.ask("m") == Ok(2.0));
+}

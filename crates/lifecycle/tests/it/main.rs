@@ -1,0 +1,18 @@
+//! The lifecycle over real directories, real memory and the fake engine.
+
+#![allow(missing_docs, reason = "tests explain themselves")]
+#![allow(clippy::unwrap_used, reason = "a failed test should say where")]
+
+// The name that other crates know it by.
+extern crate millpond_lifecycle as lifecycle;
+
+mod admin;
+mod foreign;
+mod policies;
+mod refusals;
+mod retries;
+mod settings;
+mod shutdown;
+mod swaps;
+mod warming;
+mod world;

@@ -1,0 +1,144 @@
+//! Which versions serve, and in what order they come and go.
+
+use std::fs;
+
+use lifecycle::{Event, LoadSpec, State};
+
+use crate::world::{MIB, Setting, World, cold, eventually};
+
+#[test]
+fn the_latest_two_serve() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "policy = { latest = 2 }");
+    (1..=3).for_each(|version| world.publish("m", version));
+    world.start(Setting::default());
+    eventually("2 and 3", || world.ready("m") == "2 3");
+    world.publish("m", 4);
+    eventually("3 and 4", || world.ready("m") == "3 4");
+    assert_eq!(world.lifecycle().catalog().get("m", Some(3)).unwrap().id.version, 3);
+    assert_eq!(world.lifecycle().catalog().get("m", None).unwrap().id.version, 4);
+    let error = world.lifecycle().catalog().get("m", Some(2)).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::Unavailable);
+}
+
+#[test]
+fn policies_change_while_serving() {
+    let world = World::with_model();
+    world.settings("m", "policy = \"all\"");
+    world.publish("m", 2);
+    world.publish("m", 7);
+    eventually("all three", || world.ready("m") == "1 2 7");
+    world.settings("m", "policy = { specific = [2, 5] }");
+    eventually("only 2", || world.ready("m") == "2");
+    fs::remove_file(world.model_dir("m").join("millpond.toml")).unwrap();
+    eventually("the latest", || world.ready("m") == "7");
+}
+
+#[test]
+fn deleting_the_newest_version_goes_back() {
+    let world = World::with_model();
+    world.publish("m", 2);
+    world.until("m", 1, State::Released);
+    world.remove("m", 2);
+    eventually("back at 1", || world.ready("m") == "1");
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    eventually("2 is forgotten", || world.version("m", 2).is_none());
+    let states = world.events.states("m");
+    let (ready, draining) = (states.rfind("1:ready").unwrap(), states.rfind("2:draining").unwrap());
+    assert!(ready < draining, "1 was ready before 2 went: {states}");
+}
+
+#[test]
+fn resource_preserving_unloads_first() {
+    let mut world = World::prepare(8 * MIB);
+    world.settings("m", "transition = \"resource-preserving\"");
+    world.publish_tables("m", 1, &[1.0, 2.0]);
+    world.start(Setting::default());
+    world.until_ready("m", 1);
+    world.publish_tables("m", 2, &[3.0, 4.0]);
+    world.until_ready("m", 2);
+    let states = world.events.states("m");
+    assert!(states.find("1:released").unwrap() < states.find("2:loading").unwrap(), "{states}");
+    eventually("the swap is reported", || {
+        let is =
+            |event: &Event| matches!(event, Event::Swapped(report) if (report.from, report.to) == (1, 2));
+        world.events.all().iter().any(is)
+    });
+}
+
+#[test]
+fn resource_preserving_goes_back_when_the_new_version_fails() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "transition = \"resource-preserving\"");
+    world.publish("m", 1);
+    world.start(Setting { change: |config| config.retries = 5, ..Setting::default() });
+    world.until_ready("m", 1);
+    world.place("m", 2, |dir| {
+        engine::fake::publish::publish(dir, "millpond-fake 1\nfail-load broken\n", &[]).unwrap();
+    });
+    world.until("m", 2, State::Failed);
+    world.until_ready("m", 1);
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_takes_nothing_down() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    let models = vec![cold(&world, "m")];
+    world.start(Setting { models, change: |config| config.roots.clear(), ..Setting::default() });
+    world.until_ready("m", 1);
+    let aside = world.root.path().join("aside");
+    fs::rename(world.model_dir("m"), &aside).unwrap();
+    eventually("the error shows", || world.status("m").unwrap().error.is_some());
+    world.looks();
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    fs::rename(&aside, world.model_dir("m")).unwrap();
+    eventually("the error goes", || world.status("m").unwrap().error.is_none());
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    assert_eq!(world.fake.counters().loads(), 1);
+}
+
+#[test]
+fn models_of_a_root_come_and_go() {
+    let world = World::with_model();
+    world.publish("n", 4);
+    world.until_ready("n", 4);
+    // The hidden name takes it away in one step.
+    fs::rename(world.model_dir("n"), world.root.path().join(".n")).unwrap();
+    eventually("n is forgotten", || world.status("n").is_none());
+    assert_eq!(world.lifecycle().catalog().get("n", None).unwrap_err().kind(), base::ErrorKind::NotFound);
+    assert!(
+        world.events.all().iter().any(|event| matches!(event, Event::Forgotten { model } if &**model == "n"))
+    );
+    assert_eq!(world.fake.counters().live(), 1);
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    fs::rename(world.root.path().join(".n"), world.model_dir("n")).unwrap();
+    world.until_ready("n", 4);
+}
+
+#[test]
+fn a_version_goes_on_serving_while_its_successor_is_incomplete() {
+    let world = World::with_model();
+    fs::create_dir(world.dir("m", 2)).unwrap();
+    world.remove("m", 1);
+    world.looks();
+    assert_eq!(world.ask("m").unwrap(), 1.0, "1 has gone from disk and 2 is not there yet");
+    engine::fake::publish::affine(&world.dir("m", 2), 2.0, 0.0).unwrap();
+    world.until_ready("m", 2);
+    eventually("1 is forgotten", || world.version("m", 1).is_none());
+}
+
+#[test]
+fn overtaken_versions_are_not_loaded() {
+    let world = World::with_model();
+    world.fake.load_gate().close();
+    world.publish("m", 2);
+    world.fake.load_gate().wait_for(1);
+    (3..=6).for_each(|version| world.publish("m", version));
+    world.looks();
+    world.fake.load_gate().open();
+    eventually("only 6", || world.ready("m") == "6");
+    assert_eq!(world.fake.counters().loads(), 3, "1, 2 which was under way, and 6");
+    assert!(world.load("m", LoadSpec::default()).is_ok());
+}

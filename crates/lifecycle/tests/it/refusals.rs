@@ -1,0 +1,172 @@
+//! What cannot be served is refused with its reason, and what serves goes on serving.
+
+use std::fs;
+
+use engine::layout::MANIFEST_NAME;
+use lifecycle::State;
+
+use crate::world::{MIB, Setting, World};
+
+/// Version 2 is refused with a reason that holds `reason`; version 1 serves.
+#[track_caller]
+fn refused(world: &World, reason: &str) {
+    let status = world.until("m", 2, State::Failed);
+    let told = status.reason.unwrap_or_default();
+    assert!(told.contains(reason), "{told}");
+    assert_eq!(world.ready("m"), "1");
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    let error = world.lifecycle().catalog().get("m", Some(2)).unwrap_err();
+    assert!(error.message().contains(reason), "{error}");
+}
+
+fn damage(world: &World, damage: impl FnOnce(&std::path::Path)) {
+    world.place("m", 2, |dir| {
+        engine::fake::publish::affine(dir, 2.0, 0.0).unwrap();
+        damage(dir);
+    });
+}
+
+#[test]
+fn corrupt_weights() {
+    let world = World::with_model();
+    let used = world.used();
+    damage(&world, |dir| {
+        let path = dir.join("weights.bin");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[0] ^= 1;
+        fs::write(path, bytes).unwrap();
+    });
+    refused(&world, "does not match its hash");
+    assert_eq!(world.used(), used, "nothing stays behind");
+}
+
+#[test]
+fn a_corrupt_graph() {
+    let world = World::with_model();
+    damage(&world, |dir| {
+        let path = dir.join("model.fake");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(path, text.replace("half", "flah")).unwrap();
+    });
+    refused(&world, "does not match its hash");
+}
+
+#[test]
+fn a_graph_the_engine_refuses() {
+    let world = World::with_model();
+    world.place("m", 2, |dir| {
+        engine::fake::publish::publish(dir, "millpond-fake 1\nfail-load operator Foo is unknown\n", &[])
+            .unwrap();
+    });
+    refused(&world, "operator Foo is unknown");
+}
+
+#[test]
+fn truncated_weights() {
+    let world = World::with_model();
+    damage(&world, |dir| fs::write(dir.join("weights.bin"), [0; 100]).unwrap());
+    refused(&world, "100 bytes, the manifest says 8192");
+}
+
+#[test]
+fn a_half_copied_version() {
+    let world = World::with_model();
+    damage(&world, |dir| fs::remove_file(dir.join("weights.bin")).unwrap());
+    refused(&world, "weights.bin");
+}
+
+#[test]
+fn a_malformed_manifest() {
+    let world = World::with_model();
+    damage(&world, |dir| fs::write(dir.join(MANIFEST_NAME), "{").unwrap());
+    refused(&world, "millpond.json");
+}
+
+#[test]
+fn an_unknown_engine() {
+    let world = World::with_model();
+    damage(&world, |dir| {
+        let path = dir.join(MANIFEST_NAME);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(path, text.replace("\"fake\"", "\"tensorflow\"")).unwrap();
+    });
+    refused(&world, "wants engine \"tensorflow\"; this server has fake");
+}
+
+#[test]
+fn an_empty_directory() {
+    let world = World::with_model();
+    fs::create_dir(world.dir("m", 2)).unwrap();
+    refused(&world, "holds neither");
+}
+
+#[test]
+fn an_unreadable_directory() {
+    // A link to itself cannot be read by anybody, root included.
+    let world = World::with_model();
+    std::os::unix::fs::symlink("2", world.dir("m", 2)).unwrap();
+    refused(&world, "symbolic links");
+}
+
+#[test]
+fn a_version_larger_than_the_pool() {
+    let mut world = World::prepare(8 * MIB);
+    world.publish_tables("m", 1, &[1.0]);
+    world.start(Setting::default());
+    world.until_ready("m", 1);
+    world.publish_tables("m", 2, &[1.5, 2.5, 3.5, 4.5, 5.5]);
+    refused(&world, "needs 12.0 MiB, the pool has 4.00 MiB free of 8.00 MiB; raise --pool");
+}
+
+#[test]
+fn a_version_that_does_not_fit_beside_the_old() {
+    let mut world = World::prepare(8 * MIB);
+    world.publish_tables("m", 1, &[1.0, 2.0]);
+    world.start(Setting::default());
+    world.until_ready("m", 1);
+    world.publish_tables("m", 2, &[3.0, 4.0]);
+    refused(&world, "use transition = \"resource-preserving\"");
+    // The advice works, and files that failed before are tried again once an administrator asks.
+    world.settings("m", "transition = \"resource-preserving\"");
+    world.looks();
+    world.load("m", lifecycle::LoadSpec::default()).unwrap();
+    world.until_ready("m", 2);
+    assert_eq!(world.ready("m"), "2");
+}
+
+#[test]
+fn a_broken_version_is_tried_again_when_its_files_change() {
+    let world = World::with_model();
+    damage(&world, |dir| fs::write(dir.join("weights.bin"), vec![7; 8192]).unwrap());
+    refused(&world, "does not match its hash");
+    let failed = world.events.states("m").matches("2:failed").count();
+    world.looks();
+    assert_eq!(world.events.states("m").matches("2:failed").count(), failed, "not tried again unchanged");
+    engine::fake::publish::affine(&world.dir("m", 2), 2.0, 0.0).unwrap();
+    world.until_ready("m", 2);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+}
+
+#[test]
+fn the_version_before_a_broken_one_serves_from_the_start() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    damage(&world, |dir| fs::write(dir.join("weights.bin"), vec![7; 8192]).unwrap());
+    world.start(Setting::default());
+    assert!(world.lifecycle().wait_settled(std::time::Duration::from_secs(30)));
+    refused(&world, "does not match its hash");
+}
+
+#[test]
+fn nothing_ready_says_why() {
+    let mut world = World::prepare(64 * MIB);
+    damage(&world, |dir| fs::write(dir.join("weights.bin"), vec![7; 8192]).unwrap());
+    world.start(Setting::default());
+    world.until("m", 2, State::Failed);
+    let catalog = world.lifecycle().catalog();
+    let error = catalog.get("m", None).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::Unavailable);
+    assert!(error.message().contains("no ready version: version 2 is failed: "), "{error}");
+    assert_eq!(catalog.get("m", Some(9)).unwrap_err().kind(), base::ErrorKind::NotFound);
+    assert_eq!(catalog.get("x", None).unwrap_err().kind(), base::ErrorKind::NotFound);
+}

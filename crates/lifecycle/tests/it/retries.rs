@@ -1,0 +1,73 @@
+//! Loads that fail for a reason that may pass are tried again, a set number of times.
+
+use std::time::Duration;
+
+use lifecycle::{LoadSpec, State};
+
+use crate::world::{MIB, Setting, World};
+
+fn world(retries: fn(&mut lifecycle::LifecycleConfig), failures: u64) -> World {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    world.fake.fail_loads(failures);
+    world.start(Setting { change: retries, ..Setting::default() });
+    world
+}
+
+#[test]
+fn a_load_is_tried_again() {
+    let retries = |config: &mut lifecycle::LifecycleConfig| {
+        (config.retries, config.retry_interval) = (3, Duration::from_millis(5));
+    };
+    let world = world(retries, 2);
+    world.until_ready("m", 1);
+    assert_eq!((world.fake.counters().failed_loads(), world.fake.counters().loads()), (2, 1));
+}
+
+#[test]
+fn tries_end() {
+    let retries = |config: &mut lifecycle::LifecycleConfig| {
+        (config.retries, config.retry_interval) = (2, Duration::from_millis(5));
+    };
+    let world = world(retries, 100);
+    let status = world.until("m", 1, State::Failed);
+    assert_eq!(status.reason.as_deref(), Some("told to fail a load (after 3 tries)"));
+    world.looks();
+    assert_eq!(world.fake.counters().failed_loads(), 3);
+    world.fake.fail_loads(0);
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.state("m", 1), Some(State::Ready));
+}
+
+#[test]
+fn between_tries_the_reason_shows() {
+    let retries = |config: &mut lifecycle::LifecycleConfig| {
+        (config.retries, config.retry_interval) = (1, Duration::from_secs(1000));
+    };
+    let world = world(retries, 1);
+    assert!(
+        world.lifecycle().wait_settled(Duration::from_secs(30)),
+        "a first try that failed ends the first load"
+    );
+    let status = world.version("m", 1).unwrap();
+    assert_eq!(status.state, State::Discovered);
+    assert_eq!(status.reason.as_deref(), Some("told to fail a load (try 1 of 2; the next in 1000 s)"));
+    let error = world.load("m", LoadSpec { version: Some(7), ..LoadSpec::default() }).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::NotFound);
+    world.until_ready("m", 1);
+}
+
+#[test]
+fn a_broken_model_is_not_tried_again() {
+    let mut world = World::prepare(64 * MIB);
+    world.place("m", 1, |dir| {
+        engine::fake::publish::publish(dir, "millpond-fake 1\nfail-load broken\n", &[]).unwrap();
+    });
+    world.start(Setting {
+        change: |config| (config.retries, config.retry_interval) = (5, Duration::from_millis(1)),
+        ..Setting::default()
+    });
+    assert_eq!(world.until("m", 1, State::Failed).reason.as_deref(), Some("broken"));
+    world.looks();
+    assert_eq!(world.fake.counters().failed_loads(), 1);
+}

@@ -1,0 +1,65 @@
+//! The end.
+
+use std::time::{Duration, Instant};
+
+use base::ErrorKind;
+use lifecycle::LoadSpec;
+
+use crate::world::{World, eventually, input};
+
+#[test]
+fn everything_is_released() {
+    let world = World::with_model();
+    world.publish("n", 3);
+    world.until_ready("n", 3);
+    world.lifecycle().shutdown();
+    assert_eq!((world.fake.counters().live(), world.used()), (0, 0));
+    assert_eq!(world.lifecycle().catalog().get("m", None).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(world.load("m", LoadSpec::default()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(world.unload("m").unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(std::fs::read_dir(world.cache.path()).unwrap().next().is_none(), "the cache is removed");
+    world.lifecycle().shutdown();
+}
+
+#[test]
+fn a_running_request_is_waited_for() {
+    let world = World::with_model();
+    let held = world.lifecycle().catalog().get("m", None).unwrap();
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| world.lifecycle().shutdown());
+        eventually("out of the catalogue", || world.lifecycle().catalog().get("m", None).is_err());
+        assert!(!stopping.is_finished());
+        assert!(held.run(&[input(1.0)], &[]).is_ok());
+        drop(held);
+        stopping.join().unwrap();
+    });
+    assert_eq!(world.fake.counters().live(), 0);
+    assert!(world.threads.releases.lock().unwrap()[0].starts_with("unload-0 "));
+}
+
+#[test]
+fn a_load_under_way_is_stopped() {
+    let world = World::with_model();
+    world.fake.load_gate().close();
+    world.publish("m", 2);
+    let load = world.load_later("m", LoadSpec::default());
+    world.fake.load_gate().wait_for(1);
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| world.lifecycle().shutdown());
+        assert_eq!(load.recv().unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+        world.fake.load_gate().open();
+        stopping.join().unwrap();
+    });
+    assert_eq!((world.fake.counters().live(), world.used()), (0, 0));
+}
+
+#[test]
+fn a_request_that_never_ends_is_left_behind() {
+    let world = World::with_model();
+    let held = world.lifecycle().catalog().get("m", None).unwrap();
+    let started = Instant::now();
+    world.lifecycle().shutdown();
+    assert!(started.elapsed() < lifecycle::SHUTDOWN_WAIT_MAX + Duration::from_secs(10));
+    drop(held);
+    assert_eq!(world.fake.counters().releases(), 0, "not released by the request's thread");
+}
