@@ -33,10 +33,22 @@ pub(crate) const XDG_CACHE_HOME: Variable =
     Variable { name: "XDG_CACHE_HOME", help: "the user's cache directory [else ~/.cache]" };
 /// The user's home directory.
 pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's home directory" };
+/// Whether terminals get colours.
+pub(crate) const NO_COLOR: Variable = Variable { name: "NO_COLOR", help: "set to anything: no colours" };
 
 /// All of them, in the order of the help text.
-pub(crate) const ALL: [&Variable; 9] =
-    [&CACHE_DIR, &CONFIG, &DEMO_SECONDS, &LOG, &ONNXRUNTIME, &URL, &VIRTUAL_ENV, &XDG_CACHE_HOME, &HOME];
+pub(crate) const ALL: [&Variable; 10] = [
+    &CACHE_DIR,
+    &CONFIG,
+    &DEMO_SECONDS,
+    &LOG,
+    &ONNXRUNTIME,
+    &URL,
+    &VIRTUAL_ENV,
+    &XDG_CACHE_HOME,
+    &HOME,
+    &NO_COLOR,
+];
 
 impl Variable {
     /// Its value as text; `None` where it is unset, empty or not UTF-8.

@@ -103,11 +103,14 @@ fn progress_bar() -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }
-    bar.enable_steady_tick(DRAW_INTERVAL);
     bar
 }
 
 fn show(bar: &ProgressBar, progress: Progress) {
-    bar.set_length(progress.bytes_total);
+    if bar.length() != Some(progress.bytes_total) {
+        // Nothing is drawn before there is something to say.
+        bar.set_length(progress.bytes_total);
+        bar.enable_steady_tick(DRAW_INTERVAL);
+    }
     bar.set_position(progress.bytes_done);
 }

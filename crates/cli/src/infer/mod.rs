@@ -31,7 +31,7 @@ Examples:
   millpond infer half_plus_two --input request.json
   millpond infer resnet --input cat.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --top 5
   millpond infer recogniser --input line.png --height 48 --channels bgr --mean 0.5 --std 0.5
-  millpond infer voice --input input=speech.wav --rate 16000 --samples 512 state=zeros sr=16000")]
+  millpond infer voice --input input=speech.wav --rate 16000 --samples 576 state=zeros sr=16000")]
 pub(crate) struct InferArgs {
     /// The model
     model: String,

@@ -1,8 +1,11 @@
 //! The log: standard error, text or JSON.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 use super::options::LogFormat;
+use crate::environment;
 use crate::exit::{Failure, Outcome};
 
 /// Starts it for the whole process.
@@ -18,7 +21,7 @@ pub(super) fn start(format: LogFormat, filter: &str) -> Outcome {
     let started = match format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => {
-            let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            let colours = std::io::stderr().is_terminal() && environment::NO_COLOR.text().is_none();
             builder.with_ansi(colours).with_target(false).try_init()
         }
     };

@@ -23,7 +23,8 @@ use settings::Settings;
 #[command(after_help = "\
 A directory with numbered version directories is a model, named after it unless NAME= is given; any other
 directory is a root, whose subdirectories are models. New versions and new models of a root are picked up while
-serving.
+serving; --versions and --transition hold for the models that are there at the start. A millpond.toml beside a
+model's versions has the last word about that model.
 
 The settings file has the same names: [server], [inference], [memory] and [lifecycle] hold the flags of the
 groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels,

@@ -1,6 +1,6 @@
 //! Help, and what is wrong on the command line or in the settings file.
 
-use crate::program::{check_error, command, run};
+use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
 const COMMANDS: [&str; 8] = ["serve", "publish", "models", "infer", "bench", "demo", "doctor", "completion"];
@@ -88,6 +88,10 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", ".", "--log", "a=b=c"], 2, "--log a=b=c");
     check_error(&["models", "ls", "--url", "https://localhost"], 2, "does not speak https");
     check_error(&["infer", "m"], 2, "no input");
+    check_error(&["bench", "swap", "--load", "7"], 2, "error: --load must be above 0");
+    let demo: Run = command(&["demo"]).env("MILLPOND_DEMO_SECONDS", "soon").output().unwrap().into();
+    assert_eq!(demo.code, 2, "{demo:?}");
+    assert!(demo.stderr.starts_with("error: MILLPOND_DEMO_SECONDS=soon: "), "{demo:?}");
 }
 
 #[test]
