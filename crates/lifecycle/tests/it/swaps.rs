@@ -90,13 +90,13 @@ fn a_slow_request_holds_up_its_own_version_only() {
 #[test]
 fn two_hundred_swaps_leave_no_trace() {
     let mut world = World::prepare(64 * MIB);
-    world.publish_tables("m", 1, &[1.0]);
+    world.publish("m", 1);
     let models = vec![cold(&world, "m")];
     world.start(Setting { models, ..Setting::default() });
     world.until_ready("m", 1);
     let used = world.used();
     for version in 2..=201 {
-        world.publish_tables("m", version, &[version as f32]);
+        world.publish("m", version);
         world.until_ready("m", version);
         world.remove("m", version - 1);
         eventually("the old version is gone", || world.status("m").unwrap().versions.len() == 1);
