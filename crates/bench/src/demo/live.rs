@@ -14,6 +14,9 @@ use crate::swap::MODEL;
 
 /// Time between two lines where nobody watches a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
+/// Width of a terminal that does not tell, and the least that is drawn.
+const COLUMNS: usize = 80;
+const COLUMNS_MIN: usize = 20;
 /// The rate shown is over this time.
 const RATE_TIME: Duration = Duration::from_secs(1);
 
@@ -85,13 +88,13 @@ pub(super) fn homes(metrics: &Scrape) -> String {
     let versions =
         metrics.label_values("millpond_model_state", &[("model", MODEL), ("state", "ready")], "version");
     format!(
-        "parameters: {} in dram, {} in heap; pool {} backed, {} used; process {}; ctr versions ready: {}",
+        "parameters {} in dram, {} in heap; ctr versions ready: {}\npool {} backed, {} used; process {} resident",
         bytes("millpond_parameter_bytes", &[("home", "dram")]),
         bytes("millpond_parameter_bytes", &[("home", "heap")]),
+        versions.join(", "),
         bytes("millpond_pool_bytes", &[("kind", "backed")]),
         bytes("millpond_pool_bytes", &[("kind", "used")]),
         bytes("millpond_process_bytes", &[("kind", "rss")]),
-        versions.join(", ")
     )
 }
 
@@ -118,7 +121,7 @@ impl Screen {
             return;
         }
         let text = format!(
-            "{:>4} s  {:.0} requests/s   version {}   {} swaps   {} failed   {} wrong\n{}{homes}\nCtrl-C ends it\n",
+            "{} s  {:.0} requests/s   version {}   {} swaps   {} failed   {} wrong\n{}{homes}\nCtrl-C ends it\n",
             elapsed.as_secs(),
             seen.rate,
             seen.version,
@@ -127,6 +130,7 @@ impl Screen {
             seen.faults.wrong,
             seen.table()
         );
+        let text = clip(&text, columns());
         let up =
             if self.lines_drawn > 0 { format!("\x1b[{}A\x1b[J", self.lines_drawn) } else { String::new() };
         self.lines_drawn = text.lines().count();
@@ -134,6 +138,17 @@ impl Screen {
         // A closed pipe is no reason to stop serving.
         let _ = write!(out, "{up}{text}").and_then(|()| out.flush());
     }
+}
+
+/// Width of the terminal.
+fn columns() -> usize {
+    rustix::termios::tcgetwinsize(std::io::stdout())
+        .map_or(COLUMNS, |size| usize::from(size.ws_col).max(COLUMNS_MIN))
+}
+
+/// Cuts lines to `columns`: one that the terminal wraps could not be drawn over.
+fn clip(text: &str, columns: usize) -> String {
+    text.lines().flat_map(|line| line.chars().take(columns).chain(['\n'])).collect()
 }
 
 #[cfg(test)]
@@ -154,6 +169,12 @@ mod tests {
     }
 
     #[test]
+    fn long_lines_are_cut() {
+        assert_eq!(clip("ab\nabcdé\n", 5), "ab\nabcdé\n");
+        assert_eq!(clip("abcdéf", 5), "abcdé\n");
+    }
+
+    #[test]
     fn homes_come_from_the_exposition() {
         let metrics = Scrape::parse(
             "millpond_parameter_bytes{home=\"dram\",model=\"ctr\",version=\"2\"} 2097152\n\
@@ -161,6 +182,6 @@ mod tests {
              millpond_model_state{model=\"ctr\",version=\"1\",state=\"ready\"} 0\n",
         );
         let text = homes(&metrics);
-        assert!(text.contains("2.00 MiB in dram") && text.ends_with("ready: 2"), "{text}");
+        assert!(text.contains("2.00 MiB in dram") && text.contains("ready: 2\n"), "{text}");
     }
 }

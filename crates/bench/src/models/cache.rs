@@ -99,8 +99,11 @@ mod tests {
             Err(Error::internal("no"))
         });
         assert!(failed.is_err());
-        let made =
-            ensure(dir.path(), "m", 0, |part| Ok(std::fs::write(part.join("a"), b"x").unwrap())).unwrap();
+        let made = ensure(dir.path(), "m", 0, |part| {
+            std::fs::write(part.join("a"), b"x").unwrap();
+            Ok(())
+        })
+        .unwrap();
         assert_eq!(std::fs::read_dir(&made).unwrap().count(), 1);
         assert_eq!(ensure(dir.path(), "m", 0, |_| panic!("made twice")).unwrap(), made);
         assert!(ensure(dir.path(), "huge", u64::MAX / 2, |_| Ok(())).is_err());
