@@ -134,8 +134,7 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
         config: app.doors.clone(),
     };
     let doors = [tokio::spawn(http_door.serve(stopped.clone())), tokio::spawn(grpc_door.serve(stopped))];
-    // Programs that start a server read this line for the ports.
-    println!("serving http://{http_address} grpc://{grpc_address}");
+    announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
     tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");
     wait_for_signal().await?;
     tracing::info!("stopping: no new connections, finishing what is in flight");
@@ -149,6 +148,13 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Programs that start a server read this line for the ports; that nobody reads is no reason to stop.
+fn announce(line: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Ten thousand idle clients need as many descriptors; the soft limit is only a default.
