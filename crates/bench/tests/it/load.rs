@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use bench::BenchEnv;
+use bench::load::{LoadArgs, run};
 use clap::Parser;
-use millpond_bench::BenchEnv;
-use millpond_bench::load::{LoadArgs, run};
 use serde_json::Value;
 
 use crate::target::{Manner, Target};

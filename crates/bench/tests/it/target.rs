@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 
 /// What the target does with an inference.
 #[derive(Clone, Copy, Debug)]
-pub enum Manner {
+pub(crate) enum Manner {
     /// Answers all.
     Answers,
     /// Refuses every n-th.
@@ -29,11 +29,11 @@ pub enum Manner {
 }
 
 /// A running target; it ends with the test's process.
-pub struct Target {
+pub(crate) struct Target {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Inferences it has taken.
-    pub taken: Arc<AtomicU64>,
+    pub(crate) taken: Arc<AtomicU64>,
 }
 
 type Body = BoxBody<Bytes, Infallible>;
@@ -44,7 +44,7 @@ fn full(text: impl Into<Bytes>) -> Body {
 
 impl Target {
     /// Starts one; `grpc` chooses HTTP/2.
-    pub fn start(grpc: bool, manner: Manner) -> Target {
+    pub(crate) fn start(grpc: bool, manner: Manner) -> Target {
         let taken = Arc::new(AtomicU64::new(0));
         let (count, (tell, told)) = (taken.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
@@ -87,7 +87,7 @@ async fn take(manner: Manner, taken: &AtomicU64) -> bool {
     let number = taken.fetch_add(1, Ordering::SeqCst) + 1;
     match manner {
         Manner::Answers => true,
-        Manner::RefusesEach(n) => number % n != 0,
+        Manner::RefusesEach(n) => !number.is_multiple_of(n),
         Manner::Silent => std::future::pending().await,
     }
 }
