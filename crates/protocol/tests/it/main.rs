@@ -1,0 +1,18 @@
+//! Both protocols, both ends, through the public API.
+
+// Helpers of tests may fail as tests do; the lint knows only functions marked as tests.
+#![allow(clippy::unwrap_used)]
+
+// Under the name that the rest of the workspace knows it by.
+extern crate millpond_protocol as protocol;
+
+mod any;
+mod fuzz;
+mod malformed;
+mod oip_describe;
+mod oip_grpc;
+mod oip_json;
+mod oracle;
+mod tfs;
+mod tfs_json;
+mod warmup;

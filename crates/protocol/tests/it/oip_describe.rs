@@ -1,0 +1,67 @@
+//! Metadata, configuration, statistics, index.
+
+use std::collections::BTreeMap;
+
+use base::{DType, VersionId};
+use protocol::oip::{self, grpc, json};
+use protocol::status::{IndexEntry, StatisticsEntry, Total};
+use serde_json::{Value, json};
+
+use crate::any;
+
+fn value(body: &[u8]) -> Value {
+    serde_json::from_slice(body).unwrap()
+}
+
+#[test]
+fn metadata_and_configuration() {
+    let signature = any::inputs(&[("x", DType::F32, &[-1, 3]), ("s", DType::String, &[-1])]);
+    let metadata = value(&json::model_metadata("m", &[1, 2], "onnxruntime", &signature));
+    assert_eq!(
+        metadata,
+        json!({"name":"m","versions":["1","2"],"platform":"onnxruntime","outputs":[],"inputs":[
+            {"name":"x","datatype":"FP32","shape":[-1,3]},{"name":"s","datatype":"BYTES","shape":[-1]}]})
+    );
+    let facts = BTreeMap::from([("labels".to_owned(), "a b".to_owned())]);
+    let config = value(&json::model_config("m", "onnxruntime", &signature, &facts));
+    assert_eq!(config["input"][1]["data_type"], "TYPE_STRING");
+    assert_eq!(config["input"][0]["dims"], json!([-1, 3]));
+    assert_eq!(config["parameters"]["labels"]["string_value"], "a b");
+    assert_eq!(grpc::model_config("m", "onnxruntime", &signature, &facts).max_batch_size, 0);
+    let server = value(&json::server_metadata("millpond", "0.1.0"));
+    assert_eq!(server["extensions"].as_array().unwrap().len(), oip::EXTENSIONS.len());
+}
+
+#[test]
+fn statistics_and_index() {
+    let total = |count| Total { count, nanos: 10 * count };
+    let entry = StatisticsEntry {
+        id: VersionId { model: "m".into(), version: 3 },
+        last_ms: 99,
+        success: total(4),
+        fail: total(1),
+        queue: total(4),
+        compute: total(4),
+    };
+    let statistics = value(&json::statistics(std::slice::from_ref(&entry)));
+    let model = &statistics["model_stats"][0];
+    assert_eq!(
+        (&model["name"], &model["version"], &model["inference_count"]),
+        (&json!("m"), &json!("3"), &json!(4))
+    );
+    assert_eq!(model["inference_stats"]["fail"], json!({"count":1,"ns":10}));
+    assert_eq!(model["inference_stats"]["compute_infer"], json!({"count":4,"ns":40}));
+    assert_eq!(grpc::model_statistics(&[entry]).model_stats[0].last_inference, 99);
+
+    let ready = IndexEntry { name: "m".into(), version: Some(1), state: "READY", reason: String::new() };
+    let none =
+        IndexEntry { name: "n".into(), version: None, state: "UNAVAILABLE", reason: "unloaded".into() };
+    let entries = [ready, none];
+    assert_eq!(
+        value(&json::repository_index(&entries)),
+        json!([{"name":"m","version":"1","state":"READY","reason":""},
+               {"name":"n","state":"UNAVAILABLE","reason":"unloaded"}])
+    );
+    assert_eq!(grpc::repository_index(&entries).models[1].version, "");
+    assert_eq!(value(&json::error("a \"b\"\n")), json!({"error":"a \"b\"\n"}));
+}
