@@ -97,8 +97,8 @@ pub enum ParameterHome {
     /// In the slot pool.
     #[default]
     Pool,
-    /// Wherever the engine's own allocation puts them: foreign files are opened as they are, by loaders of
-    /// normal priority, without a child process. The baseline that `bench swap` compares with.
+    /// Wherever the engine puts them: `model.onnx` is opened as it is, by loaders of normal priority, without a
+    /// child process and without the pool. The baseline that `bench swap` compares with.
     Heap,
 }
 

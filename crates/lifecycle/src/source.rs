@@ -54,6 +54,7 @@ pub(crate) struct Scanner {
     poll: Duration,
     /// What each root held when it could last be read.
     known: HashMap<PathBuf, BTreeSet<String>>,
+    unreadable: BTreeSet<PathBuf>,
     versions: HashMap<PathBuf, Memory>,
     settings: HashMap<PathBuf, SettingsMemory>,
 }
@@ -68,8 +69,15 @@ struct SettingsMemory {
 
 impl Scanner {
     pub(crate) fn new(configured: Vec<ModelConfig>, roots: Vec<PathBuf>, poll: Duration) -> Scanner {
-        let (known, versions, settings) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Scanner { configured, roots, poll, known, versions, settings }
+        Scanner {
+            configured,
+            roots,
+            poll,
+            known: HashMap::new(),
+            unreadable: BTreeSet::new(),
+            versions: HashMap::new(),
+            settings: HashMap::new(),
+        }
     }
 
     /// One look at everything.
@@ -89,8 +97,15 @@ impl Scanner {
         for root in &self.roots {
             let known = self.known.entry(root.clone()).or_default();
             match subdirectories(root, known) {
-                Ok(names) => *known = names,
-                Err(error) => tracing::error!(root = %root.display(), %error, "models keep serving"),
+                Ok(names) => {
+                    *known = names;
+                    self.unreadable.remove(root);
+                }
+                // Told once, not at every look.
+                Err(error) if self.unreadable.insert(root.clone()) => {
+                    tracing::error!(root = %root.display(), %error, "a directory of models cannot be read");
+                }
+                Err(_) => {}
             }
             for name in known.iter() {
                 let base = || ModelConfig::new(name.as_str(), root.join(name));
