@@ -18,4 +18,4 @@ mod wire;
 
 pub use generated::{inference, tensorflow};
 pub use prost::Message;
-pub use wire::{RANK_MAX, TENSORS_MAX};
+pub use wire::{NAME_BYTES_MAX, RANK_MAX, TENSORS_MAX};

@@ -8,6 +8,20 @@ pub const RANK_MAX: usize = 64;
 /// Most inputs or requested outputs of one request. Checks that compare them pairwise rely on it.
 pub const TENSORS_MAX: usize = 1024;
 
+/// Longest name of a model, version label or tensor, in bytes. Messages repeat names, and a gRPC status is a header.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+/// Refuses a name longer than [`NAME_BYTES_MAX`].
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "a name has {} bytes, at most {NAME_BYTES_MAX} are taken",
+            name.len()
+        )));
+    }
+    Ok(())
+}
+
 /// Refuses more tensors than [`TENSORS_MAX`].
 pub(crate) fn check_count(what: &str, count: usize) -> Result<()> {
     if count > TENSORS_MAX {

@@ -9,9 +9,6 @@ use super::nesting::{Nesting, Ragged};
 use super::reader::Reader;
 use crate::wire;
 
-/// Most elements that memory is set aside for before they are read.
-const RESERVED_MAX: usize = 1 << 16;
-
 /// A tensor that grows while values are read.
 pub(crate) trait Column {
     /// Reads one value or nested list whose place in the tensor is `depth` axes down.
@@ -88,10 +85,6 @@ fn refused(reader: &Reader<'_>, ragged: Ragged) -> Error {
 
 impl<L: Leaf + 'static> Column for Values<L> {
     fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
-        if self.values.capacity() == 0 {
-            // An element and its comma take two bytes at least.
-            self.values.reserve((reader.remaining() / 2).min(RESERVED_MAX));
-        }
         self.read_nested(reader, depth)
     }
 
@@ -156,7 +149,7 @@ impl<T: Number> Leaf for T {
     fn read(reader: &mut Reader<'_>) -> Result<T> {
         let token = reader.number()?;
         T::parse(token.text, token.whole)
-            .ok_or_else(|| reader.error(format_args!("{} is no {} value", token.text, T::DTYPE)))
+            .ok_or_else(|| reader.error(format_args!("{} is no {} value", token.shown(), T::DTYPE)))
     }
 
     fn tensor(values: Vec<T>, shape: Shape) -> Result<Tensor> {
@@ -197,7 +190,11 @@ impl<const SIGNED: bool> Leaf for Nibbles<SIGNED> {
         let range = if SIGNED { -8..=7 } else { 0..=15 };
         let value = token.text.parse::<i8>().ok().filter(|value| range.contains(value));
         value.map(|value| value as u8).ok_or_else(|| {
-            reader.error(format_args!("{} is no {} value", token.text, if SIGNED { "int4" } else { "uint4" }))
+            reader.error(format_args!(
+                "{} is no {} value",
+                token.shown(),
+                if SIGNED { "int4" } else { "uint4" }
+            ))
         })
     }
 

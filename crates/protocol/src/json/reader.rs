@@ -9,6 +9,9 @@ use bytes::Bytes;
 /// Deepest nesting of arrays and objects that is read or skipped.
 pub(crate) const DEPTH_MAX: usize = 128;
 
+/// Most characters of a wrong number that a message repeats.
+const NUMBER_SHOWN_MAX: usize = 32;
+
 /// A position in a body.
 #[derive(Clone)]
 pub(crate) struct Reader<'a> {
@@ -22,6 +25,14 @@ pub(crate) struct NumberToken<'a> {
     pub(crate) text: &'a str,
     /// No fraction, no exponent, none of the bare tokens.
     pub(crate) whole: bool,
+}
+
+impl<'a> NumberToken<'a> {
+    /// The text for a message, cut where it is longer than numbers are.
+    pub(crate) fn shown(&self) -> &'a str {
+        // ASCII, so every position is a boundary.
+        &self.text[..self.text.len().min(NUMBER_SHOWN_MAX)]
+    }
 }
 
 /// A value where structure does not matter, such as a parameter.
@@ -64,11 +75,6 @@ impl<'a> Reader<'a> {
             self.at += 1;
         }
         self.body.get(self.at).copied()
-    }
-
-    /// Bytes not yet passed: an upper bound on what is still to come.
-    pub(crate) fn remaining(&self) -> usize {
-        self.body.len() - self.at
     }
 
     fn take(&mut self, byte: u8) -> bool {
@@ -289,7 +295,10 @@ impl<'a> Reader<'a> {
     /// Reads a number without fraction that fits an `i64`.
     pub(crate) fn whole(&mut self) -> Result<i64> {
         let token = self.number()?;
-        token.text.parse().map_err(|_| self.error(format_args!("{} is no whole number in range", token.text)))
+        token
+            .text
+            .parse()
+            .map_err(|_| self.error(format_args!("{} is no whole number in range", token.shown())))
     }
 
     /// Reads any value; see [`Scalar`].

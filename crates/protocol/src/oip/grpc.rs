@@ -40,6 +40,7 @@ type Parameters = BTreeMap<String, InferParameter>;
 /// memory and classification.
 pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
     for input in &request.inputs {
+        wire::check_name(&input.name)?;
         refuse_shared_memory(&input.name, &input.parameters)?;
     }
     let described = |input: InferInputTensor| {
@@ -57,6 +58,7 @@ pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
 }
 
 fn output(output: InferRequestedOutputTensor) -> Result<Arc<str>> {
+    wire::check_name(&output.name)?;
     refuse_shared_memory(&output.name, &output.parameters)?;
     match whole(&output.parameters, CLASSIFICATION) {
         Some(1..) => Err(no_classification(&output.name)),

@@ -50,6 +50,7 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
     if spec.name.is_empty() {
         return Err(Error::invalid("the request's model_spec has no name"));
     }
+    wire::check_name(&spec.name)?;
     check_signature(&spec.signature_name)?;
     let mut target = Target { name: spec.name.clone(), ..Target::default() };
     match &spec.version_choice {
@@ -59,7 +60,10 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
                 .map_err(|_| Error::invalid(format!("{version} is no version number")))?;
             target.version = Some(number);
         }
-        Some(VersionChoice::VersionLabel(label)) => target.label = Some(label.clone()),
+        Some(VersionChoice::VersionLabel(label)) => {
+            wire::check_name(label)?;
+            target.label = Some(label.clone());
+        }
     }
     Ok(target)
 }
@@ -71,6 +75,7 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
 pub fn decode_predict(request: PredictRequest) -> Result<Predict> {
     wire::check_count("inputs", request.inputs.len())?;
     wire::check_count("outputs", request.output_filter.len())?;
+    request.inputs.keys().chain(&request.output_filter).try_for_each(|name| wire::check_name(name))?;
     let mut budget = Budget::default();
     let input = |(name, message): (String, _)| {
         let tensor = decode_within(&name, message, &mut budget)?;

@@ -86,3 +86,40 @@ fn shapes_that_lie() {
     let axes = TensorProto { tensor_shape: Some(axes), ..message(1) };
     assert_eq!(tfs::decode_tensor("x", axes).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
+
+#[test]
+fn messages_do_not_repeat_megabytes() {
+    let long = "1".repeat(1 << 20);
+    let bodies = [
+        format!(r#"{{"inputs":[{{"name":"{long}","datatype":"FP33","shape":[1],"data":[1]}}]}}"#),
+        format!(r#"{{"inputs":[{{"name":"x","datatype":"{long}","shape":[1],"data":[1]}}]}}"#),
+        format!(r#"{{"inputs":[{{"name":"x","datatype":"INT8","shape":[1],"data":[{long}]}}]}}"#),
+        format!(r#"{{"inputs":[{{"name":"x","datatype":"INT8","shape":[{long}],"data":[1]}}]}}"#),
+        format!(r#"{{"inputs":[],"outputs":[{{"name":"{long}"}}]}}"#),
+        format!(r#"{{"inputs":{{"{long}":1}}}}"#),
+        format!(r#"{{"signature_name":"{long}"}}"#),
+    ];
+    let signature = any::inputs(&[("x", DType::F32, &[-1])]);
+    for body in bodies {
+        let body = Bytes::from(body);
+        let errors = [
+            oip::json::parse_infer(body.clone(), None, &signature).err(),
+            tfs::json::parse_predict(&body, &signature).err(),
+        ];
+        assert_ne!(errors, [None, None]);
+        for error in errors.into_iter().flatten() {
+            assert!(error.message().len() < 2048, "{} bytes", error.message().len());
+        }
+    }
+    let message = protocol::inference::ModelInferRequest {
+        inputs: vec![protocol::inference::model_infer_request::InferInputTensor {
+            name: long.clone(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    assert!(oip::grpc::decode_request(message).unwrap_err().message().len() < 2048);
+    let inputs = [(long, TensorProto::default())].into();
+    let message = protocol::tensorflow::serving::PredictRequest { inputs, ..Default::default() };
+    assert!(tfs::grpc::decode_predict(message).unwrap_err().message().len() < 2048);
+}

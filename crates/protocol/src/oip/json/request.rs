@@ -7,7 +7,7 @@ use base::{Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec
 use bytes::Bytes;
 
 use super::Body;
-use super::tensor::{is_true, read_all, resolve, split, write_body};
+use super::tensor::{is_true, read_all, read_name, resolve, split, write_body};
 use crate::json::{Reader, Scalar, key, string};
 use crate::oip::{CLASSIFICATION, SHARED_MEMORY, TIMEOUT, no_classification, no_shared_memory};
 use crate::wire;
@@ -122,7 +122,7 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
     let (mut classified, mut shared) = (false, false);
     reader.object(|reader, key| {
         match key {
-            "name" => name = Some(Arc::<str>::from(reader.string()?)),
+            "name" => name = Some(read_name(reader)?),
             "parameters" if !reader.null() => reader.object(|reader, key| {
                 match (key, reader.scalar()?) {
                     ("binary_data", value) => binary = Some(is_true(&value)),

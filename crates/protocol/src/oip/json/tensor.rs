@@ -81,7 +81,7 @@ fn read(reader: &mut Reader<'_>, json: &Bytes) -> Result<Pending> {
 impl Members {
     fn read(&mut self, reader: &mut Reader<'_>, key: &str) -> Result<()> {
         match key {
-            "name" => self.name = Some(reader.string()?.into()),
+            "name" => self.name = Some(read_name(reader)?),
             "datatype" => self.datatype = Some(reader.string()?.into_owned()),
             "shape" => self.shape = Some(read_shape(reader)?),
             "parameters" => self.read_parameters(reader)?,
@@ -141,6 +141,13 @@ impl Members {
         };
         Ok(Pending { name, dtype, shape, source })
     }
+}
+
+/// A name of bounded length.
+pub(super) fn read_name(reader: &mut Reader<'_>) -> Result<Arc<str>> {
+    let name = reader.string()?;
+    wire::check_name(&name)?;
+    Ok(name.into())
 }
 
 fn read_shape(reader: &mut Reader<'_>) -> Result<SmallVec<[i64; 6]>> {
