@@ -64,10 +64,8 @@ struct Meter {
 impl Loader {
     /// The body of a load thread: until the channel closes.
     pub(crate) fn run(&self, jobs: &Receiver<LoadJob>) {
-        if self.background
-            && let Err(error) = thread::set_idle_priority()
-        {
-            tracing::warn!(%error, "loading at ordinary priority");
+        if self.background {
+            thread::enter_background("loading");
         }
         while let Ok(job) = jobs.recv() {
             let id = job.id.clone();

@@ -18,7 +18,7 @@ const BATCH_SIZE_MAX: usize = 1 << 20;
 
 /// What the file may say; what it leaves out stays as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct ModelFile {
     policy: Option<PolicyText>,
     transition: Option<TransitionText>,
@@ -43,7 +43,7 @@ enum TransitionText {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct WarmupFile {
     enabled: Option<bool>,
     batch_sizes: Option<Vec<usize>>,
@@ -65,12 +65,12 @@ impl ModelFile {
             return Err("policy: latest takes at least 1".into());
         }
         if self.intra_op_threads.is_some_and(|threads| !(1..=INTRA_OP_THREADS_MAX).contains(&threads)) {
-            return Err(format!("intra_op_threads must be 1 to {INTRA_OP_THREADS_MAX}"));
+            return Err(format!("intra-op-threads must be 1 to {INTRA_OP_THREADS_MAX}"));
         }
         let Some(warmup) = &self.warmup else { return Ok(()) };
         let batches = warmup.batch_sizes.as_deref().unwrap_or_default();
         if batches.iter().any(|size| !(1..=BATCH_SIZE_MAX).contains(size)) {
-            return Err(format!("warmup.batch_sizes must be 1 to {BATCH_SIZE_MAX}"));
+            return Err(format!("warmup.batch-sizes must be 1 to {BATCH_SIZE_MAX}"));
         }
         if warmup.dims.iter().flatten().any(|(_, dims)| dims.iter().any(|&dim| dim < -1)) {
             return Err("warmup.dims must be sizes, or -1 to leave an axis as it is".into());
@@ -148,14 +148,14 @@ mod tests {
         let text = r#"
             policy = { specific = [2, 5] }
             transition = "resource-preserving"
-            intra_op_threads = 4
+            intra-op-threads = 4
             [labels]
             stable = 2
             [warmup]
             enabled = false
-            batch_sizes = [16]
+            batch-sizes = [16]
             iterations = 3
-            fail_on_error = true
+            fail-on-error = true
             dims = { ids = [-1, 128] }
         "#;
         let base = ModelConfig::new("m", "/models/m");
@@ -185,7 +185,7 @@ mod tests {
         assert!(error("[warmup]\nruns = 1").contains("unknown field `runs`"));
         assert!(error("policy = \"newest\"").contains("unknown variant `newest`"));
         assert!(error("policy = { latest = 0 }").contains("at least 1"));
-        assert!(error("intra_op_threads = 0").contains("1 to"));
+        assert!(error("intra-op-threads = 0").contains("1 to"));
         assert!(error("transition = 1").starts_with("line 1"));
         assert!(error("a = [").starts_with("line 1"));
         assert!(!error("a = [").contains('\n'));

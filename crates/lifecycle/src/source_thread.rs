@@ -65,9 +65,7 @@ pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Se
 /// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace and behind
 /// everybody else.
 pub(crate) fn back(pool: &SlotPool, wanted: &Receiver<u64>, stop: &AtomicBool, out: &Sender<Message>) {
-    if let Err(error) = memory::thread::set_idle_priority() {
-        tracing::debug!(%error, "the pool is backed at ordinary priority");
-    }
+    memory::thread::enter_background("backing the pool");
     for bytes in wanted {
         let mut backed = pool.stats().backed.min(bytes);
         while backed < bytes && !stop.load(Ordering::Relaxed) {

@@ -34,10 +34,8 @@ struct Draining {
 impl Unloader {
     /// The body of an unload thread: until the channel closes and everything is released.
     pub(crate) fn run(&self, retired: &Receiver<Retired>) {
-        if self.background
-            && let Err(error) = memory::thread::set_idle_priority()
-        {
-            tracing::warn!(%error, "unloading at ordinary priority");
+        if self.background {
+            memory::thread::enter_background("unloading");
         }
         let mut draining: Vec<Draining> = Vec::new();
         let mut open = true;

@@ -23,8 +23,8 @@ mod imp {
         None
     }
 
-    /// Gives the calling thread an arena of its own.
-    pub fn use_own_arena() -> Option<u32> {
+    /// Has the calling thread allocate from the arena of the background threads.
+    pub fn use_background_arena() -> Option<u32> {
         None
     }
 }
@@ -51,16 +51,17 @@ mod imp {
         })
     }
 
-    /// Makes an arena and has the calling thread allocate from it from now on, so that what a loader leaves
-    /// behind never lies between the allocations of threads that serve. Returns its number, or `None` when
-    /// jemalloc is not the process's allocator. Arenas are never destroyed: call it once for a thread that lives
-    /// as long as the process.
-    pub fn use_own_arena() -> Option<u32> {
+    /// Has the calling thread allocate from now on from the one arena of the background threads: a thread of idle
+    /// priority that is preempted inside an arena's lock must not hold up one that serves, and what a loader leaves
+    /// behind must not lie between the allocations of requests. Returns the arena's number, or `None` when jemalloc
+    /// is not the process's allocator.
+    pub fn use_background_arena() -> Option<u32> {
+        static ARENA: OnceLock<Option<u32>> = OnceLock::new();
         if !serves_this_process() {
             return None;
         }
         // SAFETY: "arenas.create" yields a u32, by jemalloc's manual; the name ends with a zero.
-        let arena: u32 = unsafe { raw::read(b"arenas.create\0") }.ok()?;
+        let arena = (*ARENA.get_or_init(|| unsafe { raw::read(b"arenas.create\0") }.ok()))?;
         // SAFETY: "thread.arena" takes a u32, the number of an existing arena; the name ends with a zero.
         unsafe { raw::write(b"thread.arena\0", arena) }.ok()?;
         Some(arena)
@@ -78,4 +79,4 @@ mod imp {
     }
 }
 
-pub use imp::{stats, use_own_arena};
+pub use imp::{stats, use_background_arena};

@@ -19,6 +19,15 @@ pub fn set_idle_priority() -> Result<()> {
     check(status, "idle priority")
 }
 
+/// What every background thread does first: idle priority, and allocations from the arena of its kind. `doing`
+/// ("loading") is for the log line where the system refuses the priority; the work is done all the same.
+pub fn enter_background(doing: &str) {
+    if let Err(error) = set_idle_priority() {
+        tracing::warn!(%error, "{doing} runs at ordinary priority");
+    }
+    crate::jemalloc::use_background_arena();
+}
+
 /// Names the calling thread for `top -H` and debuggers; cut to 15 bytes.
 pub fn set_name(name: &str) {
     let mut text = [0u8; NAME_BYTES_MAX + 1];

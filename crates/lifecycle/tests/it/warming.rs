@@ -49,7 +49,7 @@ fn generated_requests_run_at_least_ten_times() {
 
 #[test]
 fn settings_say_how_often() {
-    let world = serve("", GRAPH, "[warmup]\nbatch_sizes = [1, 2, 4]\niterations = 2");
+    let world = serve("", GRAPH, "[warmup]\nbatch-sizes = [1, 2, 4]\niterations = 2");
     world.until_ready("m", 1);
     assert_eq!(world.fake.counters().runs(), 6);
     let world = serve("", GRAPH, "[warmup]\nenabled = false");
@@ -79,7 +79,7 @@ fn a_generated_request_that_fails_is_a_note() {
     let world = serve("", FAILING, "");
     world.until_ready("m", 1);
     assert!(world.version("m", 1).unwrap().note.unwrap().contains("out of range"));
-    let world = serve("", FAILING, "[warmup]\nfail_on_error = true");
+    let world = serve("", FAILING, "[warmup]\nfail-on-error = true");
     let reason = world.until("m", 1, State::Failed).reason.unwrap();
     assert_eq!(reason, "warm-up with generated requests: out of range");
 }
