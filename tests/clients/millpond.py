@@ -21,7 +21,7 @@ COMMAND_TIMEOUT_S = 120
 class Server:
     """`millpond serve ROOT` on free ports of the loopback."""
 
-    def __init__(self, root: pathlib.Path, *flags: str, log: pathlib.Path):
+    def __init__(self, root: pathlib.Path, *flags: str, log: pathlib.Path, host: str = "127.0.0.1"):
         self.root = root
         self.log = log
         self.http_port, self.grpc_port = free_port(), free_port()
@@ -30,7 +30,7 @@ class Server:
         self.grpc = f"127.0.0.1:{self.grpc_port}"
         command = [
             str(BINARY), "serve", str(root),
-            "--host", "127.0.0.1",
+            "--host", host,
             "--http-port", str(self.http_port),
             "--grpc-port", str(self.grpc_port),
             "--poll", "200ms",
@@ -51,12 +51,17 @@ class Server:
             time.sleep(0.05)
         raise AssertionError(f"not ready after {START_TIMEOUT_S} s:\n{self.log_text()}")
 
+    def infer(self, model: str, values: list[float]) -> requests.Response:
+        """One vector `x` of float32 for a model, as a person would write it."""
+        tensor = {"name": "x", "datatype": "FP32", "shape": [len(values)], "data": values}
+        return requests.post(f"{self.url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=20)
+
     def assert_serving(self) -> None:
         """The process lives and a plain request is answered rightly."""
         assert self.process.poll() is None, self.log_text()
-        answer = requests.post(f"{self.url}/v1/models/half_plus_two:predict", json={"instances": [1.0, 2.0, 5.0]}, timeout=10)
+        answer = self.infer("half_plus_two", [1.0, 2.0, 5.0])
         assert answer.status_code == 200, answer.text
-        assert answer.json() == {"predictions": [2.5, 3.0, 4.5]}
+        assert answer.json()["outputs"][0]["data"] == [2.5, 3.0, 4.5]
 
     def versions(self, model: str) -> dict[int, dict]:
         """TensorFlow Serving's status of each version of a model."""

@@ -44,7 +44,7 @@ def main() -> None:
     root, log, *flags = sys.argv[1:]
     bring_up(b"lo", "127.0.0.1")
     bring_up(b"lo:1", ADDRESS)
-    server = Server(pathlib.Path(root), *flags, "--host", "0.0.0.0", log=pathlib.Path(log)).wait_ready()
+    server = Server(pathlib.Path(root), *flags, log=pathlib.Path(log), host="0.0.0.0").wait_ready()
     url = f"http://{ADDRESS}:{server.http_port}"
     found = {
         "ready": requests.get(f"{url}/v2/health/ready", timeout=10).status_code,

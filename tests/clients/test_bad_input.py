@@ -55,7 +55,7 @@ WRONG = {
         {"items": np.ones((2, 2, 4), np.float32), "bias": np.ones((3, 4), np.float32)},
         "", "INVALID_ARGUMENT", 400, [],
     ),
-    "type": ("half_plus_two", {"x": np.ones(2, np.float64)}, "", "INVALID_ARGUMENT", 400, ["x", "FP32"]),
+    "type": ("half_plus_two", {"x": np.ones(2, np.float64)}, "", "INVALID_ARGUMENT", 400, ["x", "float32"]),
     "name": ("half_plus_two", {"z": np.ones(2, np.float32)}, "", "INVALID_ARGUMENT", 400, ["z"]),
     "too many inputs": (
         "half_plus_two",
@@ -181,13 +181,12 @@ def test_unknown_routes(server):
 # ---- gRPC below the client
 
 
-def call_raw(server: Server, method: str, request: bytes) -> grpc.StatusCode:
+def call_raw(server: Server, method: str, request: bytes) -> grpc.RpcError:
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=10)
-        assert caught.value.details()
-        return caught.value.code()
+        return caught.value
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x02\xff\xfe"])
@@ -196,11 +195,14 @@ def call_raw(server: Server, method: str, request: bytes) -> grpc.StatusCode:
 )
 def test_malformed_protobuf(server, method, garbage):
     # gRPC's own libraries say INTERNAL when a message does not parse.
-    assert call_raw(server, method, garbage) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+    error = call_raw(server, method, garbage)
+    assert error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+    assert error.details()
 
 
 def test_unknown_method(server):
-    assert call_raw(server, "/inference.GRPCInferenceService/ModelSing", b"") == grpc.StatusCode.UNIMPLEMENTED
+    # The code says it all; gRPC's libraries send no words with it.
+    assert call_raw(server, "/inference.GRPCInferenceService/ModelSing", b"").code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def grpc_infer(server: Server, **fields) -> grpc.StatusCode:
@@ -246,19 +248,24 @@ def test_tensor_protos_that_contradict_themselves(server):
             setattr(made, name, value)
         return made
 
+    # One value stands for all the elements there are: a few bytes that ask for four terabytes.
     huge = proto(tensor_content=b"")
     huge.tensor_shape.dim[0].size = 2**40
     huge.float_val.append(1)
-    wrong = [proto(tensor_content=b"123"), proto(tensor_content=b""), proto(dtype=9999), huge]
+    wrong = {
+        "length": (proto(tensor_content=b"123"), {grpc.StatusCode.INVALID_ARGUMENT}),
+        "type": (proto(dtype=9999), {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}),
+        "size": (huge, {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}),
+    }
     with grpc.insecure_channel(server.grpc) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        for case in wrong:
+        for name, (case, codes) in wrong.items():
             request = predict_pb2.PredictRequest()
             request.model_spec.name = "half_plus_two"
             request.inputs["x"].CopyFrom(case)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Predict(request, timeout=10)
-            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
+            assert caught.value.code() in codes, f"{name}: {caught.value.details()}"
 
 
 # ---- too large, too slow, gone, too many
@@ -319,26 +326,32 @@ def test_no_http_at_all(server):
         assert b"200" not in read_to_end(connection)[:20]
 
 
-def test_slow_clients_are_let_go(serve, tmp_path):
-    """One that dribbles its headers and one that stalls in its body: both end, others are served meanwhile."""
+def test_a_client_that_stalls_in_its_body_is_let_go(serve, tmp_path):
     server = serve(tmp_path / "root", "--client-timeout", "1s")
-    with connect(server) as headers, connect(server) as body, connect(server) as silent:
-        started = time.monotonic()
-        body.sendall(request_head(1000) + b"{")
-        headers.sendall(b"POST ")
-        while time.monotonic() - started < 3:
-            try:
-                headers.sendall(b"x")
-            except OSError:
-                break
-            server.assert_serving()
-            time.sleep(0.1)
-        for connection in (headers, body):
-            connection.settimeout(10)
-            received = read_to_end(connection)
-            assert received == b"" or received.startswith((b"HTTP/1.1 408", b"HTTP/1.1 400")), received
-        silent.close()
+    with connect(server) as connection:
+        connection.sendall(request_head(1000) + b"{")
+        connection.settimeout(15)
+        server.assert_serving()
+        assert read_to_end(connection).startswith(b"HTTP/1.1 408"), "408 Request Timeout"
     server.assert_serving()
+
+
+def test_a_client_that_dribbles_its_headers_is_let_go(serve, tmp_path):
+    server = serve(tmp_path / "root", "--client-timeout", "1s")
+    started = time.monotonic()
+    with connect(server) as connection:
+        connection.settimeout(0.1)
+        connection.sendall(b"POST ")
+        ended = False
+        while not ended and time.monotonic() - started < 15:
+            try:
+                connection.sendall(b"x")
+                ended = connection.recv(100) == b""
+            except TimeoutError:
+                server.assert_serving()
+            except OSError:
+                ended = True
+        assert ended, "still connected after 15 s, --client-timeout is 1 s"
 
 
 def test_ten_thousand_idle_connections(serve, tmp_path):

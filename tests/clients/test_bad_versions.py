@@ -15,9 +15,9 @@ from models import stamped
 
 def answer_of(server: Server) -> float:
     """What the serving version of `stamped` says: its own number."""
-    answer = requests.post(f"{server.url}/v1/models/stamped:predict", json={"instances": [0.0]}, timeout=10)
+    answer = server.infer("stamped", [0.0])
     assert answer.status_code == 200, answer.text
-    return answer.json()["predictions"][0]
+    return answer.json()["outputs"][0]["data"][0]
 
 
 @pytest.fixture
@@ -194,6 +194,6 @@ def test_a_repository_with_nothing_good_still_answers(serve, tmp_path):
             time.sleep(0.1)
     server.assert_serving()
     assert server.wait_refused("hopeless", 1)
-    answer = requests.post(f"{server.url}/v1/models/hopeless:predict", json={"instances": [1]}, timeout=10)
+    answer = server.infer("hopeless", [1.0])
     assert answer.status_code in (404, 503)
     assert "hopeless" in answer.json()["error"]

@@ -72,6 +72,14 @@ def test_predict_in_typed_fields(prediction):
     assert tf.make_ndarray(answer.outputs["y"]).tolist() == [4, 4, 4]
 
 
+def test_predict_without_values(prediction):
+    """A tensor with a shape and no values is one of zeros, as TensorFlow reads it."""
+    request = predict_request("half_plus_two")
+    request.inputs["x"].dtype = tf.float32.as_datatype_enum
+    request.inputs["x"].tensor_shape.dim.add(size=2)
+    assert tf.make_ndarray(prediction.Predict(request, timeout=10).outputs["y"]).tolist() == [2, 2]
+
+
 def test_predict_only_the_outputs_asked_for(prediction):
     request = predict_request("symbolic", items=np.ones((1, 2, 4), np.float32), bias=np.zeros((1, 4), np.float32))
     request.output_filter.append("total")
@@ -119,7 +127,7 @@ def test_get_model_metadata_refuses_what_is_wrong(prediction):
     refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["weather"])
     request.model_spec.name = "half_plus_two"
-    refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "weather")
+    refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "metadata_field")
 
 
 def test_get_model_status(service):
