@@ -91,6 +91,32 @@ impl ModelConfig {
     }
 }
 
+/// A directory whose subdirectories are models, and the settings they start from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Root {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Which versions of its models serve.
+    pub policy: VersionPolicy,
+    /// In which order its models change versions.
+    pub transition: Transition,
+}
+
+impl Root {
+    /// A root whose models have the settings of [`ModelConfig::new`].
+    pub fn new(dir: impl Into<PathBuf>) -> Root {
+        Root { dir: dir.into(), ..Root::default() }
+    }
+
+    pub(crate) fn model(&self, name: &str) -> ModelConfig {
+        ModelConfig {
+            policy: self.policy.clone(),
+            transition: self.transition,
+            ..ModelConfig::new(name, self.dir.join(name))
+        }
+    }
+}
+
 /// Where parameters live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ParameterHome {
@@ -117,8 +143,8 @@ pub struct Converter {
 pub struct LifecycleConfig {
     /// Named models.
     pub models: Vec<ModelConfig>,
-    /// Directories whose subdirectories are models, each with the settings of [`ModelConfig::new`].
-    pub roots: Vec<PathBuf>,
+    /// Directories whose subdirectories are models.
+    pub roots: Vec<Root>,
     /// Time between two looks at the directories.
     pub poll: Duration,
     /// Threads that load; at least one.

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 pub use catalog::Catalog;
 pub use config::{
-    Converter, LifecycleConfig, ModelConfig, ParameterHome, Transition, VersionPolicy, WarmupConfig,
+    Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy, WarmupConfig,
 };
 pub use lifecycle::{Done, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
 pub use status::{

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
 
-use crate::ModelConfig;
+use crate::{ModelConfig, Root};
 use crate::model_file::{self, MODEL_FILE, ModelFile};
 
 pub(crate) use files::Fingerprint;
@@ -50,7 +50,7 @@ pub(crate) struct ModelScan {
 /// Looks, and remembers what it saw before.
 pub(crate) struct Scanner {
     configured: Vec<ModelConfig>,
-    roots: Vec<PathBuf>,
+    roots: Vec<Root>,
     poll: Duration,
     /// What each root held when it could last be read.
     known: HashMap<PathBuf, BTreeSet<String>>,
@@ -68,7 +68,7 @@ struct SettingsMemory {
 }
 
 impl Scanner {
-    pub(crate) fn new(configured: Vec<ModelConfig>, roots: Vec<PathBuf>, poll: Duration) -> Scanner {
+    pub(crate) fn new(configured: Vec<ModelConfig>, roots: Vec<Root>, poll: Duration) -> Scanner {
         Scanner {
             configured,
             roots,
@@ -95,21 +95,20 @@ impl Scanner {
             bases.entry(config.name.clone()).or_insert_with(|| config.clone());
         }
         for root in &self.roots {
-            let known = self.known.entry(root.clone()).or_default();
-            match subdirectories(root, known) {
+            let known = self.known.entry(root.dir.clone()).or_default();
+            match subdirectories(&root.dir, known) {
                 Ok(names) => {
                     *known = names;
-                    self.unreadable.remove(root);
+                    self.unreadable.remove(&root.dir);
                 }
                 // Told once, not at every look.
-                Err(error) if self.unreadable.insert(root.clone()) => {
-                    tracing::error!(root = %root.display(), %error, "a directory of models cannot be read");
+                Err(error) if self.unreadable.insert(root.dir.clone()) => {
+                    tracing::error!(root = %root.dir.display(), %error, "a directory of models cannot be read");
                 }
                 Err(_) => {}
             }
             for name in known.iter() {
-                let base = || ModelConfig::new(name.as_str(), root.join(name));
-                bases.entry(name.as_str().into()).or_insert_with(base);
+                bases.entry(name.as_str().into()).or_insert_with(|| root.model(name));
             }
         }
         bases.into_values().collect()

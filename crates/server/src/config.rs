@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base::units::{GIB, MIB};
 use engine_onnx::LibrarySearch;
-use lifecycle::{ModelConfig, ParameterHome};
+use lifecycle::{ModelConfig, ParameterHome, Root};
 
 /// Everything `millpond serve` may be told.
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ pub struct ModelsConfig {
     /// Named models.
     pub models: Vec<ModelConfig>,
     /// Directories whose subdirectories are models.
-    pub roots: Vec<PathBuf>,
+    pub roots: Vec<Root>,
     /// Time between two looks at the directories.
     pub poll: Duration,
     /// Threads that load.

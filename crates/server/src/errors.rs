@@ -2,15 +2,27 @@
 
 use base::{Error, ErrorKind};
 
+/// Longest message in a gRPC status, in bytes.
+const MESSAGE_BYTES_MAX: usize = 2048;
+
 /// The gRPC status of an error, with the retry advice as `retry-pushback` metadata in milliseconds, the name
 /// gRPC's own retry design uses.
 pub(crate) fn grpc_status(error: &Error) -> tonic::Status {
     let code = tonic::Code::from_i32(protocol::status::grpc(error.kind()));
-    let mut status = tonic::Status::new(code, error.message());
+    let mut status = tonic::Status::new(code, cut(error.message()));
     if let Some(after) = error.retry_after() {
         status.metadata_mut().insert("grpc-retry-pushback-ms", (after.as_millis() as u64).into());
     }
     status
+}
+
+/// A message short enough for a trailer, which is where gRPC sends it: names in it may be the client's.
+fn cut(message: &str) -> String {
+    if message.len() <= MESSAGE_BYTES_MAX {
+        return message.to_owned();
+    }
+    let end = (0..=MESSAGE_BYTES_MAX).rev().find(|&end| message.is_char_boundary(end)).unwrap_or(0);
+    format!("{} ...", &message[..end])
 }
 
 /// The snake-case name of a kind, as the `status` label of metrics.

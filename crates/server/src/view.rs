@@ -33,7 +33,7 @@ pub(crate) fn version_states(app: &App, model: &str, version: Option<u64>) -> Re
     if let (Some(version), true) = (version, states.is_empty()) {
         return Err(Error::not_found(format!("model \"{model}\" has no version {version}")));
     }
-    states.sort_by(|a, b| b.version.cmp(&a.version));
+    states.sort_by_key(|state| std::cmp::Reverse(state.version));
     Ok(states)
 }
 

@@ -1,6 +1,8 @@
 //! Settings become the server's own plain values; what nobody set keeps the server's default.
 
-use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Transition, VersionPolicy};
+use std::path::Path;
+
+use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy};
 use server::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
 
 use super::library_search;
@@ -84,7 +86,7 @@ fn models(settings: &Settings) -> Outcome<ModelsConfig> {
     let default = LifecycleConfig::new(cache_dir, Converter::default());
     Ok(ModelsConfig {
         models: settings.models.iter().map(|(name, model)| model_config(name, model, options)).collect(),
-        roots: settings.roots.clone(),
+        roots: settings.roots.iter().map(|dir| root(dir, options)).collect(),
         poll: options.poll.map_or(default.poll, |Span(time)| time),
         load_threads: options.load_threads.unwrap_or(default.load_threads),
         unload_threads: options.unload_threads.unwrap_or(default.unload_threads),
@@ -100,23 +102,35 @@ fn models(settings: &Settings) -> Outcome<ModelsConfig> {
 fn model_config(name: &str, model: &Model, all: &LifecycleOptions) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
     let own = &model.options;
-    if let Some(versions) = own.versions.clone().or_else(|| all.versions.clone()) {
-        config.policy = match versions {
-            Versions::Latest(count) => VersionPolicy::Latest(count),
-            Versions::All => VersionPolicy::All,
-            Versions::Specific(numbers) => VersionPolicy::Specific(numbers),
-        };
-    }
-    if let Some(order) = own.transition.or(all.transition) {
-        config.transition = match order {
-            Order::AvailabilityPreserving => Transition::AvailabilityPreserving,
-            Order::ResourcePreserving => Transition::ResourcePreserving,
-        };
-    }
+    config.policy = policy(own.versions.as_ref().or(all.versions.as_ref()));
+    config.transition = transition(own.transition.or(all.transition));
     config.session.intra_op_threads = own.intra_op_threads.unwrap_or(config.session.intra_op_threads);
     config.session.inter_op_threads = own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
     config.labels = own.labels.clone();
     config
+}
+
+/// A directory of models; those that appear later get the same settings.
+fn root(dir: &Path, all: &LifecycleOptions) -> Root {
+    let (policy, transition) = (policy(all.versions.as_ref()), transition(all.transition));
+    Root { dir: dir.to_owned(), policy, transition }
+}
+
+fn policy(versions: Option<&Versions>) -> VersionPolicy {
+    match versions {
+        None => VersionPolicy::default(),
+        Some(Versions::Latest(count)) => VersionPolicy::Latest(*count),
+        Some(Versions::All) => VersionPolicy::All,
+        Some(Versions::Specific(numbers)) => VersionPolicy::Specific(numbers.clone()),
+    }
+}
+
+fn transition(order: Option<Order>) -> Transition {
+    match order {
+        None => Transition::default(),
+        Some(Order::AvailabilityPreserving) => Transition::AvailabilityPreserving,
+        Some(Order::ResourcePreserving) => Transition::ResourcePreserving,
+    }
 }
 
 #[cfg(test)]

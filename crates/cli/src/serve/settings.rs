@@ -81,7 +81,6 @@ impl Settings {
             return Err(Failure::new(Exit::Usage, "nothing to serve: no directory is given")
                 .hint("millpond serve DIR, or roots and [models.NAME] in the file given with --config"));
         }
-        settings.name_models_with_settings()?;
         Ok(settings)
     }
 
@@ -155,26 +154,6 @@ impl Settings {
                 }
             };
             self.models.insert(name, Model { dir, options });
-        }
-        Ok(())
-    }
-
-    /// Models of a root follow the lifecycle's defaults; where the settings say something else for all models, those
-    /// that are there now are named one by one.
-    fn name_models_with_settings(&mut self) -> Outcome {
-        if self.lifecycle.versions.is_none() && self.lifecycle.transition.is_none() {
-            return Ok(());
-        }
-        for root in &self.roots {
-            let unreadable = |error: std::io::Error| Failure::usage(format!("{}: {error}", root.display()));
-            for entry in std::fs::read_dir(root).map_err(unreadable)? {
-                let dir = entry.map_err(unreadable)?.path();
-                if !is_model(&dir) {
-                    continue;
-                }
-                let model = Model { options: ModelOptions::default(), dir };
-                self.models.entry(name_of(&model.dir)?).or_insert(model);
-            }
         }
         Ok(())
     }

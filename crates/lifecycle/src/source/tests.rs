@@ -13,7 +13,7 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let root = tempfile::tempdir().unwrap();
-        let scanner = Scanner::new(Vec::new(), vec![root.path().to_owned()], POLL);
+        let scanner = Scanner::new(Vec::new(), vec![crate::Root::new(root.path())], POLL);
         Bench { root, scanner, now: Instant::now() }
     }
 

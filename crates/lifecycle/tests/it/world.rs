@@ -179,7 +179,7 @@ impl World {
     pub(crate) fn start(&mut self, setting: Setting) {
         let mut config = LifecycleConfig::new(self.cache.path(), converter());
         config.models = setting.models;
-        config.roots = vec![self.root.path().to_owned()];
+        config.roots = vec![lifecycle::Root::new(self.root.path())];
         config.poll = POLL;
         config.retries = 0;
         (setting.change)(&mut config);
