@@ -29,8 +29,10 @@ const CAPACITY_TIME: Duration = Duration::from_secs(5);
 const WARM_UP: Duration = Duration::from_secs(1);
 /// From the server being ready for traffic to the first request.
 const LEAD_IN: Duration = Duration::from_millis(200);
-/// How long the last swap may take after the traffic has ended.
-const LAST_SWAP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long one swap may take; the next one waits for it.
+const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time between two looks whether it is done. None is made within its window.
+const SWAP_POLL: Duration = Duration::from_millis(200);
 /// Parameter bytes a second that a load moves where no load has been measured: the server's default.
 const LOAD_RATE: f64 = 800e6;
 /// Versions kept on disk.
@@ -116,8 +118,9 @@ pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> 
     let watch = NoiseWatch::start();
     let before = server.process.metrics()?;
     let log = Arc::new(Log::default());
-    let total = args.steady + args.period * u32::try_from(args.swaps).unwrap_or(u32::MAX);
-    let plan = server.plan(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, total)?;
+    // Ended by the last swap; the bound is for a server that never finishes one.
+    let bound = args.steady + (args.period + SWAP_TIMEOUT) * u32::try_from(args.swaps).unwrap_or(u32::MAX);
+    let plan = server.plan(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, bound)?;
     let burn = Duration::from_secs_f64(burn.unwrap_or(args.bytes as f64 / LOAD_RATE));
     let starts = std::thread::scope(|scope| {
         let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (setup.traffic.clone(), log.clone());
@@ -125,17 +128,12 @@ pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> 
             let plan = &plan;
             move || drive(plan, &judge, &sink)
         });
-        let starts = swap_on_schedule(setup, arm, &server, plan.start, burn);
-        if starts.is_err() {
-            plan.stop.store(true, Ordering::Relaxed);
-        }
+        let starts = Swaps { setup, arm, server: &server, before: &before, burn }.make(plan.start);
+        plan.stop.store(true, Ordering::Relaxed);
         driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
         starts
     })?;
-    let after = match arm {
-        Arm::Control => server.process.metrics()?,
-        _ => server.wait_swaps(&before, args.swaps as u64)?,
-    };
+    let after = server.process.metrics()?;
     let noise = watch.end();
     let peak_rss_mb = server.process.usage().peak_rss_kb as f64 / 1024.0;
     server.process.stop()?;
@@ -143,29 +141,42 @@ pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> 
     Ok(figures.round(args, &starts, log.take()))
 }
 
-/// Does what the arm does at each swap's time; the start of each, since `start`.
-fn swap_on_schedule(
-    setup: &Setup<'_>,
+/// What happens beside the traffic.
+struct Swaps<'a> {
+    setup: &'a Setup<'a>,
     arm: Arm,
-    server: &Server,
-    start: Instant,
+    server: &'a Server,
+    before: &'a Scrape,
     burn: Duration,
-) -> Result<Vec<Duration>> {
-    let args = setup.args;
-    let mut starts = Vec::with_capacity(args.swaps);
-    for swap in 0..args.swaps {
-        let due = start + args.steady + args.period * u32::try_from(swap).unwrap_or(u32::MAX);
-        sleep(due.saturating_duration_since(Instant::now()));
-        starts.push(start.elapsed());
-        if arm == Arm::Control {
-            burn_idle(burn)?;
-            continue;
+}
+
+impl Swaps<'_> {
+    /// Does what the arm does, a period apart or as soon as the one before is done; the start of each, since
+    /// `start`.
+    fn make(&self, start: Instant) -> Result<Vec<Duration>> {
+        let args = self.setup.args;
+        let mut starts = Vec::with_capacity(args.swaps);
+        let mut due = args.steady;
+        for swap in 0..args.swaps {
+            sleep((start + due).saturating_duration_since(Instant::now()));
+            let began = start.elapsed();
+            starts.push(began);
+            if self.arm == Arm::Control {
+                burn_idle(self.burn)?;
+            } else {
+                let version = swap as VersionNumber + 2;
+                let content = self.setup.contents(self.arm)?.of(version);
+                cache::publish_link(content, &self.server.model_dir, version)?;
+                cache::prune(&self.server.model_dir, version, VERSIONS_KEPT)?;
+            }
+            sleep((start + began + args.window).saturating_duration_since(Instant::now()));
+            if self.arm != Arm::Control && !self.server.wait_swaps(self.before, swap as u64 + 1)? {
+                break;
+            }
+            due = began + args.period;
         }
-        let version = swap as VersionNumber + 2;
-        cache::publish_link(setup.contents(arm)?.of(version), &server.model_dir, version)?;
-        cache::prune(&server.model_dir, version, VERSIONS_KEPT)?;
+        Ok(starts)
     }
-    Ok(starts)
 }
 
 /// Keeps one core busy with arithmetic for `time`, at idle priority, as a loader that touches no memory would.
@@ -197,6 +208,9 @@ impl Server {
         let model_dir = root.join(MODEL);
         cache::fresh(&model_dir)?;
         cache::publish_link(setup.contents(arm)?.of(1), &model_dir, 1)?;
+        if arm == Arm::Heap {
+            setup.contents(arm)?.read_ahead()?;
+        }
         let home = if arm == Arm::Heap { "heap" } else { "pool" };
         let mut args = vec![format!("{MODEL}={}", model_dir.display())];
         args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
@@ -219,17 +233,15 @@ impl Server {
         drive(&self.plan(setup, pace, duration)?, &judge, &sink)
     }
 
-    /// Waits until the server has swapped `swaps` times since `before` and unloaded what it swapped out.
-    fn wait_swaps(&self, before: &Scrape, swaps: u64) -> Result<Scrape> {
-        let deadline = Instant::now() + LAST_SWAP_TIMEOUT;
+    /// Waits until the server has swapped `swaps` times since `before`; whether it has.
+    fn wait_swaps(&self, before: &Scrape, swaps: u64) -> Result<bool> {
+        let deadline = Instant::now() + SWAP_TIMEOUT;
         loop {
-            let now = self.process.metrics()?;
-            let done = delta(before, &now, "millpond_swaps_total", &[]);
-            let unloading = now.sum("millpond_model_state", &[("model", MODEL), ("state", "draining")]);
-            if (done >= swaps as f64 && unloading == 0.0) || Instant::now() > deadline {
-                return Ok(now);
+            let done = delta(before, &self.process.metrics()?, "millpond_swaps_total", &[]) >= swaps as f64;
+            if done || Instant::now() > deadline {
+                return Ok(done);
             }
-            sleep(Duration::from_millis(100));
+            sleep(SWAP_POLL);
         }
     }
 }
