@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The deadline passed.
     DeadlineExceeded,
+    /// The client took too long to send its request.
+    ClientTimeout,
     /// The client has gone.
     Cancelled,
     /// The protocol knows this, Millpond does not.
@@ -123,7 +125,9 @@ impl Error {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             std::io::ErrorKind::OutOfMemory | std::io::ErrorKind::StorageFull => ErrorKind::ResourceExhausted,
-            std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => ErrorKind::InvalidArgument,
+            std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => {
+                ErrorKind::InvalidArgument
+            }
             std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData => ErrorKind::DataLoss,
             _ => ErrorKind::Internal,
         };

@@ -83,7 +83,8 @@ impl Signature {
             }
             check_shape(spec, input.tensor.shape(), &mut symbols)?;
         }
-        match self.inputs.iter().find(|spec| !spec.optional && !inputs.iter().any(|i| *i.name == *spec.name)) {
+        match self.inputs.iter().find(|spec| !spec.optional && !inputs.iter().any(|i| *i.name == *spec.name))
+        {
             Some(missing) => Err(Error::invalid(format!("input \"{}\" is missing", missing.name))),
             None => Ok(()),
         }
@@ -106,7 +107,11 @@ impl Signature {
     }
 }
 
-fn check_shape<'a>(spec: &'a TensorSpec, shape: &[usize], symbols: &mut Vec<(&'a str, usize, &'a str)>) -> Result<()> {
+fn check_shape<'a>(
+    spec: &'a TensorSpec,
+    shape: &[usize],
+    symbols: &mut Vec<(&'a str, usize, &'a str)>,
+) -> Result<()> {
     let Some(dims) = &spec.shape else { return Ok(()) };
     let wrong = || {
         Error::invalid(format!(
@@ -160,7 +165,8 @@ mod tests {
     #[test]
     fn each_fault_is_named() {
         let signature = Signature { inputs: vec![spec("a", &[-1, 2]), spec("b", &[-1])], outputs: vec![] };
-        let check = |inputs: &[NamedTensor]| signature.check_inputs(inputs).map_err(|e| e.message().to_owned());
+        let check =
+            |inputs: &[NamedTensor]| signature.check_inputs(inputs).map_err(|e| e.message().to_owned());
         assert_eq!(check(&[input("a", &[3, 2]), input("b", &[3])]), Ok(()));
         assert!(check(&[input("a", &[3, 2])]).unwrap_err().contains("\"b\" is missing"));
         assert!(check(&[input("a", &[3, 3])]).unwrap_err().contains("[3, 3]"));

@@ -188,7 +188,8 @@ mod tests {
     #[test]
     fn lengths_are_checked() {
         assert!(Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 16])).is_ok());
-        let error = Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 15])).unwrap_err();
+        let error =
+            Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 15])).unwrap_err();
         assert_eq!(error.message(), "float32 of shape [2, 2] takes 16 bytes, got 15");
         assert!(Tensor::from_bytes(DType::F32, [usize::MAX, 2].as_slice(), Bytes::new()).is_err());
         assert!(Tensor::from_vec::<f32>([0usize, 3].as_slice(), vec![]).is_ok());

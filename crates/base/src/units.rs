@@ -14,8 +14,9 @@ pub const GIB: u64 = 1 << 30;
 fn split(text: &str) -> Result<(f64, String)> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let value: f64 =
-        text[..end].parse().map_err(|_| Error::invalid(format!("\"{text}\" does not start with a number")))?;
+    let value: f64 = text[..end]
+        .parse()
+        .map_err(|_| Error::invalid(format!("\"{text}\" does not start with a number")))?;
     Ok((value, text[end..].trim().to_ascii_lowercase()))
 }
 
@@ -68,7 +69,13 @@ pub fn format_bytes(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    let digits = if unit == 0 || value >= 100.0 { 0 } else if value >= 10.0 { 1 } else { 2 };
+    let digits = if unit == 0 || value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
     format!("{value:.digits$} {}", UNITS[unit])
 }
 

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
 
-use crate::{ModelConfig, Root};
 use crate::model_file::{self, MODEL_FILE, ModelFile};
+use crate::{ModelConfig, Root};
 
 pub(crate) use files::Fingerprint;
 use version::Memory;

@@ -193,7 +193,12 @@ impl Metrics {
     fn register(&mut self) {
         let r = &mut self.registry;
         r.register("requests", "Answered requests", self.requests.clone());
-        r.register_with_unit("request", "Latency of requests by phase", Unit::Seconds, self.request_seconds.clone());
+        r.register_with_unit(
+            "request",
+            "Latency of requests by phase",
+            Unit::Seconds,
+            self.request_seconds.clone(),
+        );
         r.register("refused", "Requests refused before they were queued", self.refused.clone());
         r.register_with_unit(
             "window_latency",
@@ -201,7 +206,11 @@ impl Metrics {
             Unit::Seconds,
             self.window_seconds.clone(),
         );
-        r.register("window_requests_per_second", "Request rate over the last 10 seconds", self.window_rate.clone());
+        r.register(
+            "window_requests_per_second",
+            "Request rate over the last 10 seconds",
+            self.window_rate.clone(),
+        );
         r.register_with_unit(
             "parameter",
             "Parameter bytes by home and version",
@@ -224,7 +233,12 @@ impl Metrics {
             Unit::Seconds,
             self.swap_last_seconds.clone(),
         );
-        r.register_with_unit("swap", "Total duration of swap steps", Unit::Seconds, self.swap_seconds.clone());
+        r.register_with_unit(
+            "swap",
+            "Total duration of swap steps",
+            Unit::Seconds,
+            self.swap_seconds.clone(),
+        );
         r.register("loader_minor_faults", "Page faults that loaders took", self.loader_minor_faults.clone());
         r.register_with_unit(
             "loader_cpu",
@@ -244,13 +258,24 @@ impl Metrics {
             Unit::Bytes,
             self.loader_shared_bytes.clone(),
         );
-        r.register("queue", "Requests waiting for a worker (kind=length) and how many may (kind=max)", self.queue.clone());
+        r.register(
+            "queue",
+            "Requests waiting for a worker (kind=length) and how many may (kind=max)",
+            self.queue.clone(),
+        );
         r.register("connections", "Open connections by door", self.connections.clone());
         r.register("threads", "Threads by kind", self.threads.clone());
     }
 
     /// Records one finished request.
-    pub fn record_phases(&self, model: &Arc<str>, version: u64, queue: Duration, compute: Duration, total: Duration) {
+    pub fn record_phases(
+        &self,
+        model: &Arc<str>,
+        version: u64,
+        queue: Duration,
+        compute: Duration,
+        total: Duration,
+    ) {
         for (phase, value) in [("queue", queue), ("compute", compute), ("total", total)] {
             let labels = PhaseLabels { model: model.clone(), version, phase };
             self.request_seconds.get_or_create(&labels).observe(value.as_secs_f64());

@@ -78,7 +78,9 @@ impl SlidingHistogram {
         let mut merged = histogram();
         let window = {
             let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            for slot in slots.iter().filter(|slot| slot.second <= second && slot.second + slots.len() as u64 > second) {
+            for slot in
+                slots.iter().filter(|slot| slot.second <= second && slot.second + slots.len() as u64 > second)
+            {
                 // Equal bounds: adding cannot fail.
                 let _ = merged.add(&slot.histogram);
             }

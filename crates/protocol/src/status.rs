@@ -19,7 +19,7 @@ pub enum Dialect {
 /// One row: the kind, HTTP status, gRPC code.
 type Row = (ErrorKind, u16, i32);
 
-const TABLE: [Row; 13] = [
+const TABLE: [Row; 14] = [
     (ErrorKind::InvalidArgument, 400, 3),
     (ErrorKind::TooLarge, 413, 8),
     (ErrorKind::NotFound, 404, 5),
@@ -28,6 +28,7 @@ const TABLE: [Row; 13] = [
     (ErrorKind::PermissionDenied, 403, 7),
     (ErrorKind::ResourceExhausted, 429, 8),
     (ErrorKind::Unavailable, 503, 14),
+    (ErrorKind::ClientTimeout, 408, 4),
     (ErrorKind::DeadlineExceeded, 504, 4),
     (ErrorKind::Cancelled, 499, 1),
     (ErrorKind::Unimplemented, 501, 12),
@@ -53,7 +54,7 @@ pub fn from_http(status: u16) -> ErrorKind {
     TABLE.iter().find(|row| row.1 == status).map_or(ErrorKind::Internal, |row| row.0)
 }
 
-/// The kind behind a gRPC code; `ResourceExhausted` for 8, which `TooLarge` shares.
+/// The kind behind a gRPC code; `ResourceExhausted` for 8 and `DeadlineExceeded` for 4, which others share.
 pub fn from_grpc(code: i32) -> ErrorKind {
     TABLE.iter().rev().find(|row| row.2 == code).map_or(ErrorKind::Internal, |row| row.0)
 }
@@ -150,7 +151,11 @@ mod tests {
         for (kind, http_status, code) in TABLE {
             assert_eq!(http(kind, Dialect::OpenInference), http_status);
             assert_eq!(grpc(kind), code);
-            let back = if kind == ErrorKind::TooLarge { ErrorKind::ResourceExhausted } else { kind };
+            let back = match kind {
+                ErrorKind::TooLarge => ErrorKind::ResourceExhausted,
+                ErrorKind::ClientTimeout => ErrorKind::DeadlineExceeded,
+                kind => kind,
+            };
             assert_eq!(from_grpc(code), back);
         }
         assert_eq!(http(ErrorKind::FailedPrecondition, Dialect::TensorFlow), 400);

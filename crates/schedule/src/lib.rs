@@ -80,7 +80,10 @@ impl Scheduler {
     /// `InvalidArgument` for a count out of range, `ResourceExhausted` when a thread cannot be started.
     pub fn start(config: &SchedulerConfig) -> Result<Arc<Scheduler>> {
         if config.workers == 0 || config.workers > WORKERS_MAX {
-            return Err(Error::invalid(format!("workers must be 1 to {WORKERS_MAX}, not {}", config.workers)));
+            return Err(Error::invalid(format!(
+                "workers must be 1 to {WORKERS_MAX}, not {}",
+                config.workers
+            )));
         }
         if config.queue_max == 0 {
             return Err(Error::invalid("the queue must have room for one request"));

@@ -72,7 +72,18 @@ impl App {
     ) -> App {
         let admitted = Arc::new(Semaphore::new(doors.requests_max));
         let stopping = AtomicBool::new(false);
-        App { doors, lifecycle, scheduler, metrics, stats, memory, engine_version, parameters_in_pool, admitted, stopping }
+        App {
+            doors,
+            lifecycle,
+            scheduler,
+            metrics,
+            stats,
+            memory,
+            engine_version,
+            parameters_in_pool,
+            admitted,
+            stopping,
+        }
     }
 
     /// Whether every model that should serve does, and the server is not stopping.
@@ -104,7 +115,12 @@ impl App {
     ///
     /// # Errors
     /// `NotFound` or `Unavailable`, from the catalogue.
-    pub(crate) fn find(&self, model: &str, version: Option<u64>, version_label: Option<&str>) -> Result<Arc<Servable>> {
+    pub(crate) fn find(
+        &self,
+        model: &str,
+        version: Option<u64>,
+        version_label: Option<&str>,
+    ) -> Result<Arc<Servable>> {
         match version_label {
             Some(version_label) => self.lifecycle.catalog().by_label(model, version_label),
             None => self.lifecycle.catalog().get(model, version),
@@ -140,7 +156,12 @@ impl App {
         let total = now - ticket.started;
         let status = completion.result.as_ref().map_or_else(|error| label(error.kind()), |_| "ok");
         self.count(ticket, &id.model, id.version, status);
-        self.stats.version(&id).record(completion.result.is_ok(), completion.queue, completion.compute, total);
+        self.stats.version(&id).record(
+            completion.result.is_ok(),
+            completion.queue,
+            completion.compute,
+            total,
+        );
         if completion.result.is_ok() {
             self.metrics.record_phases(&id.model, id.version, completion.queue, completion.compute, total);
             self.stats.window(&id.model).record(total, now);

@@ -18,7 +18,7 @@ pub(crate) struct BodyLimits {
 /// The whole body; a body of one piece is not copied.
 ///
 /// # Errors
-/// `TooLarge` as soon as the announced or the received length passes the limit, `DeadlineExceeded` when the client
+/// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
 /// stalls, `InvalidArgument` when it breaks off.
 pub(crate) async fn read<B>(mut body: B, announced: Option<u64>, limits: BodyLimits) -> Result<Bytes>
 where
@@ -53,7 +53,9 @@ where
             None if first.is_empty() => first = data,
             None => {
                 // The announced length is a hint from outside: trust it only up to the limit already checked.
-                let mut joined = BytesMut::with_capacity(announced.map_or(0, |n| n as usize).max(first.len() + data.len()));
+                let mut joined = BytesMut::with_capacity(
+                    announced.map_or(0, |n| n as usize).max(first.len() + data.len()),
+                );
                 joined.extend_from_slice(&first);
                 joined.extend_from_slice(&data);
                 rest = Some(joined);
@@ -64,7 +66,7 @@ where
 }
 
 fn stalled(after: Duration) -> Error {
-    Error::new(ErrorKind::DeadlineExceeded, format!("the client sent nothing for {} s", after.as_secs_f32()))
+    Error::new(ErrorKind::ClientTimeout, format!("the client sent nothing for {} s", after.as_secs_f32()))
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ pub(crate) fn label(kind: ErrorKind) -> &'static str {
         ErrorKind::ResourceExhausted => "resource_exhausted",
         ErrorKind::Unavailable => "unavailable",
         ErrorKind::DeadlineExceeded => "deadline_exceeded",
+        ErrorKind::ClientTimeout => "client_timeout",
         ErrorKind::Cancelled => "cancelled",
         ErrorKind::Unimplemented => "unimplemented",
         ErrorKind::DataLoss => "data_loss",

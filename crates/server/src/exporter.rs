@@ -30,8 +30,13 @@ pub(crate) fn exposition(app: &App) -> String {
 
 fn windows(app: &App) {
     for (model, seen) in app.stats.percentiles(Instant::now()) {
-        let quantiles =
-            [("0.5", seen.p50), ("0.8", seen.p80), ("0.9", seen.p90), ("0.99", seen.p99), ("0.999", seen.p999)];
+        let quantiles = [
+            ("0.5", seen.p50),
+            ("0.8", seen.p80),
+            ("0.9", seen.p90),
+            ("0.99", seen.p99),
+            ("0.999", seen.p999),
+        ];
         for (quantile, value) in quantiles {
             let labels = QuantileLabels { model: model.clone(), quantile };
             app.metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
@@ -69,7 +74,8 @@ fn versions(app: &App) {
     for model in app.lifecycle.status() {
         let name: &Arc<str> = &model.name;
         for version in model.versions {
-            let labels = StateLabels { model: name.clone(), version: version.version, state: version.state.name() };
+            let labels =
+                StateLabels { model: name.clone(), version: version.version, state: version.state.name() };
             app.metrics.model_state.get_or_create(&labels).set(1);
             if version.parameter_bytes > 0 {
                 let labels = BytesLabels { home, model: name.clone(), version: version.version };

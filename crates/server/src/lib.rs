@@ -11,6 +11,7 @@ mod config;
 mod errors;
 mod exporter;
 mod grpc;
+mod head_watch;
 mod http_door;
 mod listen;
 mod observer;

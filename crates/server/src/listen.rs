@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::DoorConfig;
+use crate::head_watch::{HeadWatch, Watched};
 
 /// How long a connection may send nothing between requests (HTTP/1.1) before it is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -44,15 +45,26 @@ impl Peer {
 /// `Unavailable` naming the address and what to do.
 pub(crate) fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
     let address = SocketAddr::new(host, port);
-    let listener = std::net::TcpListener::bind(address)
-        .map_err(|e| Error::unavailable(format!("cannot listen on {address}: {e}; choose another with {flag}")))?;
+    let listener = std::net::TcpListener::bind(address).map_err(|e| {
+        Error::unavailable(format!("cannot listen on {address}: {e}; choose another with {flag}"))
+    })?;
     listener.set_nonblocking(true).map_err(|e| Error::internal(format!("{address}: {e}")))?;
     Ok(listener)
+}
+
+/// What a door's connections speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wire {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 from the first byte, as gRPC has it.
+    Http2,
 }
 
 /// One door: its listener, what answers, and its bounds.
 pub(crate) struct Door<S> {
     pub(crate) name: &'static str,
+    pub(crate) wire: Wire,
     pub(crate) listener: TcpListener,
     pub(crate) service: S,
     pub(crate) metrics: Arc<Metrics>,
@@ -70,7 +82,7 @@ where
 {
     /// Accepts until told to stop, then lets connections finish what they have begun, at most for the grace time.
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>) {
-        let builder = Arc::new(connection_builder(&self.config));
+        let builder = Arc::new(connection_builder(self.wire, &self.config));
         let graceful = GracefulShutdown::new();
         let room = Arc::new(Semaphore::new(self.config.connections_max));
         let open = self.metrics.connections.get_or_create_owned(&KindLabels { kind: self.name });
@@ -118,18 +130,35 @@ where
         // Small answers must not wait for more bytes to fill a packet; failing to say so costs only latency.
         let _ = stream.set_nodelay(true);
         let service = self.service.clone();
+        let watch = HeadWatch::default();
+        let head = (self.wire == Wire::Http1).then(|| watch.clone());
         let answer = hyper::service::service_fn(move |mut request: http::Request<Incoming>| {
+            let answering = head.as_ref().map(HeadWatch::complete);
             request.extensions_mut().insert(Peer(address));
-            tower::ServiceExt::oneshot(service.clone(), request)
+            let answer = tower::ServiceExt::oneshot(service.clone(), request);
+            async move {
+                let response = answer.await;
+                drop(answering);
+                response
+            }
         });
-        let (name, builder, watcher) = (self.name, builder.clone(), graceful.watcher());
+        let (name, wire, builder, watcher) = (self.name, self.wire, builder.clone(), graceful.watcher());
+        let head_limit = self.config.client_timeout;
         async move {
             // The parsers' own timers start with the first byte; a client that never sends one is timed here.
             if !matches!(tokio::time::timeout(IDLE_TIMEOUT, stream.readable()).await, Ok(Ok(()))) {
                 return;
             }
+            let stream = Watched { stream, watch: watch.clone() };
             let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-            if let Err(error) = watcher.watch(connection).await {
+            let ended = tokio::select! {
+                ended = watcher.watch(connection) => ended,
+                () = watch.overdue(head_limit), if wire == Wire::Http1 => {
+                    tracing::debug!(door = name, %address, "the client took too long to send its headers");
+                    return;
+                }
+            };
+            if let Err(error) = ended {
                 // A client that hangs up, sends garbage or is too slow is its own problem.
                 tracing::debug!(door = name, %address, %error, "connection ended");
             }
@@ -137,7 +166,7 @@ where
     }
 }
 
-fn connection_builder(config: &DoorConfig) -> auto::Builder<TokioExecutor> {
+fn connection_builder(wire: Wire, config: &DoorConfig) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -154,5 +183,8 @@ fn connection_builder(config: &DoorConfig) -> auto::Builder<TokioExecutor> {
         .max_concurrent_streams(config.requests_max.min(u32::MAX as usize) as u32)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    builder
+    match wire {
+        Wire::Http1 => builder.http1_only(),
+        Wire::Http2 => builder.http2_only(),
+    }
 }

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::config::{Config, MemoryConfig};
-use crate::listen::{Door, bind};
+use crate::listen::{Door, Wire, bind};
 use crate::observer::MetricsObserver;
 use crate::stats::Stats;
 use crate::warmup::RecordedRequests;
@@ -68,8 +68,13 @@ fn compose(config: &Config) -> Result<Arc<App>> {
     })?;
     let observer = Arc::new(MetricsObserver { metrics: metrics.clone(), stats: stats.clone() });
     let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(engine)];
-    let lifecycle =
-        Lifecycle::start(lifecycle_config(config), engines, store.clone(), Arc::new(RecordedRequests), observer)?;
+    let lifecycle = Lifecycle::start(
+        lifecycle_config(config),
+        engines,
+        store.clone(),
+        Arc::new(RecordedRequests),
+        observer,
+    )?;
     let in_pool = config.memory.home == ParameterHome::Pool;
     Ok(Arc::new(App::new(
         config.doors.clone(),
@@ -86,8 +91,11 @@ fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
     let machine = memory::process::machine()?;
     let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
     let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
-    let pool =
-        SlotPool::new(PoolConfig { bytes_max, huge_pages: config.huge_pages, fault_rate: rate(config.fault_rate) })?;
+    let pool = SlotPool::new(PoolConfig {
+        bytes_max,
+        huge_pages: config.huge_pages,
+        fault_rate: rate(config.fault_rate),
+    })?;
     Ok(ParameterStore::new(pool, StoreConfig { read_rate: rate(config.load_rate), direct: config.direct }))
 }
 
@@ -103,7 +111,10 @@ fn lifecycle_config(config: &Config) -> LifecycleConfig {
         retry_interval: models.load_retry_interval,
         swap_reserve: config.memory.swap_reserve,
         cache_dir: models.cache_dir.clone(),
-        converter: lifecycle::Converter { program: models.converter.0.clone(), args: models.converter.1.clone() },
+        converter: lifecycle::Converter {
+            program: models.converter.0.clone(),
+            args: models.converter.1.clone(),
+        },
         home: config.memory.home,
         background: models.background,
     }
@@ -121,6 +132,7 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
     let (stop, stopped) = watch::channel(false);
     let http_door = Door {
         name: "http",
+        wire: Wire::Http1,
         listener: http,
         service: http_door::service(app.clone()),
         metrics: app.metrics.clone(),
@@ -128,6 +140,7 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
     };
     let grpc_door = Door {
         name: "grpc",
+        wire: Wire::Http2,
         listener: grpc,
         service: grpc::service(app.clone()),
         metrics: app.metrics.clone(),
@@ -161,14 +174,16 @@ fn announce(line: &str) {
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+    {
         tracing::warn!(%error, "the open-file limit could not be raised");
     }
 }
 
 async fn wait_for_signal() -> Result<()> {
     let signals = |kind| signal(kind).map_err(|e| Error::internal(format!("signals: {e}")));
-    let (mut terminate, mut interrupt) = (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) =
+        (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminate.recv() => {},
         _ = interrupt.recv() => {},

@@ -75,7 +75,12 @@ impl Stats {
     pub(crate) fn version(&self, id: &VersionId) -> Arc<VersionStats> {
         let found = self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
         found.unwrap_or_else(|| {
-            self.versions.write().unwrap_or_else(PoisonError::into_inner).entry(id.clone()).or_default().clone()
+            self.versions
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(id.clone())
+                .or_default()
+                .clone()
         })
     }
 

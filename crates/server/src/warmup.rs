@@ -27,7 +27,8 @@ impl WarmupSource for RecordedRequests {
         let records = version_dir.join(TF_RECORDS);
         if records.is_file() {
             let bytes = read(&records)?;
-            return protocol::tfs::warmup::read_requests(&bytes).map_err(|error| error.context(records.display()));
+            return protocol::tfs::warmup::read_requests(&bytes)
+                .map_err(|error| error.context(records.display()));
         }
         let files = json_files(&version_dir.join(JSON_DIR))?;
         files.iter().map(|path| request(path, signature)).collect()

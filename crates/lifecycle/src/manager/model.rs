@@ -114,6 +114,15 @@ impl Version {
         }
     }
 
+    /// Whether it lies on disk and nothing was ever done or is awaited with it: what a policy leaves out, which is
+    /// not on its way to serve and so is not shown.
+    fn passed_over(&self) -> bool {
+        self.state == State::Discovered
+            && self.reason.is_none()
+            && self.load.is_none()
+            && self.failure.is_none()
+    }
+
     /// Whether a load of it may be tried at `now`.
     pub(crate) fn loadable(&self, now: Instant) -> bool {
         let complete = self
@@ -247,11 +256,18 @@ impl Model {
     /// Lets everybody see how it stands, and forgets versions of which nothing is left.
     pub(crate) fn report(&mut self) {
         self.versions.retain(|_, version| !version.forgettable());
+        let aspired = self.choice(&self.views(Instant::now())).aspired;
+        let shown = |(number, version): &(&u64, &Version)| aspired.contains(number) || !version.passed_over();
         let error =
             [&self.path_error, &self.settings_error].into_iter().flatten().cloned().collect::<Vec<_>>();
         self.entry.report(ModelStatus {
             name: self.name.clone(),
-            versions: self.versions.iter().map(|(&number, version)| status(number, version)).collect(),
+            versions: self
+                .versions
+                .iter()
+                .filter(shown)
+                .map(|(&number, version)| status(number, version))
+                .collect(),
             error: (!error.is_empty()).then(|| error.join("; ")),
             unloaded: self.down,
         });

@@ -166,7 +166,11 @@ fn the_servable_is_let_go_before_the_callback() {
     let mut job = rig.job(Duration::from_secs(60));
     job.done = Box::new(move |_| sender.send(Arc::strong_count(&servable)).unwrap());
     rig.scheduler.submit(job).map_err(|(_, e)| e).unwrap();
-    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)).unwrap(), 2, "the rig's and the callback's own");
+    assert_eq!(
+        receiver.recv_timeout(Duration::from_secs(20)).unwrap(),
+        2,
+        "the rig's and the callback's own"
+    );
 }
 
 #[test]

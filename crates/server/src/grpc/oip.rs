@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use lifecycle::LoadSpec;
-use protocol::oip;
 use protocol::inference as pb;
+use protocol::oip;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -48,7 +48,8 @@ async fn infer(
     request: pb::ModelInferRequest,
     timeout: Option<std::time::Duration>,
 ) -> Result<pb::ModelInferResponse> {
-    let found = parse_version(&request.model_version).and_then(|version| app.find(&request.model_name, version, None));
+    let found = parse_version(&request.model_version)
+        .and_then(|version| app.find(&request.model_name, version, None));
     let servable = found.inspect_err(|error| app.reject(ticket, error))?;
     let decoded = oip::grpc::decode_request(request)
         .map_err(|error| error.context(&servable.id))
@@ -74,12 +75,16 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
 
     async fn model_ready(&self, request: Request<pb::ModelReadyRequest>) -> Answered<pb::ModelReadyResponse> {
         let request = request.into_inner();
-        let ready = parse_version(&request.version)
-            .map(|version| pb::ModelReadyResponse { ready: self.0.find(&request.name, version, None).is_ok() });
+        let ready = parse_version(&request.version).map(|version| pb::ModelReadyResponse {
+            ready: self.0.find(&request.name, version, None).is_ok(),
+        });
         answered(ready)
     }
 
-    async fn server_metadata(&self, _: Request<pb::ServerMetadataRequest>) -> Answered<pb::ServerMetadataResponse> {
+    async fn server_metadata(
+        &self,
+        _: Request<pb::ServerMetadataRequest>,
+    ) -> Answered<pb::ServerMetadataResponse> {
         answered(Ok(pb::ServerMetadataResponse {
             name: crate::NAME.into(),
             version: crate::VERSION.into(),
@@ -95,11 +100,19 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         answered(parse_version(&request.version).and_then(|version| {
             let servable = self.0.find(&request.name, version, None)?;
             let versions = view::ready_versions(&self.0, &servable.id.model);
-            Ok(oip::grpc::model_metadata(&servable.id.model, &versions, servable.engine, servable.signature()))
+            Ok(oip::grpc::model_metadata(
+                &servable.id.model,
+                &versions,
+                servable.engine,
+                servable.signature(),
+            ))
         }))
     }
 
-    async fn model_config(&self, request: Request<pb::ModelConfigRequest>) -> Answered<pb::ModelConfigResponse> {
+    async fn model_config(
+        &self,
+        request: Request<pb::ModelConfigRequest>,
+    ) -> Answered<pb::ModelConfigResponse> {
         let request = request.into_inner();
         answered(parse_version(&request.version).and_then(|version| {
             let servable = self.0.find(&request.name, version, None)?;
@@ -134,9 +147,10 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
                         error_message: String::new(),
                         infer_response: Some(response),
                     },
-                    Err(error) => {
-                        pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None }
-                    }
+                    Err(error) => pb::ModelStreamInferResponse {
+                        error_message: error.to_string(),
+                        infer_response: None,
+                    },
                 };
                 if sender.send(Ok(answer)).await.is_err() {
                     break; // the client has gone

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use base::{Error, Result};
-use protocol::tfs;
 use protocol::tensorflow::serving as pb;
+use protocol::tfs;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, Call, Ticket};
@@ -70,7 +70,10 @@ impl pb::prediction_service_server::PredictionService for Tfs {
         not_offered("Regress")
     }
 
-    async fn multi_inference(&self, _: Request<pb::MultiInferenceRequest>) -> Answered<pb::MultiInferenceResponse> {
+    async fn multi_inference(
+        &self,
+        _: Request<pb::MultiInferenceRequest>,
+    ) -> Answered<pb::MultiInferenceResponse> {
         not_offered("MultiInference")
     }
 }

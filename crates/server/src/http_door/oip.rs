@@ -49,7 +49,8 @@ pub(super) async fn ready(State(app): Shared, Path(target): Path<Target>) -> Rep
 pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> Reply {
     Reply::of(target.find(&app).map(|servable| {
         let versions = view::ready_versions(&app, &servable.id.model);
-        let body = oip::json::model_metadata(&servable.id.model, &versions, servable.engine, servable.signature());
+        let body =
+            oip::json::model_metadata(&servable.id.model, &versions, servable.engine, servable.signature());
         Reply::json(body)
     }))
 }
@@ -80,7 +81,13 @@ pub(super) async fn infer(
     Reply::of(answer(&app, &ticket, &target, &headers, body).await)
 }
 
-async fn answer(app: &App, ticket: &Ticket, target: &Target, headers: &HeaderMap, body: Body) -> Result<Reply> {
+async fn answer(
+    app: &App,
+    ticket: &Ticket,
+    target: &Target,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Reply> {
     let admitted = async {
         let permit = app.admit()?;
         let servable = target.find(app)?;
@@ -88,7 +95,8 @@ async fn answer(app: &App, ticket: &Ticket, target: &Target, headers: &HeaderMap
         let body = read_body(app, headers, body).await?;
         Ok((permit, servable, header_length, body))
     };
-    let (_permit, servable, header_length, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
+    let (_permit, servable, header_length, body) =
+        admitted.await.inspect_err(|error| app.reject(ticket, error))?;
     let request = oip::json::parse_infer(body, header_length, servable.signature())
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
@@ -113,4 +121,3 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
     let parsed = value.to_str().ok().and_then(|text| text.parse().ok());
     parsed.map(Some).ok_or_else(|| Error::invalid("Inference-Header-Content-Length is not a number"))
 }
-

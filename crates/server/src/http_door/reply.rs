@@ -3,8 +3,8 @@
 use axum::response::{IntoResponse, Response};
 use base::Error;
 use bytes::Bytes;
-use protocol::status::Dialect;
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use protocol::status::Dialect;
 
 /// A response being put together.
 pub(crate) struct Reply {

@@ -77,5 +77,6 @@ where
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
-    serde_json::from_slice(&body).map_err(|e| Error::invalid(format!("the body is not the expected JSON: {e}")))
+    serde_json::from_slice(&body)
+        .map_err(|e| Error::invalid(format!("the body is not the expected JSON: {e}")))
 }

@@ -94,7 +94,9 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
             Some(verb @ ("classify" | "regress")) => {
                 return Err(Error::unimplemented(format!("{verb} is not offered; use predict")));
             }
-            Some(verb) => return Err(Error::not_found(format!("there is no method \"{verb}\"; use predict"))),
+            Some(verb) => {
+                return Err(Error::not_found(format!("there is no method \"{verb}\"; use predict")));
+            }
             None => return Err(Error::invalid("nothing takes POST here; did you mean :predict?")),
         }
         let servable = target.find(app)?;
