@@ -252,8 +252,32 @@ fn grpc_status(headers: &HeaderMap) -> Result<()> {
         |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     match text("grpc-status") {
         "0" => Ok(()),
-        status => Err(Error::unavailable(format!("gRPC status {status}: {}", clip(text("grpc-message"))))),
+        status => {
+            let words = percent_decoded(text("grpc-message"));
+            Err(Error::unavailable(format!("gRPC status {status}: {}", clip(&words))))
+        }
     }
+}
+
+/// Undoes the encoding that gRPC gives its messages in headers; what is malformed stays as it is.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits =
+            (first == b'%').then(|| after.get(..2)).flatten().and_then(|two| std::str::from_utf8(two).ok());
+        match digits.and_then(|two| u8::from_str_radix(two, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 async fn http_answer(response: Response<Incoming>) -> Result<Answer> {
@@ -294,6 +318,7 @@ mod tests {
     #[test]
     fn frames_and_clips() {
         assert_eq!(&grpc_frame(b"ab")[..], &[0, 0, 0, 0, 2, b'a', b'b']);
+        assert_eq!(percent_decoded("no%20%22m%22 100%"), "no \"m\" 100%");
         assert_eq!(clip(" short "), "short");
         assert_eq!(clip(&"é".repeat(400)).len(), REASON_BYTES_MAX);
     }

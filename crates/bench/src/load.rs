@@ -23,6 +23,8 @@ use crate::wire::{Api, Door, from_json};
 
 /// Different requests that are generated and sent in turn.
 const REQUESTS: u64 = 64;
+/// Reasons of failures that the table shows; the JSON has more.
+const REASONS_SHOWN: usize = 4;
 /// Bytes of one generated request at most.
 const REQUEST_BYTES_MAX: usize = 256 << 20;
 /// Generated integers are below this unless --index-max says otherwise: small enough for any embedding table.
@@ -215,7 +217,7 @@ fn print_table(report: &Report) {
         report.server_cpu_us_per_request.map_or("-".into(), |cpu| format!("{cpu:.1}")),
     ]);
     print!("{table}");
-    report.reasons.iter().for_each(|reason| println!("  {reason}"));
+    report.reasons.iter().take(REASONS_SHOWN).for_each(|reason| println!("  {reason}"));
     println!("{}\n{}", report.machine.line(), report.noise.line());
 }
 

@@ -49,7 +49,9 @@ const ADDED_P50_US_MAX: f64 = 150.0;
 /// Measure what the server costs beside the model's own compute.
 ///
 /// ratio is processor seconds a request of the bare ONNX Runtime loop divided by those of the server's process at
-/// saturation, so 1.0 is a server that costs nothing. added is the latency one client sees above the bare run.
+/// saturation, so 1.0 is a server that costs nothing. added is the latency one client sees above the bare run;
+/// that client polls its socket without sleeping, so that what is added is the server's and not the client's own
+/// waking up.
 #[derive(Args, Clone, Debug)]
 pub struct OverheadArgs {
     /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
@@ -292,6 +294,7 @@ impl Contest<'_> {
         let mut plan = self.plan.clone();
         plan.pace = Pace::Closed { clients };
         plan.connections = clients;
+        plan.spin = clients == 1;
         measure(&plan, WARM_UP, &self.judge, &[self.server.pid()], None)
     }
 }

@@ -59,9 +59,7 @@ impl Door {
             (Api::Tfs, Transport::Grpc) => tfs::inputs_grpc(self),
             (Api::Tfs, Transport::Http) => tfs::inputs_http(self),
         };
-        inputs.map_err(|e| {
-            e.context(format!("cannot learn what \"{}\" takes (give --request FILE instead)", self.model))
-        })
+        inputs.map_err(|e| e.context(format!("cannot learn what \"{}\" takes", self.model)))
     }
 
     /// One unary gRPC call outside any measurement.
