@@ -19,6 +19,19 @@ pub fn set_idle_priority() -> Result<()> {
     check(status, "idle priority")
 }
 
+/// Whether the calling thread, when it wakes, lets the thread that runs on its core finish its turn (SCHED_BATCH) or
+/// takes over (SCHED_OTHER, the default). Allowed to every thread, both ways.
+///
+/// # Errors
+/// `Internal` when the system refuses.
+pub fn set_yielding(yielding: bool) -> Result<()> {
+    let policy = if yielding { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads one struct of ours; 0 names the calling thread.
+    let status = unsafe { libc::sched_setscheduler(0, policy, &parameters) };
+    check(status, "a scheduling class")
+}
+
 /// What every background thread does first: idle priority, and allocations from the arena of its kind. `doing`
 /// ("loading") is for the log line where the system refuses the priority; the work is done all the same.
 pub fn enter_background(doing: &str) {

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::config::DoorConfig;
 use crate::errors::label;
+use crate::pressure;
 use crate::stats::Stats;
 
 /// The running server, as its doors see it.
@@ -185,6 +186,7 @@ impl App {
             self.metrics.refused.get_or_create(&KindLabels { kind: "queue_max" }).inc();
             error
         })?;
+        pressure::adjust(self.scheduler.queued(), self.scheduler.workers());
         match tokio::time::timeout_at(deadline.into(), receiver).await {
             Ok(Ok(completion)) => Ok(completion),
             Ok(Err(_)) => Err(Error::internal("the worker went away without an answer")),

@@ -15,6 +15,7 @@ mod head_watch;
 mod http_door;
 mod listen;
 mod observer;
+mod pressure;
 mod run;
 mod stats;
 mod view;
