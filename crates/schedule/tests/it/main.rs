@@ -1,5 +1,7 @@
 //! The scheduler's promises: each job answered exactly once, bounds kept, nothing run for nobody.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
