@@ -138,6 +138,17 @@ mod tests {
     use super::*;
     use crate::serve::file::example;
 
+    #[test]
+    fn settings_for_all_reach_roots() {
+        let all = LifecycleOptions {
+            versions: Some(Versions::All),
+            transition: Some(Order::ResourcePreserving),
+            ..LifecycleOptions::default()
+        };
+        let root = root(Path::new("/models"), &all);
+        assert_eq!((root.policy, root.transition), (VersionPolicy::All, Transition::ResourcePreserving));
+    }
+
     /// The commented values of the example are the defaults, and each lands in the field it is meant for.
     #[test]
     fn the_example_shows_the_defaults() {

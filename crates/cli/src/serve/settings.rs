@@ -255,14 +255,6 @@ mod tests {
     }
 
     #[test]
-    fn settings_for_all_reach_the_models_of_a_root() {
-        let root = root();
-        let settings = resolve(&[root.path().to_str().unwrap(), "--versions", "all"]).unwrap();
-        assert_eq!(settings.models.keys().collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(settings.roots.len(), 1);
-    }
-
-    #[test]
     fn flags_win_over_the_file() {
         let root = root();
         let file = root.path().join("millpond.toml");
