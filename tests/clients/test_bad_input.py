@@ -372,6 +372,7 @@ def test_ten_thousand_idle_connections(serve, tmp_path):
 
 def test_connections_over_the_limit_are_closed_at_once(serve, tmp_path):
     server = serve(tmp_path / "root", "--max-connections", "8", "--client-timeout", "60s")
+    time.sleep(0.5)  # until the server has seen the readiness probe's connection close
     kept = [connect(server) for _ in range(8)]
     time.sleep(0.5)
     with connect(server) as refused:
