@@ -35,6 +35,8 @@ pub(crate) struct ServerPlan {
     pub(crate) args: Vec<String>,
     /// Its own process group, so that a Ctrl-C in the terminal reaches only us.
     pub(crate) detached: bool,
+    /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
+    pub(crate) malloc_conf: Option<&'static str>,
     /// HTTP and gRPC ports to take where they are free; any others where they are not, or where this is absent.
     pub(crate) ports: Option<(u16, u16)>,
 }
@@ -185,6 +187,9 @@ fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_por
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
+    if let Some(settings) = plan.malloc_conf {
+        command.env("MALLOC_CONF", settings);
+    }
     if plan.detached {
         command.process_group(0);
     }
@@ -301,8 +306,13 @@ mod tests {
             cache_dir: dir.path().into(),
             demo_seconds: None,
         };
-        let plan =
-            ServerPlan { name: "echo".into(), args: vec!["models".into()], detached: false, ports: None };
+        let plan = ServerPlan {
+            name: "echo".into(),
+            args: vec!["models".into()],
+            detached: false,
+            malloc_conf: None,
+            ports: None,
+        };
         let error = ServerProcess::start(&env, &plan).unwrap_err();
         assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
     }

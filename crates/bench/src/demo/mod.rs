@@ -102,6 +102,7 @@ pub fn run(args: &DemoArgs, env: &BenchEnv) -> Result<()> {
     let plan = ServerPlan {
         name: "demo".into(),
         args: vec![repository.display().to_string(), "--poll".into(), "200ms".into()],
+        malloc_conf: None,
         detached: true,
         ports: Some((args.http_port, args.grpc_port)),
     };

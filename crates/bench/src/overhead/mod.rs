@@ -254,7 +254,13 @@ fn start_server(
     server_args.extend(args.server_arg.iter().cloned());
     ServerProcess::start(
         env,
-        &ServerPlan { name: "overhead".into(), args: server_args, detached: false, ports: None },
+        &ServerPlan {
+            name: "overhead".into(),
+            args: server_args,
+            detached: false,
+            malloc_conf: None,
+            ports: None,
+        },
     )
 }
 

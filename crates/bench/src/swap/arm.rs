@@ -196,6 +196,10 @@ pub(crate) fn burn_idle(time: Duration) -> Result<()> {
     burner.join().unwrap_or_else(|_| Err(Error::internal("the burner panicked")))
 }
 
+/// jemalloc as it is without Millpond's settings, which are part of what is compared: kept for ten seconds, freed
+/// pages of the old version would come back under the next one, at a quarter of the faults that a malloc costs.
+const MALLOC_DEFAULTS: &str = "background_thread:false,dirty_decay_ms:10000,muzzy_decay_ms:0";
+
 /// A server of one arm and the model directory it watches.
 struct Server {
     process: ServerProcess,
@@ -215,7 +219,9 @@ impl Server {
         let mut args = vec![format!("{MODEL}={}", model_dir.display())];
         args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
         args.extend(setup.args.server_arg.iter().cloned());
-        let plan = ServerPlan { name: format!("swap-{name}"), args, detached: false, ports: None };
+        let malloc_conf = (arm == Arm::Heap).then_some(MALLOC_DEFAULTS);
+        let plan =
+            ServerPlan { name: format!("swap-{name}"), args, detached: false, malloc_conf, ports: None };
         Ok(Server { process: ServerProcess::start(setup.env, &plan)?, model_dir })
     }
 

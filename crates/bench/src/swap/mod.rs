@@ -38,8 +38,8 @@ const SWAPS_MAX: usize = 1000;
 
 /// Swap a large model under load and compare what requests notice with not swapping at all.
 ///
-/// Arms: heap keeps parameters in the engine's own allocations, loads at normal priority and frees at once; pool
-/// is Millpond; control swaps nothing and only burns arithmetic at idle priority for as long as a load takes,
+/// Arms: heap keeps parameters in the engine's own allocations (jemalloc as it comes, without Millpond's settings),
+/// loads at normal priority and frees at once; pool is Millpond; control swaps nothing and only burns arithmetic at idle priority for as long as a load takes,
 /// which is the least that any background work costs on this machine.
 #[derive(Args, Clone, Debug)]
 pub struct SwapArgs {
