@@ -88,13 +88,13 @@ impl Scheduler {
         if config.queue_max == 0 {
             return Err(Error::invalid("the queue must have room for one request"));
         }
-        let queue = Arc::new(Queue::new(config.queue_max));
+        let queue = Arc::new(Queue::new(config.queue_max, config.workers));
         let mut workers = Vec::with_capacity(config.workers);
         for index in 0..config.workers {
             let (jobs, pin) = (queue.clone(), config.pin);
             let spawned = std::thread::Builder::new()
                 .name(format!("worker-{index}"))
-                .spawn(move || work(&jobs, pin.then_some(index)));
+                .spawn(move || work(&jobs, index, pin));
             match spawned {
                 Ok(handle) => workers.push(handle),
                 Err(error) => {
@@ -158,13 +158,11 @@ impl Drop for Scheduler {
     }
 }
 
-fn work(queue: &Queue, core: Option<usize>) {
-    if let Some(core) = core
-        && let Err(error) = memory::thread::pin(core)
-    {
-        tracing::warn!(core, %error, "worker runs unpinned");
+fn work(queue: &Queue, worker: usize, pin: bool) {
+    if pin && let Err(error) = memory::thread::pin(worker) {
+        tracing::warn!(worker, %error, "worker runs unpinned");
     }
-    while let Some((job, submitted)) = queue.pop() {
+    while let Some((job, submitted)) = queue.pop(worker) {
         answer(job, submitted);
     }
 }

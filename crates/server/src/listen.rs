@@ -14,7 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::DoorConfig;
+use crate::gather::Gather;
 use crate::head_watch::{HeadWatch, Watched};
+use crate::lanes::Lanes;
 
 /// How long a connection may send nothing between requests (HTTP/1.1) before it is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -69,6 +71,8 @@ pub(crate) struct Door<S> {
     pub(crate) service: S,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) config: DoorConfig,
+    /// Where connections run; `None` is the runtime that accepts them.
+    pub(crate) lanes: Option<Arc<Lanes>>,
 }
 
 impl<S, B> Door<S>
@@ -105,14 +109,20 @@ where
                 drop(stream);
                 continue;
             };
+            // The lane's own event queue takes the socket over.
+            let Ok(stream) = stream.into_std() else { continue };
             open.inc();
             let served = self.connection(&builder, &graceful, stream, address);
             let open = open.clone();
-            tokio::spawn(async move {
+            let counted = async move {
                 served.await;
                 open.dec();
                 drop(permit);
-            });
+            };
+            match &self.lanes {
+                Some(lanes) => lanes.spawn(counted),
+                None => drop(tokio::spawn(counted)),
+            }
         }
         drop(self.listener);
         if tokio::time::timeout(self.config.shutdown_grace, graceful.shutdown()).await.is_err() {
@@ -124,7 +134,7 @@ where
         &self,
         builder: &auto::Builder<TokioExecutor>,
         graceful: &GracefulShutdown,
-        stream: TcpStream,
+        stream: std::net::TcpStream,
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
         // Small answers must not wait for more bytes to fill a packet; failing to say so costs only latency.
@@ -145,17 +155,27 @@ where
         let (name, wire, builder, watcher) = (self.name, self.wire, builder.clone(), graceful.watcher());
         let head_limit = self.config.client_timeout;
         async move {
+            let Ok(stream) = TcpStream::from_std(stream) else { return };
             // The parsers' own timers start with the first byte; a client that never sends one is timed here.
             if !matches!(tokio::time::timeout(IDLE_TIMEOUT, stream.readable()).await, Ok(Ok(()))) {
                 return;
             }
-            let stream = Watched { stream, watch: watch.clone() };
-            let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-            let ended = tokio::select! {
-                ended = watcher.watch(connection) => ended,
-                () = watch.overdue(head_limit), if wire == Wire::Http1 => {
-                    tracing::debug!(door = name, %address, "the client took too long to send its headers");
-                    return;
+            let ended = match wire {
+                Wire::Http1 => {
+                    let stream = Watched { stream, watch: watch.clone() };
+                    let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
+                    tokio::select! {
+                        ended = watcher.watch(connection) => ended,
+                        () = watch.overdue(head_limit) => {
+                            tracing::debug!(door = name, %address, "the client took too long to send its headers");
+                            return;
+                        }
+                    }
+                }
+                Wire::Http2 => {
+                    let (stream, turn) = Gather::new(stream);
+                    let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
+                    turn.drive(watcher.watch(connection)).await
                 }
             };
             if let Err(error) = ended {

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::config::{Config, MemoryConfig};
+use crate::lanes::Lanes;
 use crate::listen::{Door, Wire, bind};
 use crate::observer::MetricsObserver;
 use crate::stats::Stats;
@@ -49,7 +50,9 @@ pub fn run(mut config: Config) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|e| Error::exhausted(format!("the door threads cannot be started: {e}")))?;
-    let served = runtime.block_on(serve(app.clone(), http, grpc));
+    let lanes = Lanes::start(config.doors.threads)?;
+    let served = runtime.block_on(serve(app.clone(), lanes.clone(), http, grpc));
+    lanes.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
     app.scheduler.shutdown();
     app.lifecycle.shutdown();
@@ -120,7 +123,12 @@ fn lifecycle_config(config: &Config) -> LifecycleConfig {
     }
 }
 
-async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpListener) -> Result<()> {
+async fn serve(
+    app: Arc<App>,
+    lanes: Arc<Lanes>,
+    http: std::net::TcpListener,
+    grpc: std::net::TcpListener,
+) -> Result<()> {
     let listener = |socket: std::net::TcpListener| {
         TcpListener::from_std(socket).map_err(|e| Error::internal(format!("listener: {e}")))
     };
@@ -137,6 +145,7 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
         service: http_door::service(app.clone()),
         metrics: app.metrics.clone(),
         config: app.doors.clone(),
+        lanes: None,
     };
     let grpc_door = Door {
         name: "grpc",
@@ -145,6 +154,7 @@ async fn serve(app: Arc<App>, http: std::net::TcpListener, grpc: std::net::TcpLi
         service: grpc::service(app.clone()),
         metrics: app.metrics.clone(),
         config: app.doors.clone(),
+        lanes: Some(lanes),
     };
     let doors = [tokio::spawn(http_door.serve(stopped.clone())), tokio::spawn(grpc_door.serve(stopped))];
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));

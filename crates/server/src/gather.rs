@@ -1,0 +1,277 @@
+//! Fewer system calls for an HTTP/2 connection.
+//!
+//! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of some size before
+//! it takes the next frame, and it reads into what is left of its own buffer, so that most requests take two reads.
+//! Here writes are gathered until the connection's turn ends, and reads take all that has arrived (ADR 0006).
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+/// Bytes that wait for the end of a turn; what is larger goes straight to the socket.
+const GATHERED_BYTES_MAX: usize = 64 << 10;
+/// Bytes one read takes at most.
+const READ_BYTES_MAX: usize = 64 << 10;
+
+thread_local! {
+    /// Where a read lands before it is handed on: one a thread, so that idle connections hold nothing.
+    static LANDING: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
+}
+
+/// The write side, shared by the stream and the one that ends the turn.
+struct Outgoing {
+    socket: OwnedWriteHalf,
+    gathered: Vec<u8>,
+    /// How much of it is written.
+    written: usize,
+}
+
+impl Outgoing {
+    /// Writes what is gathered.
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.written < self.gathered.len() {
+            let rest = &self.gathered[self.written..];
+            match ready!(Pin::new(&mut self.socket).poll_write(cx, rest)) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Ok(count) => self.written += count,
+                Err(error) => {
+                    // Nothing of it will ever arrive; keeping it would make every later turn fail the same way.
+                    self.gathered = Vec::new();
+                    self.written = 0;
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        // The memory goes back: ten thousand idle connections would otherwise hold it.
+        self.gathered = Vec::new();
+        self.written = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        if self.gathered.len() + bytes <= GATHERED_BYTES_MAX {
+            pieces.iter().for_each(|piece| self.gathered.extend_from_slice(piece));
+            return Poll::Ready(Ok(bytes));
+        }
+        ready!(self.poll_drain(cx))?;
+        Pin::new(&mut self.socket).poll_write_vectored(cx, pieces)
+    }
+}
+
+/// The gathered bytes of a connection.
+#[derive(Clone)]
+pub(crate) struct Turn(Arc<Mutex<Outgoing>>);
+
+impl Turn {
+    fn with<T>(&self, act: impl FnOnce(&mut Outgoing) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs a connection and writes what it gathered after each of its turns.
+    pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> T {
+        let mut connection = pin!(connection);
+        let mut ended = None;
+        poll_fn(|cx| {
+            if ended.is_none()
+                && let Poll::Ready(output) = connection.as_mut().poll(cx)
+            {
+                ended = Some(output);
+            }
+            // A socket that fails here fails the connection's next read as well.
+            let drained = self.with(|outgoing| outgoing.poll_drain(cx));
+            match (drained, ended.take()) {
+                (Poll::Ready(_), Some(output)) => Poll::Ready(output),
+                (Poll::Pending, output) => {
+                    ended = output;
+                    Poll::Pending
+                }
+                (Poll::Ready(_), None) => Poll::Pending,
+            }
+        })
+        .await
+    }
+}
+
+/// A socket whose writes wait for the end of the connection's turn.
+pub(crate) struct Gather {
+    incoming: OwnedReadHalf,
+    /// Read and not yet asked for.
+    surplus: Vec<u8>,
+    taken: usize,
+    turn: Turn,
+}
+
+impl Gather {
+    /// Splits `stream`; the turn must drive the connection that is given the stream.
+    pub(crate) fn new(stream: TcpStream) -> (Gather, Turn) {
+        let (incoming, socket) = stream.into_split();
+        let turn = Turn(Arc::new(Mutex::new(Outgoing { socket, gathered: Vec::new(), written: 0 })));
+        (Gather { incoming, surplus: Vec::new(), taken: 0, turn: turn.clone() }, turn)
+    }
+
+    fn take_surplus(&mut self, buffer: &mut ReadBuf<'_>) {
+        let rest = &self.surplus[self.taken..];
+        let count = rest.len().min(buffer.remaining());
+        buffer.put_slice(&rest[..count]);
+        self.taken += count;
+        if self.taken == self.surplus.len() {
+            self.surplus = Vec::new();
+            self.taken = 0;
+        }
+    }
+}
+
+impl AsyncRead for Gather {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.surplus.is_empty() {
+            self.take_surplus(buffer);
+            return Poll::Ready(Ok(()));
+        }
+        if buffer.remaining() >= READ_BYTES_MAX {
+            return Pin::new(&mut self.incoming).poll_read(cx, buffer);
+        }
+        LANDING.with_borrow_mut(|landing| {
+            let mut landed = ReadBuf::new(landing);
+            ready!(Pin::new(&mut self.incoming).poll_read(cx, &mut landed))?;
+            let (now, later) = landed.filled().split_at(landed.filled().len().min(buffer.remaining()));
+            buffer.put_slice(now);
+            self.surplus.extend_from_slice(later);
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+impl AsyncWrite for Gather {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.turn.with(|outgoing| outgoing.poll_write(cx, &[io::IoSlice::new(bytes)]))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.turn.with(|outgoing| outgoing.poll_write(cx, pieces))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Left to the end of the turn.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.turn.with(|outgoing| {
+            ready!(outgoing.poll_drain(cx))?;
+            Pin::new(&mut outgoing.socket).poll_shutdown(cx)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(future)
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (listener.accept().await.unwrap().0, client)
+    }
+
+    #[test]
+    fn writes_of_a_turn_arrive_together_and_in_order() {
+        run(async {
+            let (server, mut client) = pair().await;
+            let (mut stream, turn) = Gather::new(server);
+            turn.drive(async {
+                stream.write_all(b"data").await.unwrap();
+                stream.flush().await.unwrap();
+                assert_eq!(turn.with(|outgoing| outgoing.gathered.len()), 4, "nothing is sent within a turn");
+                stream.write_all(b" and trailers").await.unwrap();
+            })
+            .await;
+            drop((stream, turn));
+            let mut all = Vec::new();
+            client.read_to_end(&mut all).await.unwrap();
+            assert_eq!(all, b"data and trailers");
+        });
+    }
+
+    /// Sizes around every bound, written while the other side reads slowly, arrive unchanged.
+    #[test]
+    fn large_and_small_writes_keep_their_order() {
+        run(async {
+            let (server, mut client) = pair().await;
+            let sizes =
+                [1, 100, GATHERED_BYTES_MAX - 1, GATHERED_BYTES_MAX, 3, GATHERED_BYTES_MAX + 1, 5 << 20, 7];
+            let sent: Vec<Vec<u8>> =
+                sizes.iter().enumerate().map(|(index, &size)| vec![index as u8; size]).collect();
+            let expected = sent.concat();
+            let writing = async move {
+                let (mut stream, turn) = Gather::new(server);
+                turn.drive(async {
+                    for piece in &sent {
+                        stream.write_all(piece).await.unwrap();
+                    }
+                    stream.shutdown().await.unwrap();
+                })
+                .await;
+            };
+            let reading = async {
+                let mut all = Vec::new();
+                client.read_to_end(&mut all).await.unwrap();
+                all
+            };
+            let ((), all) = tokio::join!(writing, reading);
+            assert!(all == expected);
+        });
+    }
+
+    #[test]
+    fn small_buffers_get_everything_that_arrived() {
+        run(async {
+            let (server, mut client) = pair().await;
+            let (mut stream, _turn) = Gather::new(server);
+            let sent: Vec<u8> = (0..200_000u32).map(|index| index as u8).collect();
+            let writing = async {
+                client.write_all(&sent).await.unwrap();
+                client.shutdown().await.unwrap();
+            };
+            let reading = async {
+                let (mut all, mut piece) = (Vec::new(), [0; 1000]);
+                loop {
+                    match stream.read(&mut piece).await.unwrap() {
+                        0 => return all,
+                        count => all.extend_from_slice(&piece[..count]),
+                    }
+                }
+            };
+            let ((), all) = tokio::join!(writing, reading);
+            assert!(all == sent);
+        });
+    }
+}
