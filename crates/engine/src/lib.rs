@@ -10,7 +10,9 @@
 //! How to add an engine: implement the two traits in a leaf crate `engine-NAME`, state in [`Capabilities`] what
 //! it cannot do, run `conformance::check` from its integration test, and add it to the list in `server`.
 
+mod batch_plan;
 pub mod layout;
+mod schedule_options;
 mod servable;
 
 #[cfg(any(test, feature = "testing"))]
@@ -25,6 +27,11 @@ use std::sync::Arc;
 use base::{DType, Error, NamedTensor, Result, Signature};
 use memory::Region;
 
+pub use batch_plan::{AxisCut, BatchPlan, Fill, GrowingAxis, InputPlan, OutputPlan, PadRule};
+pub use schedule_options::{
+    BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, Mode, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,
+    QUEUE_DELAY_MAX, ScheduleOptions,
+};
 pub use servable::Servable;
 
 /// What an engine can and cannot do, so that nobody finds out by trying.

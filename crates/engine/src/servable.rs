@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use base::{NamedTensor, Result, Signature, VersionId};
 
-use crate::Session;
+use crate::{BatchPlan, ScheduleOptions, Session, SessionOptions};
 
 /// A loaded, warmed version. Held in an `Arc` by the catalogue and by each request that uses it; dropped only by
 /// the unload thread, which waits until it is the last holder.
@@ -19,23 +19,57 @@ pub struct Servable {
     pub parameter_bytes: u64,
     /// When it became ready.
     pub ready_at: SystemTime,
+    /// Threads inside one run.
+    pub threads_per_run: usize,
     session: Box<dyn Session>,
+    signature: Signature,
+    schedule: ScheduleOptions,
+    plan: BatchPlan,
 }
 
 impl Servable {
-    /// Joins an identity and a session.
+    /// Joins an identity, a session and the settings of its model.
+    ///
+    /// # Errors
+    /// Those of [`BatchPlan::new`].
     pub fn new(
         id: VersionId,
         engine: &'static str,
         parameter_bytes: u64,
         session: Box<dyn Session>,
-    ) -> Servable {
-        Servable { id, engine, parameter_bytes, ready_at: SystemTime::now(), session }
+        (schedule, threads): (ScheduleOptions, &SessionOptions),
+    ) -> Result<Servable> {
+        let mut signature = session.signature().clone();
+        let plan = BatchPlan::new(&signature, &schedule)?;
+        for (spec, input) in signature.inputs.iter_mut().zip(&plan.inputs) {
+            spec.optional |= input.fill.is_some();
+        }
+        Ok(Servable {
+            id,
+            engine,
+            parameter_bytes,
+            ready_at: SystemTime::now(),
+            threads_per_run: threads.intra_op_threads.max(1),
+            session,
+            signature,
+            schedule,
+            plan,
+        })
     }
 
-    /// What it takes and gives.
+    /// What it takes and gives; inputs that the server fills are optional.
     pub fn signature(&self) -> &Signature {
-        self.session.signature()
+        &self.signature
+    }
+
+    /// How its requests are queued, merged and run.
+    pub fn schedule(&self) -> &ScheduleOptions {
+        &self.schedule
+    }
+
+    /// What merging means for it.
+    pub fn plan(&self) -> &BatchPlan {
+        &self.plan
     }
 
     /// Free-form facts that the model carries.

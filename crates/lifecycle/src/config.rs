@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::SessionOptions;
+use engine::{ScheduleOptions, SessionOptions};
 
 /// Which of the versions on disk should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Default for WarmupConfig {
 }
 
 /// One model. `millpond.toml` in its base path overrides everything but name and path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The name requests use.
     pub name: Arc<str>,
@@ -72,6 +72,8 @@ pub struct ModelConfig {
     pub warmup: WarmupConfig,
     /// Threads inside one run.
     pub session: SessionOptions,
+    /// How requests are queued, merged and run.
+    pub schedule: ScheduleOptions,
     /// Names for versions ("stable" is 3).
     pub labels: BTreeMap<String, u64>,
 }
@@ -86,13 +88,14 @@ impl ModelConfig {
             transition: Transition::default(),
             warmup: WarmupConfig::default(),
             session: SessionOptions::default(),
+            schedule: ScheduleOptions::default(),
             labels: BTreeMap::new(),
         }
     }
 }
 
 /// A directory whose subdirectories are models, and the settings they start from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Root {
     /// The directory.
     pub dir: PathBuf,
@@ -100,6 +103,8 @@ pub struct Root {
     pub policy: VersionPolicy,
     /// In which order its models change versions.
     pub transition: Transition,
+    /// How requests for its models are queued, merged and run.
+    pub schedule: ScheduleOptions,
 }
 
 impl Root {
@@ -112,6 +117,7 @@ impl Root {
         ModelConfig {
             policy: self.policy.clone(),
             transition: self.transition,
+            schedule: self.schedule.clone(),
             ..ModelConfig::new(name, self.dir.join(name))
         }
     }

@@ -96,7 +96,9 @@ impl Loader {
         cost.warm_seconds = started.elapsed().as_secs_f64();
         go_on(&job.stop)?;
         meter.count(&mut cost);
-        let servable = Servable::new(job.id, placed.engine.name(), placed.parameter_bytes, session);
+        let settings = (job.schedule, &job.session);
+        let servable =
+            Servable::new(job.id, placed.engine.name(), placed.parameter_bytes, session, settings)?;
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
             converted: job.converted,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use base::{Error, VersionId};
-use engine::{Servable, SessionOptions};
+use engine::{ScheduleOptions, Servable, SessionOptions};
 
 use crate::admission::Releasing;
 use crate::convert::Converted;
@@ -52,6 +52,7 @@ pub(crate) struct LoadJob {
     /// What an earlier try converted it to.
     pub(crate) converted: Option<Converted>,
     pub(crate) session: SessionOptions,
+    pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
     pub(crate) transition: Transition,
     /// Set to end the load early.

@@ -8,6 +8,7 @@
 //! passes in the queue, or the scheduler shuts down.
 
 mod queue;
+mod snapshot;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
 use queue::Queue;
+pub use snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot, Snapshot};
 
 /// Most workers a scheduler starts.
 pub const WORKERS_MAX: usize = 256;
@@ -43,8 +45,10 @@ pub struct Completion {
     pub result: Result<Vec<NamedTensor>>,
     /// From submission to the start of the run (or to the refusal).
     pub queue: Duration,
-    /// Time in the engine.
+    /// Time in the engine; of a merged run, the whole run's.
     pub compute: Duration,
+    /// Items of the run that answered, those of batch-mates included; 0 where nothing ran.
+    pub batch: usize,
 }
 
 /// Called once with the outcome, on a worker thread; must not block.
@@ -58,6 +62,8 @@ pub struct Job {
     pub inputs: Vec<NamedTensor>,
     /// Wanted outputs in order; all of them when empty.
     pub outputs: Vec<Arc<str>>,
+    /// Priority level, 1 first; 0 is the model's default. A level that the model does not have is its last.
+    pub priority: usize,
     /// After this the client no longer waits.
     pub deadline: Instant,
     /// Set when the client has gone: the job is dropped before it runs.
@@ -135,6 +141,16 @@ impl Scheduler {
         self.queue.capacity()
     }
 
+    /// What has been done and is being done.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            workers: self.worker_count,
+            queued: self.queue.len(),
+            queue_max: self.queue.capacity(),
+            ..Snapshot::default()
+        }
+    }
+
     /// Inference threads.
     pub fn workers(&self) -> usize {
         self.worker_count
@@ -172,7 +188,7 @@ fn work(queue: &Queue, worker: usize, pin: bool) {
 fn answer(job: Job, submitted: Instant) {
     let started = Instant::now();
     let queue = started.duration_since(submitted);
-    let Job { servable, inputs, outputs, deadline, cancelled, done } = job;
+    let Job { servable, inputs, outputs, priority: _, deadline, cancelled, done } = job;
     let result = if cancelled.load(Ordering::Relaxed) {
         Err(Error::cancelled("the client has gone"))
     } else if started >= deadline {
@@ -183,7 +199,7 @@ fn answer(job: Job, submitted: Instant) {
     let compute = started.elapsed();
     drop(inputs);
     drop(servable);
-    done(Completion { result, queue, compute });
+    done(Completion { result, queue, compute, batch: 1 });
 }
 
 fn run(servable: &Servable, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {

@@ -151,7 +151,9 @@ impl App {
         let id = call.servable.id.clone();
         let completion = match self.run(ticket, call).await {
             Ok(completion) => completion,
-            Err(error) => Completion { result: Err(error), queue: Duration::ZERO, compute: Duration::ZERO },
+            Err(error) => {
+                Completion { result: Err(error), queue: Duration::ZERO, compute: Duration::ZERO, batch: 0 }
+            }
         };
         let now = Instant::now();
         let total = now - ticket.started;
@@ -181,7 +183,7 @@ impl App {
         let (sender, receiver) = oneshot::channel();
         // A send fails only when the door has gone, and then nobody is left to tell.
         let done = Box::new(move |completion| drop(sender.send(completion)));
-        let job = Job { servable, inputs, outputs, deadline, cancelled, done };
+        let job = Job { servable, inputs, outputs, priority: 0, deadline, cancelled, done };
         self.scheduler.submit(job).map_err(|(_, error)| {
             self.metrics.refused.get_or_create(&KindLabels { kind: "queue_max" }).inc();
             error

@@ -113,7 +113,7 @@ fn model_config(name: &str, model: &Model, all: &LifecycleOptions) -> ModelConfi
 /// A directory of models; those that appear later get the same settings.
 fn root(dir: &Path, all: &LifecycleOptions) -> Root {
     let (policy, transition) = (policy(all.versions.as_ref()), transition(all.transition));
-    Root { dir: dir.to_owned(), policy, transition }
+    Root { dir: dir.to_owned(), policy, transition, ..Root::default() }
 }
 
 fn policy(versions: Option<&Versions>) -> VersionPolicy {

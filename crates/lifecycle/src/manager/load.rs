@@ -71,6 +71,7 @@ impl Model {
             fingerprint: disk.fingerprint,
             converted: load.converted.take(),
             session: self.config.session.clone(),
+            schedule: self.config.schedule.clone(),
             warmup: self.config.warmup.clone(),
             transition: self.config.transition,
             stop: load.stop.clone(),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use base::{ErrorKind, NamedTensor, Result, Signature, VersionId};
-use engine::{Servable, Session};
+use engine::{ScheduleOptions, Servable, Session, SessionOptions};
 use millpond_schedule::{Completion, Job, Scheduler, SchedulerConfig};
 
 /// A gate that a run waits at until the test opens it.
@@ -72,7 +72,16 @@ fn rig(workers: usize, queue_max: usize, panics: bool) -> Rig {
         metadata: BTreeMap::new(),
     };
     let id = VersionId { model: "m".into(), version: 1 };
-    let servable = Arc::new(Servable::new(id, "test", 0, Box::new(session)));
+    let servable = Arc::new(
+        Servable::new(
+            id,
+            "test",
+            0,
+            Box::new(session),
+            (ScheduleOptions::default(), &SessionOptions::default()),
+        )
+        .unwrap(),
+    );
     let scheduler = Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).unwrap();
     Rig { scheduler, gate, runs, servable, answers: mpsc::channel() }
 }
@@ -84,6 +93,7 @@ impl Rig {
             servable: self.servable.clone(),
             inputs: vec![],
             outputs: vec![],
+            priority: 0,
             deadline: Instant::now() + deadline,
             cancelled: Arc::new(AtomicBool::new(false)),
             done: Box::new(move |completion| sender.send(completion).unwrap()),

@@ -1,0 +1,385 @@
+//! What merging means for one version: its schedule options resolved against its signature.
+
+use std::sync::Arc;
+
+use base::{DType, Dim, Error, Result, Signature, TensorSpec};
+
+use crate::{CutOptions, Merge, Mode, PadOptions, ScheduleOptions};
+
+/// How each input is filled and padded and each output cut, in the signature's order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchPlan {
+    /// Whether axis 0 of every input and output is free, so that requests can be joined along it.
+    pub batchable: bool,
+    /// One for each input of the signature.
+    pub inputs: Vec<InputPlan>,
+    /// One for each output of the signature that has a rule.
+    pub cuts: Vec<OutputPlan>,
+}
+
+/// One input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputPlan {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its element type.
+    pub dtype: DType,
+    /// The axes that may grow, each with the padded input and axis that decides how far (itself, for a padded
+    /// input; the masked input, for a mask).
+    pub axes: Vec<GrowingAxis>,
+    /// What padded elements hold.
+    pub value: f64,
+    /// The rule; only for inputs that are padded in their own right.
+    pub rule: Option<PadRule>,
+    /// Where the server makes this input itself.
+    pub fill: Option<Fill>,
+}
+
+/// An axis that may grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrowingAxis {
+    /// The axis of this input.
+    pub axis: usize,
+    /// Index in [`BatchPlan::inputs`] of the input that decides.
+    pub source: usize,
+    /// That input's axis.
+    pub source_axis: usize,
+}
+
+/// When two shapes may share a batch, and to what sizes a shape is always rounded up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PadRule {
+    /// Merge shapes that differ (else only equal ones, after rounding).
+    pub merge: bool,
+    /// Sizes to round up to, ascending.
+    pub buckets: Vec<usize>,
+    /// Smallest share of the padded shape that a request must fill, exclusive.
+    pub similarity: f64,
+    /// Bytes of padding a request that are allowed whatever the share, exclusive.
+    pub slack_bytes: usize,
+}
+
+/// What the server puts into an input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fill {
+    /// Ones, of the real shape of input `source`: its padded axes only, or its rank with 1 elsewhere.
+    Mask {
+        /// Index of the input it masks.
+        source: usize,
+        /// Whether the mask has the source's rank (else one axis for the batch and one for each padded axis).
+        full_rank: bool,
+    },
+    /// The real sizes of the padded axes of input `source`.
+    Length {
+        /// Index of the input it measures.
+        source: usize,
+        /// Whether it has a second axis, one column for each padded axis.
+        matrix: bool,
+    },
+}
+
+/// One output that follows padded inputs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputPlan {
+    /// Its name.
+    pub name: Arc<str>,
+    /// The axes to cut.
+    pub axes: Vec<AxisCut>,
+}
+
+/// How an output's axis follows an input's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AxisCut {
+    /// The output's axis.
+    pub axis: usize,
+    /// Index of the input it follows.
+    pub source: usize,
+    /// That input's axis.
+    pub source_axis: usize,
+    /// What the size is divided by.
+    pub divisor: usize,
+    /// Whether the division rounds up.
+    pub round_up: bool,
+    /// Added afterwards.
+    pub offset: i64,
+}
+
+impl AxisCut {
+    /// The real size of the output's axis for an input's real size.
+    pub fn size(&self, input: usize) -> usize {
+        let divided = if self.round_up { input.div_ceil(self.divisor) } else { input / self.divisor };
+        usize::try_from(divided as i64 + self.offset).unwrap_or(0)
+    }
+}
+
+fn free(spec: &TensorSpec, axis: usize) -> bool {
+    spec.shape.as_ref().is_none_or(|dims| matches!(dims.get(axis), Some(Dim::Dynamic(_))))
+}
+
+impl BatchPlan {
+    /// Resolves `options` against `signature`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the option that does not fit the model: an unknown input or output, an axis that
+    /// is not there or fixed, a mask of the wrong rank or type, an output whose size follows the input and that
+    /// no rule cuts back.
+    pub fn new(signature: &Signature, options: &ScheduleOptions) -> Result<BatchPlan> {
+        options.check()?;
+        let all = || signature.inputs.iter().chain(&signature.outputs);
+        let batchable = options.mode == Mode::Async
+            && !signature.inputs.is_empty()
+            && all().all(|spec| spec.shape.is_some() && free(spec, 0));
+        let mut inputs: Vec<InputPlan> = signature.inputs.iter().map(unpadded).collect();
+        for (name, pad) in &options.inputs {
+            let source = index(signature, name)?;
+            add_padding(&mut inputs[source], source, &signature.inputs[source], pad, options.merge)?;
+            if let Some(mask) = &pad.mask {
+                add_mask(&mut inputs, signature, mask, source, pad)?;
+            }
+            if let Some(length) = &pad.length {
+                add_length(&mut inputs, signature, length, source, pad)?;
+            }
+        }
+        let cuts = cuts(signature, options)?;
+        Ok(BatchPlan { batchable, inputs, cuts })
+    }
+
+    /// Whether any input may be padded.
+    pub fn pads(&self) -> bool {
+        self.inputs.iter().any(|input| input.rule.is_some())
+    }
+
+    /// Whether the server makes any input itself.
+    pub fn fills(&self) -> bool {
+        self.inputs.iter().any(|input| input.fill.is_some())
+    }
+}
+
+fn unpadded(spec: &TensorSpec) -> InputPlan {
+    InputPlan {
+        name: spec.name.as_str().into(),
+        dtype: spec.dtype,
+        axes: Vec::new(),
+        value: 0.0,
+        rule: None,
+        fill: None,
+    }
+}
+
+fn index(signature: &Signature, name: &str) -> Result<usize> {
+    signature.inputs.iter().position(|spec| spec.name == name).ok_or_else(|| {
+        let known: Vec<&str> = signature.inputs.iter().map(|spec| spec.name.as_str()).collect();
+        Error::invalid(format!("inputs.{name}: the model has no such input; it has {}", known.join(", ")))
+    })
+}
+
+fn add_padding(
+    plan: &mut InputPlan,
+    source: usize,
+    spec: &TensorSpec,
+    pad: &PadOptions,
+    merge: Merge,
+) -> Result<()> {
+    let wrong = |why: &str| Err(Error::invalid(format!("inputs.{}: {why}", spec.name)));
+    if spec.dtype == DType::String {
+        return wrong("strings cannot be padded");
+    }
+    if pad.axes.iter().any(|&axis| spec.shape.as_ref().is_some_and(|dims| axis >= dims.len())) {
+        return wrong("axes names an axis that the input does not have");
+    }
+    if pad.axes.iter().any(|&axis| !free(spec, axis)) {
+        return wrong("axes names an axis whose size the model fixes");
+    }
+    plan.axes = pad.axes.iter().map(|&axis| GrowingAxis { axis, source, source_axis: axis }).collect();
+    plan.value = pad.value;
+    plan.rule = Some(PadRule {
+        merge: merge == Merge::Pad,
+        buckets: pad.buckets.clone(),
+        similarity: pad.similarity,
+        slack_bytes: pad.slack_bytes,
+    });
+    Ok(())
+}
+
+fn add_mask(
+    inputs: &mut [InputPlan],
+    signature: &Signature,
+    name: &str,
+    source: usize,
+    pad: &PadOptions,
+) -> Result<()> {
+    let mask = index(signature, name)?;
+    let spec = &signature.inputs[mask];
+    let rank = |spec: &TensorSpec| spec.shape.as_ref().map(Vec::len);
+    let full_rank = match (rank(spec), rank(&signature.inputs[source])) {
+        (Some(mask), Some(source)) if mask == source => true,
+        (Some(mask), _) if mask == 1 + pad.axes.len() => false,
+        _ => {
+            let source = &signature.inputs[source].name;
+            return Err(Error::invalid(format!(
+                "inputs.{source}: mask \"{name}\" must have the rank of \"{source}\", or one axis for the batch and one for each padded axis"
+            )));
+        }
+    };
+    numeric(spec)?;
+    let plan = &mut inputs[mask];
+    let place = |(position, &axis): (usize, &usize)| GrowingAxis {
+        axis: if full_rank { axis } else { 1 + position },
+        source,
+        source_axis: axis,
+    };
+    plan.axes = pad.axes.iter().enumerate().map(place).collect();
+    plan.fill = Some(Fill::Mask { source, full_rank });
+    Ok(())
+}
+
+fn add_length(
+    inputs: &mut [InputPlan],
+    signature: &Signature,
+    name: &str,
+    source: usize,
+    pad: &PadOptions,
+) -> Result<()> {
+    let length = index(signature, name)?;
+    let spec = &signature.inputs[length];
+    numeric(spec)?;
+    let matrix = match spec.shape.as_ref().map(Vec::len) {
+        Some(1) if pad.axes.len() == 1 => false,
+        Some(2) => true,
+        _ => {
+            return Err(Error::invalid(format!(
+                "input \"{name}\" cannot hold the lengths: its shape must be [items], or [items, {}]",
+                pad.axes.len()
+            )));
+        }
+    };
+    inputs[length].fill = Some(Fill::Length { source, matrix });
+    Ok(())
+}
+
+/// Masks and lengths are numbers.
+fn numeric(spec: &TensorSpec) -> Result<()> {
+    let fits = matches!(
+        spec.dtype,
+        DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool
+    );
+    if fits {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("input \"{}\" is {}, which the server cannot fill", spec.name, spec.dtype)))
+}
+
+fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPlan>> {
+    for name in options.outputs.keys() {
+        if signature.output(name).is_none() {
+            return Err(Error::invalid(format!("outputs.{name}: the model has no such output")));
+        }
+    }
+    let mut plans = Vec::new();
+    for spec in &signature.outputs {
+        let rules = options.outputs.get(&spec.name).map_or(&[][..], Vec::as_slice);
+        let axes = rules.iter().map(|rule| cut(signature, spec, rule)).collect::<Result<Vec<_>>>()?;
+        if !options.inputs.is_empty() {
+            let rank = spec.shape.as_ref().map_or(0, Vec::len);
+            if let Some(axis) =
+                (1..rank).find(|&axis| free(spec, axis) && !axes.iter().any(|cut| cut.axis == axis))
+            {
+                return Err(Error::invalid(format!(
+                    "inputs are padded and axis {axis} of output \"{}\" is dynamic: outputs.{} must say which input's axis it follows",
+                    spec.name, spec.name
+                )));
+            }
+        }
+        if !axes.is_empty() {
+            plans.push(OutputPlan { name: spec.name.as_str().into(), axes });
+        }
+    }
+    Ok(plans)
+}
+
+fn cut(signature: &Signature, spec: &TensorSpec, rule: &CutOptions) -> Result<AxisCut> {
+    if spec.shape.as_ref().is_some_and(|dims| rule.axis >= dims.len()) {
+        return Err(Error::invalid(format!("outputs.{}: the output has no axis {}", spec.name, rule.axis)));
+    }
+    Ok(AxisCut {
+        axis: rule.axis,
+        source: index(signature, &rule.input)?,
+        source_axis: rule.input_axis,
+        divisor: rule.divisor,
+        round_up: rule.round_up,
+        offset: rule.offset,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str, dims: &[i64]) -> TensorSpec {
+        let dim = |&size: &i64| usize::try_from(size).map_or(Dim::Dynamic(None), Dim::Fixed);
+        let shape = Some(dims.iter().map(dim).collect());
+        TensorSpec { name: name.into(), dtype: DType::F32, shape, optional: false }
+    }
+
+    fn ocr() -> (Signature, ScheduleOptions) {
+        let signature = Signature {
+            inputs: vec![spec("x", &[-1, 3, 48, -1]), spec("m", &[-1, -1]), spec("l", &[-1])],
+            outputs: vec![spec("y", &[-1, -1, 97])],
+        };
+        let mut options = ScheduleOptions { mode: Mode::Async, ..ScheduleOptions::default() };
+        let (mask, length) = (Some("m".into()), Some("l".into()));
+        options
+            .inputs
+            .insert("x".into(), PadOptions { axes: vec![3], mask, length, ..PadOptions::default() });
+        let cut =
+            CutOptions { axis: 1, input: "x".into(), input_axis: 3, divisor: 8, round_up: false, offset: 0 };
+        options.outputs.insert("y".into(), vec![cut]);
+        (signature, options)
+    }
+
+    #[test]
+    fn masks_and_cuts_follow_their_input() {
+        let (signature, options) = ocr();
+        let plan = BatchPlan::new(&signature, &options).unwrap();
+        assert!(plan.batchable && plan.pads() && plan.fills());
+        assert_eq!(plan.inputs[1].axes, [GrowingAxis { axis: 1, source: 0, source_axis: 3 }]);
+        assert_eq!(plan.inputs[1].fill, Some(Fill::Mask { source: 0, full_rank: false }));
+        assert_eq!(plan.inputs[2].fill, Some(Fill::Length { source: 0, matrix: false }));
+        assert_eq!(plan.cuts[0].axes[0].size(325), 40);
+    }
+
+    #[test]
+    fn only_a_free_first_axis_everywhere_is_a_batch() {
+        let (mut signature, options) = ocr();
+        signature.outputs[0].shape = Some(vec![Dim::Fixed(1), Dim::Dynamic(None), Dim::Fixed(97)]);
+        assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
+        let (signature, mut options) = ocr();
+        options.mode = Mode::Sync;
+        assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_model_is_refused() {
+        let error = |change: fn(&mut ScheduleOptions)| {
+            let (signature, mut options) = ocr();
+            change(&mut options);
+            BatchPlan::new(&signature, &options).unwrap_err().message().to_owned()
+        };
+        let input = |options: &mut ScheduleOptions| options.inputs.remove("x").unwrap_or_default();
+        assert!(error(|o| o.outputs.clear()).contains("which input's axis it follows"));
+        assert!(
+            error(|o| drop(
+                o.inputs.insert("z".into(), PadOptions { axes: vec![1], ..PadOptions::default() })
+            ))
+            .contains("no such input")
+        );
+        let with = |axes: &[usize]| PadOptions { axes: axes.to_vec(), ..PadOptions::default() };
+        let (signature, mut options) = ocr();
+        assert_eq!(input(&mut options).axes, [3]);
+        options.outputs.clear();
+        options.inputs.insert("x".into(), with(&[2]));
+        assert!(BatchPlan::new(&signature, &options).unwrap_err().message().contains("fixes"));
+        options.inputs.insert("x".into(), with(&[4]));
+        assert!(BatchPlan::new(&signature, &options).unwrap_err().message().contains("does not have"));
+    }
+}

@@ -1,0 +1,295 @@
+//! How a model's requests are scheduled, as its owner states it: plain values, carried by the
+//! [`Servable`](crate::Servable) from `lifecycle` to `schedule`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use base::{Error, Result};
+
+/// Most items a merged batch may have.
+pub const BATCH_MAX: usize = 4096;
+/// Most priority levels.
+pub const PRIORITY_LEVELS_MAX: usize = 16;
+/// Longest linger: a request must not wait for company longer than people wait for an answer.
+pub const QUEUE_DELAY_MAX: Duration = Duration::from_secs(10);
+/// Most bucket sizes of an input.
+pub const BUCKETS_MAX: usize = 256;
+
+/// Whether requests are merged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// A worker runs each request as it comes.
+    #[default]
+    Sync,
+    /// Workers take merged batches.
+    Async,
+}
+
+/// Which requests may share a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Merge {
+    /// Those of equal shape (after rounding up to buckets, where there are buckets).
+    #[default]
+    Equal,
+    /// Also those whose shapes differ on the axes that may be padded, within the bound on waste.
+    Pad,
+}
+
+/// How one model's requests are queued, merged and run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScheduleOptions {
+    /// Whether requests are merged.
+    pub mode: Mode,
+    /// Runs of this model at the same time; `None` is as many as there are workers.
+    pub threads: Option<usize>,
+    /// Share of the workers' time against other models that have requests waiting: 2 gets twice what 1 gets.
+    pub weight: u32,
+    /// Items (sizes of axis 0) of a batch at most.
+    pub max_batch: usize,
+    /// How long the oldest request waits for company while the batch is smaller than a preferred size.
+    pub max_queue_delay: Duration,
+    /// A batch of one of these sizes does not linger. Empty: only a full batch does not.
+    pub preferred_batch_sizes: Vec<usize>,
+    /// Merge although the measured gain is none. For measuring; see `schedule`'s cost model.
+    pub always_merge: bool,
+    /// Requests of this model that may wait; `None` is the server's bound.
+    pub queue_max: Option<usize>,
+    /// Deadline of a request without one; `None` is the server's.
+    pub timeout: Option<Duration>,
+    /// Level 1 first. Empty: one level.
+    pub priorities: Vec<PriorityOptions>,
+    /// Level of a request that names none, 1 to the number of levels.
+    pub default_priority: usize,
+    /// Which requests may share a batch.
+    pub merge: Merge,
+    /// Inputs whose axes may be padded, by name.
+    pub inputs: BTreeMap<String, PadOptions>,
+    /// Outputs whose axes are cut back, by name.
+    pub outputs: BTreeMap<String, Vec<CutOptions>>,
+}
+
+/// Limits of one priority level.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PriorityOptions {
+    /// Requests of this level that may wait; `None` is the model's bound.
+    pub queue_max: Option<usize>,
+    /// Deadline of a request of this level without one of its own; `None` is the model's.
+    pub timeout: Option<Duration>,
+}
+
+/// How an input may be padded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PadOptions {
+    /// The axes that may grow, never axis 0.
+    pub axes: Vec<usize>,
+    /// What padded elements hold.
+    pub value: f64,
+    /// Sizes that these axes are always rounded up to, ascending; larger sizes stay as they are. The rounding does
+    /// not depend on batch-mates.
+    pub buckets: Vec<usize>,
+    /// A request may be padded to a shape of which it fills more than this share (the similarity a/M of the
+    /// merge rule; 0.5 in Paddle Serving's documentation).
+    pub similarity: f64,
+    /// A request may also be padded by less than this many bytes (Paddle Serving's documentation: 1024).
+    pub slack_bytes: usize,
+    /// An input the server fills with 1 where this input is real and 0 where it is padded. Its axes after axis 0
+    /// are this input's padded axes in order, or this input's axes with size 1 where they are not padded.
+    pub mask: Option<String>,
+    /// An input the server fills with the real sizes of the padded axes, of shape `[items]`,
+    /// or `[items, axes]`.
+    pub length: Option<String>,
+}
+
+impl Default for PadOptions {
+    fn default() -> Self {
+        PadOptions {
+            axes: Vec::new(),
+            value: 0.0,
+            buckets: Vec::new(),
+            similarity: 0.5,
+            slack_bytes: 1024,
+            mask: None,
+            length: None,
+        }
+    }
+}
+
+/// How an output's axis follows an input's: real size = `round(input size / divisor) + offset`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutOptions {
+    /// The output's axis, never axis 0.
+    pub axis: usize,
+    /// The padded input it follows.
+    pub input: String,
+    /// That input's axis.
+    pub input_axis: usize,
+    /// What the size is divided by; at least 1.
+    pub divisor: usize,
+    /// Whether the division rounds up (else down).
+    pub round_up: bool,
+    /// Added afterwards.
+    pub offset: i64,
+}
+
+impl Default for ScheduleOptions {
+    fn default() -> Self {
+        ScheduleOptions {
+            mode: Mode::default(),
+            threads: None,
+            weight: 1,
+            max_batch: 32,
+            max_queue_delay: Duration::ZERO,
+            preferred_batch_sizes: Vec::new(),
+            always_merge: false,
+            queue_max: None,
+            timeout: None,
+            priorities: Vec::new(),
+            default_priority: 1,
+            merge: Merge::default(),
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+        }
+    }
+}
+
+impl ScheduleOptions {
+    /// Checks what can be checked without the model.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the first setting that is out of range or contradicts another.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |why: String| Err(Error::invalid(why));
+        if !(1..=BATCH_MAX).contains(&self.max_batch) {
+            return wrong(format!("max-batch must be 1 to {BATCH_MAX}"));
+        }
+        if self.threads == Some(0) || self.queue_max == Some(0) || self.weight == 0 {
+            return wrong("threads, queue and weight must be at least 1".into());
+        }
+        if self.max_queue_delay > QUEUE_DELAY_MAX {
+            return wrong(format!("max-queue-delay must be at most {} s", QUEUE_DELAY_MAX.as_secs()));
+        }
+        if let Some(size) =
+            self.preferred_batch_sizes.iter().find(|size| !(1..=self.max_batch).contains(*size))
+        {
+            return wrong(format!(
+                "preferred-batch-sizes: {size} is not 1 to max-batch, which is {}",
+                self.max_batch
+            ));
+        }
+        if self.priorities.len() > PRIORITY_LEVELS_MAX {
+            return wrong(format!("at most {PRIORITY_LEVELS_MAX} priorities"));
+        }
+        if self.priorities.iter().any(|level| level.queue_max == Some(0)) {
+            return wrong("priorities: queue must be at least 1".into());
+        }
+        if !(1..=self.levels()).contains(&self.default_priority) {
+            return wrong(format!("default-priority must be 1 to {}", self.levels()));
+        }
+        self.inputs.iter().try_for_each(|(name, input)| input.check(name))?;
+        self.outputs.iter().try_for_each(|(name, cuts)| self.check_cuts(name, cuts))
+    }
+
+    /// How many priority levels there are; at least one.
+    pub fn levels(&self) -> usize {
+        self.priorities.len().max(1)
+    }
+
+    fn check_cuts(&self, output: &str, cuts: &[CutOptions]) -> Result<()> {
+        for cut in cuts {
+            let followed =
+                self.inputs.get(&cut.input).is_some_and(|input| input.axes.contains(&cut.input_axis));
+            let why = if cut.axis == 0 {
+                "axis 0 is the batch".to_owned()
+            } else if cut.divisor == 0 {
+                "divisor must be at least 1".to_owned()
+            } else if !followed {
+                format!("axis {} of input \"{}\" is not one that may be padded", cut.input_axis, cut.input)
+            } else {
+                continue;
+            };
+            return Err(Error::invalid(format!("outputs.{output}: {why}")));
+        }
+        Ok(())
+    }
+}
+
+impl PadOptions {
+    fn check(&self, name: &str) -> Result<()> {
+        let why = if self.axes.is_empty() {
+            "axes must name at least one axis".to_owned()
+        } else if self.axes.contains(&0) {
+            "axis 0 is the batch and cannot be padded".to_owned()
+        } else if !self.axes.is_sorted_by(|a, b| a < b) {
+            "axes must be ascending, each once".to_owned()
+        } else if self.buckets.len() > BUCKETS_MAX {
+            format!("at most {BUCKETS_MAX} buckets")
+        } else if self.buckets.first() == Some(&0) || !self.buckets.is_sorted_by(|a, b| a < b) {
+            "buckets must be positive and ascending".to_owned()
+        } else if !(0.0..1.0).contains(&self.similarity) {
+            "similarity must be 0 to 1".to_owned()
+        } else if self.mask.as_deref() == Some(name) || self.length.as_deref() == Some(name) {
+            "cannot be its own mask or length".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!("inputs.{name}: {why}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pad(axes: &[usize]) -> PadOptions {
+        PadOptions { axes: axes.to_vec(), ..PadOptions::default() }
+    }
+
+    fn error(change: impl FnOnce(&mut ScheduleOptions)) -> String {
+        let mut options = ScheduleOptions::default();
+        change(&mut options);
+        options.check().unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        ScheduleOptions::default().check().unwrap();
+        assert!(error(|o| o.max_batch = 0).contains("max-batch"));
+        assert!(error(|o| o.weight = 0).contains("weight"));
+        assert!(error(|o| o.max_queue_delay = Duration::from_secs(11)).contains("max-queue-delay"));
+        assert!(error(|o| o.preferred_batch_sizes = vec![64]).contains("64"));
+        assert!(error(|o| o.default_priority = 2).contains("1 to 1"));
+        assert!(error(|o| o.priorities = vec![PriorityOptions::default(); 17]).contains("16"));
+        let input = |change: fn(&mut PadOptions)| {
+            error(|o| {
+                let mut input = pad(&[1]);
+                change(&mut input);
+                o.inputs.insert("x".into(), input);
+            })
+        };
+        assert!(input(|i| i.axes = vec![0]).contains("inputs.x: axis 0"));
+        assert!(input(|i| i.axes = vec![2, 1]).contains("ascending"));
+        assert!(input(|i| i.buckets = vec![64, 32]).contains("buckets"));
+        assert!(input(|i| i.similarity = f64::NAN).contains("similarity"));
+        assert!(input(|i| i.mask = Some("x".into())).contains("own mask"));
+    }
+
+    #[test]
+    fn an_output_follows_a_padded_axis() {
+        let mut options = ScheduleOptions::default();
+        options.inputs.insert("x".into(), pad(&[3]));
+        let cut = |input_axis, divisor| CutOptions {
+            axis: 1,
+            input: "x".into(),
+            input_axis,
+            divisor,
+            round_up: true,
+            offset: 0,
+        };
+        options.outputs.insert("y".into(), vec![cut(3, 8)]);
+        options.check().unwrap();
+        options.outputs.insert("y".into(), vec![cut(2, 8)]);
+        assert!(options.check().unwrap_err().message().contains("outputs.y"));
+        options.outputs.insert("y".into(), vec![cut(3, 0)]);
+        assert!(options.check().unwrap_err().message().contains("divisor"));
+    }
+}
