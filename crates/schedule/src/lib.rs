@@ -1,17 +1,31 @@
 //! The life of a request: admitted, queued, run.
 //!
 //! Doors call [`Scheduler::submit`], which never blocks: the request is queued or refused. Named OS threads, one
-//! per core by default, take requests in order of arrival, run them with the engine at one thread, and hand the
-//! outcome to the request's callback. There is no async runtime here and no lock is held while a model runs.
+//! per core by default, take requests, or batches of requests that can be joined without changing an answer, run them
+//! with the engine at one thread, and hand each request's outcome to its callback. There is no async runtime here and no
+//! lock is held while a model runs.
+//!
+//! From the inside out: [`merge`] is the padding rule, [`form`] what decides whether requests fit together, [`batch`]
+//! joins and splits, [`cost`] learns what merging brings, [`model_queue`] chooses among one model's requests,
+//! [`dispatch`] among models, [`run`] calls the engine.
 //!
 //! Invariant: every submitted job's callback is called exactly once, also when the model panics, the deadline
-//! passes in the queue, or the scheduler shuts down.
+//! passes in the queue, or the scheduler shuts down; and what it is given does not depend on its batch-mates.
 
-mod queue;
+mod batch;
+mod block;
+mod cost;
+mod dispatch;
+mod entry;
+mod fill;
+mod form;
+mod merge;
+mod model_queue;
+mod run;
 mod snapshot;
+mod threads;
 
-use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,8 +33,10 @@ use std::time::{Duration, Instant};
 use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
-use queue::Queue;
+use dispatch::{Dispatch, Refusal, Work};
+use entry::Entry;
 pub use snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot, Snapshot};
+pub use threads::{ThreadPlan, ThreadPolicy};
 
 /// Most workers a scheduler starts.
 pub const WORKERS_MAX: usize = 256;
@@ -32,7 +48,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 pub struct SchedulerConfig {
     /// Inference threads, 1 to [`WORKERS_MAX`].
     pub workers: usize,
-    /// Requests that may wait; the next is refused.
+    /// Requests of one model that may wait; the next is refused. A model may have its own bound.
     pub queue_max: usize,
     /// Pin worker `i` to core `i`.
     pub pin: bool,
@@ -72,9 +88,9 @@ pub struct Job {
     pub done: Done,
 }
 
-/// The inference workers and their queue.
+/// The inference workers and their queues.
 pub struct Scheduler {
-    queue: Arc<Queue>,
+    dispatch: Arc<Dispatch>,
     workers: Mutex<Vec<JoinHandle<()>>>,
     worker_count: usize,
 }
@@ -94,61 +110,56 @@ impl Scheduler {
         if config.queue_max == 0 {
             return Err(Error::invalid("the queue must have room for one request"));
         }
-        let queue = Arc::new(Queue::new(config.queue_max, config.workers));
+        let dispatch = Arc::new(Dispatch::new(config.queue_max, config.workers));
         let mut workers = Vec::with_capacity(config.workers);
         for index in 0..config.workers {
-            let (jobs, pin) = (queue.clone(), config.pin);
+            let (jobs, pin) = (dispatch.clone(), config.pin);
             let spawned = std::thread::Builder::new()
                 .name(format!("worker-{index}"))
                 .spawn(move || work(&jobs, index, pin));
             match spawned {
                 Ok(handle) => workers.push(handle),
                 Err(error) => {
-                    queue.close();
+                    dispatch.close();
                     return Err(Error::exhausted(format!("worker {index} cannot be started: {error}")));
                 }
             }
         }
-        Ok(Arc::new(Scheduler { queue, workers: Mutex::new(workers), worker_count: config.workers }))
+        Ok(Arc::new(Scheduler { dispatch, workers: Mutex::new(workers), worker_count: config.workers }))
     }
 
-    /// Queues a job; never blocks.
+    /// Queues a job; never blocks. A job that is refused is dropped with its callback uncalled.
     ///
     /// # Errors
-    /// The job comes back unanswered with `ResourceExhausted` and retry advice when the queue is full, or
-    /// `Unavailable` when the scheduler is shutting down.
-    pub fn submit(&self, job: Job) -> std::result::Result<(), (Job, Error)> {
-        self.queue.push(job).map_err(|(job, refusal)| {
-            let error = match refusal {
-                queue::Refusal::Full => Error::exhausted(format!(
-                    "{} requests are waiting already; try again later or raise --queue",
-                    self.queue.capacity()
-                ))
-                .with_retry_after(RETRY_AFTER),
-                queue::Refusal::Closed => Error::unavailable("the server is shutting down"),
-            };
-            (job, error)
+    /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority, is full;
+    /// `Unavailable` when the scheduler is shutting down; `InvalidArgument` where an input that the server fills has
+    /// nothing to be filled from.
+    pub fn submit(&self, job: Job) -> Result<()> {
+        let entries = Entry::from_job(job, Instant::now())?;
+        let (pushed, dead) = self.dispatch.push(entries);
+        run::bury(dead);
+        pushed.map_err(|(_, refusal)| match refusal {
+            Refusal::Full(limit) => Error::exhausted(format!(
+                "{limit} requests are waiting already; try again later or raise the model's queue"
+            ))
+            .with_retry_after(RETRY_AFTER),
+            Refusal::Closed => Error::unavailable("the server is shutting down"),
         })
     }
 
     /// Requests waiting now.
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.dispatch.queued()
     }
 
-    /// How many may wait.
+    /// How many of one model may wait.
     pub fn queue_max(&self) -> usize {
-        self.queue.capacity()
+        self.dispatch.queue_max()
     }
 
     /// What has been done and is being done.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            workers: self.worker_count,
-            queued: self.queue.len(),
-            queue_max: self.queue.capacity(),
-            ..Snapshot::default()
-        }
+        self.dispatch.snapshot()
     }
 
     /// Inference threads.
@@ -158,7 +169,7 @@ impl Scheduler {
 
     /// Refuses new jobs, finishes those that are queued, ends the workers.
     pub fn shutdown(&self) {
-        self.queue.close();
+        self.dispatch.close();
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         for worker in workers {
             if worker.join().is_err() {
@@ -174,37 +185,18 @@ impl Drop for Scheduler {
     }
 }
 
-fn work(queue: &Queue, worker: usize, pin: bool) {
+fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = memory::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");
     }
-    while let Some((job, submitted)) = queue.pop(worker) {
-        answer(job, submitted);
+    let mut ran = None;
+    while let Some(work) = jobs.next(worker, ran.take()) {
+        match work {
+            Work::Bury(dead) => run::bury(dead),
+            Work::Run(batch) => {
+                let (model, cores) = (batch.model(), batch.cores);
+                ran = Some((model, run::run(batch), cores));
+            }
+        }
     }
-}
-
-/// Runs one job and calls its callback; the servable is let go before the callback so that a waiting unload is
-/// not held up by a slow client.
-fn answer(job: Job, submitted: Instant) {
-    let started = Instant::now();
-    let queue = started.duration_since(submitted);
-    let Job { servable, inputs, outputs, priority: _, deadline, cancelled, done } = job;
-    let result = if cancelled.load(Ordering::Relaxed) {
-        Err(Error::cancelled("the client has gone"))
-    } else if started >= deadline {
-        Err(Error::deadline(format!("the deadline passed after {} ms in the queue", queue.as_millis())))
-    } else {
-        run(&servable, &inputs, &outputs)
-    };
-    let compute = started.elapsed();
-    drop(inputs);
-    drop(servable);
-    done(Completion { result, queue, compute, batch: 1 });
-}
-
-fn run(servable: &Servable, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-    std::panic::catch_unwind(AssertUnwindSafe(|| servable.run(inputs, outputs))).unwrap_or_else(|_| {
-        tracing::error!(version = %servable.id, "the engine panicked");
-        Err(Error::internal("the engine panicked; see the log"))
-    })
 }

@@ -2,6 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+mod merging;
+mod order;
+mod rows;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
@@ -100,7 +104,7 @@ impl Rig {
         }
     }
     fn submit(&self) -> Result<()> {
-        self.scheduler.submit(self.job(Duration::from_secs(60))).map_err(|(_, error)| error)
+        self.scheduler.submit(self.job(Duration::from_secs(60)))
     }
     fn answer(&self) -> Completion {
         self.answers.1.recv_timeout(Duration::from_secs(20)).expect("an answer")
@@ -138,8 +142,8 @@ fn late_and_abandoned_jobs_never_run() {
     rig.wait_running(1);
     let abandoned = rig.job(Duration::from_secs(60));
     abandoned.cancelled.store(true, Ordering::SeqCst);
-    rig.scheduler.submit(rig.job(Duration::ZERO)).map_err(|(_, e)| e).unwrap();
-    rig.scheduler.submit(abandoned).map_err(|(_, e)| e).unwrap();
+    rig.scheduler.submit(rig.job(Duration::ZERO)).unwrap();
+    rig.scheduler.submit(abandoned).unwrap();
     rig.gate.open();
     assert!(rig.answer().result.is_ok());
     assert_eq!(rig.answer().result.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
@@ -177,7 +181,7 @@ fn the_servable_is_let_go_before_the_callback() {
     let servable = rig.servable.clone();
     let mut job = rig.job(Duration::from_secs(60));
     job.done = Box::new(move |_| sender.send(Arc::strong_count(&servable)).unwrap());
-    rig.scheduler.submit(job).map_err(|(_, e)| e).unwrap();
+    rig.scheduler.submit(job).unwrap();
     assert_eq!(
         receiver.recv_timeout(Duration::from_secs(20)).unwrap(),
         2,

@@ -1,0 +1,227 @@
+//! Joining requests to one run and cutting the answers apart.
+
+use std::sync::Arc;
+
+use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
+use bytes::Bytes;
+use engine::{BatchPlan, InputPlan, OutputPlan};
+
+use crate::block;
+use crate::fill::element;
+use crate::form::Form;
+
+/// One request's part of a run.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    /// Its inputs; each has `items` on axis 0.
+    pub(crate) inputs: &'a [NamedTensor],
+    /// How many items it has.
+    pub(crate) items: usize,
+}
+
+/// Whether `inputs` already have the sizes of `form`.
+pub(crate) fn fits(plan: &BatchPlan, form: &Form, inputs: &[NamedTensor]) -> bool {
+    plan.inputs.iter().enumerate().all(|(index, input)| {
+        let given = inputs.iter().find(|given| given.name == input.name);
+        given.is_none_or(|given| given.tensor.shape().get(1..) == form.sizes(index))
+    })
+}
+
+/// The inputs of one run over all `parts`, in order, each padded to `form`.
+///
+/// # Errors
+/// `Unimplemented` for a type that cannot be joined or padded.
+pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<Vec<NamedTensor>> {
+    let items = parts.iter().map(|part| part.items).sum();
+    let mut joined = Vec::with_capacity(plan.inputs.len());
+    for (index, input) in plan.inputs.iter().enumerate() {
+        let Some(sizes) = form.sizes(index) else { continue };
+        let find = |part: &Part<'_>| {
+            part.inputs.iter().find(|given| given.name == input.name).map(|i| i.tensor.clone())
+        };
+        let tensors: Vec<Tensor> = parts.iter().filter_map(find).collect();
+        if tensors.len() != parts.len() {
+            return Err(Error::internal(format!("input \"{}\" is missing in a part of a batch", input.name)));
+        }
+        let tensor = join_input(input, sizes, items, &tensors)?;
+        joined.push(NamedTensor { name: Arc::clone(&input.name), tensor });
+    }
+    Ok(joined)
+}
+
+fn join_input(input: &InputPlan, sizes: &[usize], items: usize, tensors: &[Tensor]) -> Result<Tensor> {
+    let shape: Shape = std::iter::once(items).chain(sizes.iter().copied()).collect();
+    if input.dtype == DType::String {
+        let strings: Vec<Bytes> = tensors.iter().filter_map(Tensor::strings).flatten().cloned().collect();
+        return Tensor::from_strings(shape, strings);
+    }
+    let width = match input.dtype.bits() {
+        Some(bits) if bits.is_multiple_of(8) => bits / 8,
+        _ => return Err(Error::unimplemented(format!("{} cannot be joined", input.dtype))),
+    };
+    let item = sizes.iter().product::<usize>() * width;
+    let padded = tensors.iter().any(|tensor| tensor.shape().get(1..) != Some(sizes));
+    let mut bytes =
+        if padded { padding(input, items * item, width)? } else { Vec::with_capacity(items * item) };
+    let mut at = 0;
+    for tensor in tensors {
+        let source = tensor.bytes().ok_or_else(|| Error::internal("strings where bytes are declared"))?;
+        if !padded {
+            bytes.extend_from_slice(source);
+            continue;
+        }
+        let large: Shape = tensor.shape().iter().take(1).chain(sizes).copied().collect();
+        let end = at + large.iter().product::<usize>() * width;
+        block::embed(&mut bytes[at..end], &large, source, tensor.shape(), width);
+        at = end;
+    }
+    Tensor::from_bytes(input.dtype, shape, Bytes::from(bytes))
+}
+
+/// `count` bytes of the input's padding value.
+fn padding(input: &InputPlan, count: usize, width: usize) -> Result<Vec<u8>> {
+    let mut one = Vec::with_capacity(width);
+    element(input.dtype, input.value, &mut one)?;
+    if one.iter().all(|&byte| byte == 0) {
+        return Ok(vec![0; count]);
+    }
+    Ok(one.repeat(count / width.max(1)))
+}
+
+/// Why the outputs of a run cannot be cut apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Misfit(pub(crate) String);
+
+/// Each part's outputs from those of the run over `form`.
+///
+/// # Errors
+/// [`Misfit`] where an output has not the run's items on axis 0, or not the size that its rule foretells: then the model
+/// does not keep its items apart, or the rule is wrong.
+pub(crate) fn split(
+    plan: &BatchPlan,
+    form: &Form,
+    parts: &[Part<'_>],
+    outputs: Vec<NamedTensor>,
+) -> Result<Vec<Vec<NamedTensor>>, Misfit> {
+    let items: usize = parts.iter().map(|part| part.items).sum();
+    let mut answers: Vec<Vec<NamedTensor>> =
+        parts.iter().map(|_| Vec::with_capacity(outputs.len())).collect();
+    for output in outputs {
+        let shape = output.tensor.shape();
+        if shape.first() != Some(&items) {
+            return Err(Misfit(format!(
+                "output \"{}\" of a run over {items} items has shape {shape:?}: its axis 0 is not the items",
+                output.name
+            )));
+        }
+        let rule = plan.cuts.iter().find(|cut| cut.name == output.name);
+        if let Some(rule) = rule {
+            foretold(rule, form, &output)?;
+        }
+        let mut first = 0;
+        for (part, answer) in parts.iter().zip(&mut answers) {
+            let tensor = slice(&output.tensor, first, part.items).and_then(|tensor| match rule {
+                Some(rule) => cut(plan, rule, part, tensor),
+                None => Ok(tensor),
+            });
+            let tensor = tensor.map_err(|error| Misfit(format!("output \"{}\": {error}", output.name)))?;
+            answer.push(NamedTensor { name: Arc::clone(&output.name), tensor });
+            first += part.items;
+        }
+    }
+    Ok(answers)
+}
+
+fn foretold(rule: &OutputPlan, form: &Form, output: &NamedTensor) -> Result<(), Misfit> {
+    for axis in &rule.axes {
+        let Some(&padded) = form.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1)) else {
+            continue;
+        };
+        let (wanted, found) = (axis.size(padded), output.tensor.shape().get(axis.axis).copied());
+        if found != Some(wanted) {
+            return Err(Misfit(format!(
+                "axis {} of output \"{}\" is {found:?}; its rule says {wanted} where the input has {padded}",
+                axis.axis, output.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a part's output to the sizes that its own inputs give.
+fn cut(plan: &BatchPlan, rule: &OutputPlan, part: &Part<'_>, tensor: Tensor) -> Result<Tensor> {
+    let mut shape: Shape = tensor.shape().into();
+    for axis in &rule.axes {
+        let source = &plan.inputs[axis.source].name;
+        let real = part.inputs.iter().find(|input| input.name == *source);
+        if let Some(&real) = real.and_then(|input| input.tensor.shape().get(axis.source_axis)) {
+            shape[axis.axis] = axis.size(real).min(shape[axis.axis]);
+        }
+    }
+    if shape[..] == *tensor.shape() {
+        return Ok(tensor);
+    }
+    let (Some(bytes), Some(width)) = (tensor.bytes(), tensor.dtype().bits().map(|bits| bits / 8)) else {
+        return Err(Error::unimplemented("strings cannot be cut"));
+    };
+    let corner = block::corner(bytes, tensor.shape(), &shape, width);
+    Tensor::from_bytes(tensor.dtype(), shape, Bytes::from(corner))
+}
+
+/// Items `first..first + items` of a tensor; bytes are shared.
+///
+/// # Errors
+/// `InvalidArgument` where the tensor has no such items, `Unimplemented` where they do not start at a byte.
+pub(crate) fn slice(tensor: &Tensor, first: usize, items: usize) -> Result<Tensor> {
+    let mut shape: Shape = tensor.shape().into();
+    let total = *shape.first().ok_or_else(|| Error::invalid("a scalar has no items"))?;
+    if first == 0 && items == total {
+        return Ok(tensor.clone());
+    }
+    if first + items > total {
+        return Err(Error::invalid("there are not so many items"));
+    }
+    shape[0] = items;
+    let per_item: usize = shape[1..].iter().product();
+    if let Some(strings) = tensor.strings() {
+        return Tensor::from_strings(shape, strings[first * per_item..(first + items) * per_item].to_vec());
+    }
+    let bits = tensor.dtype().bits().unwrap_or(0) * per_item;
+    match tensor.bytes() {
+        Some(bytes) if bits.is_multiple_of(8) => {
+            let item = bits / 8;
+            Tensor::from_bytes(tensor.dtype(), shape, bytes.slice(first * item..(first + items) * item))
+        }
+        _ => Err(Error::unimplemented("packed elements cannot be cut between bytes")),
+    }
+}
+
+/// The outputs of several runs, one after the other along axis 0.
+///
+/// # Errors
+/// `Internal` where the runs do not agree on names, types or the other axes.
+pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
+    let differ = || Error::internal("the parts of a request gave outputs of different shape");
+    let first = runs.first().ok_or_else(differ)?;
+    let join = |(index, output): (usize, &NamedTensor)| {
+        let pieces: Vec<&Tensor> = runs
+            .iter()
+            .map(|run| run.get(index).map(|o| &o.tensor).ok_or_else(differ))
+            .collect::<Result<_>>()?;
+        let rest = output.tensor.shape().get(1..).ok_or_else(differ)?;
+        if pieces.iter().any(|p| p.dtype() != output.tensor.dtype() || p.shape().get(1..) != Some(rest)) {
+            return Err(differ());
+        }
+        let items = pieces.iter().map(|piece| piece.shape()[0]).sum();
+        let shape: Shape = std::iter::once(items).chain(rest.iter().copied()).collect();
+        let tensor = if output.tensor.dtype() == DType::String {
+            let strings: Vec<Bytes> = pieces.iter().filter_map(|p| p.strings()).flatten().cloned().collect();
+            Tensor::from_strings(shape, strings)?
+        } else {
+            let bytes: Vec<&[u8]> = pieces.iter().filter_map(|p| p.bytes()).map(|b| &b[..]).collect();
+            Tensor::from_bytes(output.tensor.dtype(), shape, Bytes::from(bytes.concat()))?
+        };
+        Ok(NamedTensor { name: Arc::clone(&output.name), tensor })
+    };
+    first.iter().enumerate().map(join).collect()
+}

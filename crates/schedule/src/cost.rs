@@ -1,0 +1,336 @@
+//! What merging brings: measured time an item by batch size, for each shape, and what padding costs.
+//!
+//! Merging is an assumption about the model: that a run of n items costs less than n runs. For a ranking model whose
+//! weights do not fit the cache it is right many times over; for a convolution that already fills a core it is wrong, and
+//! then every merged request only waits for its batch-mates. So nothing is assumed: sizes are tried, cheapest
+//! first, and a size is used where its median time an item is clearly the best known.
+
+use std::collections::HashMap;
+
+/// Batch sizes are told apart by powers of two: 1, 2, 3..4, 5..8 and so on up to 4096.
+const SIZES: usize = 13;
+/// Runs whose median is taken.
+const RUNS_KEPT: usize = 9;
+/// A size is known after so many runs.
+const RUNS_TO_KNOW: usize = 2;
+/// A larger batch must be this much cheaper an item than a smaller one: below it, noise decides and requests wait for
+/// nothing.
+const GAIN_MIN: f64 = 0.04;
+/// What it must gain to take more than its share of the queue, which would leave other workers without.
+const GAIN_BEYOND_SHARE: f64 = 0.10;
+/// An untried size is tried while the size below costs at most this much more an item than the best.
+const TRY_ABOVE: f64 = 1.10;
+/// Every so many decisions a size beside the best is measured again: models and machines change.
+const PROBE_EVERY: u64 = 200;
+/// Shapes remembered of a model.
+const SHAPES_MAX: usize = 256;
+/// Weight of past runs in the padding estimate; an observation's weight halves in about 140 runs.
+const DECAY: f64 = 0.995;
+/// Runs before the padding estimate is used, and paddings that are tried without one.
+const RUNS_TO_ESTIMATE: u64 = 16;
+/// A padded run must be this much cheaper than separate runs.
+const PADDING_GAIN_MIN: f64 = 0.05;
+
+fn size_class(items: usize) -> usize {
+    (items.max(1).next_power_of_two().trailing_zeros() as usize).min(SIZES - 1)
+}
+
+/// The last runs of one size class.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    item_us: [f32; RUNS_KEPT],
+    count: u64,
+}
+
+impl Runs {
+    fn add(&mut self, item_us: f64) {
+        self.item_us[self.count as usize % RUNS_KEPT] = item_us as f32;
+        self.count += 1;
+    }
+
+    fn median(&self) -> Option<f64> {
+        if self.count < RUNS_TO_KNOW as u64 {
+            return None;
+        }
+        let mut kept = self.item_us;
+        let kept = &mut kept[..(self.count as usize).min(RUNS_KEPT)];
+        kept.sort_unstable_by(f32::total_cmp);
+        // The lower one of two: noise only ever adds.
+        Some(f64::from(kept[(kept.len() - 1) / 2]))
+    }
+}
+
+/// What is known of one shape.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShapeCost {
+    sizes: [Runs; SIZES],
+    decisions: u64,
+    last_used: u64,
+}
+
+/// How many items are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// Items to take, at most what was offered.
+    pub(crate) items: usize,
+    /// Whether more items than were offered might pay, so that lingering makes sense.
+    pub(crate) more_may_pay: bool,
+}
+
+impl ShapeCost {
+    fn add(&mut self, items: usize, us: f64) {
+        self.sizes[size_class(items)].add(us / items.max(1) as f64);
+    }
+
+    /// How many of `offered` items to take (`offered` is at most `max`); `share` is what leaves as much for each other
+    /// worker.
+    pub(crate) fn choose(&mut self, offered: usize, share: usize, max: usize) -> Choice {
+        let (top, limit) = (size_class(offered), size_class(max));
+        self.decisions += 1;
+        let probe = self.decisions.is_multiple_of(PROBE_EVERY);
+        let untried = self.untried(limit);
+        if let Some(untried) = untried.filter(|&untried| untried <= top) {
+            return Choice { items: (1 << untried).min(offered), more_may_pay: true };
+        }
+        let best = self.best(top, share);
+        let chosen = if probe { self.neighbour(best, top) } else { best };
+        let items = if size_class(offered) == chosen { offered } else { 1 << chosen };
+        let more_may_pay = untried.is_some() || self.best(limit, max) > best;
+        Choice { items: items.min(offered), more_may_pay }
+    }
+
+    /// The lowest size that is unknown and worth a try.
+    fn untried(&self, limit: usize) -> Option<usize> {
+        let mut cheapest = f64::INFINITY;
+        for class in 0..=limit {
+            match self.sizes[class].median() {
+                None => return Some(class),
+                Some(item_us) if item_us > cheapest * TRY_ABOVE => return None,
+                Some(item_us) => cheapest = cheapest.min(item_us),
+            }
+        }
+        None
+    }
+
+    /// The known size class up to `top` that pays best.
+    fn best(&self, top: usize, share: usize) -> usize {
+        let share = size_class(share);
+        let (mut best, mut cost) = (0, self.sizes[0].median().unwrap_or(f64::INFINITY));
+        for class in 1..=top {
+            let Some(item_us) = self.sizes[class].median() else { continue };
+            let gain = if class > share { GAIN_BEYOND_SHARE } else { GAIN_MIN };
+            if item_us < cost * (1.0 - gain) {
+                (best, cost) = (class, item_us);
+            }
+        }
+        best
+    }
+
+    /// A size beside the best, above and below in turn.
+    fn neighbour(&self, best: usize, top: usize) -> usize {
+        let above = (self.decisions / PROBE_EVERY).is_multiple_of(2);
+        if above { (best + 1).min(top) } else { best.saturating_sub(1) }
+    }
+
+    /// Median microseconds an item by the size class's largest batch, where known.
+    pub(crate) fn known(&self) -> Vec<(usize, f64)> {
+        let known = |(class, runs): (usize, &Runs)| runs.median().map(|item_us| (1 << class, item_us));
+        self.sizes.iter().enumerate().filter_map(known).collect()
+    }
+
+    /// Runs measured.
+    pub(crate) fn runs(&self) -> u64 {
+        self.sizes.iter().map(|runs| runs.count).sum()
+    }
+
+    /// The batch size that pays best.
+    pub(crate) fn best_size(&self) -> usize {
+        1 << self.best(SIZES - 1, 1 << (SIZES - 1))
+    }
+}
+
+/// A run's time as a fixed part and a part for each element: least squares over the last runs.
+#[derive(Clone, Debug, Default)]
+struct Line {
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+    runs: u64,
+    tries: u64,
+}
+
+impl Line {
+    fn add(&mut self, elements: f64, us: f64) {
+        for sum in [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy] {
+            *sum *= DECAY;
+        }
+        self.weight += 1.0;
+        self.x += elements;
+        self.y += us;
+        self.xx += elements * elements;
+        self.xy += elements * us;
+        self.runs += 1;
+    }
+
+    /// (microseconds a run, microseconds an element); `None` while too little, or only one size, was seen.
+    fn fit(&self) -> Option<(f64, f64)> {
+        let spread = self.weight * self.xx - self.x * self.x;
+        if self.runs < RUNS_TO_ESTIMATE || spread <= 1e-6 * self.weight * self.xx {
+            return None;
+        }
+        let slope = ((self.weight * self.xy - self.x * self.y) / spread).max(0.0);
+        Some((((self.y - slope * self.x) / self.weight).max(0.0), slope))
+    }
+}
+
+/// What is known of one model.
+#[derive(Debug, Default)]
+pub(crate) struct ModelCost {
+    shapes: HashMap<u64, (String, ShapeCost)>,
+    line: Line,
+    clock: u64,
+}
+
+impl ModelCost {
+    /// What is known of a shape, called `name` for people when it is new.
+    pub(crate) fn shape(&mut self, key: u64, name: impl FnOnce() -> String) -> &mut ShapeCost {
+        self.clock += 1;
+        if !self.shapes.contains_key(&key) && self.shapes.len() >= SHAPES_MAX {
+            let oldest = self.shapes.iter().min_by_key(|(_, (_, cost))| cost.last_used).map(|(key, _)| *key);
+            oldest.map(|oldest| self.shapes.remove(&oldest));
+        }
+        let (_, cost) = self.shapes.entry(key).or_insert_with(|| (name(), ShapeCost::default()));
+        cost.last_used = self.clock;
+        cost
+    }
+
+    /// A run of `items` items and `elements` elements, all of one shape, took `us` microseconds.
+    pub(crate) fn add(&mut self, key: u64, items: usize, elements: f64, us: f64) {
+        if let Some((_, cost)) = self.shapes.get_mut(&key) {
+            cost.add(items, us);
+        }
+        self.line.add(elements, us);
+    }
+
+    /// A run over different shapes, `elements` padded elements in all, took `us` microseconds.
+    pub(crate) fn add_padded(&mut self, elements: f64, us: f64) {
+        self.line.add(elements, us);
+    }
+
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`.
+    pub(crate) fn padding_pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
+        let Some((fixed, element)) = self.line.fit() else {
+            self.line.tries += 1;
+            return self.line.tries <= RUNS_TO_ESTIMATE;
+        };
+        let separate = 2.0 * fixed + element * (apart[0] + apart[1]);
+        fixed + element * together < separate * (1.0 - PADDING_GAIN_MIN)
+    }
+
+    /// Names and costs of the shapes seen most.
+    pub(crate) fn top(&self, count: usize) -> Vec<(&str, &ShapeCost)> {
+        let mut all: Vec<(&str, &ShapeCost)> =
+            self.shapes.values().map(|(name, cost)| (name.as_str(), cost)).collect();
+        all.sort_unstable_by(|a, b| b.1.runs().cmp(&a.1.runs()).then(a.0.cmp(b.0)));
+        all.truncate(count);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`; the last choice.
+    fn learn(
+        offered: usize,
+        share: usize,
+        us: impl Fn(usize) -> f64,
+        rounds: usize,
+    ) -> (Vec<usize>, ShapeCost) {
+        let mut cost = ShapeCost::default();
+        let taken = (0..rounds).map(|_| {
+            let choice = cost.choose(offered, share, 32);
+            cost.add(choice.items, us(choice.items));
+            choice.items
+        });
+        let taken: Vec<usize> = taken.collect();
+        (taken, cost)
+    }
+
+    #[test]
+    fn a_model_that_gains_is_merged_fully() {
+        let (taken, _) = learn(32, 16, |n| 1000.0 + 20.0 * n as f64, 40);
+        assert_eq!(&taken[..6], [1, 1, 2, 2, 4, 4], "small sizes are tried first");
+        assert_eq!(taken[39], 32);
+    }
+
+    #[test]
+    fn a_model_that_does_not_gain_is_not_merged() {
+        let (taken, cost) = learn(32, 16, |n| 1000.0 * n as f64, 190);
+        assert_eq!(*taken.last().unwrap_or(&0), 1);
+        // Each size is tried twice: that is all it costs.
+        assert_eq!(taken.iter().filter(|&&n| n > 1).count(), 10);
+        assert_eq!(cost.best_size(), 1);
+    }
+
+    #[test]
+    fn a_model_that_loses_is_given_up_at_once() {
+        let (taken, _) = learn(32, 16, |n| 1000.0 * (n * n) as f64, 100);
+        assert_eq!(taken.iter().filter(|&&n| n > 2).count(), 0);
+        assert_eq!(taken.iter().filter(|&&n| n == 2).count(), 2);
+    }
+
+    #[test]
+    fn more_than_its_share_only_for_a_clear_gain() {
+        let slight = |n: usize| 1000.0 * n as f64 * if n > 4 { 0.93 } else { 1.0 };
+        assert_eq!(learn(8, 4, slight, 60).0[59], 1);
+        let clear = |n: usize| 1000.0 * n as f64 * if n > 4 { 0.8 } else { 1.0 };
+        assert_eq!(learn(8, 4, clear, 60).0[59], 8);
+    }
+
+    #[test]
+    fn neighbours_are_measured_again_and_a_change_is_found() {
+        let (_, mut cost) = learn(8, 8, |n| 1000.0 * n as f64, 100);
+        let mut last = 0;
+        for _ in 0..20_000 {
+            last = cost.choose(8, 8, 32).items;
+            cost.add(last, 1000.0 + 10.0 * last as f64);
+        }
+        assert_eq!(last, 8);
+    }
+
+    #[test]
+    fn lingering_makes_sense_only_where_more_would_pay() {
+        let (_, mut gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
+        assert!(gains.choose(1, 1, 32).more_may_pay);
+        let (_, mut linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
+        assert!(!linear.choose(1, 1, 32).more_may_pay);
+    }
+
+    #[test]
+    fn padding_pays_where_the_fixed_part_is_large() {
+        let mut fixed = ModelCost::default();
+        let mut linear = ModelCost::default();
+        for run in 0..40 {
+            let elements = 100.0 + 10.0 * f64::from(run % 7);
+            fixed.add(1, 1, elements, 1000.0 + elements);
+            linear.add(1, 1, elements, elements);
+        }
+        assert!(fixed.padding_pays(320.0, [160.0, 100.0]));
+        assert!(!linear.padding_pays(320.0, [160.0, 100.0]));
+        assert!(!fixed.padding_pays(32_000.0, [16_000.0, 10_000.0]));
+    }
+
+    #[test]
+    fn shapes_are_bounded_and_the_oldest_goes() {
+        let mut cost = ModelCost::default();
+        for key in 0..SHAPES_MAX as u64 + 10 {
+            cost.shape(key, || format!("shape {key}")).add(1, 1.0);
+        }
+        assert_eq!(cost.shapes.len(), SHAPES_MAX);
+        assert!(!cost.shapes.contains_key(&0) && cost.shapes.contains_key(&(SHAPES_MAX as u64)));
+    }
+}

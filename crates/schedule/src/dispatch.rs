@@ -1,0 +1,247 @@
+//! Which worker runs which model's requests: one lock over all queues, held for microseconds.
+//!
+//! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor time as the good:
+//! the model that has used the least, divided by its weight, goes first, and one that comes back from idleness starts
+//! at the virtual time of the others, so that it cannot save up. A run of a model with several threads takes as many
+//! cores as it has threads; while too few are free nobody overtakes it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::Error;
+
+use crate::entry::Entry;
+use crate::model_queue::{Batch, ModelQueue, Next, Ran};
+use crate::snapshot::Snapshot;
+
+/// Models with a queue; above it those whose versions are gone are forgotten before a new one is added.
+const MODELS_MAX: usize = 4096;
+
+/// Why a request was not taken.
+pub(crate) enum Refusal {
+    /// So many wait already.
+    Full(usize),
+    /// No more requests are taken.
+    Closed,
+}
+
+/// What a worker is given.
+pub(crate) enum Work {
+    /// Requests nobody waits for, to be answered.
+    Bury(Vec<(Entry, Error)>),
+    /// A run.
+    Run(Batch),
+}
+
+struct State {
+    models: HashMap<Arc<str>, ModelQueue>,
+    /// Workers that wait, the one that worked last on top: its core still has the model in its cache.
+    idle: Vec<usize>,
+    /// The one of them that wakes by itself when a lingering batch is due.
+    timer: Option<usize>,
+    cores_free: usize,
+    virtual_time: f64,
+    closed: bool,
+}
+
+/// All queues and the workers that wait for them.
+pub(crate) struct Dispatch {
+    state: Mutex<State>,
+    /// One a worker, so that it can be chosen who wakes.
+    wakers: Vec<Condvar>,
+    queue_max: usize,
+    /// The sum of all queues, readable without the lock.
+    queued: AtomicUsize,
+}
+
+impl Dispatch {
+    pub(crate) fn new(queue_max: usize, workers: usize) -> Dispatch {
+        let state = State {
+            models: HashMap::new(),
+            idle: Vec::with_capacity(workers),
+            timer: None,
+            cores_free: workers,
+            virtual_time: 0.0,
+            closed: false,
+        };
+        Dispatch {
+            state: Mutex::new(state),
+            wakers: (0..workers).map(|_| Condvar::new()).collect(),
+            queue_max,
+            queued: AtomicUsize::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under this lock calls foreign code, so a poisoned state is whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn queue_max(&self) -> usize {
+        self.queue_max
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more may come back, to be
+    /// answered by the caller.
+    pub(crate) fn push(
+        &self,
+        entries: Vec<Entry>,
+    ) -> (Result<(), (Vec<Entry>, Refusal)>, Vec<(Entry, Error)>) {
+        let mut dead = Vec::new();
+        let Some(first) = entries.first() else { return (Ok(()), dead) };
+        let (model, now, count) = (first.servable.id.model.clone(), first.submitted, entries.len());
+        let mut state = self.lock();
+        if state.closed {
+            return (Err((entries, Refusal::Closed)), dead);
+        }
+        let virtual_time = state.virtual_time;
+        let queue = state.queue(&model);
+        if queue.queued() == 0 && queue.running == 0 {
+            queue.used = queue.used.max(virtual_time);
+        }
+        let pushed = queue.push(entries, self.queue_max, now, &mut dead);
+        let woken = if pushed.is_ok() { state.wake_one() } else { None };
+        drop(state);
+        self.queued.fetch_sub(dead.len(), Ordering::Relaxed);
+        if pushed.is_ok() {
+            self.queued.fetch_add(count, Ordering::Relaxed);
+        }
+        self.notify(woken);
+        (pushed.map_err(|(entries, limit)| (entries, Refusal::Full(limit))), dead)
+    }
+
+    fn notify(&self, worker: Option<usize>) {
+        if let Some(waker) = worker.and_then(|worker| self.wakers.get(worker)) {
+            waker.notify_one();
+        }
+    }
+
+    /// The next work for `worker`, waiting for some; `None` once closed and empty. `ran` is what its last run has shown.
+    pub(crate) fn next(&self, worker: usize, ran: Option<(Arc<str>, Ran, usize)>) -> Option<Work> {
+        let mut state = self.lock();
+        if let Some((model, ran, cores)) = ran {
+            state.cores_free += cores;
+            if let Some(queue) = state.models.get_mut(&model) {
+                queue.finish(&ran);
+            }
+        }
+        loop {
+            let now = Instant::now();
+            let mut dead = Vec::new();
+            state.models.values_mut().for_each(|queue| queue.bury(now, &mut dead));
+            if !dead.is_empty() {
+                self.queued.fetch_sub(dead.len(), Ordering::Relaxed);
+                return Some(Work::Bury(dead));
+            }
+            let until = match state.pick(now, self.wakers.len()) {
+                Next::Run(batch) => {
+                    self.queued.fetch_sub(batch.entries.len(), Ordering::Relaxed);
+                    let more = state.models.values().any(|queue| queue.queued() > 0);
+                    let woken = if more { state.wake_one() } else { None };
+                    drop(state);
+                    self.notify(woken);
+                    return Some(Work::Run(batch));
+                }
+                Next::Wait(until) => Some(until),
+                Next::Nothing => None,
+            };
+            if state.closed && state.models.values().all(|queue| queue.queued() == 0) {
+                drop(state);
+                self.wakers.iter().for_each(Condvar::notify_one);
+                return None;
+            }
+            state = self.wait(state, worker, until.map(|until| until.saturating_duration_since(now)));
+        }
+    }
+
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        worker: usize,
+        timeout: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        if !state.idle.contains(&worker) {
+            state.idle.push(worker);
+        }
+        let waker = &self.wakers[worker];
+        let timed = timeout.filter(|_| state.timer.is_none_or(|timer| timer == worker));
+        let mut state = match timed {
+            Some(timeout) => {
+                state.timer = Some(worker);
+                waker.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => waker.wait(state).unwrap_or_else(PoisonError::into_inner),
+        };
+        if state.timer == Some(worker) {
+            state.timer = None;
+        }
+        state.idle.retain(|&idle| idle != worker);
+        state
+    }
+
+    /// Takes no more; workers end when what waits is done.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.wakers.iter().for_each(Condvar::notify_one);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut state = self.lock();
+        state.models.retain(|_, queue| !queue.gone());
+        let models = state.models.values();
+        Snapshot {
+            workers: self.wakers.len(),
+            busy: models.clone().map(|queue| queue.running).sum(),
+            queued: self.queued(),
+            queue_max: self.queue_max,
+            models: models.map(ModelQueue::snapshot).collect(),
+        }
+    }
+}
+
+impl State {
+    fn queue(&mut self, model: &Arc<str>) -> &mut ModelQueue {
+        if !self.models.contains_key(model) && self.models.len() >= MODELS_MAX {
+            self.models.retain(|_, queue| !queue.gone());
+        }
+        self.models.entry(model.clone()).or_insert_with(|| ModelQueue::new(model))
+    }
+
+    /// The worker to wake for new work.
+    fn wake_one(&mut self) -> Option<usize> {
+        self.idle.pop()
+    }
+
+    /// The next run among all models, the one that has used the least first.
+    fn pick(&mut self, now: Instant, workers: usize) -> Next {
+        let mut waiting: Vec<&mut ModelQueue> =
+            self.models.values_mut().filter(|queue| queue.queued() > 0).collect();
+        waiting.sort_unstable_by(|a, b| a.used.total_cmp(&b.used));
+        let mut earliest: Option<Instant> = None;
+        for queue in waiting {
+            if queue.cores(workers) > self.cores_free {
+                // Nobody overtakes it: it would never find enough cores free.
+                break;
+            }
+            let used = queue.used;
+            match queue.next(now, workers, self.closed) {
+                Next::Run(batch) => {
+                    self.virtual_time = self.virtual_time.max(used);
+                    self.cores_free -= batch.cores;
+                    return Next::Run(batch);
+                }
+                Next::Wait(until) => {
+                    earliest = Some(earliest.map_or(until, |earliest| earliest.min(until)));
+                }
+                Next::Nothing => {}
+            }
+        }
+        earliest.map_or(Next::Nothing, Next::Wait)
+    }
+}

@@ -1,0 +1,196 @@
+//! A request in the queue: whole, or one part of a request larger than a batch.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::{Error, NamedTensor, Result};
+use engine::Servable;
+
+use crate::form::{Form, same_question};
+use crate::{Completion, Done, Job, batch, fill};
+
+/// What waits.
+pub(crate) struct Entry {
+    pub(crate) servable: Arc<Servable>,
+    pub(crate) inputs: Vec<NamedTensor>,
+    pub(crate) outputs: Vec<Arc<str>>,
+    pub(crate) deadline: Instant,
+    pub(crate) cancelled: Arc<AtomicBool>,
+    pub(crate) submitted: Instant,
+    /// Index of its priority level.
+    pub(crate) level: usize,
+    /// What it can be joined with; `None` where it runs as it is.
+    pub(crate) form: Option<Form>,
+    /// The form's number; 0 without one.
+    pub(crate) key: u64,
+    /// Items; 1 without a form.
+    pub(crate) items: usize,
+    pub(crate) finish: Finish,
+}
+
+/// Where an entry's outcome goes.
+pub(crate) enum Finish {
+    /// To the client.
+    Whole(Done),
+    /// To where the parts of a request are put together again.
+    Part(Arc<Rejoin>, usize),
+}
+
+impl Entry {
+    /// Entries for a job: one, or several where it has more items than a batch may have.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where an input that the server fills has nothing to be filled from.
+    pub(crate) fn from_job(mut job: Job, now: Instant) -> Result<Vec<Entry>> {
+        let plan = job.servable.plan();
+        if plan.fills() {
+            fill::fill(plan, &mut job.inputs)?;
+        }
+        let options = job.servable.schedule();
+        let levels = options.levels();
+        let asked = if job.priority == 0 { options.default_priority } else { job.priority };
+        let level = asked.clamp(1, levels) - 1;
+        let joinable = plan.batchable || plan.pads();
+        let form = if joinable { Form::of(plan, &job.inputs) } else { None };
+        let (form, items) = form.map_or((None, 1), |(form, items)| (Some(form), items));
+        let max = options.max_batch;
+        let key = form.as_ref().map_or(0, Form::key);
+        let servable = job.servable.clone();
+        let part = move |inputs, outputs, cancelled, form, items, finish| Entry {
+            servable: servable.clone(),
+            inputs,
+            outputs,
+            deadline: job.deadline,
+            cancelled,
+            submitted: now,
+            level,
+            form,
+            key,
+            items,
+            finish,
+        };
+        if !job.servable.plan().batchable || items <= max {
+            return Ok(vec![part(
+                job.inputs,
+                job.outputs,
+                job.cancelled,
+                form,
+                items,
+                Finish::Whole(job.done),
+            )]);
+        }
+        let mut pieces = Vec::with_capacity(items.div_ceil(max));
+        for first in (0..items).step_by(max) {
+            let count = max.min(items - first);
+            let piece = |input: &NamedTensor| {
+                let tensor = batch::slice(&input.tensor, first, count)?;
+                Ok(NamedTensor { name: Arc::clone(&input.name), tensor })
+            };
+            let Ok(inputs) = job.inputs.iter().map(piece).collect::<Result<Vec<_>>>() else {
+                // Packed elements cannot be cut: it runs whole.
+                return Ok(vec![part(
+                    job.inputs,
+                    job.outputs,
+                    job.cancelled,
+                    None,
+                    1,
+                    Finish::Whole(job.done),
+                )]);
+            };
+            pieces.push((inputs, count));
+        }
+        let rejoin = Arc::new(Rejoin::new(pieces.len(), job.inputs, job.outputs.clone(), job.done));
+        let entry = |(index, (inputs, count))| {
+            let finish = Finish::Part(rejoin.clone(), index);
+            part(inputs, job.outputs.clone(), job.cancelled.clone(), form.clone(), count, finish)
+        };
+        Ok(pieces.into_iter().enumerate().map(entry).collect())
+    }
+
+    /// Whether nobody waits for it any more, and why.
+    pub(crate) fn dead(&self, now: Instant) -> Option<Error> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Some(Error::cancelled("the client has gone"));
+        }
+        let waited = now.saturating_duration_since(self.submitted);
+        (now >= self.deadline).then(|| {
+            Error::deadline(format!("the deadline passed after {} ms in the queue", waited.as_millis()))
+        })
+    }
+
+    /// Whether it asks the same of the same version as `other`, and both can be joined.
+    pub(crate) fn same_question(&self, other: &Entry) -> bool {
+        let joinable = self.form.is_some() && other.form.is_some() && self.servable.plan().batchable;
+        joinable && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
+    }
+
+    /// Whether it can be joined with `other` without padding.
+    pub(crate) fn same_form(&self, other: &Entry) -> bool {
+        self.key == other.key && self.same_question(other) && self.form == other.form
+    }
+}
+
+/// The parts of a request, until all have an outcome.
+pub(crate) struct Rejoin {
+    inputs: Vec<NamedTensor>,
+    outputs: Vec<Arc<str>>,
+    state: Mutex<Parts>,
+}
+
+struct Parts {
+    answers: Vec<Option<Vec<NamedTensor>>>,
+    missing: usize,
+    failure: Option<Error>,
+    queue: Duration,
+    compute: Duration,
+    batch: usize,
+    done: Option<Done>,
+}
+
+impl Rejoin {
+    fn new(parts: usize, inputs: Vec<NamedTensor>, outputs: Vec<Arc<str>>, done: Done) -> Rejoin {
+        let state = Parts {
+            answers: vec![None; parts],
+            missing: parts,
+            failure: None,
+            queue: Duration::ZERO,
+            compute: Duration::ZERO,
+            batch: 0,
+            done: Some(done),
+        };
+        Rejoin { inputs, outputs, state: Mutex::new(state) }
+    }
+
+    /// Takes one part's outcome; the last one's gives the request's. `again` runs the whole request, for a model whose
+    /// parts do not fit together.
+    pub(crate) fn add(
+        &self,
+        index: usize,
+        completion: Completion,
+        again: impl FnOnce(&[NamedTensor], &[Arc<str>]) -> Result<Vec<NamedTensor>>,
+    ) -> Option<(Done, Completion)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match completion.result {
+            Ok(outputs) => state.answers[index] = Some(outputs),
+            Err(error) => drop(state.failure.get_or_insert(error)),
+        }
+        state.queue = state.queue.max(completion.queue);
+        state.compute += completion.compute;
+        state.batch = state.batch.max(completion.batch);
+        state.missing -= 1;
+        if state.missing > 0 {
+            return None;
+        }
+        let done = state.done.take()?;
+        let answers = std::mem::take(&mut state.answers);
+        let result = match state.failure.take() {
+            Some(error) => Err(error),
+            None => {
+                let runs: Vec<Vec<NamedTensor>> = answers.into_iter().flatten().collect();
+                batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs))
+            }
+        };
+        Some((done, Completion { result, queue: state.queue, compute: state.compute, batch: state.batch }))
+    }
+}

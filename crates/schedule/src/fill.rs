@@ -1,0 +1,81 @@
+//! Masks and lengths that the server makes for its clients.
+
+use std::sync::Arc;
+
+use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
+use bytes::Bytes;
+use engine::{BatchPlan, Fill};
+
+/// Adds the inputs that the plan fills and the client left out: masks of ones and real sizes.
+///
+/// # Errors
+/// `InvalidArgument` where the input that is masked or measured is missing or has no axis 0.
+pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()> {
+    for input in &plan.inputs {
+        let Some(fill) = &input.fill else { continue };
+        if inputs.iter().any(|given| given.name == input.name) {
+            continue;
+        }
+        let (Fill::Mask { source, .. } | Fill::Length { source, .. }) = fill;
+        let source = &plan.inputs[*source];
+        let given = inputs
+            .iter()
+            .find(|given| given.name == source.name)
+            .ok_or_else(|| Error::invalid(format!("input \"{}\" is missing", source.name)))?;
+        let shape = given.tensor.shape();
+        let items = *shape
+            .first()
+            .ok_or_else(|| Error::invalid(format!("input \"{}\" has no axis for the items", source.name)))?;
+        let real: Vec<usize> = source.axes.iter().map(|axis| shape[axis.axis]).collect();
+        let tensor = match fill {
+            Fill::Mask { full_rank, .. } => {
+                let grows = |axis: usize| axis == 0 || source.axes.iter().any(|growing| growing.axis == axis);
+                let full =
+                    || shape.iter().enumerate().map(|(axis, &size)| if grows(axis) { size } else { 1 });
+                let dims: Shape =
+                    if *full_rank { full().collect() } else { std::iter::once(items).chain(real).collect() };
+                constant(input.dtype, dims, &[1])?
+            }
+            Fill::Length { matrix, .. } => {
+                let dims: Shape = if *matrix { [items, real.len()][..].into() } else { [items][..].into() };
+                constant(input.dtype, dims, &real)?
+            }
+        };
+        inputs.push(NamedTensor { name: Arc::clone(&input.name), tensor });
+    }
+    Ok(())
+}
+
+/// A tensor of `values` over and over.
+fn constant(dtype: DType, shape: Shape, values: &[usize]) -> Result<Tensor> {
+    let count = shape.iter().product::<usize>();
+    let mut bytes = Vec::with_capacity(dtype.bytes_for(count).unwrap_or(0));
+    for index in 0..count {
+        element(dtype, values[index % values.len()] as f64, &mut bytes)?;
+    }
+    Tensor::from_bytes(dtype, shape, Bytes::from(bytes))
+}
+
+/// Appends `value` as an element of `dtype`, converted as `as` does.
+///
+/// # Errors
+/// `Unimplemented` for types that padding and masks do not have (strings, 4-bit and 8-bit floats, complex).
+pub(crate) fn element(dtype: DType, value: f64, to: &mut Vec<u8>) -> Result<()> {
+    match dtype {
+        DType::Bool => to.push(u8::from(value != 0.0)),
+        DType::U8 => to.push(value as u8),
+        DType::I8 => to.extend((value as i8).to_le_bytes()),
+        DType::U16 => to.extend((value as u16).to_le_bytes()),
+        DType::I16 => to.extend((value as i16).to_le_bytes()),
+        DType::U32 => to.extend((value as u32).to_le_bytes()),
+        DType::I32 => to.extend((value as i32).to_le_bytes()),
+        DType::U64 => to.extend((value as u64).to_le_bytes()),
+        DType::I64 => to.extend((value as i64).to_le_bytes()),
+        DType::F32 => to.extend((value as f32).to_le_bytes()),
+        DType::F64 => to.extend(value.to_le_bytes()),
+        DType::F16 => to.extend(half::f16::from_f64(value).to_le_bytes()),
+        DType::BF16 => to.extend(half::bf16::from_f64(value).to_le_bytes()),
+        other => return Err(Error::unimplemented(format!("{other} cannot be padded"))),
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! The form of a request: what decides with which others it can share a run.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use base::{NamedTensor, Shape};
+use engine::{BatchPlan, Servable};
+
+use crate::merge;
+
+/// The sizes of every input's axes but the first, in the order of the plan; `None` where an optional input is left
+/// out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Form(Vec<Option<Shape>>);
+
+impl Form {
+    /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis 0. `None` where the
+    /// request cannot be joined with others: no common, or no positive, number of items.
+    pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(Form, usize)> {
+        let mut items = None;
+        let mut form = Vec::with_capacity(plan.inputs.len());
+        for input in &plan.inputs {
+            let Some(given) = inputs.iter().find(|given| given.name == input.name) else {
+                form.push(None);
+                continue;
+            };
+            let (&count, rest) = given.tensor.shape().split_first()?;
+            if *items.get_or_insert(count) != count {
+                return None;
+            }
+            form.push(Some(Shape::from_slice(rest)));
+        }
+        let mut form = Form(form);
+        if !form.masks_fit(plan) {
+            return None;
+        }
+        form.round_up(plan);
+        items.filter(|&items| items > 0).map(|items| (form, items))
+    }
+
+    fn round_up(&mut self, plan: &BatchPlan) {
+        for (index, input) in plan.inputs.iter().enumerate() {
+            let Some(rule) = &input.rule else { continue };
+            let Some(sizes) = &mut self.0[index] else { continue };
+            for axis in &input.axes {
+                sizes[axis.axis - 1] = merge::round_up(sizes[axis.axis - 1], &rule.buckets);
+            }
+        }
+        self.follow(plan);
+    }
+
+    /// Whether masks that clients sent have the sizes of what they mask.
+    fn masks_fit(&self, plan: &BatchPlan) -> bool {
+        plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()).all(|(index, input)| {
+            input.axes.iter().all(|axis| {
+                let own = self.sizes(index).and_then(|sizes| sizes.get(axis.axis - 1));
+                let source = self.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1));
+                own.is_none() || own == source
+            })
+        })
+    }
+
+    /// Gives masks the sizes of what they mask.
+    fn follow(&mut self, plan: &BatchPlan) {
+        for (index, input) in plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()) {
+            for axis in &input.axes {
+                let Some(size) = self.0[axis.source].as_ref().map(|sizes| sizes[axis.source_axis - 1]) else {
+                    continue;
+                };
+                if let Some(sizes) = &mut self.0[index] {
+                    sizes[axis.axis - 1] = size;
+                }
+            }
+        }
+    }
+
+    /// The sizes of input `index` without axis 0.
+    pub(crate) fn sizes(&self, index: usize) -> Option<&[usize]> {
+        self.0.get(index)?.as_deref()
+    }
+
+    /// The smallest form that holds both, where only axes that may grow differ.
+    pub(crate) fn cover(&self, other: &Form, plan: &BatchPlan) -> Option<Form> {
+        let mut covered = Vec::with_capacity(self.0.len());
+        for (input, (a, b)) in plan.inputs.iter().zip(self.0.iter().zip(&other.0)) {
+            covered.push(match (a, b) {
+                (None, None) => None,
+                (Some(a), Some(b)) => {
+                    let grows = |axis: usize| input.axes.iter().any(|growing| growing.axis == axis + 1);
+                    if (0..a.len().min(b.len())).any(|axis| a[axis] != b[axis] && !grows(axis)) {
+                        return None;
+                    }
+                    Some(Shape::from_vec(merge::cover(a, b)?))
+                }
+                _ => return None,
+            });
+        }
+        Some(Form(covered))
+    }
+
+    /// Whether a request of this form may be padded to `padded`.
+    pub(crate) fn may_pad(&self, padded: &Form, plan: &BatchPlan) -> bool {
+        plan.inputs.iter().zip(self.0.iter().zip(&padded.0)).all(|(input, pair)| match (&input.rule, pair) {
+            (Some(rule), (Some(own), Some(padded))) => {
+                own == padded
+                    || (rule.merge
+                        && merge::may_pad(own, padded, input.dtype.bytes_for(1).unwrap_or(1), rule))
+            }
+            _ => true,
+        })
+    }
+
+    /// Elements an item has: of the inputs that are padded, or of all where none is.
+    pub(crate) fn elements(&self, plan: &BatchPlan) -> f64 {
+        let pads = plan.pads();
+        let counted = plan.inputs.iter().zip(&self.0).filter(|(input, _)| !pads || input.rule.is_some());
+        let elements = |sizes: &Shape| sizes.iter().map(|&size| size as f64).product::<f64>();
+        counted.filter_map(|(_, sizes)| sizes.as_ref().map(elements)).sum()
+    }
+
+    /// A number for this form, the same in every version of a model.
+    pub(crate) fn key(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// For people: "x[3,48,320] m[320]".
+    pub(crate) fn describe(&self, plan: &BatchPlan) -> String {
+        let one = |(input, sizes): (&engine::InputPlan, &Option<Shape>)| {
+            let sizes = sizes.as_ref()?.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+            Some(format!("{}[{sizes}]", input.name))
+        };
+        plan.inputs.iter().zip(&self.0).filter_map(one).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Whether two requests ask the same of the same version.
+pub(crate) fn same_question(a: (&Arc<Servable>, &[Arc<str>]), b: (&Arc<Servable>, &[Arc<str>])) -> bool {
+    Arc::ptr_eq(a.0, b.0) && a.1 == b.1
+}

@@ -1,0 +1,192 @@
+//! One run: joining its requests, calling the engine, and answering each request once.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, NamedTensor, Result};
+use engine::Servable;
+
+use crate::batch::{self, Misfit, Part};
+use crate::entry::{Entry, Finish};
+use crate::form::Form;
+use crate::model_queue::{Batch, Lesson, Ran};
+use crate::{Completion, Done};
+
+/// What every request of a run has been given.
+type Answers = Vec<Result<Vec<NamedTensor>>>;
+
+/// Why there is no answer for each request of a joined run.
+enum Failure {
+    Engine(Error),
+    Misfit(Misfit),
+}
+
+/// Runs a batch and answers its requests.
+pub(crate) fn run(work: Batch) -> Ran {
+    let Batch { entries, form, charge, .. } = work;
+    let Some(first) = entries.first() else { return Ran::default() };
+    let servable = first.servable.clone();
+    let started = Instant::now();
+    let meter = Meter::start(&servable);
+    let (answers, mut ran) = answer(&servable, &entries, form.as_ref());
+    ran.time = meter.stop();
+    (ran.charge, ran.version, ran.weight) = (charge, servable.id.version, servable.schedule().weight);
+    let compute = started.elapsed();
+    deliver(servable, entries, answers, (started, compute, ran.items));
+    ran
+}
+
+/// Processor time where the run is on this thread only: it does not count what others took of the core.
+enum Meter {
+    Processor(Duration),
+    Wall(Instant),
+}
+
+impl Meter {
+    fn start(servable: &Servable) -> Meter {
+        match servable.threads_per_run {
+            1 => Meter::Processor(memory::thread::cpu_time()),
+            _ => Meter::Wall(Instant::now()),
+        }
+    }
+
+    fn stop(&self) -> Duration {
+        match self {
+            Meter::Processor(start) => memory::thread::cpu_time().saturating_sub(*start),
+            Meter::Wall(start) => start.elapsed(),
+        }
+    }
+}
+
+/// Each entry's answer, and what the run has shown.
+fn answer(servable: &Servable, entries: &[Entry], form: Option<&Form>) -> (Answers, Ran) {
+    let items = entries.iter().map(|entry| entry.items).sum();
+    let mut ran = Ran { requests: entries.len(), items, ..Ran::default() };
+    let failure = match together(servable, entries, form) {
+        Ok(answers) => {
+            learn(&mut ran, servable, entries, form);
+            return (answers.into_iter().map(Ok).collect(), ran);
+        }
+        Err(failure) => failure,
+    };
+    match failure {
+        // The request's own fault: nobody else's answer is in question.
+        Failure::Engine(error) if entries.len() == 1 => return (vec![Err(error)], ran),
+        // One of them may be at fault; the others must not suffer.
+        Failure::Engine(_) => ran.rerun = true,
+        Failure::Misfit(Misfit(why)) => {
+            tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
+            (ran.rerun, ran.misfit) = (true, true);
+        }
+    }
+    let form_of = |entry: &Entry| if ran.misfit { None } else { entry.form.clone() };
+    let alone = |entry: &Entry| match together(servable, std::slice::from_ref(entry), form_of(entry).as_ref())
+    {
+        Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
+        Err(Failure::Engine(error)) => Err(error),
+        Err(Failure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
+    };
+    (entries.iter().map(alone).collect(), ran)
+}
+
+/// Runs all entries at once, each padded to `form`; one that needs nothing done to it runs as it is.
+fn together(
+    servable: &Servable,
+    entries: &[Entry],
+    form: Option<&Form>,
+) -> std::result::Result<Vec<Vec<NamedTensor>>, Failure> {
+    let plan = servable.plan();
+    let (form, outputs) = match (entries, form) {
+        ([only], None) => {
+            let outputs = call(servable, &only.inputs, &only.outputs).map_err(Failure::Engine)?;
+            return Ok(vec![outputs]);
+        }
+        ([only], Some(form)) if batch::fits(plan, form, &only.inputs) => {
+            let outputs = call(servable, &only.inputs, &only.outputs).map_err(Failure::Engine)?;
+            return Ok(vec![outputs]);
+        }
+        ([], _) | (_, None) => {
+            return Err(Failure::Engine(Error::internal("requests without a form were joined")));
+        }
+        ([first, ..], Some(form)) => (form, &first.outputs),
+    };
+    let parts: Vec<Part<'_>> =
+        entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
+    let inputs = batch::join(plan, form, &parts).map_err(Failure::Engine)?;
+    let outputs = call(servable, &inputs, outputs).map_err(Failure::Engine)?;
+    batch::split(plan, form, &parts, outputs).map_err(Failure::Misfit)
+}
+
+fn call(servable: &Servable, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+    std::panic::catch_unwind(AssertUnwindSafe(|| servable.run(inputs, outputs))).unwrap_or_else(|_| {
+        tracing::error!(version = %servable.id, "the engine panicked");
+        Err(Error::internal("the engine panicked; see the log"))
+    })
+}
+
+/// What a run that went well teaches.
+fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], form: Option<&Form>) {
+    let (plan, Some(form)) = (servable.plan(), form) else { return };
+    let elements = form.elements(plan);
+    if plan.pads() {
+        let real: f64 = entries.iter().map(|entry| real_elements(entry) * entry.items as f64).sum();
+        let all = elements * ran.items as f64;
+        ran.elements = (real as u64, (all - real).max(0.0) as u64);
+    }
+    let same = entries.iter().all(|entry| entry.form.as_ref() == Some(form));
+    let shape = entries.first().filter(|_| same).map(|entry| entry.key);
+    ran.lesson = Some(Lesson { shape, elements });
+}
+
+/// Elements an item of the padded inputs has by itself.
+fn real_elements(entry: &Entry) -> f64 {
+    let plan = entry.servable.plan();
+    let padded = plan.inputs.iter().filter(|input| input.rule.is_some());
+    let sizes = |input: &engine::InputPlan| {
+        let given = entry.inputs.iter().find(|given| given.name == input.name)?;
+        Some(given.tensor.shape().iter().skip(1).map(|&size| size as f64).product::<f64>())
+    };
+    padded.filter_map(sizes).sum()
+}
+
+/// Gives each entry its outcome. Every hold on the servable is let go before the first callback, so that a waiting
+/// unload is not held up by a slow client.
+fn deliver(
+    servable: Arc<Servable>,
+    entries: Vec<Entry>,
+    answers: Answers,
+    (started, compute, batch): (Instant, Duration, usize),
+) {
+    let mut calls: Vec<(Done, Completion)> = Vec::with_capacity(entries.len());
+    for (entry, result) in entries.into_iter().zip(answers) {
+        let queue = started.saturating_duration_since(entry.submitted);
+        let completion = Completion { result, queue, compute, batch };
+        calls.extend(finish(entry, completion));
+    }
+    drop(servable);
+    calls.into_iter().for_each(|(done, completion)| done(completion));
+}
+
+/// The callback that an outcome is for, unless other parts of the request are still missing.
+fn finish(entry: Entry, completion: Completion) -> Option<(Done, Completion)> {
+    let servable = entry.servable;
+    match entry.finish {
+        Finish::Whole(done) => Some((done, completion)),
+        Finish::Part(rejoin, index) => {
+            rejoin.add(index, completion, |inputs, outputs| call(&servable, inputs, outputs))
+        }
+    }
+}
+
+/// Answers requests that never ran.
+pub(crate) fn bury(dead: Vec<(Entry, Error)>) {
+    let now = Instant::now();
+    for (entry, error) in dead {
+        let queue = now.saturating_duration_since(entry.submitted);
+        let completion = Completion { result: Err(error), queue, compute: Duration::ZERO, batch: 0 };
+        if let Some((done, completion)) = finish(entry, completion) {
+            done(completion);
+        }
+    }
+}

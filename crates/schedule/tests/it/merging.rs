@@ -1,0 +1,190 @@
+//! Merging and padding never change an answer.
+
+use base::{ErrorKind, NamedTensor, Tensor};
+use engine::{PadOptions, ScheduleOptions};
+use proptest::prelude::*;
+
+use crate::rows::{Bench, Kind, POISON, merging, model, ok, padding, tags, x};
+
+const MASKED: Kind = Kind { masked: true, mixes: false };
+const PLAIN: Kind = Kind { masked: false, mixes: false };
+
+/// What the model says to each request by itself, without a scheduler and without padding.
+fn alone(options: &ScheduleOptions, kind: Kind, requests: &[Vec<NamedTensor>]) -> Vec<Vec<NamedTensor>> {
+    let (rows, servable) = model("alone", options.clone(), kind);
+    rows.gate.open();
+    let run = |inputs: &Vec<NamedTensor>| {
+        let mut inputs = inputs.clone();
+        if kind.masked {
+            let shape = inputs[0].tensor.shape().to_vec();
+            let ones = vec![1f32; shape.iter().product()];
+            inputs.push(NamedTensor::new("mask", Tensor::from_vec(shape.as_slice(), ones).unwrap()));
+        }
+        servable.run(&inputs, &[]).unwrap()
+    };
+    requests.iter().map(run).collect()
+}
+
+/// Sends all requests while the workers are held, then lets them go: every answer must be the request's own.
+fn check(
+    options: ScheduleOptions,
+    kind: Kind,
+    workers: usize,
+    requests: &[Vec<NamedTensor>],
+) -> Vec<(usize, usize)> {
+    let expected = alone(&options, kind, requests);
+    let bench = Bench::new(workers, 1000);
+    let (rows, servable) = model("m", options, kind);
+    let plugs = requests.len();
+    for plug in 0..workers {
+        bench.ask(plugs + plug, &servable, x(1, 2, 0.0));
+        rows.wait_running(plug + 1);
+    }
+    for (tag, inputs) in requests.iter().enumerate() {
+        bench.ask(tag, &servable, inputs.clone());
+    }
+    rows.gate.open();
+    let answers = bench.answers(plugs + workers);
+    for answer in &answers {
+        if let Some(expected) = expected.get(answer.0) {
+            assert_eq!(ok(answer), expected.as_slice(), "request {}", answer.0);
+        }
+    }
+    bench.scheduler.shutdown();
+    assert!(bench.no_more(), "nothing is answered twice");
+    rows.runs()
+}
+
+fn requests() -> impl Strategy<Value = Vec<Vec<NamedTensor>>> {
+    let one = (1usize..12, 1usize..9, -50f32..50.0)
+        .prop_map(|(rows, columns, seed)| x(rows, columns, seed.round()));
+    prop::collection::vec(one, 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Masked and padded, exactly equal: whole numbers are summed.
+    #[test]
+    fn random_mixes_are_answered_as_if_alone(requests in requests(), workers in 1usize..4) {
+        check(padding(), MASKED, workers, &requests);
+    }
+
+    /// The same with rounding up to buckets, alone or merged, and any bound on waste.
+    #[test]
+    fn buckets_and_bounds_do_not_change_an_answer(
+        requests in requests(),
+        buckets in prop::collection::btree_set(1usize..12, 0..4),
+        similarity in 0f64..0.99,
+        slack_bytes in 0usize..64,
+    ) {
+        let mut options = padding();
+        if let Some(pad) = options.inputs.get_mut("x") {
+            let buckets = buckets.into_iter().collect();
+            *pad = PadOptions { buckets, similarity, slack_bytes, ..pad.clone() };
+        }
+        check(options, MASKED, 2, &requests);
+    }
+
+    /// Equal shapes only, with the cost model deciding.
+    #[test]
+    fn the_cost_model_does_not_change_an_answer(requests in requests()) {
+        check(ScheduleOptions { always_merge: false, ..merging() }, PLAIN, 2, &requests);
+    }
+
+    /// A model that mixes its items is found out, and every answer is still the request's own.
+    #[test]
+    fn a_model_that_mixes_its_items_is_not_merged(requests in requests()) {
+        let one_row: Vec<_> = requests.iter().map(|r| {
+            let columns = r[0].tensor.shape()[1];
+            x(1, columns, columns as f32)
+        }).collect();
+        check(merging(), Kind { masked: false, mixes: true }, 1, &one_row);
+    }
+}
+
+#[test]
+fn equal_shapes_share_a_run_and_others_do_not() {
+    let requests: Vec<_> = [4, 4, 6, 4, 6].iter().map(|&columns| x(1, columns, 1.0)).collect();
+    let runs = check(merging(), PLAIN, 1, &requests);
+    assert_eq!(runs, [(1, 2), (3, 4), (2, 6)]);
+}
+
+#[test]
+fn different_shapes_share_a_padded_run() {
+    let requests: Vec<_> = [4, 5, 6, 4].iter().map(|&columns| x(1, columns, 1.0)).collect();
+    let runs = check(padding(), MASKED, 1, &requests);
+    assert_eq!(runs, [(1, 2), (4, 6)]);
+}
+
+#[test]
+fn what_wastes_too_much_is_not_padded() {
+    let mut options = padding();
+    if let Some(pad) = options.inputs.get_mut("x") {
+        (pad.similarity, pad.slack_bytes) = (0.5, 0);
+    }
+    let requests: Vec<_> = [10, 4, 8].iter().map(|&columns| x(1, columns, 1.0)).collect();
+    let runs = check(options, MASKED, 1, &requests);
+    assert_eq!(runs, [(1, 2), (2, 10), (1, 4)], "4 of 10 is too little");
+}
+
+#[test]
+fn a_bucket_is_the_same_alone_and_merged() {
+    let mut options = padding();
+    options.merge = engine::Merge::Equal;
+    if let Some(pad) = options.inputs.get_mut("x") {
+        pad.buckets = vec![4, 8];
+    }
+    let requests: Vec<_> = [3, 4, 7, 9].iter().map(|&columns| x(1, columns, 1.0)).collect();
+    let runs = check(options, MASKED, 1, &requests);
+    assert_eq!(runs, [(1, 4), (2, 4), (1, 8), (1, 9)], "the plug of 2 columns is rounded as well");
+}
+
+#[test]
+fn a_request_larger_than_a_batch_is_split_and_put_together() {
+    let runs = check(merging(), PLAIN, 1, &[x(20, 4, 0.0), x(3, 4, 5.0)]);
+    assert_eq!(
+        runs,
+        [(1, 2), (8, 4), (8, 4), (7, 4)],
+        "4 rows are left over and merge with the next request's 3"
+    );
+}
+
+#[test]
+fn a_request_that_fails_does_not_fail_its_batch_mates() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", merging(), PLAIN);
+    bench.ask(9, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    for (tag, seed) in [(0, 1.0), (1, POISON), (2, 3.0)] {
+        bench.ask(tag, &servable, x(1, 4, seed));
+    }
+    rows.gate.open();
+    let answers = bench.answers(4);
+    assert_eq!(tags(&answers), [9, 0, 1, 2]);
+    assert_eq!(answers[2].1.result.as_ref().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert!(answers[1].1.result.is_ok() && answers[3].1.result.is_ok());
+    assert_eq!(rows.runs(), [(1, 2), (3, 4), (1, 4), (1, 4), (1, 4)]);
+    assert_eq!(bench.scheduler.snapshot().models[0].reruns, 1);
+}
+
+#[test]
+fn counters_say_what_was_merged_and_padded() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", padding(), MASKED);
+    bench.ask(0, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    for (tag, columns) in [(1, 4), (2, 6), (3, 5)] {
+        bench.ask(tag, &servable, x(1, columns, 1.0));
+    }
+    let waiting = bench.scheduler.snapshot();
+    assert_eq!((waiting.queued, waiting.busy, waiting.models[0].queued), (3, 1, 3));
+    rows.gate.open();
+    let answers = bench.answers(4);
+    assert_eq!(answers[3].1.batch, 3);
+    bench.scheduler.shutdown();
+    let model = &bench.scheduler.snapshot().models[0];
+    assert_eq!((model.requests, model.batches, model.items), (4, 2, 4));
+    assert_eq!((model.real_elements, model.padding_elements), (2 + 15, 3));
+    assert_eq!(model.batch_sizes[..4], [1, 0, 1, 0]);
+}

@@ -1,0 +1,187 @@
+//! Who goes first: priorities, deadlines, fairness, and no shape in another's way.
+
+use std::time::Duration;
+
+use base::ErrorKind;
+use engine::{Mode, PriorityOptions, ScheduleOptions};
+
+use crate::rows::{Bench, Kind, With, merging, model, ok, tags, x};
+
+const PLAIN: Kind = Kind { masked: false, mixes: false };
+
+fn priority(priority: usize) -> With {
+    With { priority, ..With::default() }
+}
+
+#[test]
+fn higher_priorities_go_first_and_have_their_own_limit() {
+    let level = |queue_max| PriorityOptions { queue_max, timeout: None };
+    let options = ScheduleOptions {
+        priorities: vec![level(None), level(Some(2))],
+        default_priority: 2,
+        ..ScheduleOptions::default()
+    };
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    bench.ask(0, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    bench.ask(1, &servable, x(1, 2, 0.0));
+    bench.send(2, &servable, x(1, 2, 0.0), priority(2)).unwrap();
+    let refusal = bench.send(3, &servable, x(1, 2, 0.0), priority(7)).unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted, "a level beyond the last is the last");
+    bench.send(4, &servable, x(1, 2, 0.0), priority(1)).unwrap();
+    assert_eq!(bench.scheduler.snapshot().models[0].queued_by_priority, [1, 2]);
+    rows.gate.open();
+    assert_eq!(tags(&bench.answers(4)), [0, 4, 1, 2]);
+}
+
+/// A model with four times the weight gets four runs for each of the other's; both always have requests waiting.
+#[test]
+fn models_share_the_workers_by_weight() {
+    let bench = Bench::new(1, 100);
+    let (light, heavy) =
+        (ScheduleOptions::default(), ScheduleOptions { weight: 4, ..ScheduleOptions::default() });
+    let (first, a) = model("a", light, PLAIN);
+    let (second, b) = model("b", heavy, PLAIN);
+    second.gate.open();
+    bench.ask(0, &a, x(1, 2, 0.0));
+    first.wait_running(1);
+    for tag in 1..60 {
+        bench.ask(tag, &a, x(1, 2, 0.0));
+        bench.ask(100 + tag, &b, x(1, 2, 0.0));
+    }
+    first.gate.open();
+    let order = tags(&bench.answers(119));
+    let last_of_b = order.iter().rposition(|&tag| tag > 100).unwrap();
+    let of_a = order[..last_of_b].iter().filter(|&&tag| tag < 100).count();
+    assert!(of_a < 59, "a must not be done before b: {of_a}");
+}
+
+/// Shapes that cannot merge do not hold each other up: one that lingers lets a full batch of another pass.
+#[test]
+fn a_lingering_shape_is_overtaken_by_a_full_one() {
+    let options = ScheduleOptions { max_queue_delay: Duration::from_secs(5), max_batch: 2, ..merging() };
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    bench.ask(0, &servable, x(1, 4, 0.0));
+    bench.ask(1, &servable, x(1, 6, 0.0));
+    bench.ask(2, &servable, x(1, 6, 0.0));
+    assert_eq!(tags(&bench.answers(2)), [1, 2]);
+    assert!(bench.no_more());
+    bench.ask(3, &servable, x(1, 4, 0.0));
+    assert_eq!(tags(&bench.answers(2)), [0, 3]);
+    assert_eq!(rows.runs(), [(2, 6), (2, 4)]);
+}
+
+#[test]
+fn lingering_ends_with_the_delay() {
+    let options = ScheduleOptions { max_queue_delay: Duration::from_millis(20), ..merging() };
+    let bench = Bench::new(2, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    for tag in 0..3 {
+        bench.ask(tag, &servable, x(1, 4, 0.0));
+    }
+    assert_eq!(tags(&bench.answers(3)), [0, 1, 2]);
+    assert_eq!(rows.runs(), [(3, 4)]);
+}
+
+/// Where waiting never brings company it stops, except for a try now and then.
+#[test]
+fn a_linger_that_brings_nobody_is_given_up() {
+    let options = ScheduleOptions { max_queue_delay: Duration::from_millis(2), ..merging() };
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    let waited = (0..100).filter(|&tag| {
+        bench.ask(tag, &servable, x(1, 4, 0.0));
+        bench.answers(1)[0].1.queue >= Duration::from_millis(2)
+    });
+    // 0.9^n falls below 0.1 after 22 lingers; then one in 32 tries.
+    assert!((22..60).contains(&waited.count()));
+}
+
+#[test]
+fn a_preferred_size_does_not_linger() {
+    let options = ScheduleOptions {
+        max_queue_delay: Duration::from_secs(10),
+        preferred_batch_sizes: vec![3],
+        ..merging()
+    };
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    for tag in 0..3 {
+        bench.ask(tag, &servable, x(1, 4, 0.0));
+    }
+    assert_eq!(tags(&bench.answers(3)), [0, 1, 2]);
+    assert_eq!(rows.runs(), [(3, 4)]);
+}
+
+#[test]
+fn late_and_cancelled_requests_leave_the_batch() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", merging(), PLAIN);
+    bench.ask(0, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    let late = With { deadline: Duration::ZERO, ..With::default() };
+    bench.send(1, &servable, x(1, 4, 0.0), late).unwrap();
+    bench.send(2, &servable, x(1, 4, 0.0), With { cancelled: true, ..With::default() }).unwrap();
+    bench.ask(3, &servable, x(1, 4, 0.0));
+    rows.gate.open();
+    let answers = bench.answers(4);
+    let kind = |tag: usize| {
+        let answer = answers.iter().find(|answer| answer.0 == tag).unwrap();
+        answer.1.result.as_ref().err().map(base::Error::kind)
+    };
+    assert_eq!([1, 2, 3].map(kind), [Some(ErrorKind::DeadlineExceeded), Some(ErrorKind::Cancelled), None]);
+    assert_eq!(rows.runs(), [(1, 2), (1, 4)]);
+    let model = &bench.scheduler.snapshot().models[0];
+    assert_eq!((model.expired, model.cancelled), (1, 1));
+}
+
+/// Dead requests make room before a living one is refused.
+#[test]
+fn a_queue_full_of_dead_requests_takes_living_ones() {
+    let bench = Bench::new(1, 2);
+    let (rows, servable) = model("m", merging(), PLAIN);
+    bench.ask(0, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    for tag in [1, 2] {
+        bench.send(tag, &servable, x(1, 4, 0.0), With { cancelled: true, ..With::default() }).unwrap();
+    }
+    bench.ask(3, &servable, x(1, 4, 0.0));
+    assert_eq!(tags(&bench.answers(2)), [1, 2]);
+    rows.gate.open();
+    assert!(bench.answers(2).iter().all(|answer| answer.1.result.is_ok()));
+}
+
+/// `threads` bounds the runs of a model at a time, and leaves the other workers to other models.
+#[test]
+fn a_model_with_one_thread_leaves_the_others_free() {
+    let one = ScheduleOptions { threads: Some(1), mode: Mode::Sync, ..ScheduleOptions::default() };
+    let bench = Bench::new(2, 100);
+    let (slow, a) = model("a", one, PLAIN);
+    let (quick, b) = model("b", ScheduleOptions::default(), PLAIN);
+    quick.gate.open();
+    bench.ask(0, &a, x(1, 2, 0.0));
+    bench.ask(1, &a, x(1, 2, 0.0));
+    slow.wait_running(1);
+    bench.ask(2, &b, x(1, 2, 0.0));
+    assert_eq!(tags(&bench.answers(1)), [2]);
+    assert_eq!(slow.runs().len(), 1);
+    slow.gate.open();
+    assert!(bench.answers(2).iter().all(|answer| !ok(answer).is_empty()));
+}
+
+#[test]
+fn shutdown_does_not_wait_for_company() {
+    let options = ScheduleOptions { max_queue_delay: Duration::from_secs(10), ..merging() };
+    let bench = Bench::new(2, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    bench.ask(0, &servable, x(1, 4, 0.0));
+    bench.scheduler.shutdown();
+    assert_eq!(tags(&bench.answers(1)), [0]);
+}

@@ -1,0 +1,212 @@
+//! A model whose items are rows, for tests of merging: it sums what its mask leaves, and pairs up neighbours.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use base::{DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
+use engine::{CutOptions, Merge, Mode, PadOptions, ScheduleOptions, Servable, Session, SessionOptions};
+use millpond_schedule::{Completion, Job, Scheduler, SchedulerConfig};
+
+use crate::Gate;
+
+/// A value of `x` that the model refuses.
+pub(crate) const POISON: f32 = 666.0;
+
+fn spec(name: &str, rank: usize) -> TensorSpec {
+    TensorSpec {
+        name: name.into(),
+        dtype: DType::F32,
+        shape: Some(vec![Dim::Dynamic(None); rank]),
+        optional: false,
+    }
+}
+
+/// x\[n, w\], mask\[n, w\] -> sum\[n\] = sum of x where the mask is 1; pairs\[n, w / 2\] = x\[2j\] + x\[2j + 1\]. Without
+/// `masked` there is no mask and the sum reads everything. With `mixes` the items are not kept apart: one sum in all.
+pub(crate) struct Rows {
+    pub(crate) gate: Arc<Gate>,
+    /// Rows and columns of each run.
+    pub(crate) runs: Mutex<Vec<(usize, usize)>>,
+    masked: bool,
+    mixes: bool,
+    signature: Signature,
+    metadata: BTreeMap<String, String>,
+}
+
+/// What the servable holds; the test keeps the rest.
+struct Shared(Arc<Rows>);
+
+impl std::ops::Deref for Shared {
+    type Target = Rows;
+    fn deref(&self) -> &Rows {
+        &self.0
+    }
+}
+
+impl Session for Shared {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+    fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let find = |name: &str| inputs.iter().find(|input| &*input.name == name).map(|input| &input.tensor);
+        let x = find("x").ok_or_else(|| Error::invalid("no x"))?;
+        let (rows, columns) = (x.shape()[0], x.shape()[1]);
+        self.runs.lock().unwrap().push((rows, columns));
+        self.gate.pass();
+        let values = x.to_vec::<f32>()?;
+        if values.contains(&POISON) {
+            return Err(Error::invalid("poisoned"));
+        }
+        let mask = match find("mask") {
+            Some(mask) if self.masked => mask.to_vec::<f32>()?,
+            _ => vec![1.0; values.len()],
+        };
+        assert_eq!(mask.len(), values.len(), "the mask has the shape of x");
+        let row = |row: usize| row * columns..(row + 1) * columns;
+        let sum = |r: usize| values[row(r)].iter().zip(&mask[row(r)]).map(|(x, m)| x * m).sum::<f32>();
+        let sums: Vec<f32> = (0..rows).map(sum).collect();
+        let pairs: Vec<f32> = (0..rows)
+            .flat_map(|r| values[row(r)].chunks_exact(2).map(|pair| pair[0] + pair[1]).collect::<Vec<_>>())
+            .collect();
+        let sums = if self.mixes {
+            Tensor::from_vec([1usize].as_slice(), vec![sums.iter().sum::<f32>()])?
+        } else {
+            Tensor::from_vec([rows].as_slice(), sums)?
+        };
+        let pairs = Tensor::from_vec([rows, columns / 2].as_slice(), pairs)?;
+        Ok(vec![NamedTensor::new("sum", sums), NamedTensor::new("pairs", pairs)])
+    }
+}
+
+/// Async, padding on x's axis 1 with a value that would be seen, a mask, and the rule for `pairs`.
+pub(crate) fn padding() -> ScheduleOptions {
+    let mut options = merging();
+    let mask = Some("mask".into());
+    let pad = PadOptions { axes: vec![1], value: 77.0, similarity: 0.0, mask, ..PadOptions::default() };
+    options.inputs.insert("x".into(), pad);
+    let cut =
+        CutOptions { axis: 1, input: "x".into(), input_axis: 1, divisor: 2, round_up: false, offset: 0 };
+    options.outputs.insert("pairs".into(), vec![cut]);
+    options.merge = Merge::Pad;
+    options
+}
+
+/// Async, equal shapes, whatever it costs.
+pub(crate) fn merging() -> ScheduleOptions {
+    ScheduleOptions { mode: Mode::Async, always_merge: true, max_batch: 8, ..ScheduleOptions::default() }
+}
+
+/// What a rig's model is like.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Kind {
+    pub(crate) masked: bool,
+    pub(crate) mixes: bool,
+}
+
+pub(crate) fn model(name: &str, options: ScheduleOptions, kind: Kind) -> (Arc<Rows>, Arc<Servable>) {
+    let mut inputs = vec![spec("x", 2)];
+    inputs.extend(kind.masked.then(|| spec("mask", 2)));
+    let rows = Arc::new(Rows {
+        gate: Arc::new(Gate::default()),
+        runs: Mutex::default(),
+        masked: kind.masked,
+        mixes: kind.mixes,
+        signature: Signature { inputs, outputs: vec![spec("sum", 1), spec("pairs", 2)] },
+        metadata: BTreeMap::new(),
+    });
+    let id = VersionId { model: name.into(), version: 1 };
+    let settings = (options, &SessionOptions::default());
+    let servable = Servable::new(id, "test", 0, Box::new(Shared(rows.clone())), settings).unwrap();
+    (rows, Arc::new(servable))
+}
+
+pub(crate) fn x(rows: usize, columns: usize, seed: f32) -> Vec<NamedTensor> {
+    let values = (0..rows * columns).map(|i| seed + i as f32).collect::<Vec<_>>();
+    vec![NamedTensor::new("x", Tensor::from_vec([rows, columns].as_slice(), values).unwrap())]
+}
+
+/// One scheduler, and answers in the order in which they came.
+pub(crate) struct Bench {
+    pub(crate) scheduler: Arc<Scheduler>,
+    answers: (mpsc::Sender<(usize, Completion)>, mpsc::Receiver<(usize, Completion)>),
+}
+
+/// How a request differs from the usual.
+#[derive(Clone)]
+pub(crate) struct With {
+    pub(crate) priority: usize,
+    pub(crate) deadline: Duration,
+    pub(crate) cancelled: bool,
+}
+
+impl Default for With {
+    fn default() -> With {
+        With { priority: 0, deadline: Duration::from_secs(60), cancelled: false }
+    }
+}
+
+impl Bench {
+    pub(crate) fn new(workers: usize, queue_max: usize) -> Bench {
+        let scheduler = Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).unwrap();
+        Bench { scheduler, answers: mpsc::channel() }
+    }
+
+    pub(crate) fn send(
+        &self,
+        tag: usize,
+        servable: &Arc<Servable>,
+        inputs: Vec<NamedTensor>,
+        with: With,
+    ) -> Result<()> {
+        let sender = self.answers.0.clone();
+        self.scheduler.submit(Job {
+            servable: servable.clone(),
+            inputs,
+            outputs: vec![],
+            priority: with.priority,
+            deadline: Instant::now() + with.deadline,
+            cancelled: Arc::new(AtomicBool::new(with.cancelled)),
+            done: Box::new(move |completion| sender.send((tag, completion)).unwrap()),
+        })
+    }
+
+    pub(crate) fn ask(&self, tag: usize, servable: &Arc<Servable>, inputs: Vec<NamedTensor>) {
+        self.send(tag, servable, inputs, With::default()).unwrap();
+    }
+
+    /// The next `count` answers, tag first.
+    pub(crate) fn answers(&self, count: usize) -> Vec<(usize, Completion)> {
+        (0..count).map(|_| self.answers.1.recv_timeout(Duration::from_secs(20)).expect("an answer")).collect()
+    }
+
+    pub(crate) fn no_more(&self) -> bool {
+        self.answers.1.try_recv().is_err()
+    }
+}
+
+impl Rows {
+    /// Waits until a run is held at the gate.
+    pub(crate) fn wait_running(&self, count: usize) {
+        while self.runs.lock().unwrap().len() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn runs(&self) -> Vec<(usize, usize)> {
+        self.runs.lock().unwrap().clone()
+    }
+}
+
+/// The tags, in the order of the answers.
+pub(crate) fn tags(answers: &[(usize, Completion)]) -> Vec<usize> {
+    answers.iter().map(|(tag, _)| *tag).collect()
+}
+
+pub(crate) fn ok(answer: &(usize, Completion)) -> &[NamedTensor] {
+    answer.1.result.as_ref().unwrap()
+}
