@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::Error;
-
-use crate::entry::Entry;
-use crate::model_queue::{Batch, ModelQueue, Next, Ran};
+use crate::choose::{Batch, Next};
+use crate::entry::{Dead, Entry};
+use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::Snapshot;
 
 /// Models with a queue; above it those whose versions are gone are forgotten before a new one is added.
@@ -30,7 +29,7 @@ pub(crate) enum Refusal {
 /// What a worker is given.
 pub(crate) enum Work {
     /// Requests nobody waits for, to be answered.
-    Bury(Vec<(Entry, Error)>),
+    Bury(Vec<Dead>),
     /// A run.
     Run(Batch),
 }
@@ -87,25 +86,21 @@ impl Dispatch {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more may come back, to be
-    /// answered by the caller.
-    pub(crate) fn push(
-        &self,
-        entries: Vec<Entry>,
-    ) -> (Result<(), (Vec<Entry>, Refusal)>, Vec<(Entry, Error)>) {
-        let mut dead = Vec::new();
-        let Some(first) = entries.first() else { return (Ok(()), dead) };
+    /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more may be added to
+    /// `dead`, to be answered by the caller.
+    pub(crate) fn push(&self, entries: Vec<Entry>, dead: &mut Vec<Dead>) -> Result<(), Refusal> {
+        let Some(first) = entries.first() else { return Ok(()) };
         let (model, now, count) = (first.servable.id.model.clone(), first.submitted, entries.len());
         let mut state = self.lock();
         if state.closed {
-            return (Err((entries, Refusal::Closed)), dead);
+            return Err(Refusal::Closed);
         }
         let virtual_time = state.virtual_time;
         let queue = state.queue(&model);
         if queue.queued() == 0 && queue.running == 0 {
             queue.used = queue.used.max(virtual_time);
         }
-        let pushed = queue.push(entries, self.queue_max, now, &mut dead);
+        let pushed = queue.push(entries, self.queue_max, now, dead);
         let woken = if pushed.is_ok() { state.wake_one() } else { None };
         drop(state);
         self.queued.fetch_sub(dead.len(), Ordering::Relaxed);
@@ -113,7 +108,7 @@ impl Dispatch {
             self.queued.fetch_add(count, Ordering::Relaxed);
         }
         self.notify(woken);
-        (pushed.map_err(|(entries, limit)| (entries, Refusal::Full(limit))), dead)
+        pushed.map_err(Refusal::Full)
     }
 
     fn notify(&self, worker: Option<usize>) {

@@ -29,6 +29,9 @@ pub(crate) struct Entry {
     pub(crate) finish: Finish,
 }
 
+/// An entry that nobody waits for any more, and why.
+pub(crate) type Dead = (Entry, Error);
+
 /// Where an entry's outcome goes.
 pub(crate) enum Finish {
     /// To the client.

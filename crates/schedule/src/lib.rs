@@ -6,7 +6,8 @@
 //! lock is held while a model runs.
 //!
 //! From the inside out: [`merge`] is the padding rule, [`form`] what decides whether requests fit together, [`batch`]
-//! joins and splits, [`cost`] learns what merging brings, [`model_queue`] chooses among one model's requests,
+//! joins and splits, [`cost`] learns what merging brings, [`choose`] picks among one
+//! model's requests in its [`model_queue`],
 //! [`dispatch`] among models, [`run`] calls the engine.
 //!
 //! Invariant: every submitted job's callback is called exactly once, also when the model panics, the deadline
@@ -14,6 +15,7 @@
 
 mod batch;
 mod block;
+mod choose;
 mod cost;
 mod dispatch;
 mod entry;
@@ -136,9 +138,10 @@ impl Scheduler {
     /// nothing to be filled from.
     pub fn submit(&self, job: Job) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
-        let (pushed, dead) = self.dispatch.push(entries);
+        let mut dead = Vec::new();
+        let pushed = self.dispatch.push(entries, &mut dead);
         run::bury(dead);
-        pushed.map_err(|(_, refusal)| match refusal {
+        pushed.map_err(|refusal| match refusal {
             Refusal::Full(limit) => Error::exhausted(format!(
                 "{limit} requests are waiting already; try again later or raise the model's queue"
             ))

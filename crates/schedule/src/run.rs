@@ -8,9 +8,10 @@ use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
 use crate::batch::{self, Misfit, Part};
-use crate::entry::{Entry, Finish};
+use crate::choose::Batch;
+use crate::entry::{Dead, Entry, Finish};
 use crate::form::Form;
-use crate::model_queue::{Batch, Lesson, Ran};
+use crate::model_queue::{Lesson, Ran};
 use crate::{Completion, Done};
 
 /// What every request of a run has been given.
@@ -180,7 +181,7 @@ fn finish(entry: Entry, completion: Completion) -> Option<(Done, Completion)> {
 }
 
 /// Answers requests that never ran.
-pub(crate) fn bury(dead: Vec<(Entry, Error)>) {
+pub(crate) fn bury(dead: Vec<Dead>) {
     let now = Instant::now();
     for (entry, error) in dead {
         let queue = now.saturating_duration_since(entry.submitted);

@@ -130,10 +130,14 @@ pub(crate) fn x(rows: usize, columns: usize, seed: f32) -> Vec<NamedTensor> {
     vec![NamedTensor::new("x", Tensor::from_vec([rows, columns].as_slice(), values).unwrap())]
 }
 
+/// The number a test gave a request, and what became of it.
+pub(crate) type Tagged = (usize, Completion);
+
 /// One scheduler, and answers in the order in which they came.
 pub(crate) struct Bench {
     pub(crate) scheduler: Arc<Scheduler>,
-    answers: (mpsc::Sender<(usize, Completion)>, mpsc::Receiver<(usize, Completion)>),
+    sender: mpsc::Sender<Tagged>,
+    receiver: mpsc::Receiver<Tagged>,
 }
 
 /// How a request differs from the usual.
@@ -153,7 +157,8 @@ impl Default for With {
 impl Bench {
     pub(crate) fn new(workers: usize, queue_max: usize) -> Bench {
         let scheduler = Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).unwrap();
-        Bench { scheduler, answers: mpsc::channel() }
+        let (sender, receiver) = mpsc::channel();
+        Bench { scheduler, sender, receiver }
     }
 
     pub(crate) fn send(
@@ -163,7 +168,7 @@ impl Bench {
         inputs: Vec<NamedTensor>,
         with: With,
     ) -> Result<()> {
-        let sender = self.answers.0.clone();
+        let sender = self.sender.clone();
         self.scheduler.submit(Job {
             servable: servable.clone(),
             inputs,
@@ -180,12 +185,12 @@ impl Bench {
     }
 
     /// The next `count` answers, tag first.
-    pub(crate) fn answers(&self, count: usize) -> Vec<(usize, Completion)> {
-        (0..count).map(|_| self.answers.1.recv_timeout(Duration::from_secs(20)).expect("an answer")).collect()
+    pub(crate) fn answers(&self, count: usize) -> Vec<Tagged> {
+        (0..count).map(|_| self.receiver.recv_timeout(Duration::from_secs(20)).expect("an answer")).collect()
     }
 
     pub(crate) fn no_more(&self) -> bool {
-        self.answers.1.try_recv().is_err()
+        self.receiver.try_recv().is_err()
     }
 }
 
@@ -203,10 +208,10 @@ impl Rows {
 }
 
 /// The tags, in the order of the answers.
-pub(crate) fn tags(answers: &[(usize, Completion)]) -> Vec<usize> {
+pub(crate) fn tags(answers: &[Tagged]) -> Vec<usize> {
     answers.iter().map(|(tag, _)| *tag).collect()
 }
 
-pub(crate) fn ok(answer: &(usize, Completion)) -> &[NamedTensor] {
+pub(crate) fn ok(answer: &Tagged) -> &[NamedTensor] {
     answer.1.result.as_ref().unwrap()
 }

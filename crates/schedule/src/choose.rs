@@ -1,0 +1,251 @@
+//! Which of a model's waiting requests run next, and together.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use engine::{BatchPlan, Mode, ScheduleOptions};
+
+use crate::entry::Entry;
+use crate::form::Form;
+use crate::model_queue::ModelQueue;
+
+/// Different forms looked at for one that is ready; what is behind them waits for the next look.
+const HEADS_MAX: usize = 16;
+/// Below this share of lingers that brought company, lingering stops.
+const LINGER_USEFUL_MIN: f64 = 0.1;
+/// Then one batch in so many still lingers, to find out whether times have changed.
+const LINGER_TRY_EVERY: u64 = 32;
+/// Weight of the last linger in that share.
+const LINGER_WEIGHT: f64 = 0.1;
+
+/// Requests for one run.
+pub(crate) struct Batch {
+    pub(crate) entries: Vec<Entry>,
+    /// What all are padded to; `None` where the only one runs as it is.
+    pub(crate) form: Option<Form>,
+    /// Cores that the run takes.
+    pub(crate) cores: usize,
+    /// Time charged to the model in advance.
+    pub(crate) charge: f64,
+}
+
+impl Batch {
+    /// The model it is for.
+    pub(crate) fn model(&self) -> Arc<str> {
+        self.entries.first().map_or_else(|| Arc::from(""), |entry| entry.servable.id.model.clone())
+    }
+}
+
+/// What a model has for a worker.
+pub(crate) enum Next {
+    /// Run this.
+    Run(Batch),
+    /// Not before then.
+    Wait(Instant),
+    /// Nothing.
+    Nothing,
+}
+
+/// Level and position.
+type Place = (usize, usize);
+
+/// Those that run together, and what they are padded to.
+struct Group {
+    places: Vec<Place>,
+    form: Option<Form>,
+}
+
+impl ModelQueue {
+    /// What the next free worker of `workers` should run, when all that waits is alive.
+    pub(crate) fn next(&mut self, now: Instant, workers: usize, closed: bool) -> Next {
+        let order = self.order();
+        let Some(&first) = order.first() else { return Next::Nothing };
+        let threads = self.at(first).servable.schedule().threads.unwrap_or(workers).min(workers);
+        if self.running >= threads {
+            return Next::Nothing;
+        }
+        let mut heads: Vec<Place> = Vec::new();
+        let mut earliest: Option<Instant> = None;
+        for &place in &order {
+            if heads.len() >= HEADS_MAX || heads.iter().any(|&head| self.at(head).same_form(self.at(place))) {
+                continue;
+            }
+            match self.group(place, &order, threads, now, closed) {
+                Ok(group) => return Next::Run(self.take(group, workers)),
+                Err(until) => earliest = Some(earliest.map_or(until, |earliest| earliest.min(until))),
+            }
+            heads.push(place);
+        }
+        earliest.map_or(Next::Nothing, Next::Wait)
+    }
+
+    /// Cores that a run of the request at the head takes.
+    pub(crate) fn cores(&self, workers: usize) -> usize {
+        let head = self.levels.iter().find_map(VecDeque::front);
+        head.map_or(1, |entry| entry.servable.threads_per_run.min(workers))
+    }
+
+    /// All places, by priority and then by arrival.
+    fn order(&self) -> Vec<Place> {
+        let level =
+            |(level, queue): (usize, &VecDeque<Entry>)| (0..queue.len()).map(move |index| (level, index));
+        self.levels.iter().enumerate().flat_map(level).collect()
+    }
+
+    fn at(&self, (level, index): Place) -> &Entry {
+        &self.levels[level][index]
+    }
+
+    /// Those that run together with `head`, or when it is time to ask again.
+    fn group(
+        &mut self,
+        head: Place,
+        order: &[Place],
+        threads: usize,
+        now: Instant,
+        closed: bool,
+    ) -> Result<Group, Instant> {
+        let servable = self.at(head).servable.clone();
+        let (options, plan) = (servable.schedule(), servable.plan());
+        let misfit = self.misfit.contains(&servable.id.version);
+        let mergeable = options.mode == Mode::Async && plan.batchable && options.max_batch > 1;
+        if !mergeable || self.at(head).form.is_none() || misfit {
+            let form = self.at(head).form.clone().filter(|_| !misfit);
+            return Ok(Group { places: vec![head], form });
+        }
+        let (mut places, mut items) = (vec![], 0);
+        let mut waiting = 0;
+        for &place in order {
+            let entry = self.at(place);
+            if entry.same_form(self.at(head)) {
+                waiting += entry.items;
+                if items + entry.items <= options.max_batch {
+                    items += entry.items;
+                    places.push(place);
+                }
+            }
+        }
+        let (target, more_may_pay) = self.target(head, plan, options, items, waiting.div_ceil(threads));
+        let preferred = options.preferred_batch_sizes.iter().copied().filter(|&size| size <= target).max();
+        let target = preferred.unwrap_or(target);
+        let until = self.at(head).submitted + options.max_queue_delay;
+        let full = items >= options.max_batch || preferred.is_some();
+        if !full && more_may_pay && now < until && !closed && self.lingers() {
+            return Err(until);
+        }
+        let whole = target >= items;
+        self.shorten(&mut places, target);
+        let mut form = self.at(head).form.clone();
+        if whole
+            && items < options.max_batch
+            && plan.inputs.iter().any(|i| i.rule.as_ref().is_some_and(|r| r.merge))
+        {
+            self.pad(&mut places, &mut form, order, plan, options);
+        }
+        Ok(Group { places, form })
+    }
+
+    /// How many items to take of those offered, and whether more might pay.
+    fn target(
+        &mut self,
+        head: Place,
+        plan: &BatchPlan,
+        options: &ScheduleOptions,
+        offered: usize,
+        share: usize,
+    ) -> (usize, bool) {
+        let entry = &self.levels[head.0][head.1];
+        let describe = || entry.form.as_ref().map_or_else(String::new, |form| form.describe(plan));
+        let cost = self.cost.shape(entry.key, describe);
+        if options.always_merge {
+            return (offered, true);
+        }
+        let choice = cost.choose(offered, share.max(1), options.max_batch);
+        (choice.items, choice.more_may_pay)
+    }
+
+    /// Leaves the first places whose items fit `target`, at least one.
+    fn shorten(&self, places: &mut Vec<Place>, target: usize) {
+        let mut items = 0;
+        let mut keep = 0;
+        for &place in &*places {
+            items += self.at(place).items;
+            if items > target && keep > 0 {
+                break;
+            }
+            keep += 1;
+        }
+        places.truncate(keep.max(1));
+    }
+
+    /// Adds requests of other forms that may be padded and for which padding pays.
+    fn pad(
+        &mut self,
+        places: &mut Vec<Place>,
+        form: &mut Option<Form>,
+        order: &[Place],
+        plan: &BatchPlan,
+        options: &ScheduleOptions,
+    ) {
+        let Some(mut padded) = form.take() else { return };
+        let mut items: usize = places.iter().map(|&place| self.at(place).items).sum();
+        let mut forms = vec![padded.clone()];
+        for &place in order {
+            if items >= options.max_batch {
+                break;
+            }
+            let entry = self.at(place);
+            let (Some(own), true) = (&entry.form, entry.same_question(self.at(places[0]))) else { continue };
+            if places.contains(&place) || items + entry.items > options.max_batch {
+                continue;
+            }
+            let Some(cover) = padded.cover(own, plan) else { continue };
+            if !forms.iter().chain([own]).all(|form| form.may_pad(&cover, plan)) {
+                continue;
+            }
+            let (count, own) = (entry.items, own.clone());
+            let together = cover.elements(plan) * (items + count) as f64;
+            let apart = [padded.elements(plan) * items as f64, own.elements(plan) * count as f64];
+            if !options.always_merge && !self.cost.padding_pays(together, apart) {
+                continue;
+            }
+            if !forms.contains(&own) {
+                forms.push(own);
+            }
+            (padded, items) = (cover, items + count);
+            places.push(place);
+        }
+        *form = Some(padded);
+    }
+
+    /// Whether to wait for company, seen from how often waiting brought any.
+    fn lingers(&self) -> bool {
+        self.linger_useful >= LINGER_USEFUL_MIN || self.batches_taken.is_multiple_of(LINGER_TRY_EVERY)
+    }
+
+    /// Takes a group out of the queue.
+    fn take(&mut self, group: Group, workers: usize) -> Batch {
+        let servable = self.at(group.places[0]).servable.clone();
+        let delay = servable.schedule().max_queue_delay;
+        if !delay.is_zero() && self.lingers() {
+            let brought = f64::from(u8::from(group.places.len() > 1));
+            self.linger_useful += LINGER_WEIGHT * (brought - self.linger_useful);
+        }
+        let mut entries = Vec::with_capacity(group.places.len());
+        // From the back, so that the places before stay where they are.
+        let mut places = group.places;
+        places.sort_unstable();
+        for &(level, index) in places.iter().rev() {
+            entries.extend(self.levels[level].remove(index));
+        }
+        entries.reverse();
+        self.queued -= entries.len();
+        self.running += 1;
+        self.batches_taken += 1;
+        let weight = f64::from(servable.schedule().weight);
+        self.used += self.charge / weight;
+        let cores = servable.threads_per_run.min(workers);
+        Batch { entries, form: group.form, cores, charge: self.charge }
+    }
+}
