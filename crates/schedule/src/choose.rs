@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::{BatchPlan, Mode, ScheduleOptions};
 
@@ -129,7 +129,7 @@ impl ModelQueue {
         let (target, more_may_pay) = self.target(head, plan, options, items, waiting.div_ceil(threads));
         let preferred = options.preferred_batch_sizes.iter().copied().filter(|&size| size <= target).max();
         let target = preferred.unwrap_or(target);
-        let until = self.at(head).submitted + options.max_queue_delay;
+        let until = self.linger_until(&places, options.max_queue_delay);
         let full = items >= options.max_batch || preferred.is_some();
         if !full && more_may_pay && now < until && !closed && self.lingers() {
             return Err(until);
@@ -217,6 +217,15 @@ impl ModelQueue {
             places.push(place);
         }
         *form = Some(padded);
+    }
+
+    /// When the oldest has waited for its delay, or one of them for half of the time it has.
+    fn linger_until(&self, places: &[Place], delay: Duration) -> Instant {
+        let until = |entry: &Entry| {
+            let half = entry.deadline.saturating_duration_since(entry.submitted) / 2;
+            entry.submitted + delay.min(half)
+        };
+        places.iter().map(|&place| until(self.at(place))).min().unwrap_or_else(Instant::now)
     }
 
     /// Whether to wait for company, seen from how often waiting brought any.

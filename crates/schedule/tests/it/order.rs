@@ -185,3 +185,17 @@ fn shutdown_does_not_wait_for_company() {
     bench.scheduler.shutdown();
     assert_eq!(tags(&bench.answers(1)), [0]);
 }
+
+/// A linger longer than a request's deadline does not let it expire.
+#[test]
+fn lingering_leaves_time_before_the_deadline() {
+    let options = ScheduleOptions { max_queue_delay: Duration::from_secs(10), ..merging() };
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    bench.ask(0, &servable, x(1, 4, 0.0));
+    let hurried = With { deadline: Duration::from_millis(400), ..With::default() };
+    bench.send(1, &servable, x(1, 4, 0.0), hurried).unwrap();
+    assert!(bench.answers(2).iter().all(|answer| answer.1.result.is_ok()));
+    assert_eq!(rows.runs(), [(2, 4)]);
+}
