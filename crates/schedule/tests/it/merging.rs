@@ -165,6 +165,7 @@ fn a_request_that_fails_does_not_fail_its_batch_mates() {
     assert_eq!(answers[2].1.result.as_ref().unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert!(answers[1].1.result.is_ok() && answers[3].1.result.is_ok());
     assert_eq!(rows.runs(), [(1, 2), (3, 4), (1, 4), (1, 4), (1, 4)]);
+    bench.scheduler.shutdown();
     assert_eq!(bench.scheduler.snapshot().models[0].reruns, 1);
 }
 

@@ -137,6 +137,7 @@ fn late_and_cancelled_requests_leave_the_batch() {
     };
     assert_eq!([1, 2, 3].map(kind), [Some(ErrorKind::DeadlineExceeded), Some(ErrorKind::Cancelled), None]);
     assert_eq!(rows.runs(), [(1, 2), (1, 4)]);
+    bench.scheduler.shutdown();
     let model = &bench.scheduler.snapshot().models[0];
     assert_eq!((model.expired, model.cancelled), (1, 1));
 }
