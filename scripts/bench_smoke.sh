@@ -27,5 +27,22 @@ check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['
 "$millpond" bench overhead --quick --json "$dir/overhead.json"
 check "$dir/overhead.json" "all(report[key] > 0 for key in ('bare_rps', 'server_rps', 'ratio'))"
 
+"$millpond" bench batch --quick --json "$dir/batch.json"
+check "$dir/batch.json" "report['wrong'] == report['failed'] == 0 and set(report['models']) == {'small', 'ocr', 'conv'}"
+check "$dir/batch.json" "all(set(model['arms']) == {'sync', 'async', 'padding'} for model in report['models'].values())"
+check "$dir/batch.json" "all(point['clients'] > 0 and point['qps'] > 0 and 0 < point['p50_ms'] <= point['p99_ms'] for model in report['models'].values() for arm in model['arms'].values() for point in arm)"
+
+"$millpond" bench overload --quick --json "$dir/overload.json"
+check "$dir/overload.json" "report['wrong'] == 0 and report['capacity_rps'] > 0 and report['ratio_p99'] > 0"
+check "$dir/overload.json" "all(report[load][key] >= 0 for load in ('at_capacity', 'overload') for key in ('p50_ms', 'p99_ms', 'served', 'refused', 'failed'))"
+# Three times what it can do: somebody is refused, and with the status that says so.
+check "$dir/overload.json" "report['overload']['refused'] > 0 and report['overload']['failed'] == 0 and 'refusal_p99_ms' in report['overload']"
+check "$dir/overload.json" "all(report[key] > 0 for key in ('rss_start_mb', 'rss_end_mb', 'rss_peak_mb'))"
+
+rm -rf "$dir/turned" && "$millpond" publish .cache/models/ch_ppocr_mobile_v2.0_cls_infer.onnx --to "$dir/turned"
+"$millpond" tune "$dir/turned" --target-p99 50ms --time 8s --dims x=1x3x48x192 --fresh --json "$dir/tune.json" --report "$dir/tune.html"
+check "$dir/tune.json" "report['found_qps'] > 0 and report['found']['mode'] in ('sync', 'async') and len(report['points']) > 3"
+grep -q '^\[schedule\]' "$dir/turned/millpond.toml" && grep -q '<svg' "$dir/tune.html" && echo "ok: tune wrote its settings and its page"
+
 MILLPOND_DEMO_SECONDS=5 "$millpond" demo --assets .cache/demo --models .cache/models --bytes 32MiB --http-port 0 --grpc-port 0
 echo "ok: demo"

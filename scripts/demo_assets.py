@@ -4,6 +4,7 @@ text.png    the words in text.txt, black on white, 48 pixels high (what the text
 text.txt    those words: the answer to expect
 voice.wav   a person saying "front center" (Debian's alsa-utils), 16 kHz mono
 silence.wav as long as voice.wav, faint noise only: the answer to expect is "no voice"
+lines/      lines of text of many widths, for `millpond bench batch` (ocr_lines.py)
 """
 
 import argparse
@@ -15,6 +16,8 @@ import wave
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+import ocr_lines
 
 TEXT = "Calm as a millpond 2026"
 TEXT_HEIGHT_PX = 48
@@ -39,6 +42,7 @@ def main() -> None:
     voice = resample(samples, rate, RATE_HZ)
     write_wave(to / "voice.wav", voice)
     write_wave(to / "silence.wav", np.random.default_rng(1).normal(0, SILENCE_AMPLITUDE, voice.size))
+    ocr_lines.draw(to / "lines")
     print(f'{to}: text.png ("{TEXT}"), voice.wav and silence.wav ({voice.size / RATE_HZ:.1f} s)')
 
 

@@ -24,7 +24,7 @@ SPIN_ROUNDS = 4000
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_sigterm_finishes_what_is_in_flight(serve, tmp_path, sources, kind):
     publish(sources["spin"], tmp_path / "root" / "spin", 1)
-    server = serve(tmp_path / "root", "--workers", "2")
+    server = serve(tmp_path / "root", "--threads", "2", "--oversubscribe")
 
     def ask_http() -> list:
         answer = requests.post(f"{server.url}/v1/models/spin:predict", json={"inputs": [SPIN_ROUNDS]}, timeout=60)

@@ -31,6 +31,9 @@ pub(crate) const THREADS_MAX: usize = 64;
 /// Connections at most.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
 
+/// The reason given for a request that was not sent because [`Plan::in_flight_max`] answers were missing.
+pub(crate) const NO_ROOM: &str = "more answers are missing than may be in flight";
+
 /// What an answer was worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -65,6 +68,9 @@ pub(crate) struct Sample {
 pub(crate) trait Sink: Send + Sync {
     /// One finished request; for a failed one, why.
     fn record(&self, sample: Sample, reason: Option<&str>);
+
+    /// Open loop: a request that was due `late` ago is about to be sent.
+    fn sending(&self, _late: Duration) {}
 }
 
 /// When requests are sent.
@@ -260,9 +266,10 @@ impl Client {
             }
             timer.until(self.plan.start + due).await?;
             if self.in_flight.get() >= in_flight_max {
-                self.record_failure(due, "more answers are missing than may be in flight");
+                self.record_failure(due, NO_ROOM);
                 continue;
             }
+            self.sink.sending(self.plan.start.elapsed().saturating_sub(due));
             self.in_flight.set(self.in_flight.get() + 1);
             let (client, shot) = (self.clone(), self.next_shot());
             tokio::task::spawn_local(async move {

@@ -1,4 +1,5 @@
-//! Load generators, arms and reports: what `millpond bench load|swap|overhead` and `millpond demo` run.
+//! Load generators, arms and reports: what `millpond bench load|swap|overhead|batch|overload` and
+//! `millpond demo` run.
 //!
 //! Everything here measures a server from outside, over its own protocols, in a process of its own. A client
 //! shares the machine with the server it measures, so it is built to cost little: bodies are encoded before the
@@ -8,6 +9,8 @@
 //!
 //! Nothing here reads arguments or the environment: `cli` fills the `Args` structs and [`BenchEnv`].
 
+mod bare;
+pub mod batch;
 mod caller;
 mod connection;
 pub mod demo;
@@ -17,6 +20,7 @@ mod machine;
 mod measure;
 mod models;
 pub mod overhead;
+pub mod overload;
 mod process;
 mod random;
 mod report;
@@ -26,6 +30,7 @@ mod scrape;
 mod stats;
 pub mod swap;
 mod timer;
+pub mod tune;
 mod wire;
 
 use std::path::PathBuf;

@@ -238,10 +238,13 @@ fn requests(args: &LoadArgs, door: &Door) -> Result<Vec<Vec<NamedTensor>>> {
 
 /// Sizes for the axes that a model leaves open.
 #[derive(Debug, Default)]
-struct Shapes {
-    batch: usize,
-    other: usize,
-    named: Vec<(String, Vec<usize>)>,
+pub(crate) struct Shapes {
+    /// Size of the first axis.
+    pub(crate) batch: usize,
+    /// Size of every other axis.
+    pub(crate) other: usize,
+    /// Whole shapes of single inputs.
+    pub(crate) named: Vec<(String, Vec<usize>)>,
 }
 
 impl Shapes {
@@ -275,7 +278,16 @@ impl Shapes {
     }
 }
 
-fn generate(spec: &TensorSpec, shapes: &Shapes, index_max: u64, random: &mut Random) -> Result<NamedTensor> {
+/// One made-up input.
+///
+/// # Errors
+/// When it would be too large, or is of a type that cannot be made up.
+pub(crate) fn generate(
+    spec: &TensorSpec,
+    shapes: &Shapes,
+    index_max: u64,
+    random: &mut Random,
+) -> Result<NamedTensor> {
     let shape = shapes.of(spec);
     let count =
         shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).unwrap_or(usize::MAX);

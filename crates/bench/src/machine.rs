@@ -61,6 +61,14 @@ pub(crate) fn memory_bytes() -> u64 {
         << 10
 }
 
+/// Memory that could be taken without pushing anything out, in bytes; 0 where it cannot be read.
+pub(crate) fn memory_available_bytes() -> u64 {
+    field(&read("/proc/meminfo"), "MemAvailable")
+        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0)
+        << 10
+}
+
 /// What the machine did between two moments.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Noise {
@@ -179,6 +187,13 @@ pub(crate) fn usage_of(pid: u32) -> Usage {
     }
 }
 
+/// Resident memory of process `pid` now, in KiB; 0 once it is gone.
+pub(crate) fn rss_kb_of(pid: u32) -> u64 {
+    field(&read(&format!("/proc/{pid}/status")), "VmRSS")
+        .and_then(|value| value.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
 fn cpu_from_stat(stat: &str) -> Duration {
     // The name in parentheses may hold anything, spaces and parentheses included: count from its end.
     let Some((_, rest)) = stat.rsplit_once(')') else { return Duration::ZERO };
@@ -216,6 +231,7 @@ mod tests {
     fn this_process_is_seen() {
         let usage = usage_of(std::process::id());
         assert!(usage.peak_rss_kb > 0);
+        assert!(rss_kb_of(std::process::id()) > 0 && rss_kb_of(u32::MAX) == 0);
         assert_eq!(usage_of(u32::MAX), Usage::default());
         let machine = Machine::look(None);
         assert!(machine.cores > 0 && machine.memory_mb > 0);

@@ -113,6 +113,15 @@ impl Progress {
         self.bar.set_message(what.into());
     }
 
+    /// Prints a line above the bar; also where nobody watches.
+    pub(crate) fn line(&self, text: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{text}");
+        } else {
+            self.bar.println(text);
+        }
+    }
+
     /// One step is done.
     pub(crate) fn step(&self) {
         self.bar.inc(1);

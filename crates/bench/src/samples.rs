@@ -24,7 +24,8 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    fn count(&mut self, verdict: Verdict, reason: Option<&str>) {
+    /// Counts one finished request.
+    pub(crate) fn count(&mut self, verdict: Verdict, reason: Option<&str>) {
         match verdict {
             Verdict::Right => {}
             Verdict::Wrong => self.wrong += 1,

@@ -10,7 +10,8 @@ use crate::infer::InferArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
-use crate::{bench, completion, doctor, environment, infer, models, publish, serve};
+use crate::tune::TuneCommand;
+use crate::{bench, completion, doctor, environment, infer, models, publish, serve, tune};
 
 /// Serves models with a tail latency that stays flat while they change
 #[derive(Debug, Parser)]
@@ -32,6 +33,8 @@ enum Command {
     Infer(Box<InferArgs>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
+    /// Find the configuration with which a model serves most within a latency target, and write it
+    Tune(Box<TuneCommand>),
     /// Serve real models under load and swap one of them every few seconds
     Demo(DemoCommand),
     /// Say what this machine can do for serving, and what to change
@@ -76,6 +79,7 @@ impl Arguments {
             Command::Models(args) => models::run(args),
             Command::Infer(args) => infer::run(args),
             Command::Bench(args) => bench::run(args),
+            Command::Tune(args) => tune::run(args),
             Command::Demo(args) => bench::demo(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Completion(args) => completion::run(args),

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use base::ErrorKind;
 use bench::BenchEnv;
+use bench::batch::BatchArgs;
 use bench::demo::DemoArgs;
 use bench::load::LoadArgs;
 use bench::overhead::OverheadArgs;
+use bench::overload::OverloadArgs;
 use bench::swap::SwapArgs;
 use clap::{Args, Subcommand};
 
@@ -28,6 +30,8 @@ enum What {
     Load(LoadArgs),
     Swap(SwapArgs),
     Overhead(OverheadArgs),
+    Batch(BatchArgs),
+    Overload(OverloadArgs),
 }
 
 /// `millpond demo`.
@@ -42,7 +46,7 @@ pub(crate) struct DemoCommand {
 /// What a benchmark needs of this machine.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
-struct Places {
+pub(crate) struct Places {
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
@@ -58,6 +62,8 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         What::Load(args) => bench::load::run(args, &env),
         What::Swap(args) => bench::swap::run(args, &env),
         What::Overhead(args) => bench::overhead::run(args, &env),
+        What::Batch(args) => bench::batch::run(args, &env),
+        What::Overload(args) => bench::overload::run(args, &env),
     };
     finished(result)
 }
@@ -67,7 +73,7 @@ pub(crate) fn demo(args: &DemoCommand) -> Outcome {
     finished(bench::demo::run(&args.demo, &bench_env(&args.places)?))
 }
 
-fn bench_env(places: &Places) -> Outcome<BenchEnv> {
+pub(crate) fn bench_env(places: &Places) -> Outcome<BenchEnv> {
     let millpond = std::env::current_exe().map_err(|error| {
         Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}"))
     })?;
@@ -88,7 +94,7 @@ fn demo_seconds() -> Outcome<Option<u64>> {
 }
 
 /// Wrong answers and servers that died come as internal errors: what ran is at fault, not who ran it.
-fn finished(result: base::Result<()>) -> Outcome {
+pub(crate) fn finished(result: base::Result<()>) -> Outcome {
     result.map_err(|error| {
         let exit = match error.kind() {
             ErrorKind::InvalidArgument => Exit::Usage,

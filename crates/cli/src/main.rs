@@ -16,6 +16,7 @@ mod models;
 mod publish;
 mod serve;
 mod table;
+mod tune;
 mod values;
 
 use std::process::ExitCode;

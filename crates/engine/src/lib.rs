@@ -12,6 +12,7 @@
 
 mod batch_plan;
 pub mod layout;
+mod schedule_file;
 mod schedule_options;
 mod servable;
 
@@ -28,6 +29,7 @@ use base::{DType, Error, NamedTensor, Result, Signature};
 use memory::Region;
 
 pub use batch_plan::{AxisCut, BatchPlan, Fill, GrowingAxis, InputPlan, OutputPlan, PadRule};
+pub use schedule_file::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile};
 pub use schedule_options::{
     BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, Mode, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,
     QUEUE_DELAY_MAX, ScheduleOptions,

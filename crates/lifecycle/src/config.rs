@@ -171,6 +171,9 @@ pub struct LifecycleConfig {
     pub home: ParameterHome,
     /// Loaders and unloaders run at idle priority.
     pub background: bool,
+    /// Inference threads of the server. A model that wants more for its runs is refused: its threads would only
+    /// take the cores from each other. `usize::MAX` refuses none.
+    pub threads_max: usize,
 }
 
 impl LifecycleConfig {
@@ -190,6 +193,7 @@ impl LifecycleConfig {
             converter,
             home: ParameterHome::Pool,
             background: true,
+            threads_max: usize::MAX,
         }
     }
 }

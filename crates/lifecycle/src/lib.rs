@@ -23,6 +23,7 @@ mod settled;
 mod source;
 mod source_thread;
 mod status;
+mod threads;
 mod unloader;
 mod warmup;
 

@@ -184,6 +184,7 @@ impl Lifecycle {
             cache: open_cache(config),
             home: config.home,
             background: config.background && config.home == ParameterHome::Pool,
+            threads_max: config.threads_max,
             out: self.to.clone(),
         });
         for number in 0..count {

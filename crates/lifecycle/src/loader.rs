@@ -21,6 +21,7 @@ use crate::convert::{Cache, Converted};
 use crate::message::{Fresh, LoadJob, Message, Outcome};
 use crate::source::MODEL_NAME;
 use crate::status::LoadCost;
+use crate::threads;
 use crate::warmup::{self, WarmupSource};
 use crate::{Converter, ParameterHome, State};
 
@@ -38,6 +39,8 @@ pub(crate) struct Loader {
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) home: ParameterHome,
     pub(crate) background: bool,
+    /// Inference threads of the server.
+    pub(crate) threads_max: usize,
     pub(crate) out: Sender<Message>,
 }
 
@@ -80,6 +83,7 @@ impl Loader {
     }
 
     fn load(&self, mut job: LoadJob) -> Result<Outcome> {
+        threads::check(&job.session, &job.schedule, self.threads_max)?;
         if self.home == ParameterHome::Pool && !job.published && job.converted.is_none() {
             job.converted = Some(self.convert(&job)?);
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use engine::ScheduleFile;
 use serde::Deserialize;
 
 use crate::{ModelConfig, Transition, VersionPolicy};
@@ -17,12 +18,13 @@ const INTRA_OP_THREADS_MAX: usize = 1024;
 const BATCH_SIZE_MAX: usize = 1 << 20;
 
 /// What the file may say; what it leaves out stays as configured.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct ModelFile {
     policy: Option<PolicyText>,
     transition: Option<TransitionText>,
     intra_op_threads: Option<usize>,
+    schedule: Option<ScheduleFile>,
     warmup: Option<WarmupFile>,
     labels: Option<BTreeMap<String, u64>>,
 }
@@ -78,8 +80,8 @@ impl ModelFile {
         Ok(())
     }
 
-    /// `base` with what the file says instead.
-    pub(crate) fn apply(&self, base: &ModelConfig) -> ModelConfig {
+    /// `base` with what the file says instead. The error names the setting that does not go with the others.
+    pub(crate) fn apply(&self, base: &ModelConfig) -> Result<ModelConfig, String> {
         let mut config = base.clone();
         match &self.policy {
             Some(PolicyText::Latest(count)) => config.policy = VersionPolicy::Latest(*count),
@@ -97,6 +99,10 @@ impl ModelFile {
         if let Some(threads) = self.intra_op_threads {
             config.session.intra_op_threads = threads;
         }
+        if let Some(schedule) = &self.schedule {
+            config.schedule = schedule.apply(&base.schedule);
+            config.schedule.check().map_err(|error| format!("schedule: {}", error.message()))?;
+        }
         if let Some(labels) = &self.labels {
             config.labels.clone_from(labels);
         }
@@ -108,7 +114,7 @@ impl ModelFile {
             to.batch_sizes = warmup.batch_sizes.unwrap_or_else(|| to.batch_sizes.clone());
             to.dims = warmup.dims.unwrap_or_else(|| to.dims.clone());
         }
-        config
+        Ok(config)
     }
 }
 
@@ -151,6 +157,11 @@ mod tests {
             intra-op-threads = 4
             [labels]
             stable = 2
+            [schedule]
+            mode = "async"
+            max-batch = 8
+            [schedule.inputs.ids]
+            axes = [1]
             [warmup]
             enabled = false
             batch-sizes = [16]
@@ -158,8 +169,10 @@ mod tests {
             fail-on-error = true
             dims = { ids = [-1, 128] }
         "#;
-        let base = ModelConfig::new("m", "/models/m");
-        let config = ModelFile::parse(text).unwrap().apply(&base);
+        let mut base = ModelConfig::new("m", "/models/m");
+        base.schedule.threads = Some(2);
+        let applied = |text: &str| ModelFile::parse(text).unwrap().apply(&base).unwrap();
+        let config = applied(text);
         assert_eq!(config.policy, VersionPolicy::Specific([2, 5].into()));
         assert_eq!(config.transition, Transition::ResourcePreserving);
         assert_eq!(config.session.intra_op_threads, 4);
@@ -170,12 +183,12 @@ mod tests {
             ([16].as_slice(), Some(3))
         );
         assert_eq!(config.warmup.dims["ids"], [-1, 128]);
-        assert_eq!(ModelFile::parse("").unwrap().apply(&base), base);
-        assert_eq!(ModelFile::parse("policy = \"all\"").unwrap().apply(&base).policy, VersionPolicy::All);
-        assert_eq!(
-            ModelFile::parse("policy.latest = 3").unwrap().apply(&base).policy,
-            VersionPolicy::Latest(3)
-        );
+        assert_eq!((config.schedule.mode, config.schedule.max_batch), (engine::Mode::Async, 8));
+        assert_eq!(config.schedule.threads, Some(2), "the server's settings hold where the file is silent");
+        assert_eq!(config.schedule.inputs["ids"].axes, [1]);
+        assert_eq!(applied(""), base);
+        assert_eq!(applied("policy = \"all\"").policy, VersionPolicy::All);
+        assert_eq!(applied("policy.latest = 3").policy, VersionPolicy::Latest(3));
     }
 
     #[test]
@@ -189,5 +202,9 @@ mod tests {
         assert!(error("transition = 1").starts_with("line 1"));
         assert!(error("a = [").starts_with("line 1"));
         assert!(!error("a = [").contains('\n'));
+        assert!(error("[schedule]\nmax-bach = 1").starts_with("line 2: unknown field `max-bach`"));
+        let base = ModelConfig::new("m", "/models/m");
+        let file = ModelFile::parse("[schedule]\npreferred-batch-sizes = [64]").unwrap();
+        assert!(file.apply(&base).unwrap_err().starts_with("schedule: preferred-batch-sizes: 64"));
     }
 }

@@ -4,6 +4,7 @@
 //! thing happens; gauges that mirror another component's state (pool bytes, queue length) are set by the exporter
 //! just before it encodes, so that nothing has to poll.
 
+mod scheduling;
 mod sliding;
 
 use std::fmt::Write as _;
@@ -20,6 +21,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub use prometheus_client;
+pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, Scheduling};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 
 /// A value that goes up and down, in whole units.
@@ -139,6 +141,8 @@ pub struct Metrics {
     pub connections: Family<KindLabels, Level>,
     /// Threads by kind.
     pub threads: Family<KindLabels, Level>,
+    /// What the scheduler counts.
+    pub scheduling: Scheduling,
 }
 
 /// A model and a step of its swap.
@@ -183,6 +187,7 @@ impl Default for Metrics {
             queue: Family::default(),
             connections: Family::default(),
             threads: Family::default(),
+            scheduling: Scheduling::default(),
         };
         metrics.register();
         metrics
@@ -265,6 +270,7 @@ impl Metrics {
         );
         r.register("connections", "Open connections by door", self.connections.clone());
         r.register("threads", "Threads by kind", self.threads.clone());
+        self.scheduling.register(r);
     }
 
     /// Records one finished request.

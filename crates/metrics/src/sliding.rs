@@ -72,6 +72,31 @@ impl SlidingHistogram {
         slot.histogram.saturating_record((latency.as_micros() as u64).clamp(1, LATENCY_US_MAX));
     }
 
+    /// When second 0 began.
+    pub fn start(&self) -> Instant {
+        self.start
+    }
+
+    /// The seconds numbered `from` and later that are over and still in the window, oldest first, each with its
+    /// number; idle ones are empty. A latency recorded late into a second that was read already is not seen again.
+    pub fn finished(&self, from: u64, now: Instant) -> Vec<(u64, Percentiles)> {
+        let current = now.saturating_duration_since(self.start).as_secs();
+        // Copied under the lock, evaluated outside: recording never waits for a percentile.
+        let copies: Vec<(u64, Option<Histogram<u32>>)> = {
+            let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let oldest = (current + 1).saturating_sub(slots.len() as u64);
+            let copy = |second: u64| {
+                let slot = &slots[second as usize % slots.len()];
+                (second, (slot.second == second).then(|| slot.histogram.clone()))
+            };
+            (from.max(oldest)..current).map(copy).collect()
+        };
+        let read = |histogram: Option<Histogram<u32>>| {
+            histogram.map_or_else(Percentiles::default, |histogram| Percentiles::of(&histogram, 1.0))
+        };
+        copies.into_iter().map(|(second, histogram)| (second, read(histogram))).collect()
+    }
+
     /// The percentiles of the window that ends at `now`.
     pub fn percentiles(&self, now: Instant) -> Percentiles {
         let second = now.saturating_duration_since(self.start).as_secs();
@@ -86,19 +111,26 @@ impl SlidingHistogram {
             }
             slots.len() as f64
         };
-        if merged.is_empty() {
+        Percentiles::of(&merged, window.min(second as f64 + 1.0))
+    }
+}
+
+impl Percentiles {
+    /// Of all that a histogram holds, collected in `seconds`.
+    fn of(histogram: &Histogram<u32>, seconds: f64) -> Percentiles {
+        if histogram.is_empty() {
             return Percentiles::default();
         }
-        let at = |quantile| Duration::from_micros(merged.value_at_quantile(quantile));
+        let at = |quantile| Duration::from_micros(histogram.value_at_quantile(quantile));
         Percentiles {
-            count: merged.len(),
-            rate: merged.len() as f64 / window.min(second as f64 + 1.0),
+            count: histogram.len(),
+            rate: histogram.len() as f64 / seconds,
             p50: at(0.5),
             p80: at(0.8),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
-            max: Duration::from_micros(merged.max()),
+            max: Duration::from_micros(histogram.max()),
         }
     }
 }
@@ -123,5 +155,24 @@ mod tests {
         assert_eq!(sliding.percentiles(at(12.0)).count, 0);
         sliding.record(Duration::from_millis(2), at(20.2));
         assert_eq!(sliding.percentiles(at(20.3)).count, 1, "a reused slot starts empty");
+    }
+
+    #[test]
+    fn finished_seconds_are_told_once_each() {
+        let start = Instant::now();
+        let sliding = SlidingHistogram::new(4, start);
+        let at = |s: f64| start + Duration::from_secs_f64(s);
+        sliding.record(Duration::from_millis(3), at(0.2));
+        sliding.record(Duration::from_millis(5), at(0.9));
+        sliding.record(Duration::from_millis(7), at(2.1));
+        assert!(sliding.finished(0, at(0.95)).is_empty(), "the running second is not over");
+        let seen = sliding.finished(0, at(3.5));
+        let counts: Vec<(u64, u64)> = seen.iter().map(|(second, found)| (*second, found.count)).collect();
+        assert_eq!(counts, [(0, 2), (1, 0), (2, 1)]);
+        assert!(seen[0].1.p50 >= Duration::from_millis(3) && seen[0].1.p50 < Duration::from_millis(5));
+        assert_eq!(sliding.finished(3, at(3.5)), []);
+        let late: Vec<u64> = sliding.finished(0, at(9.0)).iter().map(|(second, _)| *second).collect();
+        assert_eq!(late, [6, 7, 8], "what has left the window is not told");
+        assert_eq!(sliding.finished(6, at(9.0))[0].1, Percentiles::default());
     }
 }

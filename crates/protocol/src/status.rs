@@ -2,6 +2,7 @@
 //! and statistics that the protocols show, before they take the form of one of them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{ErrorKind, VersionId};
 
@@ -138,8 +139,49 @@ pub struct StatisticsEntry {
     pub fail: Total,
     /// Waited for a worker.
     pub queue: Total,
-    /// Was computed.
+    /// Was computed; of a merged run each request has the whole time.
     pub compute: Total,
+    /// Items of the answered requests.
+    pub items: u64,
+    /// Runs that answered them.
+    pub executions: u64,
+    /// The runs by size, smallest first.
+    pub batches: Vec<BatchTotal>,
+}
+
+/// What is counted of one version's runs of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchTotal {
+    /// Items of each run.
+    pub size: u64,
+    /// The runs.
+    pub compute: Total,
+}
+
+/// How a model's requests are merged, as its configuration shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batching {
+    /// Items of a merged batch at most; 0 where requests are not joined along axis 0.
+    pub batch_max: u32,
+    /// Sizes that do not linger.
+    pub preferred: Vec<u32>,
+    /// How long the oldest request waits for company.
+    pub delay: Duration,
+    /// Limits of a request without a level.
+    pub limits: QueueLimits,
+    /// Limits of each priority level, level 1 first; empty where there is only one.
+    pub levels: Vec<QueueLimits>,
+    /// Level of a request that names none.
+    pub default_level: u32,
+}
+
+/// Limits of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Requests that may wait; 0 is the server's bound.
+    pub queue_max: u32,
+    /// Deadline of a request without one of its own; zero is the server's.
+    pub timeout: Duration,
 }
 
 #[cfg(test)]

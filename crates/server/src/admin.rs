@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use base::{Error, Result};
+use http::{HeaderMap, HeaderName, header};
 use lifecycle::LoadSpec;
 use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::listen::Peer;
+
+/// Browsers say with it which page a request comes from; no page can change it.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Longest wait for a load or unload that a client asked for; the work itself goes on after that.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
@@ -23,6 +27,58 @@ pub(crate) fn allowed(app: &App, peer: Option<Peer>) -> Result<()> {
     Err(Error::denied(
         "models are loaded and unloaded from this machine only; start the server with --allow-remote-admin to change that",
     ))
+}
+
+/// Refuses a browser that another site's page has sent. What is no browser sends neither header and passes.
+///
+/// # Errors
+/// `PermissionDenied` for a request that `Sec-Fetch-Site` or `Origin` shows to come from elsewhere.
+pub(crate) fn same_site(headers: &HeaderMap) -> Result<()> {
+    let foreign = || Error::denied("a page of another site may not ask this; open this server's own page");
+    if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
+        return Err(foreign());
+    }
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let origin = origin.to_str().ok().and_then(authority);
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    match (origin, host) {
+        (Some(origin), Some(host)) if origin.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(foreign()),
+    }
+}
+
+/// Refuses a browser whose page is not this server's. Another site may point its own name at this machine, and then
+/// its pages look like ours (DNS rebinding); so where calls come from this machine only, the page must have been
+/// opened by address or as `localhost`, which no other site can be reached by.
+///
+/// # Errors
+/// `PermissionDenied`, with what to do.
+pub(crate) fn same_page(app: &App, headers: &HeaderMap) -> Result<()> {
+    same_site(headers)?;
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let named = origin.to_str().ok().and_then(authority).is_some_and(is_a_foreign_name);
+    if named && !app.doors.allow_remote_admin {
+        return Err(Error::denied(
+            "models are loaded and unloaded from a page opened as localhost or by IP address only; \
+             open it as http://localhost:PORT, or start the server with --allow-remote-admin",
+        ));
+    }
+    Ok(())
+}
+
+/// Host and port of an origin, `None` for "null" and what is no origin of a page.
+fn authority(origin: &str) -> Option<&str> {
+    origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))
+}
+
+/// Whether a host is known by a name that somebody else may own.
+fn is_a_foreign_name(authority: &str) -> bool {
+    if authority.starts_with('[') {
+        return false;
+    }
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).to_ascii_lowercase();
+    let local = host == "localhost" || host.ends_with(".localhost");
+    !local && host.parse::<std::net::Ipv4Addr>().is_err()
 }
 
 /// Loads or reloads a model and waits until it serves.
@@ -51,6 +107,56 @@ async fn outcome(receiver: oneshot::Receiver<Result<()>>) -> Result<()> {
         Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
         Err(_) => {
             Err(Error::deadline("it takes longer than ten minutes; it goes on, see the model's status"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn refused(pairs: &[(HeaderName, &'static str)]) -> bool {
+        let headers: HeaderMap =
+            pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
+        same_site(&headers).is_err()
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_refused() {
+        let (origin, host) = (header::ORIGIN, header::HOST);
+        let page = |from| refused(&[(origin.clone(), from), (host.clone(), "localhost:8501")]);
+        assert!(!page("http://localhost:8501"));
+        assert!(!page("http://LOCALHOST:8501"));
+        assert!(!page("https://localhost:8501"), "a proxy in front may speak TLS");
+        assert!(page("http://localhost:3000"), "another port is another site");
+        assert!(page("http://example.com"));
+        assert!(page("null"));
+        assert!(page(""));
+        assert!(refused(&[(origin, "http://localhost:8501")]), "no host to compare with");
+    }
+
+    #[test]
+    fn what_the_browser_says_counts_without_an_origin_too() {
+        let site = |value| refused(&[(SEC_FETCH_SITE, value), (header::HOST, "localhost:8501")]);
+        assert!(!site("same-origin"));
+        assert!(!site("none"));
+        assert!(site("cross-site"));
+        assert!(site("same-site"));
+        assert!(!refused(&[(header::HOST, "localhost:8501")]), "programs send neither");
+    }
+
+    #[test]
+    fn names_that_others_may_own() {
+        for local in
+            ["localhost:8501", "localhost", "Mill.localhost:1", "127.0.0.1:8501", "10.0.0.7", "[::1]:8501"]
+        {
+            assert!(!is_a_foreign_name(local), "{local}");
+        }
+        for foreign in
+            ["evil.example:8501", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example"]
+        {
+            assert!(is_a_foreign_name(foreign), "{foreign}");
         }
     }
 }

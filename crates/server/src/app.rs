@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, Result, VersionId};
-use engine::Servable;
+use base::{Error, ErrorKind, NamedTensor, Result, VersionId};
+use engine::{ScheduleOptions, Servable};
 use lifecycle::Lifecycle;
 use metrics::{KindLabels, Metrics, RequestLabels};
 use schedule::{Completion, Job, Scheduler};
@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::config::DoorConfig;
 use crate::errors::label;
 use crate::pressure;
+use crate::runs::Answered;
 use crate::stats::Stats;
 
 /// The running server, as its doors see it.
@@ -50,6 +51,8 @@ pub(crate) struct Call {
     pub(crate) outputs: Vec<Arc<str>>,
     /// The client's own deadline, if it has one.
     pub(crate) timeout: Option<Duration>,
+    /// Priority level, 1 first; 0 is the model's default.
+    pub(crate) priority: usize,
 }
 
 /// Tells the workers that nobody waits any more, when the door's future is dropped.
@@ -149,6 +152,7 @@ impl App {
     /// Those of the signature check, the scheduler and the engine; `DeadlineExceeded` when the time is up.
     pub(crate) async fn answer(&self, ticket: &Ticket, call: Call) -> Result<Answer> {
         let id = call.servable.id.clone();
+        let (items, batch_max) = (items(&call), call.servable.schedule().max_batch);
         let completion = match self.run(ticket, call).await {
             Ok(completion) => completion,
             Err(error) => {
@@ -159,23 +163,21 @@ impl App {
         let total = now - ticket.started;
         let status = completion.result.as_ref().map_or_else(|error| label(error.kind()), |_| "ok");
         self.count(ticket, &id.model, id.version, status);
-        self.stats.version(&id).record(
-            completion.result.is_ok(),
-            completion.queue,
-            completion.compute,
-            total,
-        );
+        let Completion { queue, compute, batch, .. } = completion;
+        let answered = Answered { items, batch, batch_max, compute };
+        self.stats.version(&id).record(completion.result.is_ok().then_some((queue, &answered)), total);
         if completion.result.is_ok() {
-            self.metrics.record_phases(&id.model, id.version, completion.queue, completion.compute, total);
+            self.metrics.record_phases(&id.model, id.version, queue, compute, total);
             self.stats.window(&id.model).record(total, now);
         }
         Ok(Answer { id, outputs: completion.result? })
     }
 
     async fn run(&self, ticket: &Ticket, call: Call) -> Result<Completion> {
-        let Call { servable, inputs, outputs, timeout } = call;
+        let Call { servable, inputs, outputs, timeout, priority } = call;
         servable.signature().check_inputs(&inputs)?;
         servable.signature().check_outputs(outputs.iter().map(|name| &**name))?;
+        let timeout = timeout.or_else(|| default_timeout(servable.schedule(), priority));
         let limit = self.doors.request_timeout;
         let deadline = ticket.started + timeout.map_or(limit, |timeout| timeout.min(limit));
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -183,10 +185,11 @@ impl App {
         let (sender, receiver) = oneshot::channel();
         // A send fails only when the door has gone, and then nobody is left to tell.
         let done = Box::new(move |completion| drop(sender.send(completion)));
-        let job = Job { servable, inputs, outputs, priority: 0, deadline, cancelled, done };
-        self.scheduler.submit(job).map_err(|(_, error)| {
-            self.metrics.refused.get_or_create(&KindLabels { kind: "queue_max" }).inc();
-            error
+        let job = Job { servable, inputs, outputs, priority, deadline, cancelled, done };
+        self.scheduler.submit(job).inspect_err(|error| {
+            if error.kind() == ErrorKind::ResourceExhausted {
+                self.metrics.refused.get_or_create(&KindLabels { kind: "queue_max" }).inc();
+            }
         })?;
         pressure::adjust(self.scheduler.queued(), self.scheduler.workers());
         match tokio::time::timeout_at(deadline.into(), receiver).await {
@@ -194,5 +197,39 @@ impl App {
             Ok(Err(_)) => Err(Error::internal("the worker went away without an answer")),
             Err(_) => Err(Error::deadline("the deadline passed before the answer was ready")),
         }
+    }
+}
+
+/// Deadline of a request that brings none: its priority level's, else the model's, else (`None`) the server's.
+fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
+    let level = if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
+    let level = options.priorities.get(level.saturating_sub(1));
+    level.and_then(|level| level.timeout).or(options.timeout)
+}
+
+/// Items of a request: the size of axis 0, where that axis is the batch.
+fn items(call: &Call) -> usize {
+    let batch = call.inputs.first().and_then(|input| input.tensor.shape().first().copied());
+    batch.filter(|_| call.servable.plan().batchable).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::PriorityOptions;
+
+    use super::*;
+
+    #[test]
+    fn a_request_without_a_deadline_gets_its_levels() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let mut options = ScheduleOptions::default();
+        assert_eq!(default_timeout(&options, 0), None);
+        options.timeout = ms(500);
+        assert_eq!((default_timeout(&options, 0), default_timeout(&options, 7)), (ms(500), ms(500)));
+        let level = |timeout| PriorityOptions { timeout, ..PriorityOptions::default() };
+        options.priorities = vec![level(ms(50)), level(None), level(ms(900))];
+        options.default_priority = 2;
+        let timeouts = [0, 1, 2, 3, 4].map(|priority| default_timeout(&options, priority));
+        assert_eq!(timeouts, [ms(500), ms(50), ms(500), ms(900), ms(900)], "a level too many is the last");
     }
 }

@@ -73,15 +73,20 @@ impl Default for DoorConfig {
 pub struct DataConfig {
     /// Inference workers; 0 is one per core.
     pub workers: usize,
+    /// Merged batches of one model at the same time, as the models' settings have it where they do not say; 0 is
+    /// as many as there are workers. Here it is only checked.
+    pub runtime_threads: usize,
     /// Requests waiting for a worker; the next one is refused.
     pub queue_max: usize,
     /// Pin worker i to core i.
     pub pin: bool,
+    /// Allow more workers than cores.
+    pub oversubscribe: bool,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        DataConfig { workers: 0, queue_max: 512, pin: false }
+        DataConfig { workers: 0, runtime_threads: 0, queue_max: 512, pin: false, oversubscribe: false }
     }
 }
 

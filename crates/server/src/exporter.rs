@@ -3,9 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use metrics::{BytesLabels, KindLabels, ModelLabels, QuantileLabels, StateLabels};
+use metrics::prometheus_client::metrics::counter::Counter;
+use metrics::prometheus_client::metrics::family::Family;
+use metrics::{
+    BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, QuantileLabels, Scheduling,
+    StateLabels,
+};
+use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
 
 use crate::app::App;
+use crate::threads;
 
 /// The content type of the exposition.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -15,17 +22,47 @@ pub(crate) fn exposition(app: &App) -> String {
     windows(app);
     memory(app);
     versions(app);
-    let level = |family: &metrics::prometheus_client::metrics::family::Family<KindLabels, metrics::Level>,
-                 kind: &'static str,
-                 value: u64| {
+    let level = |family: &Family<KindLabels, metrics::Level>, kind: &'static str, value: u64| {
         family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
     };
     let metrics = &app.metrics;
     level(&metrics.queue, "length", app.scheduler.queued() as u64);
     level(&metrics.queue, "max", app.scheduler.queue_max() as u64);
-    level(&metrics.threads, "worker", app.scheduler.workers() as u64);
-    level(&metrics.threads, "door", app.doors.threads as u64);
+    for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
+        level(&metrics.threads, kind, count);
+    }
+    let snapshot = app.scheduler.snapshot();
+    level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
+    level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
+    scheduling(&metrics.scheduling, &snapshot);
     metrics.encode()
+}
+
+/// Rebuilt whole, as states are.
+fn scheduling(metrics: &Scheduling, snapshot: &Snapshot) {
+    metrics.clear();
+    for model in &snapshot.models {
+        let labels = ModelLabels { model: model.model.clone() };
+        let bounds = BATCH_SIZE_BOUNDS.iter().map(|&bound| bound as f64).chain([f64::INFINITY]);
+        let sizes = bounds.zip(model.batch_sizes).collect();
+        metrics.batch_size.get_or_create(&labels).set(model.items as f64, sizes);
+        Scheduling::count(&metrics.reruns.get_or_create(&labels), model.reruns);
+        metrics.running.get_or_create(&labels).set(model.running as i64);
+        let count = |family: &Family<ModelKindLabels, Counter>, kind: &'static str, value: u64| {
+            let labels = ModelKindLabels { model: model.model.clone(), kind };
+            Scheduling::count(&family.get_or_create(&labels), value);
+        };
+        count(&metrics.input_elements, "real", model.real_elements);
+        count(&metrics.input_elements, "padding", model.padding_elements);
+        count(&metrics.requests, "run", model.requests);
+        count(&metrics.requests, "refused", model.refused);
+        count(&metrics.requests, "expired", model.expired);
+        count(&metrics.requests, "cancelled", model.cancelled);
+        for (priority, &queued) in (1..).zip(&model.queued_by_priority) {
+            let labels = PriorityLabels { model: model.model.clone(), priority };
+            metrics.queued.get_or_create(&labels).set(queued as i64);
+        }
+    }
 }
 
 fn windows(app: &App) {
@@ -82,5 +119,49 @@ fn versions(app: &App) {
                 app.metrics.parameter_bytes.get_or_create(&labels).set(version.parameter_bytes as i64);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics::Metrics;
+    use schedule::ModelSnapshot;
+
+    use super::*;
+
+    #[test]
+    fn the_schedulers_counts_are_shown_and_go_with_the_model() {
+        let metrics = Metrics::default();
+        let mut sizes = [0; BATCH_SIZE_BOUNDS.len() + 1];
+        (sizes[0], sizes[3]) = (2, 1);
+        let model = ModelSnapshot {
+            model: "m".into(),
+            queued_by_priority: vec![4, 5],
+            running: 2,
+            requests: 9,
+            batches: 3,
+            items: 10,
+            batch_sizes: sizes,
+            real_elements: 30,
+            padding_elements: 6,
+            refused: 1,
+            ..ModelSnapshot::default()
+        };
+        scheduling(&metrics.scheduling, &Snapshot { models: vec![model], ..Snapshot::default() });
+        let text = metrics.encode();
+        for line in [
+            "millpond_batch_size_count{model=\"m\"} 3",
+            "millpond_batch_size_sum{model=\"m\"} 10.0",
+            "millpond_batch_size_bucket{le=\"4.0\",model=\"m\"} 2",
+            "millpond_batch_size_bucket{le=\"8.0\",model=\"m\"} 3",
+            "millpond_input_elements_total{model=\"m\",kind=\"padding\"} 6",
+            "millpond_scheduled_requests_total{model=\"m\",kind=\"refused\"} 1",
+            "millpond_queued_requests{model=\"m\",priority=\"2\"} 5",
+            "millpond_running{model=\"m\"} 2",
+        ] {
+            assert!(text.contains(line), "{line} not in\n{text}");
+        }
+        scheduling(&metrics.scheduling, &Snapshot::default());
+        assert!(!metrics.encode().contains("\"m\""));
     }
 }

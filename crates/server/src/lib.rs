@@ -17,9 +17,12 @@ mod http_door;
 mod lanes;
 mod listen;
 mod observer;
+mod page;
 mod pressure;
 mod run;
+mod runs;
 mod stats;
+mod threads;
 mod view;
 mod warmup;
 

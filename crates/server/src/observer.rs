@@ -24,7 +24,8 @@ impl Observer for MetricsObserver {
             Event::State(change) if change.to == State::Failed => {
                 self.metrics.load_failures.get_or_create(&ModelLabels { model: change.model.clone() }).inc();
             }
-            Event::Loaded { model, cost, .. } => {
+            Event::Loaded { model, version, cost } => {
+                self.stats.page.loaded(&VersionId { model: model.clone(), version: *version });
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
                 metrics.loader_minor_faults.get_or_create(&labels).inc_by(cost.loader_minor_faults);
@@ -40,6 +41,7 @@ impl Observer for MetricsObserver {
 
 impl MetricsObserver {
     fn swapped(&self, report: &SwapReport) {
+        self.stats.page.swapped(report);
         self.metrics.swaps.get_or_create(&ModelLabels { model: report.model.clone() }).inc();
         let steps = [
             ("load", report.load_seconds),

@@ -9,7 +9,7 @@ use engine_onnx::OnnxEngine;
 use lifecycle::{Lifecycle, LifecycleConfig, ParameterHome};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 use metrics::Metrics;
-use schedule::{Scheduler, SchedulerConfig};
+use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use crate::listen::{Door, Wire, bind};
 use crate::observer::MetricsObserver;
 use crate::stats::Stats;
 use crate::warmup::RecordedRequests;
-use crate::{grpc, http_door};
+use crate::{grpc, http_door, page};
 
 /// Part of the machine's memory that the slot pool may take when nothing is said.
 const POOL_SHARE: f64 = 0.8;
@@ -33,13 +33,16 @@ const POOL_SHARE: f64 = 0.8;
 /// `InvalidArgument` for settings that contradict each other. Models that fail to load are no error here: their
 /// state says why.
 pub fn run(mut config: Config) -> Result<()> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if config.doors.threads == 0 {
-        config.doors.threads = cores;
+    let plan = ThreadPolicy {
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        workers: config.data.workers,
+        runtime_threads: config.data.runtime_threads,
+        doors: config.doors.threads,
+        pin: config.data.pin,
+        oversubscribe: config.data.oversubscribe,
     }
-    if config.data.workers == 0 {
-        config.data.workers = cores;
-    }
+    .plan()?;
+    (config.data.workers, config.data.pin, config.doors.threads) = (plan.workers, plan.pin, plan.doors);
     raise_open_files();
     let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
     let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
@@ -120,6 +123,7 @@ fn lifecycle_config(config: &Config) -> LifecycleConfig {
         },
         home: config.memory.home,
         background: models.background,
+        threads_max: config.data.workers,
     }
 }
 
@@ -156,6 +160,7 @@ async fn serve(
         config: app.doors.clone(),
         lanes: Some(lanes),
     };
+    tokio::spawn(page::watch(app.clone(), stopped.clone()));
     let doors = [tokio::spawn(http_door.serve(stopped.clone())), tokio::spawn(grpc_door.serve(stopped))];
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
     tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use base::VersionId;
 use metrics::{Percentiles, SlidingHistogram};
 
+use crate::page::Page;
+use crate::runs::{Answered, Runs};
+
 /// Length of the window for percentiles, in seconds.
 pub(crate) const WINDOW_SECONDS: usize = 10;
 
@@ -37,16 +40,19 @@ pub(crate) struct VersionStats {
     pub(crate) fail: Total,
     pub(crate) queue: Total,
     pub(crate) compute: Total,
+    pub(crate) runs: Runs,
     /// Milliseconds since the epoch of the last answer.
     pub(crate) last_ms: AtomicU64,
 }
 
 impl VersionStats {
-    pub(crate) fn record(&self, ok: bool, queue: Duration, compute: Duration, total: Duration) {
-        if ok {
+    /// Counts a request that took `total`: answered after waiting `queue`, or not answered.
+    pub(crate) fn record(&self, answered: Option<(Duration, &Answered)>, total: Duration) {
+        if let Some((queue, answered)) = answered {
             self.success.add(total);
             self.queue.add(queue);
-            self.compute.add(compute);
+            self.compute.add(answered.compute);
+            self.runs.record(answered);
         } else {
             self.fail.add(total);
         }
@@ -60,6 +66,8 @@ impl VersionStats {
 pub(crate) struct Stats {
     windows: RwLock<HashMap<Arc<str>, Arc<SlidingHistogram>>>,
     versions: RwLock<HashMap<VersionId, Arc<VersionStats>>>,
+    /// What the live page remembers.
+    pub(crate) page: Page,
 }
 
 impl Stats {
@@ -70,6 +78,11 @@ impl Stats {
             let fresh = || Arc::new(SlidingHistogram::new(WINDOW_SECONDS, Instant::now()));
             windows.entry(model.clone()).or_insert_with(fresh).clone()
         })
+    }
+
+    /// A model's window, if it was ever asked.
+    pub(crate) fn known_window(&self, model: &str) -> Option<Arc<SlidingHistogram>> {
+        self.windows.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
     }
 
     pub(crate) fn version(&self, id: &VersionId) -> Arc<VersionStats> {

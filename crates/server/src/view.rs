@@ -1,10 +1,12 @@
 //! What the doors show of the lifecycle's state and the statistics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{Error, Result, VersionId};
+use engine::{Mode, Servable};
 use lifecycle::{ModelStatus, State, VersionStatus};
-use protocol::status::{IndexEntry, StatisticsEntry, Total, VersionState};
+use protocol::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState};
 
 use crate::app::App;
 use crate::stats;
@@ -111,6 +113,8 @@ fn entry(id: &VersionId, stats: &stats::VersionStats) -> StatisticsEntry {
         let (count, nanos) = total.read();
         Total { count, nanos }
     };
+    let runs = stats.runs.read();
+    let batch = |(size, count, nanos)| BatchTotal { size, compute: Total { count, nanos } };
     StatisticsEntry {
         id: id.clone(),
         last_ms: stats.last_ms.load(std::sync::atomic::Ordering::Relaxed),
@@ -118,5 +122,29 @@ fn entry(id: &VersionId, stats: &stats::VersionStats) -> StatisticsEntry {
         fail: total(&stats.fail),
         queue: total(&stats.queue),
         compute: total(&stats.compute),
+        items: runs.items,
+        executions: runs.runs,
+        batches: runs.sizes.into_iter().map(batch).collect(),
     }
+}
+
+/// How a version's requests are merged; `None` for one that runs each by itself.
+pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
+    let options = servable.schedule();
+    if options.mode == Mode::Sync {
+        return None;
+    }
+    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let limits = |queue_max: Option<usize>, timeout: Option<Duration>| QueueLimits {
+        queue_max: number(queue_max.unwrap_or(0)),
+        timeout: timeout.unwrap_or_default(),
+    };
+    Some(Batching {
+        batch_max: if servable.plan().batchable { number(options.max_batch) } else { 0 },
+        preferred: options.preferred_batch_sizes.iter().copied().map(number).collect(),
+        delay: options.max_queue_delay,
+        limits: limits(options.queue_max, options.timeout),
+        levels: options.priorities.iter().map(|level| limits(level.queue_max, level.timeout)).collect(),
+        default_level: number(options.default_priority),
+    })
 }

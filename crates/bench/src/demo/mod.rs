@@ -23,6 +23,7 @@ use crate::drive::{Judge, Pace, Plan, Sink, drive};
 use crate::machine::memory_bytes;
 use crate::models::cache;
 use crate::models::ctr::{DENSE, TABLES};
+use crate::models::ocr;
 use crate::process::{self, ServerPlan, ServerProcess};
 use crate::report::Progress;
 use crate::samples::Log;
@@ -34,7 +35,7 @@ use live::{Screen, Seen, homes};
 const TEXT_MODEL: &str = "text";
 const VOICE_MODEL: &str = "voice";
 /// Their files among the fetched ones.
-const TEXT_FILE: &str = "ch_PP-OCRv4_rec_infer.onnx";
+const TEXT_FILE: &str = ocr::FILE;
 const VOICE_FILE: &str = "silero_vad.onnx";
 /// A probability from here on means speech.
 const SPEECH_MIN: f32 = 0.5;
@@ -195,7 +196,7 @@ impl<'a> Checks<'a> {
         let path = args.assets.join("text.txt");
         let text = std::fs::read_to_string(&path)
             .map_err(|e| Error::io(&path, &e).context("run `make demo`, which makes the demo's inputs"))?;
-        let characters = text::characters(engine, &args.models.join(TEXT_FILE))?;
+        let characters = ocr::characters(engine, &args.models.join(TEXT_FILE))?;
         Ok(Checks { assets: &args.assets, text: text.trim().to_owned(), characters })
     }
 

@@ -53,6 +53,12 @@ impl Ctr {
         Ctr { rows: vec![10_000; TABLES], layers: Ctr::layers(1024, 512) }
     }
 
+    /// One whose layers (17 MB) are far larger than the L2 cache.
+    pub(crate) fn ranking() -> Ctr {
+        let widths = vec![TABLES * DIMENSION + DENSE, 2048, 1024, 512, 1];
+        Ctr { rows: vec![10_000; TABLES], layers: Layers { widths, sigmoid: true } }
+    }
+
     fn layers(first: usize, second: usize) -> Layers {
         Layers { widths: vec![TABLES * DIMENSION + DENSE, first, second, 1], sigmoid: true }
     }

@@ -4,8 +4,6 @@
 //! load generator shares the machine's cores with the server, so requests a second would charge the server for
 //! the client; what is compared instead is the processor time that each side's own process uses for a request.
 
-mod bare;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +14,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::BenchEnv;
+use crate::bare::{Bare, BareRun};
 use crate::connection::Answer;
 use crate::drive::{Judge, Pace, Plan, Verdict};
 use crate::machine::{Machine, Noise, NoiseWatch};
@@ -28,7 +27,6 @@ use crate::process::{ServerPlan, ServerProcess};
 use crate::report::{Progress, Table, write_json};
 use crate::stats::{Summary, median, ratio};
 use crate::wire::{Api, Door, read_answer};
-use bare::{Bare, BareRun};
 
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 11;

@@ -6,7 +6,7 @@ use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Tr
 use server::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
 
 use super::library_search;
-use super::options::{Home, InferenceOptions, LifecycleOptions, MemoryOptions, Order, ServerOptions};
+use super::options::{Home, InferenceOptions, MemoryOptions, Order, ServerOptions};
 use super::settings::{Model, Settings};
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
@@ -50,9 +50,11 @@ fn doors(options: &ServerOptions) -> DoorConfig {
 fn data(options: &InferenceOptions) -> DataConfig {
     let default = DataConfig::default();
     DataConfig {
-        workers: options.workers.unwrap_or(default.workers),
+        workers: options.threads.unwrap_or(default.workers),
+        runtime_threads: options.runtime_threads.unwrap_or(default.runtime_threads),
         queue_max: options.queue.unwrap_or(default.queue_max),
         pin: options.pin,
+        oversubscribe: options.oversubscribe,
     }
 }
 
@@ -85,8 +87,8 @@ fn models(settings: &Settings) -> Outcome<ModelsConfig> {
     let cache_dir = options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
     let default = LifecycleConfig::new(cache_dir, Converter::default());
     Ok(ModelsConfig {
-        models: settings.models.iter().map(|(name, model)| model_config(name, model, options)).collect(),
-        roots: settings.roots.iter().map(|dir| root(dir, options)).collect(),
+        models: settings.models.iter().map(|(name, model)| model_config(name, model, settings)).collect(),
+        roots: settings.roots.iter().map(|dir| root(dir, settings)).collect(),
         poll: options.poll.map_or(default.poll, |Span(time)| time),
         load_threads: options.load_threads.unwrap_or(default.load_threads),
         unload_threads: options.unload_threads.unwrap_or(default.unload_threads),
@@ -99,9 +101,10 @@ fn models(settings: &Settings) -> Outcome<ModelsConfig> {
     })
 }
 
-fn model_config(name: &str, model: &Model, all: &LifecycleOptions) -> ModelConfig {
+fn model_config(name: &str, model: &Model, settings: &Settings) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
-    let own = &model.options;
+    let (own, all) = (&model.options, &settings.lifecycle);
+    config.schedule = own.schedule.apply(&settings.schedule);
     config.policy = policy(own.versions.as_ref().or(all.versions.as_ref()));
     config.transition = transition(own.transition.or(all.transition));
     config.session.intra_op_threads = own.intra_op_threads.unwrap_or(config.session.intra_op_threads);
@@ -111,9 +114,14 @@ fn model_config(name: &str, model: &Model, all: &LifecycleOptions) -> ModelConfi
 }
 
 /// A directory of models; those that appear later get the same settings.
-fn root(dir: &Path, all: &LifecycleOptions) -> Root {
-    let (policy, transition) = (policy(all.versions.as_ref()), transition(all.transition));
-    Root { dir: dir.to_owned(), policy, transition, ..Root::default() }
+fn root(dir: &Path, settings: &Settings) -> Root {
+    let all = &settings.lifecycle;
+    Root {
+        dir: dir.to_owned(),
+        policy: policy(all.versions.as_ref()),
+        transition: transition(all.transition),
+        schedule: settings.schedule.clone(),
+    }
 }
 
 fn policy(versions: Option<&Versions>) -> VersionPolicy {
@@ -135,18 +143,30 @@ fn transition(order: Option<Order>) -> Transition {
 
 #[cfg(test)]
 mod tests {
+    use engine::{ScheduleFile, ScheduleOptions};
+
     use super::*;
-    use crate::serve::file::example;
+    use crate::serve::file::{ModelOptions, example};
+    use crate::serve::options::LifecycleOptions;
 
     #[test]
     fn settings_for_all_reach_roots() {
-        let all = LifecycleOptions {
-            versions: Some(Versions::All),
-            transition: Some(Order::ResourcePreserving),
-            ..LifecycleOptions::default()
+        let settings = Settings {
+            lifecycle: LifecycleOptions {
+                versions: Some(Versions::All),
+                transition: Some(Order::ResourcePreserving),
+                ..LifecycleOptions::default()
+            },
+            schedule: ScheduleOptions { max_batch: 9, ..ScheduleOptions::default() },
+            ..Settings::default()
         };
-        let root = root(Path::new("/models"), &all);
+        let root = root(Path::new("/models"), &settings);
         assert_eq!((root.policy, root.transition), (VersionPolicy::All, Transition::ResourcePreserving));
+        assert_eq!(root.schedule.max_batch, 9);
+        let schedule = ScheduleFile { weight: Some(5), ..ScheduleFile::default() };
+        let options = ModelOptions { schedule, ..ModelOptions::default() };
+        let model = model_config("m", &Model { dir: "/m".into(), options }, &settings);
+        assert_eq!((model.schedule.max_batch, model.schedule.weight), (9, 5));
     }
 
     /// The commented values of the example are the defaults, and each lands in the field it is meant for.
@@ -156,6 +176,8 @@ mod tests {
         assert_eq!(format!("{:?}", doors(&file.server)), format!("{:?}", DoorConfig::default()));
         assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
         (file.memory.pool, file.memory.swap_reserve) = (None, None);
+        (file.schedule.threads, file.schedule.queue, file.schedule.timeout) = (None, None, None);
+        assert_eq!(file.schedule.apply(&ScheduleOptions::default()), ScheduleOptions::default());
         assert_eq!(format!("{:?}", memory(&file.memory)), format!("{:?}", MemoryConfig::default()));
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use engine::ScheduleFile;
 use serde::Deserialize;
 
 use crate::exit::{Failure, Outcome};
@@ -23,6 +24,8 @@ pub(crate) struct SettingsFile {
     pub(crate) inference: InferenceOptions,
     pub(crate) memory: MemoryOptions,
     pub(crate) lifecycle: LifecycleOptions,
+    /// How requests are queued, merged and run, for all models that do not say.
+    pub(crate) schedule: ScheduleFile,
     /// Directories whose subdirectories are models.
     pub(crate) roots: Vec<PathBuf>,
     pub(crate) models: BTreeMap<String, ModelOptions>,
@@ -44,6 +47,8 @@ pub(crate) struct ModelOptions {
     pub(crate) intra_op_threads: Option<usize>,
     /// Operators of one run at the same time.
     pub(crate) inter_op_threads: Option<usize>,
+    /// How requests are queued, merged and run.
+    pub(crate) schedule: ScheduleFile,
 }
 
 impl SettingsFile {
@@ -106,6 +111,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::serve::options::ScheduleFlags;
     use crate::values::{Size, Span};
 
     fn parse(text: &str) -> Result<SettingsFile, String> {
@@ -128,6 +134,12 @@ mod tests {
             path = "ctr"
             versions = "latest:2"
             labels = { stable = 3 }
+            [schedule]
+            queue = 7
+            [models.ctr.schedule]
+            mode = "async"
+            [inference]
+            workers = 3
             "#,
         )
         .unwrap();
@@ -140,6 +152,9 @@ mod tests {
         assert_eq!(file.models["ctr"].versions, Some(Versions::Latest(2)));
         assert_eq!(file.models["ctr"].path.as_deref(), Some(Path::new("/etc/millpond/ctr")));
         assert_eq!(file.roots, [PathBuf::from("/etc/millpond/all")]);
+        assert_eq!((file.schedule.queue, file.schedule.mode), (Some(7), None));
+        assert_eq!(file.models["ctr"].schedule.mode, Some(engine::ModeText::Async));
+        assert_eq!(file.inference.threads, Some(3), "the key's earlier name");
     }
 
     #[test]
@@ -148,6 +163,10 @@ mod tests {
         assert!(error.starts_with("m.toml:3: unknown key `htp-port`"), "{error}");
         let error = parse("[sever]\n").unwrap_err();
         assert!(error.starts_with("m.toml:1: unknown key `sever`"), "{error}");
+        let error = parse("[models.m.schedule]\nmax-bach = 2\n").unwrap_err();
+        assert!(error.starts_with("m.toml:2: unknown key `max-bach`"), "{error}");
+        let error = parse("[inference]\nthreads = 2\nworkers = 2\n").unwrap_err();
+        assert!(error.contains("duplicate field `threads`"), "{error}");
         let error = parse("[memory]\npool = \"5 parsecs\"\n").unwrap_err();
         assert!(error.starts_with("m.toml:2: ") && error.contains("unknown size unit"), "{error}");
         let error = parse("[server]\nhttp-port = 70000\n").unwrap_err();
@@ -167,6 +186,7 @@ mod tests {
             InferenceOptions::augment_args(clap::Command::new("")),
             MemoryOptions::augment_args(clap::Command::new("")),
             LifecycleOptions::augment_args(clap::Command::new("")),
+            ScheduleFlags::augment_args(clap::Command::new("")),
         ];
         for flag in sections.iter().flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long) {
             assert!(EXAMPLE.contains(&format!("\n# {flag} = ")), "{flag}");

@@ -15,7 +15,7 @@ use engine_onnx::LibrarySearch;
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::values::Source;
-use options::{InferenceOptions, LifecycleOptions, MemoryOptions, ServerOptions};
+use options::{InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, ServerOptions};
 use settings::Settings;
 
 /// `millpond serve DIR|NAME=DIR...`.
@@ -26,9 +26,12 @@ directory is a root, whose subdirectories are models. New versions and new model
 serving; --versions and --transition hold for the models that are there at the start. A millpond.toml beside a
 model's versions has the last word about that model.
 
-The settings file has the same names: [server], [inference], [memory] and [lifecycle] hold the flags of the
-groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels,
-intra-op-threads and inter-op-threads of one model. Flags win over the file.")]
+The settings file has the same names: [server], [inference], [memory] and [lifecycle] hold the
+flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions,
+transition, labels, intra-op-threads and inter-op-threads of one model. [schedule] says how the
+requests of all models are queued, merged and run, [models.NAME.schedule] those of one model;
+docs/millpond.toml has the keys. --runtime-threads above 0 stands for mode = \"async\" and
+threads = N in [schedule]. Flags win over the file.")]
 pub(crate) struct ServeArgs {
     /// A model, or a directory of models
     #[arg(value_name = "DIR|NAME=DIR")]
@@ -40,6 +43,8 @@ pub(crate) struct ServeArgs {
     pub(crate) server: ServerOptions,
     #[command(flatten)]
     pub(crate) inference: InferenceOptions,
+    #[command(flatten)]
+    pub(crate) schedule: ScheduleFlags,
     #[command(flatten)]
     pub(crate) memory: MemoryOptions,
     #[command(flatten)]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use engine::ScheduleFile;
 use serde::Deserialize;
 
 use crate::values::{PerSecond, Size, Span, Versions};
@@ -59,10 +60,11 @@ pub(crate) struct ServerOptions {
 }
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
     /// For people
+    #[default]
     Text,
     /// One JSON object a line
     Json,
@@ -73,15 +75,34 @@ pub(crate) enum LogFormat {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct InferenceOptions {
-    /// Inference workers; 0 is one a core [default: 0]
+    /// Inference threads, which is requests being run at the same time; 0 is one a core [default: 0]
+    #[arg(long, visible_alias = "workers", value_name = "N")]
+    #[serde(alias = "workers")]
+    pub(crate) threads: Option<usize>,
+    /// Merge requests: batches of one model being run at the same time; 0 runs each request by itself [default: 0]
     #[arg(long, value_name = "N")]
-    pub(crate) workers: Option<usize>,
+    pub(crate) runtime_threads: Option<usize>,
     /// Requests that wait for a worker; the next one is refused [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<usize>,
-    /// Pin worker i to core i
+    /// Pin inference thread i to core i
     #[arg(long)]
     pub(crate) pin: bool,
+    /// Allow more inference threads than cores
+    #[arg(long)]
+    pub(crate) oversubscribe: bool,
+}
+
+/// The flags among `[schedule]`'s keys; the others are for files only.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Inference")]
+pub(crate) struct ScheduleFlags {
+    /// Items of a merged batch at most [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_batch: Option<usize>,
+    /// How long the oldest request waits for others to be merged with [default: 0ms]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) max_queue_delay: Option<Span>,
 }
 
 /// `[memory]`: where parameters live and how they get there.
@@ -189,9 +210,22 @@ impl InferenceOptions {
     /// These, and where they say nothing, `under`'s.
     pub(crate) fn over(self, under: InferenceOptions) -> InferenceOptions {
         InferenceOptions {
-            workers: self.workers.or(under.workers),
+            threads: self.threads.or(under.threads),
+            runtime_threads: self.runtime_threads.or(under.runtime_threads),
             queue: self.queue.or(under.queue),
             pin: self.pin || under.pin,
+            oversubscribe: self.oversubscribe || under.oversubscribe,
+        }
+    }
+}
+
+impl ScheduleFlags {
+    /// These, and where they say nothing, the file's.
+    pub(crate) fn over(self, under: ScheduleFile) -> ScheduleFile {
+        ScheduleFile {
+            max_batch: self.max_batch.or(under.max_batch),
+            max_queue_delay: self.max_queue_delay.map(|Span(time)| time).or(under.max_queue_delay),
+            ..under
         }
     }
 }

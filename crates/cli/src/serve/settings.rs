@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use engine::{Mode, ScheduleFile, ScheduleOptions};
+
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile};
-use super::options::{InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ServerOptions};
+use super::options::{
+    InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags, ServerOptions,
+};
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::values::{Size, Source, Span, check_name};
@@ -25,12 +29,14 @@ const POLL_MIN: Duration = Duration::from_millis(10);
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Everything `serve` was told, from wherever it was told.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) server: ServerOptions,
     pub(super) inference: InferenceOptions,
     pub(super) memory: MemoryOptions,
     pub(super) lifecycle: LifecycleOptions,
+    /// For all models that do not say.
+    pub(super) schedule: ScheduleOptions,
     pub(super) log_format: LogFormat,
     pub(super) log: String,
     pub(super) models: BTreeMap<String, Model>,
@@ -44,6 +50,23 @@ pub(super) struct Model {
     pub(super) options: ModelOptions,
 }
 
+/// How the requests of models that do not say are queued, merged and run: flags over `[schedule]`.
+///
+/// # Errors
+/// A usage failure that names the setting.
+fn schedule(
+    flags: ScheduleFlags,
+    file: ScheduleFile,
+    inference: &InferenceOptions,
+) -> Outcome<ScheduleOptions> {
+    let mut options = flags.over(file).apply(&ScheduleOptions::default());
+    if let Some(threads @ 1..) = inference.runtime_threads {
+        (options.mode, options.threads) = (Mode::Async, Some(threads));
+    }
+    options.check().map_err(|error| Failure::usage(format!("[schedule]: {}", error.message())))?;
+    Ok(options)
+}
+
 impl Settings {
     /// Joins and checks.
     ///
@@ -52,11 +75,13 @@ impl Settings {
     pub(super) fn resolve(args: &ServeArgs) -> Outcome<Settings> {
         let path = args.config.clone().or_else(|| environment::CONFIG.path());
         let file = path.as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
+        let inference = args.inference.clone().over(file.inference);
         let mut settings = Settings {
             log_format: LogFormat::Text,
             log: String::new(),
             server: args.server.clone().over(file.server),
-            inference: args.inference.clone().over(file.inference),
+            schedule: schedule(args.schedule.clone(), file.schedule, &inference)?,
+            inference,
             memory: args.memory.clone().over(file.memory),
             lifecycle: args.lifecycle.clone().over(file.lifecycle),
             models: BTreeMap::new(),
@@ -87,7 +112,8 @@ impl Settings {
     fn check_values(&self) -> Outcome {
         let (server, lifecycle) = (&self.server, &self.lifecycle);
         number("door-threads", server.door_threads, 0, THREADS_MAX)?;
-        number("workers", self.inference.workers, 0, THREADS_MAX)?;
+        number("threads", self.inference.threads, 0, THREADS_MAX)?;
+        number("runtime-threads", self.inference.runtime_threads, 0, THREADS_MAX)?;
         number("load-threads", lifecycle.load_threads, 1, THREADS_MAX)?;
         number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
         number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
@@ -140,6 +166,11 @@ impl Settings {
     /// `[models.NAME]`: settings for a model that is there already, or a model of its own.
     fn add_models_of_file(&mut self, models: BTreeMap<String, ModelOptions>) -> Outcome {
         for (name, options) in models {
+            options
+                .schedule
+                .apply(&self.schedule)
+                .check()
+                .map_err(|error| Failure::usage(format!("[models.{name}.schedule]: {}", error.message())))?;
             let dir = match (self.models.get(&name), &options.path) {
                 // The command line's directory wins over the file's, as flags do.
                 (Some(model), _) => model.dir.clone(),
@@ -270,6 +301,36 @@ mod tests {
     }
 
     #[test]
+    fn schedules_are_laid_over_each_other() {
+        let root = root();
+        let file = root.path().join("millpond.toml");
+        let text = "roots = [\".\"]\n[schedule]\nmode = \"sync\"\nmax-batch = 8\nweight = 2\n\
+                    [models.a.schedule]\nmax-batch = 4\n";
+        std::fs::write(&file, text).unwrap();
+        let config = ["--config", file.to_str().unwrap()];
+        let settings = resolve(&config).unwrap();
+        assert_eq!((settings.schedule.mode, settings.schedule.max_batch), (Mode::Sync, 8));
+        let flags = ["--runtime-threads", "1", "--max-batch", "64", "--max-queue-delay", "1ms"];
+        let settings = resolve(&[&config[..], &flags].concat()).unwrap();
+        let wanted = ScheduleOptions {
+            mode: Mode::Async,
+            threads: Some(1),
+            max_batch: 64,
+            max_queue_delay: Duration::from_millis(1),
+            weight: 2,
+            ..ScheduleOptions::default()
+        };
+        assert_eq!(settings.schedule, wanted);
+        let own = settings.models["a"].options.schedule.apply(&settings.schedule);
+        assert_eq!(own, ScheduleOptions { max_batch: 4, ..wanted });
+        std::fs::write(&file, text.replace("max-batch = 4", "preferred-batch-sizes = [9]")).unwrap();
+        let error = resolve(&config).unwrap_err();
+        assert!(error.starts_with("[models.a.schedule]: preferred-batch-sizes: 9"), "{error}");
+        let workers = resolve(&[root.path().to_str().unwrap(), "--workers", "1"]).unwrap();
+        assert_eq!(workers.inference.threads, Some(1), "the flag's earlier name");
+    }
+
+    #[test]
     fn values_are_checked() {
         let root = root();
         let path = root.path().to_str().unwrap();
@@ -279,6 +340,9 @@ mod tests {
             (&["--http-port", "5", "--grpc-port", "5"], "both 5"),
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),
             (&["--max-body", "3GiB"], "--max-body"),
+            (&["--threads", "1025"], "--threads is 1025"),
+            (&["--max-batch", "0"], "[schedule]: max-batch must be 1 to"),
+            (&["--max-queue-delay", "1m"], "[schedule]: max-queue-delay must be at most 10 s"),
         ] {
             let error = resolve(&[&[path], flags].concat()).unwrap_err();
             assert!(error.contains(wanted), "{error}");

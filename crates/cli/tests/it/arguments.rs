@@ -3,7 +3,8 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 8] = ["serve", "publish", "models", "infer", "bench", "demo", "doctor", "completion"];
+const COMMANDS: [&str; 9] =
+    ["serve", "publish", "models", "infer", "bench", "tune", "demo", "doctor", "completion"];
 
 #[test]
 fn help_lists_every_command_variable_and_exit_code() {

@@ -8,7 +8,7 @@ use base::Result;
 use super::model::{Disk, Model};
 use super::{Gear, Manager};
 use crate::State;
-use crate::model_file::ModelFile;
+use crate::model_file::{MODEL_FILE, ModelFile};
 use crate::source::{Found, ModelScan, Snapshot, VersionScan};
 
 impl Manager {
@@ -42,13 +42,20 @@ impl Manager {
 impl Model {
     /// Takes over new settings; wrong ones are told and change nothing.
     fn configure(&mut self, base: &crate::ModelConfig, settings: &Result<Option<ModelFile>, String>) {
+        let settings = settings.as_ref().map_err(String::clone).and_then(|file| match file {
+            None => Ok(base.clone()),
+            Some(file) => file.apply(base).map_err(|error| {
+                let path = base.base_path.join(MODEL_FILE);
+                format!("{}: {error}", path.display())
+            }),
+        });
         let config = match settings {
-            Ok(file) => file.as_ref().map_or_else(|| base.clone(), |file| file.apply(base)),
+            Ok(config) => config,
             Err(error) => {
-                if self.settings_error.as_ref() != Some(error) {
+                if self.settings_error.as_ref() != Some(&error) {
                     tracing::error!(model = %self.name, error, "settings are not used");
                 }
-                self.settings_error = Some(error.clone());
+                self.settings_error = Some(error);
                 return;
             }
         };

@@ -109,6 +109,36 @@ fn an_unreadable_directory() {
 }
 
 #[test]
+fn more_threads_than_the_server_has() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    world.start(Setting { change: |config| config.threads_max = 2, ..Setting::default() });
+    world.until_ready("m", 1);
+    world.settings("m", "intra-op-threads = 4");
+    world.looks();
+    world.publish("m", 2);
+    refused(&world, "intra-op-threads = 4, but the server has 2 inference threads");
+    world.settings("m", "intra-op-threads = 2\n[schedule]\nthreads = 2");
+    world.looks();
+    assert!(world.load("m", lifecycle::LoadSpec::default()).is_err());
+    refused(&world, "takes 4 threads, but the server has 2");
+    // The advice works.
+    world.settings("m", "intra-op-threads = 2\n[schedule]\nthreads = 1");
+    world.looks();
+    world.load("m", lifecycle::LoadSpec::default()).unwrap();
+    assert_eq!(world.ready("m"), "2");
+}
+
+#[test]
+fn a_schedule_that_does_not_fit_the_model() {
+    let world = World::with_model();
+    world.settings("m", "[schedule]\nmode = \"async\"\n[schedule.inputs.x]\naxes = [7]");
+    world.looks();
+    world.publish("m", 2);
+    refused(&world, "inputs.x: axes names an axis that the input does not have");
+}
+
+#[test]
 fn a_version_larger_than_the_pool() {
     let mut world = World::prepare(8 * MIB);
     world.publish_tables("m", 1, &[1.0]);

@@ -1,6 +1,11 @@
 //! `millpond.toml` and labels.
 
-use crate::world::{World, eventually};
+use std::time::Duration;
+
+use engine::{Mode, ScheduleOptions};
+use lifecycle::LoadSpec;
+
+use crate::world::{MIB, Setting, World, cold, eventually};
 
 #[test]
 fn mistakes_show_and_change_nothing() {
@@ -34,4 +39,39 @@ fn labels_name_versions() {
         world.lifecycle().catalog().by_label("x", "stable").unwrap_err().kind(),
         base::ErrorKind::NotFound
     );
+}
+
+#[test]
+fn a_models_schedule_is_laid_over_the_servers() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    let schedule = ScheduleOptions { max_batch: 8, queue_max: Some(7), ..ScheduleOptions::default() };
+    let models = vec![lifecycle::ModelConfig { schedule, ..cold(&world, "m") }];
+    world.settings("m", "[schedule]\nmode = \"async\"\nmax-batch = 16\nmax-queue-delay = \"2ms\"");
+    world.start(Setting { models, ..Setting::default() });
+    world.until_ready("m", 1);
+    let schedule = || world.lifecycle().catalog().get("m", None).unwrap().schedule().clone();
+    let wanted = ScheduleOptions {
+        mode: Mode::Async,
+        max_batch: 16,
+        max_queue_delay: Duration::from_millis(2),
+        queue_max: Some(7),
+        ..ScheduleOptions::default()
+    };
+    assert_eq!(schedule(), wanted);
+    // What contradicts is told and changes nothing; what is mended holds from the next load.
+    world.settings("m", "[schedule]\npreferred-batch-sizes = [9]");
+    eventually("the error shows", || world.status("m").unwrap().error.is_some());
+    let error = world.status("m").unwrap().error.unwrap();
+    assert!(
+        error.contains("millpond.toml: schedule: preferred-batch-sizes: 9 is not 1 to max-batch"),
+        "{error}"
+    );
+    let again = || LoadSpec { reload: true, ..LoadSpec::default() };
+    world.load("m", again()).unwrap();
+    assert_eq!(schedule(), wanted);
+    world.settings("m", "[schedule]\nweight = 3");
+    eventually("the error goes", || world.status("m").unwrap().error.is_none());
+    world.load("m", again()).unwrap();
+    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, Mode::Sync));
 }

@@ -1,17 +1,19 @@
 //! Metadata, configuration, statistics and the index as messages, from which the REST bodies are made too.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use base::{DType, Signature, TensorSpec};
 
 use super::datatype;
+use crate::inference::model_config::SchedulingChoice;
 use crate::inference::model_metadata_response::TensorMetadata;
 use crate::inference::repository_index_response::ModelIndex;
 use crate::inference::{
-    self, DataType, InferStatistics, ModelMetadataResponse, ModelStatistics, ModelStatisticsResponse,
-    RepositoryIndexResponse, StatisticDuration,
+    self, DataType, InferBatchStatistics, InferStatistics, ModelDynamicBatching, ModelMetadataResponse,
+    ModelQueuePolicy, ModelStatistics, ModelStatisticsResponse, RepositoryIndexResponse, StatisticDuration,
 };
-use crate::status::{IndexEntry, StatisticsEntry, Total};
+use crate::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total};
 
 /// The metadata of a model: `versions` are those that answer now, `platform` is the engine.
 pub fn model_metadata(
@@ -34,24 +36,28 @@ pub fn model_metadata(
     }
 }
 
-/// The configuration of a model. Its shapes keep the batch axis, so `max_batch_size` is 0.
+/// The configuration of a model. `max_batch_size` is above 0 only where requests are joined along axis 0: then, as
+/// Triton has it, the shapes here leave that axis out, while those of the metadata keep it.
 pub fn model_config(
     name: &str,
     engine: &str,
     signature: &Signature,
     metadata: &BTreeMap<String, String>,
+    batching: Option<&Batching>,
 ) -> inference::ModelConfig {
+    let batch_max = batching.map_or(0, |batching| batching.batch_max);
+    let dims = |spec: &TensorSpec| spec.wire_shape().split_off(usize::from(batch_max > 0));
     let input = |spec: &TensorSpec| inference::ModelInput {
         name: spec.name.clone(),
         data_type: config_type(spec.dtype).into(),
-        dims: spec.wire_shape(),
+        dims: dims(spec),
         optional: spec.optional,
         ..Default::default()
     };
     let output = |spec: &TensorSpec| inference::ModelOutput {
         name: spec.name.clone(),
         data_type: config_type(spec.dtype).into(),
-        dims: spec.wire_shape(),
+        dims: dims(spec),
     };
     let parameter = |(key, value): (&String, &String)| {
         (key.clone(), inference::ModelParameter { string_value: value.clone() })
@@ -60,10 +66,34 @@ pub fn model_config(
         name: name.into(),
         platform: engine.into(),
         backend: engine.into(),
+        max_batch_size: i32::try_from(batch_max).unwrap_or(i32::MAX),
         input: signature.inputs.iter().map(input).collect(),
         output: signature.outputs.iter().map(output).collect(),
         parameters: metadata.iter().map(parameter).collect(),
+        scheduling_choice: batching
+            .map(|batching| SchedulingChoice::DynamicBatching(dynamic_batching(batching))),
         ..Default::default()
+    }
+}
+
+fn dynamic_batching(batching: &Batching) -> ModelDynamicBatching {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let policy = |limits: &QueueLimits| ModelQueuePolicy {
+        default_timeout_microseconds: micros(limits.timeout),
+        allow_timeout_override: true,
+        max_queue_size: limits.queue_max,
+        ..Default::default()
+    };
+    let levels = (1..).zip(&batching.levels).map(|(level, limits)| (level, policy(limits))).collect();
+    let size = |size: &u32| i32::try_from(*size).unwrap_or(i32::MAX);
+    ModelDynamicBatching {
+        preferred_batch_size: batching.preferred.iter().map(size).collect(),
+        max_queue_delay_microseconds: micros(batching.delay),
+        preserve_ordering: false,
+        priority_levels: batching.levels.len() as u64,
+        default_priority_level: if batching.levels.is_empty() { 0 } else { batching.default_level.into() },
+        default_queue_policy: Some(policy(&batching.limits)),
+        priority_queue_policy: levels,
     }
 }
 
@@ -88,28 +118,35 @@ fn config_type(dtype: DType) -> DataType {
     }
 }
 
-/// Statistics as the extension counts them: every request is one inference and one execution; computing is not
-/// divided into input, inference and output, so inference has all of it.
+/// Statistics as the extension counts them: an item is an inference, a run is an execution; computing is not divided
+/// into input, inference and output, so inference has all of it.
 pub fn model_statistics(entries: &[StatisticsEntry]) -> ModelStatisticsResponse {
     let duration = |total: Total| Some(StatisticDuration { count: total.count, ns: total.nanos });
     let entry = |entry: &StatisticsEntry| {
-        let untimed = Total { count: entry.compute.count, nanos: 0 };
+        let untimed = |total: Total| duration(Total { nanos: 0, ..total });
+        let batch = |batch: &BatchTotal| InferBatchStatistics {
+            batch_size: batch.size,
+            compute_input: untimed(batch.compute),
+            compute_infer: duration(batch.compute),
+            compute_output: untimed(batch.compute),
+        };
         ModelStatistics {
             name: entry.id.model.to_string(),
             version: entry.id.version.to_string(),
             last_inference: entry.last_ms,
-            inference_count: entry.success.count,
-            execution_count: entry.success.count,
+            inference_count: entry.items,
+            execution_count: entry.executions,
             inference_stats: Some(InferStatistics {
                 success: duration(entry.success),
                 fail: duration(entry.fail),
                 queue: duration(entry.queue),
-                compute_input: duration(untimed),
+                compute_input: untimed(entry.compute),
                 compute_infer: duration(entry.compute),
-                compute_output: duration(untimed),
+                compute_output: untimed(entry.compute),
                 cache_hit: duration(Total::default()),
                 cache_miss: duration(Total::default()),
             }),
+            batch_stats: entry.batches.iter().map(batch).collect(),
             ..Default::default()
         }
     };

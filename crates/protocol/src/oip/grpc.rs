@@ -8,7 +8,8 @@ use base::{Error, NamedTensor, Result, VersionId};
 
 use super::contents::{self, Described};
 use super::{
-    CLASSIFICATION, InferResponse, SHARED_MEMORY, TIMEOUT, datatype, no_classification, no_shared_memory,
+    CLASSIFICATION, InferResponse, PRIORITY, SHARED_MEMORY, TIMEOUT, datatype, no_classification,
+    no_priority, no_shared_memory,
 };
 use crate::inference::infer_parameter::ParameterChoice;
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
@@ -29,6 +30,8 @@ pub struct InferRequest {
     pub outputs: Vec<Arc<str>>,
     /// The client's own time limit, from the `timeout` parameter (microseconds).
     pub timeout: Option<Duration>,
+    /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
+    pub priority: usize,
 }
 
 type Parameters = BTreeMap<String, InferParameter>;
@@ -53,6 +56,7 @@ pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
         id: request.id,
         inputs: contents::tensors("inputs", inputs, request.raw_input_contents)?,
         outputs: request.outputs.into_iter().map(output).collect::<Result<_>>()?,
+        priority: priority(&request.parameters)?,
         timeout: whole(&request.parameters, TIMEOUT).filter(|micros| *micros > 0).map(Duration::from_micros),
     })
 }
@@ -64,6 +68,14 @@ fn output(output: InferRequestedOutputTensor) -> Result<Arc<str>> {
         Some(1..) => Err(no_classification(&output.name)),
         _ => Ok(output.name.into()),
     }
+}
+
+fn priority(parameters: &Parameters) -> Result<usize> {
+    if !parameters.contains_key(PRIORITY) {
+        return Ok(0);
+    }
+    let level = whole(parameters, PRIORITY).ok_or_else(no_priority)?;
+    Ok(usize::try_from(level).unwrap_or(usize::MAX))
 }
 
 fn refuse_shared_memory(name: &str, parameters: &Parameters) -> Result<()> {

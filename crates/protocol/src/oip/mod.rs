@@ -34,6 +34,12 @@ const SHARED_MEMORY: &str = "shared_memory_region";
 const CLASSIFICATION: &str = "classification";
 /// A request's time limit in microseconds.
 const TIMEOUT: &str = "timeout";
+/// A request's priority level: 1 is the highest, 0 the model's default.
+const PRIORITY: &str = "priority";
+
+fn no_priority() -> Error {
+    Error::invalid("\"priority\" must be a whole number: 1 for the highest level, 0 for the model's default")
+}
 
 fn no_shared_memory(name: &str) -> Error {
     Error::unimplemented(format!(

@@ -1,10 +1,11 @@
 //! Metadata, configuration, statistics, index.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use base::{DType, VersionId};
 use protocol::oip::{self, grpc, json};
-use protocol::status::{IndexEntry, StatisticsEntry, Total};
+use protocol::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total};
 use serde_json::{Value, json};
 
 use crate::any;
@@ -23,13 +24,46 @@ fn metadata_and_configuration() {
             {"name":"x","datatype":"FP32","shape":[-1,3]},{"name":"s","datatype":"BYTES","shape":[-1]}]})
     );
     let facts = BTreeMap::from([("labels".to_owned(), "a b".to_owned())]);
-    let config = value(&json::model_config("m", "onnxruntime", &signature, &facts));
+    let config = value(&json::model_config("m", "onnxruntime", &signature, &facts, None));
     assert_eq!(config["input"][1]["data_type"], "TYPE_STRING");
     assert_eq!(config["input"][0]["dims"], json!([-1, 3]));
     assert_eq!(config["parameters"]["labels"]["string_value"], "a b");
-    assert_eq!(grpc::model_config("m", "onnxruntime", &signature, &facts).max_batch_size, 0);
+    assert_eq!((&config["max_batch_size"], config.get("dynamic_batching")), (&json!(0), None));
+    assert_eq!(grpc::model_config("m", "onnxruntime", &signature, &facts, None).max_batch_size, 0);
     let server = value(&json::server_metadata("millpond", "0.1.0"));
     assert_eq!(server["extensions"].as_array().unwrap().len(), oip::EXTENSIONS.len());
+}
+
+#[test]
+fn a_model_that_merges_shows_its_batching() {
+    let signature = any::inputs(&[("x", DType::F32, &[-1, 3]), ("s", DType::String, &[-1])]);
+    let limits = QueueLimits { queue_max: 16, timeout: Duration::from_millis(5) };
+    let batching = Batching {
+        batch_max: 8,
+        preferred: vec![4, 8],
+        delay: Duration::from_millis(2),
+        limits: QueueLimits::default(),
+        levels: vec![limits, QueueLimits::default()],
+        default_level: 2,
+    };
+    let config =
+        |batching| value(&json::model_config("m", "e", &signature, &BTreeMap::new(), Some(batching)));
+    let shown = config(&batching);
+    assert_eq!(shown["max_batch_size"], 8);
+    assert_eq!((&shown["input"][0]["dims"], &shown["input"][1]["dims"]), (&json!([3]), &json!([])));
+    let dynamic = &shown["dynamic_batching"];
+    assert_eq!(dynamic["preferred_batch_size"], json!([4, 8]));
+    assert_eq!(dynamic["max_queue_delay_microseconds"], 2000);
+    assert_eq!((&dynamic["priority_levels"], &dynamic["default_priority_level"]), (&json!(2), &json!(2)));
+    let level = &dynamic["priority_queue_policy"]["1"];
+    assert_eq!(
+        (&level["max_queue_size"], &level["default_timeout_microseconds"]),
+        (&json!(16), &json!(5000))
+    );
+    assert_eq!(dynamic["default_queue_policy"]["max_queue_size"], 0);
+    // Requests that are not joined along axis 0 keep it in the shapes.
+    let apart = config(&Batching { batch_max: 0, ..batching.clone() });
+    assert_eq!((&apart["max_batch_size"], &apart["input"][0]["dims"]), (&json!(0), &json!([-1, 3])));
 }
 
 #[test]
@@ -42,13 +76,19 @@ fn statistics_and_index() {
         fail: total(1),
         queue: total(4),
         compute: total(4),
+        items: 9,
+        executions: 2,
+        batches: vec![BatchTotal { size: 5, compute: total(1) }],
     };
     let statistics = value(&json::statistics(std::slice::from_ref(&entry)));
     let model = &statistics["model_stats"][0];
     assert_eq!(
         (&model["name"], &model["version"], &model["inference_count"]),
-        (&json!("m"), &json!("3"), &json!(4))
+        (&json!("m"), &json!("3"), &json!(9))
     );
+    assert_eq!(model["execution_count"], 2);
+    assert_eq!(model["batch_stats"][0]["batch_size"], 5);
+    assert_eq!(model["batch_stats"][0]["compute_infer"], json!({"count":1,"ns":10}));
     assert_eq!(model["inference_stats"]["fail"], json!({"count":1,"ns":10}));
     assert_eq!(model["inference_stats"]["compute_infer"], json!({"count":4,"ns":40}));
     assert_eq!(grpc::model_statistics(&[entry]).model_stats[0].last_inference, 99);

@@ -198,3 +198,18 @@ fn the_timeout_is_in_microseconds() {
     assert_eq!(timeout(ParameterChoice::Int64Param(-1)), None);
     assert_eq!(timeout(ParameterChoice::StringParam("soon".into())), None);
 }
+
+#[test]
+fn the_priority_is_a_level() {
+    let priority = |choice| {
+        let mut request = valid();
+        request.parameters.insert("priority".into(), parameter(choice));
+        grpc::decode_request(request).map(|request| request.priority)
+    };
+    assert_eq!(grpc::decode_request(valid()).unwrap().priority, 0);
+    assert_eq!(priority(ParameterChoice::Uint64Param(2)), Ok(2));
+    assert_eq!(priority(ParameterChoice::Int64Param(1)), Ok(1));
+    for wrong in [ParameterChoice::Int64Param(-1), ParameterChoice::StringParam("high".into())] {
+        assert!(priority(wrong).unwrap_err().message().contains("\"priority\" must be a whole number"));
+    }
+}

@@ -74,12 +74,13 @@ fn data_may_be_nested_and_come_first() {
 #[test]
 fn outputs_and_parameters_are_understood() {
     let request = parse(
-        r#"{"id":"a\"b","parameters":{"binary_data_output":true,"timeout":2000,"other":{}},"inputs":[],
+        r#"{"id":"a\"b","parameters":{"binary_data_output":true,"timeout":2000,"priority":3,"other":{}},"inputs":[],
             "outputs":[{"name":"y","parameters":{"binary_data":false}},{"name":"z"}],"unknown":[null]}"#,
     )
     .unwrap();
     assert_eq!((request.id.as_str(), request.binary_output), ("a\"b", true));
     assert_eq!(request.timeout, Some(std::time::Duration::from_millis(2)));
+    assert_eq!(request.priority, 3);
     let names: Vec<&str> = request.outputs.iter().map(|output| &*output.name).collect();
     assert_eq!(names, ["y", "z"]);
     let outputs = [any::floats("y", &[1], &[1.5]), any::floats("z", &[1], &[2.5])];

@@ -55,7 +55,13 @@ async fn infer(
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
-    let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout };
+    let call = Call {
+        servable,
+        inputs: decoded.inputs,
+        outputs: decoded.outputs,
+        timeout,
+        priority: decoded.priority,
+    };
     let answer = app.answer(ticket, call).await?;
     oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)
 }
@@ -121,6 +127,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
                 servable.engine,
                 servable.signature(),
                 servable.metadata(),
+                view::batching(&servable).as_ref(),
             );
             Ok(pb::ModelConfigResponse { config: Some(config) })
         }))

@@ -38,7 +38,7 @@ async fn predict(
     let decoded = tfs::grpc::decode_predict(request)
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
-    let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout };
+    let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout, priority: 0 };
     let answer = app.answer(ticket, call).await?;
     tfs::grpc::encode_predict(&answer.id, answer.outputs)
 }

@@ -1,4 +1,5 @@
-//! The HTTP door: the Open Inference Protocol under `/v2`, TensorFlow Serving's API under `/v1`, `/metrics`.
+//! The HTTP door: the Open Inference Protocol under `/v2`, TensorFlow Serving's API under `/v1`, `/metrics`, and the
+//! live page at `/`.
 
 mod oip;
 mod reply;
@@ -17,8 +18,8 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::exporter;
-use reply::Reply;
+use crate::{exporter, page};
+pub(crate) use reply::Reply;
 
 /// What handlers share.
 pub(crate) type Shared = State<Arc<App>>;
@@ -27,6 +28,8 @@ pub(crate) type Shared = State<Arc<App>>;
 pub(crate) fn service(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(front))
+        .route("/events", get(page::events))
+        .merge(page::routes())
         .route("/metrics", get(exposition))
         .route("/v2", get(oip::server_metadata))
         .route("/v2/", get(oip::server_metadata))
@@ -52,13 +55,17 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-async fn front(State(app): Shared) -> Reply {
+/// The page for browsers, a few lines of text for everybody else.
+async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
+    if page::wants_page(&headers) {
+        return page::page();
+    }
     let mut text = format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);
     for name in app.lifecycle.catalog().names() {
         text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
     }
     text.push_str("\nmetrics: /metrics    health: /v2/health/ready\n");
-    Reply::text(text)
+    Reply::text(text).with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
 async fn exposition(State(app): Shared) -> Reply {

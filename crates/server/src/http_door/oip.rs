@@ -58,7 +58,9 @@ pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> 
 pub(super) async fn config(State(app): Shared, Path(target): Path<Target>) -> Reply {
     Reply::of(target.find(&app).map(|servable| {
         let (id, signature) = (&servable.id, servable.signature());
-        Reply::json(oip::json::model_config(&id.model, servable.engine, signature, servable.metadata()))
+        let batching = view::batching(&servable);
+        let (engine, facts) = (servable.engine, servable.metadata());
+        Reply::json(oip::json::model_config(&id.model, engine, signature, facts, batching.as_ref()))
     }))
 }
 
@@ -106,6 +108,7 @@ async fn answer(
         inputs: request.inputs,
         outputs: request.outputs.iter().map(|output| output.name.clone()).collect(),
         timeout: request.timeout,
+        priority: request.priority,
     };
     let answer = app.answer(ticket, call).await?;
     let response = oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding)?;

@@ -50,6 +50,7 @@ pub(super) async fn load(
 ) -> Reply {
     let loaded = async {
         admin::allowed(&app, Some(peer))?;
+        admin::same_page(&app, &headers)?;
         let request = json_or_default::<LoadRequest>(&app, &headers, body).await?;
         let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
         admin::load(&app, &target.model, spec).await
@@ -61,9 +62,11 @@ pub(super) async fn unload(
     State(app): Shared,
     Path(target): Path<Target>,
     Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
 ) -> Reply {
     let unloaded = async {
         admin::allowed(&app, Some(peer))?;
+        admin::same_page(&app, &headers)?;
         admin::unload(&app, &target.model).await
     };
     Reply::of(unloaded.await.map(|()| Reply::json("{}")))

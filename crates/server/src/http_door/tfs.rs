@@ -107,7 +107,7 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
     let request = tfs::json::parse_predict(&body, servable.signature())
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
-    let call = Call { servable, inputs: request.inputs, outputs: Vec::new(), timeout: None };
+    let call = Call { servable, inputs: request.inputs, outputs: Vec::new(), timeout: None, priority: 0 };
     let answer = app.answer(ticket, call).await?;
     Ok(Reply::json(tfs::json::predict_response(&answer.outputs, request.form)?))
 }

@@ -6,10 +6,13 @@ use base::Signature;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::inference::model_config::SchedulingChoice;
 use crate::inference::model_metadata_response::TensorMetadata;
-use crate::inference::{DataType, StatisticDuration};
+use crate::inference::{
+    DataType, InferBatchStatistics, ModelDynamicBatching, ModelQueuePolicy, StatisticDuration,
+};
 use crate::oip::{EXTENSIONS, describe};
-use crate::status::{IndexEntry, StatisticsEntry};
+use crate::status::{Batching, IndexEntry, StatisticsEntry};
 
 fn body(value: &Value) -> Bytes {
     value.to_string().into()
@@ -41,8 +44,9 @@ pub fn model_config(
     engine: &str,
     signature: &Signature,
     metadata: &BTreeMap<String, String>,
+    batching: Option<&Batching>,
 ) -> Bytes {
-    let message = describe::model_config(name, engine, signature, metadata);
+    let message = describe::model_config(name, engine, signature, metadata, batching);
     let dtype = |number: i32| DataType::try_from(number).unwrap_or_default().as_str_name();
     let input = |input: &crate::inference::ModelInput| {
         json!({
@@ -59,7 +63,7 @@ pub fn model_config(
         .iter()
         .map(|(key, value)| (key.clone(), json!({ "string_value": value.string_value })))
         .collect();
-    body(&json!({
+    let mut config = json!({
         "name": message.name,
         "platform": message.platform,
         "backend": message.backend,
@@ -67,7 +71,36 @@ pub fn model_config(
         "input": message.input.iter().map(input).collect::<Vec<_>>(),
         "output": message.output.iter().map(output).collect::<Vec<_>>(),
         "parameters": parameters,
-    }))
+    });
+    if let Some(SchedulingChoice::DynamicBatching(batching)) = &message.scheduling_choice {
+        config["dynamic_batching"] = dynamic_batching(batching);
+    }
+    body(&config)
+}
+
+fn dynamic_batching(message: &ModelDynamicBatching) -> Value {
+    let policy = |policy: &ModelQueuePolicy| {
+        json!({
+            "timeout_action": "REJECT",
+            "default_timeout_microseconds": policy.default_timeout_microseconds,
+            "allow_timeout_override": policy.allow_timeout_override,
+            "max_queue_size": policy.max_queue_size,
+        })
+    };
+    let levels: serde_json::Map<String, Value> = message
+        .priority_queue_policy
+        .iter()
+        .map(|(level, limits)| (level.to_string(), policy(limits)))
+        .collect();
+    json!({
+        "preferred_batch_size": message.preferred_batch_size,
+        "max_queue_delay_microseconds": message.max_queue_delay_microseconds,
+        "preserve_ordering": message.preserve_ordering,
+        "priority_levels": message.priority_levels,
+        "default_priority_level": message.default_priority_level,
+        "default_queue_policy": message.default_queue_policy.as_ref().map(policy),
+        "priority_queue_policy": levels,
+    })
 }
 
 /// Counts and durations; see [`describe::model_statistics`].
@@ -76,6 +109,14 @@ pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
     let duration = |duration: Option<StatisticDuration>| {
         let duration = duration.unwrap_or_default();
         json!({ "count": duration.count, "ns": duration.ns })
+    };
+    let batch = |batch: &InferBatchStatistics| {
+        json!({
+            "batch_size": batch.batch_size,
+            "compute_input": duration(batch.compute_input),
+            "compute_infer": duration(batch.compute_infer),
+            "compute_output": duration(batch.compute_output),
+        })
     };
     let model = |model: &crate::inference::ModelStatistics| {
         let stats = model.inference_stats.unwrap_or_default();
@@ -95,7 +136,7 @@ pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
                 "cache_hit": duration(stats.cache_hit),
                 "cache_miss": duration(stats.cache_miss),
             },
-            "batch_stats": [],
+            "batch_stats": model.batch_stats.iter().map(batch).collect::<Vec<_>>(),
             "memory_usage": [],
             "response_stats": {},
         })

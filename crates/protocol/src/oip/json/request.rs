@@ -9,7 +9,9 @@ use bytes::Bytes;
 use super::Body;
 use super::tensor::{is_true, read_all, read_name, resolve, split, write_body};
 use crate::json::{Reader, Scalar, key, string};
-use crate::oip::{CLASSIFICATION, SHARED_MEMORY, TIMEOUT, no_classification, no_shared_memory};
+use crate::oip::{
+    CLASSIFICATION, PRIORITY, SHARED_MEMORY, TIMEOUT, no_classification, no_priority, no_shared_memory,
+};
 use crate::wire;
 
 /// An output that a request asks for.
@@ -34,6 +36,8 @@ pub struct InferRequest {
     pub binary_output: bool,
     /// The client's own time limit, from the `timeout` parameter (microseconds).
     pub timeout: Option<Duration>,
+    /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
+    pub priority: usize,
 }
 
 /// How the outputs of an answer should be written.
@@ -65,7 +69,7 @@ impl InferRequest {
 /// the body is JSON; 0, it is the raw form of the only input that `signature` has. Raw tensors share the body.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, tensors whose elements do not match their type and shape, or binary data
+/// `InvalidArgument` for malformed JSON, a priority that is none, tensors whose elements do not match their type and shape, or binary data
 /// of another length than announced; `Unimplemented` for shared memory and classification.
 pub fn parse_infer(body: Bytes, header_length: Option<usize>, signature: &Signature) -> Result<InferRequest> {
     if header_length == Some(0) {
@@ -101,6 +105,10 @@ fn read_parameters(reader: &mut Reader<'_>, request: &mut InferRequest) -> Resul
             (TIMEOUT, Scalar::Whole(micros @ 1..)) => {
                 request.timeout = Some(Duration::from_micros(micros.unsigned_abs()));
             }
+            (PRIORITY, Scalar::Whole(level @ 0..)) => {
+                request.priority = usize::try_from(level).unwrap_or(usize::MAX);
+            }
+            (PRIORITY, _) => return Err(no_priority()),
             _ => {}
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, Result};
+use base::{Error, NamedTensor, Result, Signature, Tensor};
 use engine::layout::Artifact;
 use engine::{BoundTensor, Engine, LoadRequest, Session, SessionOptions};
 use engine_onnx::OnnxEngine;
@@ -20,23 +20,23 @@ const CALIBRATION_RUNS: usize = 60;
 const ROWS_MAX: usize = 4096;
 
 /// A session and what it needs.
-pub(super) struct Bare {
+pub(crate) struct Bare {
     engine: OnnxEngine,
     session: Box<dyn Session>,
 }
 
 /// What a loop gave.
-pub(super) struct BareRun {
-    pub(super) latencies: Latencies,
+pub(crate) struct BareRun {
+    pub(crate) latencies: Latencies,
     /// Runs a second of all threads together.
-    pub(super) rate: f64,
+    pub(crate) rate: f64,
     /// Processor time of the looping threads.
-    pub(super) cpu_us_per_run: f64,
+    pub(crate) cpu_us_per_run: f64,
 }
 
 impl Bare {
     /// Opens the published model in `dir` as a server would.
-    pub(super) fn open(env: &BenchEnv, dir: &Path) -> Result<Bare> {
+    pub(crate) fn open(env: &BenchEnv, dir: &Path) -> Result<Bare> {
         let engine = OnnxEngine::open(&env.onnxruntime)?;
         let request = LoadRequest {
             graph: dir.join("model.onnx"),
@@ -47,26 +47,37 @@ impl Bare {
         Ok(Bare { engine, session })
     }
 
-    pub(super) fn engine_version(&self) -> String {
+    pub(crate) fn engine_version(&self) -> String {
         self.engine.version()
     }
 
+    /// What the model takes and gives.
+    pub(crate) fn signature(&self) -> &Signature {
+        self.session.signature()
+    }
+
     /// The first output's name.
-    pub(super) fn output_name(&self) -> String {
-        self.session.signature().outputs.first().map(|output| output.name.clone()).unwrap_or_default()
+    pub(crate) fn output_name(&self) -> String {
+        self.signature().outputs.first().map(|output| output.name.clone()).unwrap_or_default()
     }
 
     /// What the first output is for each request.
-    pub(super) fn answers(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Vec<f32>>> {
-        let answer = |inputs: &Vec<NamedTensor>| {
+    pub(crate) fn answers(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Vec<f32>>> {
+        self.first_outputs(requests)?.iter().map(Tensor::to_vec::<f32>).collect()
+    }
+
+    /// The first output for each request, with its shape.
+    pub(crate) fn first_outputs(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Tensor>> {
+        let first = |inputs: &Vec<NamedTensor>| {
             let outputs = self.session.run(inputs, &[])?;
-            outputs.first().ok_or_else(|| Error::internal("the model has no output"))?.tensor.to_vec::<f32>()
+            let output = outputs.into_iter().next();
+            output.map(|output| output.tensor).ok_or_else(|| Error::internal("the model has no output"))
         };
-        requests.iter().map(answer).collect()
+        requests.iter().map(first).collect()
     }
 
     /// How many rows take about `wanted`.
-    pub(super) fn rows_for(
+    pub(crate) fn rows_for(
         &self,
         wanted: Duration,
         inputs: impl Fn(usize) -> Result<Vec<NamedTensor>>,
@@ -99,7 +110,7 @@ impl Bare {
     }
 
     /// Runs requests in turn on `threads` threads for `warm_up` and then, counted, for `time`.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         requests: &[Vec<NamedTensor>],
         threads: usize,
@@ -199,14 +210,14 @@ fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::models::ctr::Ctr;
     use crate::models::dense::Dense;
     use crate::models::layers::TOLERANCE;
     use engine_onnx::LibrarySearch;
 
-    fn env(dir: &Path) -> BenchEnv {
+    pub(crate) fn env(dir: &Path) -> BenchEnv {
         BenchEnv {
             millpond: "unused".into(),
             onnxruntime: LibrarySearch::around_process(None, None),

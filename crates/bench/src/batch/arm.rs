@@ -1,0 +1,193 @@
+//! One server with one model under a name for each arm.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use bytes::Bytes;
+
+use super::point::{Round, Window};
+use super::{Arm, BatchArgs};
+use crate::BenchEnv;
+use crate::connection::Template;
+use crate::drive::{Judge, Pace, Plan, Sink, drive};
+use crate::models::answers::Answers;
+use crate::models::cache;
+use crate::models::workload::{Model, Workload};
+use crate::process::{ServerPlan, ServerProcess};
+use crate::scrape::Scrape;
+use crate::wire::{Api, Door};
+
+/// The file beside a model's versions that says how it is scheduled.
+pub(crate) const SETTINGS_FILE: &str = "millpond.toml";
+/// Connections are made in this time.
+const LEAD_IN: Duration = Duration::from_millis(100);
+/// Left out at the start of each measurement.
+const WARM_UP: Duration = Duration::from_millis(400);
+/// Each arm is asked this long, by this many clients, before anything is measured: the server learns what merging
+/// costs from what it runs, and all models settle in memory.
+const ACQUAINTANCE: Duration = Duration::from_secs(2);
+const ACQUAINTANCE_CLIENTS: usize = 32;
+
+/// A running server and what its arms are asked.
+pub(super) struct Arms<'a> {
+    args: &'a BatchArgs,
+    model: Model,
+    server: ServerProcess,
+    answers: Arc<Answers>,
+    doors: Vec<(Arm, Template, Arc<[Bytes]>)>,
+}
+
+impl<'a> Arms<'a> {
+    /// Publishes the model once for each arm and starts the server.
+    pub(super) fn start(args: &'a BatchArgs, env: &BenchEnv, workload: Workload) -> Result<Arms<'a>> {
+        let model = workload.model;
+        let root = env.cache_dir.join("run").join("batch").join(model.name());
+        cache::fresh(&root)?;
+        let mut server_args = Vec::new();
+        for &arm in &args.arms {
+            let dir = root.join(served_name(model, arm));
+            publish(&workload.artifact, &dir, &settings(model, arm, args.max_batch))?;
+            server_args.push(format!("{}={}", served_name(model, arm), dir.display()));
+        }
+        server_args.extend(args.server_arg.iter().cloned());
+        let plan = ServerPlan {
+            name: format!("batch-{}", model.name()),
+            args: server_args,
+            detached: false,
+            malloc_conf: None,
+            ports: None,
+        };
+        let server = ServerProcess::start(env, &plan)?;
+        let door = |&arm: &Arm| {
+            let door = Door { endpoint: server.grpc(), api: Api::Oip, model: served_name(model, arm) };
+            let encoded = door.encode(&workload.requests)?;
+            Ok((arm, encoded.template, encoded.bodies.into()))
+        };
+        let doors = args.arms.iter().map(door).collect::<Result<_>>()?;
+        Ok(Arms { args, model, server, answers: Arc::new(workload.answers), doors })
+    }
+
+    /// Asks every arm for a while, unmeasured.
+    pub(super) fn acquaint(&self) -> Result<()> {
+        let clients = self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
+        let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };
+        self.args.arms.iter().try_for_each(|&arm| self.measure(arm, clients, time).map(drop))
+    }
+
+    /// One measurement of `time`.
+    pub(super) fn measure(&self, arm: Arm, clients: usize, time: Duration) -> Result<Round> {
+        let (_, template, bodies) = self
+            .doors
+            .iter()
+            .find(|(own, ..)| *own == arm)
+            .ok_or_else(|| Error::internal("the arm is not served"))?;
+        let end = WARM_UP + time;
+        let pace = Pace::Closed { clients };
+        let mut plan = Plan::new(self.server.grpc(), template.clone(), bodies.clone(), pace, end);
+        let before = self.server.metrics()?;
+        plan.start = Instant::now() + LEAD_IN;
+        let window = Arc::new(Window::new(WARM_UP, end));
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (self.answers.clone(), window.clone());
+        drive(&plan, &judge, &sink)?;
+        let after = self.server.metrics()?;
+        let runs = Runs::between(&before, &after, &served_name(self.model, arm));
+        Ok(Round { arm, clients, seen: window.take(), runs, drift: self.answers.take_drift() })
+    }
+
+    /// Ends the server.
+    pub(super) fn stop(self) -> Result<()> {
+        self.server.stop()
+    }
+}
+
+/// What the server counted of a model during a measurement, its warm-up included.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Runs {
+    pub(super) batches: f64,
+    pub(super) items: f64,
+    pub(super) real_elements: f64,
+    pub(super) padding_elements: f64,
+}
+
+impl Runs {
+    fn between(before: &Scrape, after: &Scrape, model: &str) -> Runs {
+        let delta = |name: &str, labels: &[(&str, &str)]| {
+            let mut all = vec![("model", model)];
+            all.extend_from_slice(labels);
+            after.sum(name, &all) - before.sum(name, &all)
+        };
+        Runs {
+            batches: delta("millpond_batch_size_count", &[]),
+            items: delta("millpond_batch_size_sum", &[]),
+            real_elements: delta("millpond_input_elements_total", &[("kind", "real")]),
+            padding_elements: delta("millpond_input_elements_total", &[("kind", "padding")]),
+        }
+    }
+
+    /// Both together.
+    pub(super) fn and(self, other: Runs) -> Runs {
+        Runs {
+            batches: self.batches + other.batches,
+            items: self.items + other.items,
+            real_elements: self.real_elements + other.real_elements,
+            padding_elements: self.padding_elements + other.padding_elements,
+        }
+    }
+}
+
+/// The name under which `arm` serves `model`.
+fn served_name(model: Model, arm: Arm) -> String {
+    format!("{}-{}", model.name(), arm.name())
+}
+
+/// The arm's `millpond.toml`.
+fn settings(model: Model, arm: Arm, max_batch: usize) -> String {
+    let schedule = match arm {
+        Arm::Sync => "mode = \"sync\"\n".to_owned(),
+        Arm::Async | Arm::Padding => format!("mode = \"async\"\nmax-batch = {max_batch}\n"),
+    };
+    model.settings(&schedule, arm == Arm::Padding)
+}
+
+/// Makes version 1 of a model at `dir` from `artifact`, with `settings` beside it.
+pub(crate) fn publish(artifact: &Path, dir: &Path, settings: &str) -> Result<()> {
+    cache::fresh(dir)?;
+    let path = dir.join(SETTINGS_FILE);
+    std::fs::write(&path, settings).map_err(|e| Error::io(&path, &e))?;
+    cache::publish_link(artifact, dir, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_padding_arm_pads_and_every_arm_has_its_mask() {
+        for arm in [Arm::Sync, Arm::Async, Arm::Padding] {
+            let text = settings(Model::Conv, arm, 16);
+            assert!(text.contains("mask = \"mask\""), "{text}");
+            assert_eq!(text.contains("merge = \"pad\""), arm == Arm::Padding);
+            assert_eq!(text.contains("max-batch = 16"), arm != Arm::Sync);
+        }
+        let ocr = settings(Model::Ocr, Arm::Padding, 32);
+        assert!(ocr.contains("[[schedule.outputs.\"softmax_11.tmp_0\"]]") && ocr.contains("divisor = 8"));
+        assert!(!settings(Model::Ocr, Arm::Async, 32).contains("inputs"));
+    }
+
+    #[test]
+    fn runs_are_what_was_counted_meanwhile() {
+        let scrape = |batches, items, padding| {
+            Scrape::parse(&format!(
+                "millpond_batch_size_count{{model=\"a\"}} {batches}\nmillpond_batch_size_count{{model=\"b\"}} 9\n\
+                 millpond_batch_size_sum{{model=\"a\"}} {items}\n\
+                 millpond_input_elements_total{{model=\"a\",kind=\"real\"}} 10\n\
+                 millpond_input_elements_total{{model=\"a\",kind=\"padding\"}} {padding}\n"
+            ))
+        };
+        let runs = Runs::between(&scrape(1, 4, 2), &scrape(3, 12, 5), "a");
+        assert_eq!(runs, Runs { batches: 2.0, items: 8.0, real_elements: 0.0, padding_elements: 3.0 });
+        assert_eq!(runs.and(runs).items, 16.0);
+    }
+}

@@ -1,0 +1,253 @@
+//! `bench batch`: what merging requests brings, and whether it ever costs.
+//!
+//! One server serves the same version of a model under three names that differ only in their `[schedule]`: each
+//! request alone, requests of equal shape merged, requests of similar shape padded and merged. Clients that wait
+//! for their answers ask one of them at a time; the arms take turns, so that what the machine does meanwhile falls
+//! on all of them, and each figure is the median of its rounds. Every answer is compared with that of the model
+//! run alone in this process.
+
+mod arm;
+mod point;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::units;
+use base::{Error, Result};
+use clap::{Args, ValueEnum};
+
+use crate::BenchEnv;
+use crate::drive::CONNECTIONS_MAX;
+use crate::machine::{Machine, NoiseWatch};
+pub use crate::models::workload::Model;
+use crate::models::workload::{Places, Workload};
+use crate::report::Progress;
+use arm::Arms;
+pub(crate) use arm::publish;
+use point::Round;
+
+/// Rounds at most.
+const ROUNDS_MAX: usize = 100;
+/// Different numbers of clients at most.
+const CLIENT_COUNTS_MAX: usize = 64;
+/// What --quick makes of the sizes.
+const QUICK_TIME: Duration = Duration::from_millis(300);
+const QUICK_CLIENTS: [usize; 2] = [1, 8];
+
+/// Compare running requests one by one with merging them.
+///
+/// Arms: sync runs each request alone; async merges waiting requests of equal shape; padding also merges requests
+/// of similar shape, padded to the largest, and cuts the answers back. All arms of a model are served by one
+/// server from the same version; each round measures every arm once. Over gRPC on this machine, one item a
+/// request; each client waits for its answer before it asks again.
+///
+/// Models: small is a ranking model whose layers exceed the L2 cache; ocr is the PP-OCR text recogniser on lines of
+/// text 64 to 640 pixels wide (right is the same text as alone, spaces at its ends aside); conv is a convolutional network on pictures
+/// of 224±50 pixels, with a mask that the server fills. ocr needs `make bench` to have fetched and drawn things.
+///
+/// Wanted: small at 70 clients async at least twice sync's requests a second with p99 not above; on every model and
+/// number of clients the better of async and padding at least 0.98 of sync; no wrong answer.
+#[derive(Args, Clone, Debug)]
+pub struct BatchArgs {
+    /// Numbers of clients
+    #[arg(long, value_delimiter = ',', default_value = "1,5,10,20,30,40,50,70")]
+    pub clients: Vec<usize>,
+    /// Which models
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "small,ocr,conv")]
+    pub models: Vec<Model>,
+    /// Which arms take turns
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "sync,async,padding")]
+    pub arms: Vec<Arm>,
+    /// Rounds; each figure is the median over them
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Time of one measurement, after its warm-up
+    #[arg(long, default_value = "2s", value_parser = units::parse_duration)]
+    pub time: Duration,
+    /// Items of a merged batch at most
+    #[arg(long, default_value_t = 32)]
+    pub max_batch: usize,
+    /// One short round with 1 and 8 clients: shows that it works, its figures mean nothing
+    #[arg(long)]
+    pub quick: bool,
+    /// Directory with the text lines in lines/ [default: .cache/demo, where `make bench` draws them]
+    #[arg(long, value_name = "DIR")]
+    pub assets: Option<PathBuf>,
+    /// Directory with the fetched models [default: .cache/models, where `make bench` puts them]
+    #[arg(long, value_name = "DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// Further argument for the servers, e.g. --server-arg=--pin (may be given several times)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub server_arg: Vec<String>,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// How requests become batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Arm {
+    /// Each request alone.
+    Sync,
+    /// Requests of equal shape merged.
+    Async,
+    /// Requests of similar shape padded and merged.
+    Padding,
+}
+
+impl Arm {
+    /// Its name in JSON, tables and model names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arm::Sync => "sync",
+            Arm::Async => "async",
+            Arm::Padding => "padding",
+        }
+    }
+}
+
+impl BatchArgs {
+    /// What shall be done: `--quick` applied, the rest checked.
+    fn resolved(&self) -> Result<BatchArgs> {
+        let mut args = self.clone();
+        if args.quick {
+            args.rounds = 1;
+            args.time = QUICK_TIME;
+            args.clients = QUICK_CLIENTS.to_vec();
+        }
+        let wrong = |what: &str| Err(Error::invalid(what.to_owned()));
+        if !(1..=ROUNDS_MAX).contains(&args.rounds) || args.time.is_zero() {
+            return wrong("--rounds must be 1 to 100, --time above 0");
+        }
+        if !(1..=CLIENT_COUNTS_MAX).contains(&args.clients.len())
+            || args.clients.iter().any(|clients| !(1..=CONNECTIONS_MAX).contains(clients))
+        {
+            return Err(Error::invalid(format!(
+                "--clients must be 1 to {CLIENT_COUNTS_MAX} numbers of 1 to {CONNECTIONS_MAX}"
+            )));
+        }
+        if !(1..=engine::BATCH_MAX).contains(&args.max_batch) {
+            return Err(Error::invalid(format!("--max-batch must be 1 to {}", engine::BATCH_MAX)));
+        }
+        if !distinct(&args.clients) || !distinct(&args.models) || !distinct(&args.arms) {
+            return wrong("--clients, --models and --arms must name each thing once");
+        }
+        Ok(args)
+    }
+
+    /// The arms' order in a round: forth and back, so that none always comes first.
+    fn order(&self, round: usize) -> Vec<Arm> {
+        let mut arms = self.arms.clone();
+        if round % 2 == 1 {
+            arms.reverse();
+        }
+        arms
+    }
+
+    fn measurements(&self) -> u64 {
+        (self.clients.len() * self.arms.len() * self.rounds) as u64
+    }
+}
+
+fn distinct<T: PartialEq>(values: &[T]) -> bool {
+    values.iter().enumerate().all(|(place, value)| !values[..place].contains(value))
+}
+
+/// Runs `bench batch`.
+///
+/// # Errors
+/// When a server cannot be started, an argument is out of range, or what a model needs is missing. Failed and wrong
+/// answers are figures, and make the run fail after its report.
+pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
+    let args = args.resolved()?;
+    let watch = NoiseWatch::start();
+    let places = Places::find(env, args.assets.as_deref(), args.models_dir.as_deref());
+    let mut engine_version = None;
+    let mut measured = Vec::new();
+    for &model in &args.models {
+        let workload = prepare(model, env, &places)?;
+        engine_version = Some(workload.engine_version.clone());
+        let rounds =
+            measure_model(&args, env, workload).map_err(|e| e.context(format!("model {}", model.name())))?;
+        measured.push((model, rounds));
+    }
+    let machine = Machine::look(engine_version);
+    let report = report::Report::new(&args, &measured, machine, watch.end());
+    report.print();
+    if let Some(path) = &args.json {
+        crate::report::write_json(path, &report)?;
+    }
+    report.verdict()
+}
+
+fn prepare(model: Model, env: &BenchEnv, places: &Places) -> Result<Workload> {
+    let progress = Progress::new(1);
+    progress.say(format!("{}: making the model and computing the right answers", model.name()));
+    model.prepare(env, places)
+}
+
+/// All rounds of one model.
+fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: Workload) -> Result<Vec<Round>> {
+    let model = workload.model;
+    let arms = Arms::start(args, env, workload)?;
+    let progress = Progress::new(args.measurements());
+    progress.say(format!("{}: letting every arm see its requests", model.name()));
+    arms.acquaint()?;
+    let mut rounds = Vec::with_capacity(args.measurements() as usize);
+    for &clients in &args.clients {
+        for round in 0..args.rounds {
+            for arm in args.order(round) {
+                progress.say(format!("{}, {clients} clients, {}", model.name(), arm.name()));
+                rounds.push(arms.measure(arm, clients, args.time)?);
+                progress.step();
+            }
+        }
+    }
+    drop(progress);
+    arms.stop()?;
+    Ok(rounds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: BatchArgs,
+    }
+
+    fn parse(text: &str) -> Result<BatchArgs> {
+        let words = std::iter::once("batch").chain(text.split_whitespace());
+        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+    }
+
+    #[test]
+    fn defaults_are_the_published_ones() {
+        let args = parse("").unwrap();
+        assert_eq!(args.clients, [1, 5, 10, 20, 30, 40, 50, 70]);
+        assert_eq!(args.models, [Model::Small, Model::Ocr, Model::Conv]);
+        assert_eq!(args.arms, [Arm::Sync, Arm::Async, Arm::Padding]);
+        assert_eq!((args.rounds, args.time, args.measurements()), (3, Duration::from_secs(2), 72));
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused() {
+        for wrong in
+            ["--clients 0", "--clients 1,1", "--models x", "--arms sync,sync", "--rounds 0", "--max-batch 0"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse("--quick --clients 70").unwrap().clients, QUICK_CLIENTS);
+    }
+
+    #[test]
+    fn the_order_turns_around() {
+        let args = parse("").unwrap();
+        assert_eq!(args.order(0), [Arm::Sync, Arm::Async, Arm::Padding]);
+        assert_eq!(args.order(1), [Arm::Padding, Arm::Async, Arm::Sync]);
+    }
+}

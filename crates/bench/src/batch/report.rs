@@ -1,0 +1,268 @@
+//! What `bench batch` says: JSON, tables, and whether what was wanted is met.
+
+use std::collections::BTreeMap;
+
+use base::{Error, Result};
+use clap::ValueEnum as _;
+use serde::Serialize;
+
+use super::point::{Point, Round};
+use super::{Arm, BatchArgs, Model};
+use crate::machine::{Machine, Noise};
+use crate::report::{Table, ms};
+use crate::stats::ratio;
+
+/// Where merging must pay: this model with this many clients, by this factor.
+const GAIN_MODEL: Model = Model::Small;
+const GAIN_CLIENTS: usize = 70;
+const GAIN_MIN: f64 = 2.0;
+/// The better of async and padding, as a share of sync, anywhere.
+const SHARE_MIN: f64 = 0.98;
+
+/// What `bench batch` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    wrong: u64,
+    failed: u64,
+    /// Why requests failed, most frequent first.
+    reasons: Vec<String>,
+    models: BTreeMap<&'static str, ModelReport>,
+    wanted: Vec<Wanted>,
+    clients: Vec<usize>,
+    rounds: usize,
+    time_s: f64,
+    max_batch: usize,
+    machine: Machine,
+    noise: Noise,
+}
+
+/// One model.
+#[derive(Debug, Serialize)]
+struct ModelReport {
+    arms: BTreeMap<&'static str, Vec<Point>>,
+}
+
+/// Something wanted, and what came of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Wanted {
+    what: String,
+    value: f64,
+    met: bool,
+    /// Where it is not met.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_met_at: Vec<String>,
+}
+
+impl ModelReport {
+    fn new(args: &BatchArgs, rounds: &[Round]) -> ModelReport {
+        let points = |arm: Arm| args.clients.iter().map(|&clients| Point::of(rounds, arm, clients)).collect();
+        ModelReport { arms: args.arms.iter().map(|&arm| (arm.name(), points(arm))).collect() }
+    }
+
+    /// The arms that were measured, sync first.
+    fn in_order(&self) -> impl Iterator<Item = (Arm, &Vec<Point>)> {
+        Arm::value_variants().iter().filter_map(|arm| Some((*arm, self.arms.get(arm.name())?)))
+    }
+
+    fn point(&self, arm: Arm, clients: usize) -> Option<&Point> {
+        self.arms.get(arm.name())?.iter().find(|point| point.clients == clients)
+    }
+
+    /// The better of the merging arms as a share of sync.
+    fn share(&self, clients: usize) -> Option<f64> {
+        let sync = self.point(Arm::Sync, clients)?.qps;
+        let merged = [Arm::Async, Arm::Padding].into_iter().filter_map(|arm| self.point(arm, clients));
+        let best = merged.map(|point| point.qps).reduce(f64::max)?;
+        Some(ratio(best, sync))
+    }
+}
+
+impl Report {
+    pub(super) fn new(
+        args: &BatchArgs,
+        measured: &[(Model, Vec<Round>)],
+        machine: Machine,
+        noise: Noise,
+    ) -> Report {
+        let models: BTreeMap<_, _> =
+            measured.iter().map(|(model, rounds)| (model.name(), ModelReport::new(args, rounds))).collect();
+        let points = || models.values().flat_map(|model| model.arms.values().flatten());
+        let wrong = points().map(|point| point.wrong).sum();
+        let mut wanted: Vec<Wanted> = gain(&models).into_iter().flatten().collect();
+        wanted.extend(never_loses(&models, &args.clients));
+        wanted.push(Wanted {
+            what: "wrong answers: none".into(),
+            value: wrong as f64,
+            met: wrong == 0,
+            not_met_at: Vec::new(),
+        });
+        let mut reasons = BTreeMap::new();
+        for round in measured.iter().flat_map(|(_, rounds)| rounds) {
+            for (reason, count) in &round.seen.faults.reasons {
+                *reasons.entry(reason.as_str()).or_insert(0u64) += count;
+            }
+        }
+        let mut reasons: Vec<_> = reasons.into_iter().collect();
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        Report {
+            wrong,
+            failed: points().map(|point| point.failed).sum(),
+            reasons: reasons.into_iter().map(|(reason, count)| format!("{count} x {reason}")).collect(),
+            models,
+            wanted,
+            clients: args.clients.clone(),
+            rounds: args.rounds,
+            time_s: args.time.as_secs_f64(),
+            max_batch: args.max_batch,
+            machine,
+            noise,
+        }
+    }
+
+    /// The models that were measured, as the help lists them.
+    fn in_order(&self) -> impl Iterator<Item = (&'static str, &ModelReport)> {
+        Model::value_variants()
+            .iter()
+            .filter_map(|model| Some((model.name(), self.models.get(model.name())?)))
+    }
+
+    /// Prints everything for people.
+    pub(super) fn print(&self) {
+        for (name, model) in self.in_order() {
+            println!(
+                "\n{name}: closed loop over gRPC, one item a request; milliseconds; median of {} rounds of {:.1} s",
+                self.rounds, self.time_s
+            );
+            print!("{}", table(model, &self.clients));
+            let drift = model.arms.values().flatten().map(|point| point.drift).fold(0.0, f32::max);
+            println!("largest difference from the model alone: {drift:.1e}");
+        }
+        println!();
+        for wanted in &self.wanted {
+            let mark = if wanted.met { "met" } else { "NOT met" };
+            println!("{} ({:.2}: {mark})", wanted.what, wanted.value);
+            wanted.not_met_at.iter().for_each(|place| println!("  {place}"));
+        }
+        println!("failed {}, wrong {}", self.failed, self.wrong);
+        self.reasons.iter().for_each(|line| println!("  {line}"));
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+
+    /// Whether all answers came and were right.
+    pub(super) fn verdict(&self) -> Result<()> {
+        match self.failed + self.wrong {
+            0 => Ok(()),
+            _ => Err(Error::internal(format!(
+                "{} requests failed, {} answers were wrong",
+                self.failed, self.wrong
+            ))),
+        }
+    }
+}
+
+fn table(model: &ModelReport, clients: &[usize]) -> Table {
+    let mut columns = vec!["clients".to_owned()];
+    for (arm, _) in model.in_order() {
+        columns.extend([format!("{}/s", arm.name()), "p50".into(), "p99".into()]);
+        if arm != Arm::Sync {
+            columns.push("batch".into());
+        }
+        if arm == Arm::Padding {
+            columns.push("padded".into());
+        }
+    }
+    columns.push("best/sync".into());
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let mut table = Table::new(&columns);
+    let dash = || "-".to_owned();
+    for &clients in clients {
+        let mut cells = vec![clients.to_string()];
+        for (arm, points) in model.in_order() {
+            let Some(point) = points.iter().find(|point| point.clients == clients) else { continue };
+            cells.extend([format!("{:.1}", point.qps), ms(point.p50_ms), ms(point.p99_ms)]);
+            if arm != Arm::Sync {
+                cells.push(point.mean_batch.map_or_else(dash, |size| format!("{size:.1}")));
+            }
+            if arm == Arm::Padding {
+                cells.push(point.padding_share.map_or_else(dash, |share| format!("{:.0} %", share * 100.0)));
+            }
+        }
+        cells.push(model.share(clients).map_or_else(dash, |share| format!("{share:.2}")));
+        table.row(cells);
+    }
+    table
+}
+
+/// Whether merging brings what it should where it must.
+fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Wanted; 2]> {
+    let model = models.get(GAIN_MODEL.name())?;
+    let sync = model.point(Arm::Sync, GAIN_CLIENTS)?;
+    let merged = model.point(Arm::Async, GAIN_CLIENTS)?;
+    let place = format!("{} at {GAIN_CLIENTS} clients", GAIN_MODEL.name());
+    let wanted = |what: String, value: f64, met: bool| Wanted { what, value, met, not_met_at: Vec::new() };
+    let gain = ratio(merged.qps, sync.qps);
+    let tail = ratio(merged.p99_ms, sync.p99_ms);
+    Some([
+        wanted(
+            format!("{place}, requests a second, async / sync: at least {GAIN_MIN}"),
+            gain,
+            gain >= GAIN_MIN,
+        ),
+        wanted(format!("{place}, p99, async / sync: at most 1"), tail, tail <= 1.0),
+    ])
+}
+
+/// Whether merging costs anywhere.
+fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<Wanted> {
+    let shares: Vec<(String, f64)> = models
+        .iter()
+        .flat_map(|(name, model)| {
+            let share =
+                move |&clients: &usize| Some((format!("{name} at {clients} clients"), model.share(clients)?));
+            clients.iter().filter_map(share)
+        })
+        .collect();
+    let least = shares.iter().map(|(_, share)| *share).reduce(f64::min)?;
+    let low = shares.iter().filter(|(_, share)| *share < SHARE_MIN);
+    Some(Wanted {
+        what: format!("better of async and padding / sync, everywhere: at least {SHARE_MIN}"),
+        value: least,
+        met: least >= SHARE_MIN,
+        not_met_at: low.map(|(place, share)| format!("{place}: {share:.3}")).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(clients: usize, qps: f64, p99_ms: f64) -> Point {
+        Point { qps, p99_ms, ..Point::of(&[], Arm::Sync, clients) }
+    }
+
+    fn model(arms: &[(&'static str, [f64; 2])]) -> ModelReport {
+        let points = |qps: &[f64; 2]| vec![point(1, qps[0], 10.0), point(70, qps[1], 1000.0 / qps[1])];
+        ModelReport { arms: arms.iter().map(|(arm, qps)| (*arm, points(qps))).collect() }
+    }
+
+    #[test]
+    fn what_is_wanted_is_looked_for_where_it_is_wanted() {
+        let small = model(&[("sync", [10.0, 20.0]), ("async", [9.0, 50.0]), ("padding", [9.9, 45.0])]);
+        let conv = model(&[("sync", [10.0, 20.0]), ("async", [9.0, 19.0]), ("padding", [9.7, 25.0])]);
+        let models = BTreeMap::from([("small", small), ("conv", conv)]);
+        let [gain, tail] = gain(&models).unwrap();
+        assert_eq!((gain.value, gain.met), (2.5, true));
+        assert_eq!((tail.value, tail.met), (0.4, true));
+        let least = never_loses(&models, &[1, 70]).unwrap();
+        assert!((least.value - 0.97).abs() < 1e-9 && !least.met);
+        assert_eq!(least.not_met_at, ["conv at 1 clients: 0.970"]);
+    }
+
+    #[test]
+    fn nothing_is_said_about_what_was_not_measured() {
+        let models = BTreeMap::from([("conv", model(&[("async", [9.0, 19.0])]))]);
+        assert!(gain(&models).is_none() && never_loses(&models, &[1, 70]).is_none());
+        let text = table(&models["conv"], &[1, 70]).to_string();
+        assert!(text.starts_with("clients  async/s") && text.contains("19.0"), "{text}");
+    }
+}

@@ -1,0 +1,327 @@
+//! A small residual network over pictures of any size that padding cannot change.
+//!
+//! Beside the picture `x` it takes a `mask`, 1 where the picture is and 0 where it was padded, and multiplies by it
+//! after every layer, so that what lies beyond a picture is what lies beyond any edge: zeros. All convolutions pad
+//! by one on each side whatever the size, so position i of a layer with stride 2 covers 2i-1 to 2i+1, and the mask
+//! of that layer is every second element. The mean at the end is over real positions only. Nobody trained it; what
+//! is measured does not depend on the values.
+
+use std::path::{Path, PathBuf};
+
+use base::{DType, Dim, NamedTensor, Result, Tensor};
+use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
+use engine_onnx::publish::{LayoutWriter, WriteOptions};
+
+use super::cache;
+use crate::BenchEnv;
+use crate::random::{Random, at, signed_unit};
+
+/// Input that clients send.
+pub(crate) const PICTURE: &str = "x";
+/// Input that the server fills.
+pub(crate) const MASK: &str = "mask";
+/// The output.
+const LOGITS: &str = "logits";
+/// Colours of a picture.
+const COLOURS: usize = 3;
+/// Channels of the stages: a quarter of ResNet-18's.
+const CHANNELS: [usize; 4] = [16, 32, 64, 128];
+/// Residual blocks of a stage.
+const BLOCKS: usize = 2;
+/// Numbers in an answer.
+const CLASSES: usize = 100;
+/// Sides of the pictures: 224 plus or minus 50.
+const SIDE_MIN: usize = 174;
+const SIDE_MAX: usize = 274;
+/// Operators' version.
+const OPSET: i64 = 18;
+/// Seed of the parameters.
+const MODEL_SEED: u64 = 41;
+/// Seed of the requests.
+const REQUEST_SEED: u64 = 42;
+/// Changes when the graph does, so that an older one in a cache is not taken for this one.
+const REVISION: u32 = 1;
+
+/// Publishes it into the cache, once; where it is.
+///
+/// # Errors
+/// When the disk cannot be written.
+pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
+    let key = format!("conv-r{REVISION}-s{MODEL_SEED}");
+    cache::ensure(&env.cache_dir, &key, 0, |dir| write_layout(MODEL_SEED, dir))
+}
+
+/// `count` pictures of random sizes, one a request, without masks.
+pub(crate) fn requests(count: u64) -> Result<Vec<Vec<NamedTensor>>> {
+    (0..count)
+        .map(|index| {
+            let mut random = Random::new(at(REQUEST_SEED, index));
+            let mut side = || SIDE_MIN + random.bits() as usize % (SIDE_MAX - SIDE_MIN + 1);
+            let (height, width) = (side(), side());
+            Ok(vec![picture(at(REQUEST_SEED, index), height, width)?])
+        })
+        .collect()
+}
+
+fn picture(seed: u64, height: usize, width: usize) -> Result<NamedTensor> {
+    let values: Vec<f32> =
+        (0..(COLOURS * height * width) as u64).map(|place| signed_unit(seed, place)).collect();
+    Ok(NamedTensor::new(PICTURE, Tensor::from_vec([1, COLOURS, height, width].as_slice(), values)?))
+}
+
+/// `request` with the mask that says all of it is real: what the model takes when nobody fills the mask.
+///
+/// # Errors
+/// When the request's shape is not that of a picture.
+pub(crate) fn with_mask(request: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
+    let mut inputs = request.to_vec();
+    for input in request {
+        if let [items, _, height, width] = *input.tensor.shape() {
+            let ones = vec![1.0f32; items * height * width];
+            inputs
+                .push(NamedTensor::new(MASK, Tensor::from_vec([items, 1, height, width].as_slice(), ones)?));
+        }
+    }
+    Ok(inputs)
+}
+
+/// One convolution.
+#[derive(Clone, Debug)]
+struct Layer {
+    name: String,
+    from: usize,
+    to: usize,
+    kernel: usize,
+    stride: i64,
+}
+
+impl Layer {
+    fn new(name: impl Into<String>, from: usize, to: usize, kernel: usize, stride: i64) -> Layer {
+        Layer { name: name.into(), from, to, kernel, stride }
+    }
+
+    fn fan_in(&self) -> usize {
+        self.from * self.kernel * self.kernel
+    }
+
+    fn weights(&self) -> Parameter {
+        Parameter::new(format!("{}.w", self.name), DType::F32, [self.to, self.from, self.kernel, self.kernel])
+    }
+
+    /// Only layers that a mask follows have a bias: it would not be zero beyond the edge.
+    fn biased(&self) -> bool {
+        self.kernel == 3
+    }
+}
+
+/// One residual block: two layers and, where the shape changes, one beside them.
+#[derive(Clone, Debug)]
+struct Block {
+    first: Layer,
+    second: Layer,
+    shortcut: Option<Layer>,
+}
+
+fn stem() -> Layer {
+    Layer::new("stem", COLOURS, CHANNELS[0], 3, 2)
+}
+
+fn blocks() -> Vec<Block> {
+    let mut from = CHANNELS[0];
+    let mut blocks = Vec::with_capacity(CHANNELS.len() * BLOCKS);
+    for (stage, to) in CHANNELS.into_iter().enumerate() {
+        for block in 0..BLOCKS {
+            let stride = if block == 0 { 2 } else { 1 };
+            let name = |part: &str| format!("stage{stage}.block{block}.{part}");
+            blocks.push(Block {
+                first: Layer::new(name("first"), from, to, 3, stride),
+                second: Layer::new(name("second"), to, to, 3, 1),
+                shortcut: (stride == 2).then(|| Layer::new(name("shortcut"), from, to, 1, stride)),
+            });
+            from = to;
+        }
+    }
+    blocks
+}
+
+fn layers() -> Vec<Layer> {
+    let in_block = |block: Block| [Some(block.first), Some(block.second), block.shortcut];
+    std::iter::once(stem()).chain(blocks().into_iter().flat_map(in_block).flatten()).collect()
+}
+
+/// A graph being drawn, and the mask that fits the value drawn last.
+struct Drawing {
+    builder: ModelBuilder,
+    mask: String,
+}
+
+impl Drawing {
+    fn add(&mut self, node: Node) {
+        self.builder = self.builder.clone().node(node);
+    }
+
+    /// Applies `layer` to `value`; the result's name.
+    fn convolve(&mut self, layer: &Layer, value: &str) -> String {
+        let (weights, bias) = (format!("{}.w", layer.name), format!("{}.b", layer.name));
+        let inputs: &[&str] = if layer.biased() { &[value, &weights, &bias] } else { &[value, &weights] };
+        let pad = (layer.kernel / 2) as i64;
+        let node = Node::new("Conv", inputs, &[&layer.name])
+            .ints("kernel_shape", &[layer.kernel as i64; 2])
+            .ints("strides", &[layer.stride; 2])
+            .ints("pads", &[pad; 4]);
+        self.add(node);
+        layer.name.clone()
+    }
+
+    /// Every second element of the mask, as every second element of a value is what stride 2 leaves.
+    fn halve_mask(&mut self, name: &str) {
+        let node = Node::new("MaxPool", &[&self.mask], &[name])
+            .ints("kernel_shape", &[1, 1])
+            .ints("strides", &[2, 2]);
+        self.add(node);
+        self.mask = name.to_owned();
+    }
+
+    /// What is below zero becomes zero, and so does what is beyond the edge.
+    fn activate(&mut self, value: &str) -> String {
+        let (positive, masked) = (format!("{value}.relu"), format!("{value}.masked"));
+        self.add(Node::new("Relu", &[value], &[&positive]));
+        let mask = self.mask.clone();
+        self.add(Node::new("Mul", &[&positive, &mask], &[&masked]));
+        masked
+    }
+
+    fn block(&mut self, block: &Block, value: &str) -> String {
+        let beside = match &block.shortcut {
+            Some(shortcut) => self.convolve(shortcut, value),
+            None => value.to_owned(),
+        };
+        let first = self.convolve(&block.first, value);
+        if block.first.stride == 2 {
+            self.halve_mask(&format!("{}.mask", block.first.name));
+        }
+        let first = self.activate(&first);
+        let second = self.convolve(&block.second, &first);
+        let sum = format!("{second}.sum");
+        self.add(Node::new("Add", &[&second, &beside], &[&sum]));
+        self.activate(&sum)
+    }
+
+    /// The mean over real positions, and one layer on it.
+    fn classify(&mut self, value: &str) {
+        let mask = self.mask.clone();
+        self.add(Node::new("ReduceSum", &[value, "plane"], &["total"]).int("keepdims", 0));
+        self.add(Node::new("ReduceSum", &[&mask, "plane"], &["area"]).int("keepdims", 0));
+        self.add(Node::new("Div", &["total", "area"], &["mean"]));
+        self.add(Node::new("Gemm", &["mean", "classes.w", "classes.b"], &[LOGITS]));
+    }
+}
+
+/// The graph without its convolutions' weights.
+fn graph(seed: u64) -> ModelBuilder {
+    let free = |symbol: &str| Dim::Dynamic(Some(symbol.into()));
+    let plane = |channels| [free("batch"), Dim::Fixed(channels), free("height"), free("width")];
+    let features = CHANNELS[CHANNELS.len() - 1];
+    let mut builder = ModelBuilder::new("conv", OPSET)
+        .input(PICTURE, DType::F32, &plane(COLOURS))
+        .input(MASK, DType::F32, &plane(1))
+        .output(LOGITS, DType::F32, &[free("batch"), Dim::Fixed(CLASSES)])
+        .ints("plane", &[2], &[2, 3])
+        .floats("classes.w", &[features, CLASSES], &uniform(seed, "classes.w", features * CLASSES, 0.3))
+        .floats("classes.b", &[CLASSES], &uniform(seed, "classes.b", CLASSES, 0.1));
+    for layer in layers().iter().filter(|layer| layer.biased()) {
+        let name = format!("{}.b", layer.name);
+        builder = builder.floats(&name, &[layer.to], &uniform(seed, &name, layer.to, 0.1));
+    }
+    let mut drawing = Drawing { builder, mask: MASK.into() };
+    drawing.add(Node::new("Mul", &[PICTURE, MASK], &["seen"]));
+    let stem = drawing.convolve(&stem(), "seen");
+    drawing.halve_mask("stem.mask");
+    let mut value = drawing.activate(&stem);
+    for block in blocks() {
+        value = drawing.block(&block, &value);
+    }
+    drawing.classify(&value);
+    drawing.builder
+}
+
+/// `count` values of the stream that `name` names, uniform in plus or minus `scale`.
+fn uniform(seed: u64, name: &str, count: usize, scale: f32) -> Vec<f32> {
+    let stream = name.bytes().fold(seed, |hash, byte| at(hash, u64::from(byte)));
+    (0..count as u64).map(|index| signed_unit(stream, index) * scale).collect()
+}
+
+/// Writes the mappable layout into `dir`, which is empty.
+fn write_layout(seed: u64, dir: &Path) -> Result<()> {
+    let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+    let mut builder = graph(seed);
+    for layer in layers() {
+        let parameter = layer.weights();
+        let count = layer.to * layer.fan_in();
+        // Values keep their size from layer to layer: half of them survive the activation, and two ways are added.
+        let scale = (3.0 / layer.fan_in() as f32).sqrt();
+        let values = uniform(seed, &parameter.name, count, scale);
+        let bytes = values.iter().map(|value| value.to_le_bytes());
+        let entry = writer.tensor(&parameter.name, parameter.dtype, &parameter.dims, bytes)?;
+        builder = builder.external(&parameter, engine::layout::WEIGHTS_NAME, entry.offset)?;
+    }
+    writer.finish(&builder.encode())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bare::{Bare, tests::env};
+
+    /// `request` in the corner of a larger picture of zeros, with the mask that says so.
+    fn padded(request: &[NamedTensor], height: usize, width: usize) -> Vec<NamedTensor> {
+        let place = |tensor: &Tensor| {
+            let [_, channels, own_height, own_width] = *tensor.shape() else { panic!("no picture") };
+            let values = tensor.to_vec::<f32>().unwrap();
+            let mut larger = vec![0.0; channels * height * width];
+            for (row, line) in values.chunks_exact(own_width).enumerate() {
+                let start = (row / own_height * height + row % own_height) * width;
+                larger[start..start + own_width].copy_from_slice(line);
+            }
+            Tensor::from_vec([1, channels, height, width].as_slice(), larger).unwrap()
+        };
+        let larger = |input: &NamedTensor| NamedTensor::new(input.name.clone(), place(&input.tensor));
+        with_mask(request).unwrap().iter().map(larger).collect()
+    }
+
+    #[test]
+    fn padding_with_a_mask_changes_no_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        write_layout(MODEL_SEED, dir.path()).unwrap();
+        let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
+        // Odd and even sides, so that every way of halving is met.
+        for (height, width) in [(33, 50), (64, 47), (40, 41)] {
+            let request = [picture(7, height, width).unwrap()];
+            let alone = with_mask(&request).unwrap();
+            let others = [padded(&request, 64, 61), padded(&request, 65, 96)];
+            let answers = bare.answers(&[vec![alone], others.to_vec()].concat()).unwrap();
+            assert_eq!(answers[0].len(), CLASSES);
+            assert!(answers[0].iter().any(|value| value.abs() > 0.1), "the answer says something");
+            for padded in &answers[1..] {
+                let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 * a.abs().max(1.0);
+                assert!(answers[0].iter().zip(padded).all(near), "{height}x{width}");
+            }
+        }
+        // Without the mask's help the same padding is another picture: the test can fail.
+        let request = [picture(7, 33, 50).unwrap()];
+        let mut unmasked = padded(&request, 64, 61);
+        unmasked[1] = with_mask(&unmasked[..1]).unwrap()[1].clone();
+        let answers = bare.answers(&[with_mask(&request).unwrap(), unmasked]).unwrap();
+        assert!(answers[0].iter().zip(&answers[1]).any(|(a, b)| (a - b).abs() > 1e-2));
+    }
+
+    #[test]
+    fn pictures_have_all_sizes_and_their_own_content() {
+        let requests = requests(24).unwrap();
+        let sides: Vec<usize> =
+            requests.iter().flat_map(|request| request[0].tensor.shape()[2..].to_vec()).collect();
+        assert!(sides.iter().all(|side| (SIDE_MIN..=SIDE_MAX).contains(side)));
+        assert!(sides.iter().min() < Some(&195) && sides.iter().max() > Some(&253), "{sides:?}");
+    }
+}

@@ -1,0 +1,32 @@
+//! A ranking model small enough to be asked thousands of times a second and large enough to leave the L2 cache:
+//! the click-through model with wider layers. One row reads all 17 MB of its layers for two operations a weight; a
+//! batch reads them once for all its rows.
+
+use std::path::PathBuf;
+
+use base::{NamedTensor, Result};
+
+use super::cache;
+use super::ctr::Ctr;
+use crate::BenchEnv;
+
+/// Seed of the parameters.
+const MODEL_SEED: u64 = 31;
+/// Seed of the requests.
+const REQUEST_SEED: u64 = 32;
+
+/// Publishes it into the cache, once; where it is.
+///
+/// # Errors
+/// When the disk is too small or cannot be written.
+pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
+    let ctr = Ctr::ranking();
+    let key = format!("{}-s{MODEL_SEED}", ctr.key());
+    cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| ctr.write_layout(MODEL_SEED, dir, &|_| {}))
+}
+
+/// `count` different requests of `rows` items each.
+pub(crate) fn requests(count: u64, rows: usize) -> Result<Vec<Vec<NamedTensor>>> {
+    let ctr = Ctr::ranking();
+    (0..count).map(|index| ctr.inputs(REQUEST_SEED, index, rows).tensors()).collect()
+}

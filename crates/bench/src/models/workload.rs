@@ -1,0 +1,221 @@
+//! The three models that scheduling is measured with, ready to be served, asked and checked.
+
+use std::path::{Path, PathBuf};
+
+use base::{NamedTensor, Result};
+use clap::ValueEnum;
+use engine_onnx::OnnxEngine;
+
+use super::answers::Answers;
+use super::layers::TOLERANCE;
+use super::{conv, ocr, small};
+use crate::BenchEnv;
+use crate::bare::Bare;
+
+/// Different requests, sent in turn, of the models that are asked with made-up inputs.
+const SMALL_REQUESTS: u64 = 32;
+const CONV_REQUESTS: u64 = 24;
+/// What an answer of the convolutional model may differ by: eighteen layers of sums in another order.
+const CONV_TOLERANCE: f32 = 1e-3;
+
+/// Which model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Model {
+    /// Embedding look-ups and layers that exceed the L2 cache, shapes fixed.
+    Small,
+    /// The PP-OCR text recogniser on lines 64 to 640 pixels wide.
+    Ocr,
+    /// A convolutional network on pictures of 224±50 pixels a side, masked.
+    Conv,
+}
+
+/// Where what is not made here lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// The text lines' parent directory.
+    pub(crate) assets: PathBuf,
+    /// The fetched models.
+    pub(crate) models: PathBuf,
+}
+
+impl Places {
+    /// What the arguments say; without them, `.cache/demo` and `.cache/models` in the current directory or in the
+    /// checkout that the program was built in.
+    pub(crate) fn find(env: &BenchEnv, assets: Option<&Path>, models: Option<&Path>) -> Places {
+        let find = |given: Option<&Path>, usual: &str| {
+            // The program is target/release/millpond.
+            let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(usual));
+            let there = checkout.filter(|path| !Path::new(usual).is_dir() && path.is_dir());
+            given.map_or_else(|| there.unwrap_or_else(|| usual.into()), Path::to_owned)
+        };
+        Places { assets: find(assets, ".cache/demo"), models: find(models, ".cache/models") }
+    }
+}
+
+/// A model with its requests and their right answers.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    /// Which.
+    pub(crate) model: Model,
+    /// The published version.
+    pub(crate) artifact: PathBuf,
+    /// What clients send, one item each.
+    pub(crate) requests: Vec<Vec<NamedTensor>>,
+    /// What they must be answered.
+    pub(crate) answers: Answers,
+    /// The library that computed those.
+    pub(crate) engine_version: String,
+}
+
+impl Model {
+    /// Its name in arguments, JSON and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Model::Small => "small",
+            Model::Ocr => "ocr",
+            Model::Conv => "conv",
+        }
+    }
+
+    /// Publishes the model, makes its requests and runs each alone.
+    ///
+    /// # Errors
+    /// When something is missing or the disk is too small.
+    pub(crate) fn prepare(self, env: &BenchEnv, places: &Places) -> Result<Workload> {
+        match self {
+            Model::Small => small_workload(env, SMALL_REQUESTS, 1),
+            Model::Ocr => {
+                let artifact = ocr::publish(env, &places.models)?;
+                let lines = ocr::lines(&places.assets)?;
+                let bare = Bare::open(env, &artifact)?;
+                let characters =
+                    ocr::characters(&OnnxEngine::open(&env.onnxruntime)?, &places.models.join(ocr::FILE))?;
+                let answers = Answers::text(&bare, &lines.requests, characters)?;
+                let exact = answers.read_exactly(&lines.words).unwrap_or(0);
+                println!("ocr reads {exact} of {} lines exactly when alone", lines.words.len());
+                Ok(Workload {
+                    model: self,
+                    artifact,
+                    requests: lines.requests,
+                    answers,
+                    engine_version: bare.engine_version(),
+                })
+            }
+            Model::Conv => {
+                let artifact = conv::publish(env)?;
+                let requests = conv::requests(CONV_REQUESTS)?;
+                let masked =
+                    requests.iter().map(|request| conv::with_mask(request)).collect::<Result<Vec<_>>>()?;
+                let bare = Bare::open(env, &artifact)?;
+                let answers = Answers::numbers(&bare, &masked, CONV_TOLERANCE)?;
+                Ok(Workload {
+                    model: self,
+                    artifact,
+                    requests,
+                    answers,
+                    engine_version: bare.engine_version(),
+                })
+            }
+        }
+    }
+
+    /// The `millpond.toml` that the model needs whatever the schedule: what the server fills, how it warms up.
+    /// `schedule` is the rest of the `[schedule]` section; `pad` adds the rules for padding.
+    pub(crate) fn settings(self, schedule: &str, pad: bool) -> String {
+        let merge = if pad { "merge = \"pad\"\n" } else { "" };
+        let rules = match (self, pad) {
+            (Model::Small, _) | (Model::Ocr, false) => String::new(),
+            (Model::Ocr, true) => format!(
+                "[schedule.inputs.{}]\naxes = [3]\nvalue = 0.0\nsimilarity = 0.5\n\
+                 [[schedule.outputs.\"{}\"]]\naxis = 1\ninput = \"{}\"\ninput-axis = 3\ndivisor = {}\n\
+                 rounding = \"down\"\n",
+                ocr::INPUT,
+                ocr::OUTPUT,
+                ocr::INPUT,
+                ocr::STEP_PX
+            ),
+            (Model::Conv, _) => format!(
+                "[schedule.inputs.{}]\naxes = [2, 3]\nmask = \"{}\"\nsimilarity = 0.5\n",
+                conv::PICTURE,
+                conv::MASK
+            ),
+        };
+        let warmup = match self {
+            Model::Small => "",
+            Model::Ocr => "[warmup]\ndims = { x = [-1, 3, 48, 320] }\n",
+            Model::Conv => "[warmup]\ndims = { x = [-1, 3, 224, 224] }\n",
+        };
+        format!("[schedule]\n{schedule}{merge}{rules}{warmup}")
+    }
+}
+
+/// `small` with `count` requests of `rows` items each.
+pub(crate) fn small_workload(env: &BenchEnv, count: u64, rows: usize) -> Result<Workload> {
+    let artifact = small::publish(env)?;
+    let requests = small::requests(count, rows)?;
+    let bare = Bare::open(env, &artifact)?;
+    let answers = Answers::numbers(&bare, &requests, TOLERANCE)?;
+    Ok(Workload { model: Model::Small, artifact, requests, answers, engine_version: bare.engine_version() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bare::tests::env;
+    use base::{DType, Dim, Signature, TensorSpec};
+    use engine::{BatchPlan, Fill, Merge, ScheduleFile, ScheduleOptions};
+
+    /// What a server makes of the model's settings.
+    fn options(model: Model, pad: bool) -> ScheduleOptions {
+        let text = model.settings("mode = \"async\"\nmax-batch = 8\n", pad);
+        let table: toml::Table = text.parse().unwrap();
+        let file: ScheduleFile = table["schedule"].clone().try_into().unwrap();
+        let options = file.apply(&ScheduleOptions::default());
+        assert_eq!((options.max_batch, options.merge == Merge::Pad), (8, pad), "{text}");
+        options
+    }
+
+    #[test]
+    fn the_convolutional_model_gets_its_mask_in_every_arm() {
+        let dir = tempfile::tempdir().unwrap();
+        let env = env(dir.path());
+        let bare = Bare::open(&env, &conv::publish(&env).unwrap()).unwrap();
+        for pad in [false, true] {
+            let plan = BatchPlan::new(bare.signature(), &options(Model::Conv, pad)).unwrap();
+            assert!(plan.batchable);
+            assert_eq!(plan.inputs[1].fill, Some(Fill::Mask { source: 0, full_rank: true }));
+            assert_eq!(plan.inputs[0].rule.as_ref().map(|rule| rule.merge), Some(pad));
+        }
+    }
+
+    #[test]
+    fn the_recognisers_answer_is_cut_to_whole_steps() {
+        let spec = |name: &str, dims: &[i64]| TensorSpec {
+            name: name.into(),
+            dtype: DType::F32,
+            shape: Some(
+                dims.iter().map(|&dim| usize::try_from(dim).map_or(Dim::Dynamic(None), Dim::Fixed)).collect(),
+            ),
+            optional: false,
+        };
+        let signature = Signature {
+            inputs: vec![spec(ocr::INPUT, &[-1, 3, -1, -1])],
+            outputs: vec![spec(ocr::OUTPUT, &[-1, -1, 6625])],
+        };
+        let plan = BatchPlan::new(&signature, &options(Model::Ocr, true)).unwrap();
+        assert_eq!(plan.cuts[0].axes[0].size(328), 41);
+        assert!(!BatchPlan::new(&signature, &options(Model::Ocr, false)).unwrap().pads());
+        assert!(!options(Model::Small, true).inputs.contains_key("dense"));
+    }
+
+    #[test]
+    fn places_are_the_given_ones_else_the_usual_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut env = env(dir.path());
+        env.millpond = dir.path().join("target/release/millpond");
+        std::fs::create_dir_all(dir.path().join(".cache/demo")).unwrap();
+        let places = Places::find(&env, None, Some(Path::new("/given")));
+        assert_eq!(places.models, Path::new("/given"));
+        assert_eq!(places.assets, dir.path().join(".cache/demo"), "in the checkout the program was built in");
+    }
+}

@@ -1,0 +1,271 @@
+//! `bench overload`: what a server does with more than it can.
+//!
+//! The capacity is measured first, with clients that wait for their answers. Then requests come at that rate, and
+//! then at a multiple of it, on a schedule that does not wait for anybody: some are served, the others must be
+//! refused at once, with a status that says so. Every answer is compared with that of the model run alone.
+
+mod memory;
+mod phase;
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::units;
+use base::{Error, Result};
+use bytes::Bytes;
+use clap::Args;
+
+use self::memory::MemoryWatch;
+use crate::BenchEnv;
+use crate::batch::publish;
+use crate::connection::Template;
+use crate::drive::{Judge, Pace, Plan, Sink, drive};
+use crate::machine::{Machine, NoiseWatch};
+use crate::measure::measure;
+use crate::models::workload::{Workload, small_workload};
+use crate::process::{ServerPlan, ServerProcess};
+use crate::report::Progress;
+use crate::schedule::Arrivals;
+use crate::wire::{Api, Door};
+use phase::{Outcomes, Phase};
+use report::Report;
+
+/// The name the model is served under.
+const MODEL: &str = "overload";
+/// Different requests, sent in turn.
+const REQUESTS: u64 = 32;
+/// How long the capacity is measured, after its warm-up.
+const CAPACITY_TIME: Duration = Duration::from_secs(5);
+/// Left out at the start of each phase: queues fill in it.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// The load at capacity lasts this share of the overload's time, at least and at most this long.
+const AT_CAPACITY_SHARE: u32 = 3;
+const AT_CAPACITY_MAX: Duration = Duration::from_secs(20);
+/// Memory before this moment of the overload is the server's growth to its working size.
+const SETTLED: Duration = Duration::from_secs(10);
+/// Answers that may be missing at a time; further requests are not sent and counted.
+const IN_FLIGHT_MAX: usize = 2048;
+/// Connections of the client.
+const CONNECTIONS: usize = 16;
+/// From here to the first request: connections are made in this time.
+const LEAD_IN: Duration = Duration::from_millis(200);
+/// Seed of the gaps between requests.
+const SEED: u64 = 51;
+/// What --quick makes of the times.
+const QUICK_TIME: Duration = Duration::from_secs(3);
+const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
+
+/// Send a multiple of what the server can do, and see who is served, who is refused, and how fast.
+///
+/// The capacity is what 64 waiting clients get answered; then requests come at random moments (Poisson) at that
+/// rate, and then at --factor times it. At capacity the queue fills too, only later: p99 there is about that of a
+/// full queue, and what is compared is whether three times the load makes it worse. The model is the ranking model
+/// of `bench batch` with --rows items a request, so that one thread can send three times what the server can do;
+/// the client shares the machine with it, so what is served in the overload is less than the capacity.
+///
+/// Wanted: p99 of the served at most twice that at capacity; the others refused with RESOURCE_EXHAUSTED or
+/// UNAVAILABLE, faster than half of the served are answered; memory at the end at most 1.1 of that after 10 s; no
+/// wrong answer.
+#[derive(Args, Clone, Debug)]
+pub struct OverloadArgs {
+    /// How many times the capacity
+    #[arg(long, default_value_t = 3.0)]
+    pub factor: f64,
+    /// Time of the overload
+    #[arg(long, default_value = "60s", value_parser = units::parse_duration)]
+    pub time: Duration,
+    /// Items of a request
+    #[arg(long, default_value_t = 16)]
+    pub rows: usize,
+    /// Items of a merged batch at most
+    #[arg(long, default_value_t = 64)]
+    pub max_batch: usize,
+    /// Requests of the model that may wait: what bounds how long those that are served wait
+    #[arg(long, default_value_t = 64)]
+    pub queue: usize,
+    /// Clients that the capacity is measured with
+    #[arg(long, default_value_t = 64)]
+    pub clients: usize,
+    /// A few seconds: shows that it works, its figures mean nothing
+    #[arg(long)]
+    pub quick: bool,
+    /// Further argument for the server (may be given several times)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub server_arg: Vec<String>,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl OverloadArgs {
+    /// What shall be done: `--quick` applied, the rest checked.
+    fn resolved(&self) -> Result<OverloadArgs> {
+        let mut args = self.clone();
+        if args.quick {
+            args.time = QUICK_TIME;
+        }
+        if !(args.factor >= 1.0 && args.factor <= 100.0) || args.time <= WARM_UP {
+            return Err(Error::invalid("--factor must be 1 to 100, --time above 1s"));
+        }
+        if args.rows == 0 || args.queue == 0 || !(args.rows..=engine::BATCH_MAX).contains(&args.max_batch) {
+            return Err(Error::invalid(format!(
+                "--rows and --queue must be at least 1, --max-batch --rows to {}",
+                engine::BATCH_MAX
+            )));
+        }
+        // More waiting clients than may wait would be refused while the capacity is measured.
+        args.clients = args.clients.min(args.queue);
+        Ok(args)
+    }
+
+    fn capacity_time(&self) -> Duration {
+        if self.quick { QUICK_CAPACITY_TIME } else { CAPACITY_TIME }
+    }
+
+    fn at_capacity_time(&self) -> Duration {
+        (self.time / AT_CAPACITY_SHARE).clamp(WARM_UP * 2, AT_CAPACITY_MAX.max(WARM_UP * 2))
+    }
+
+    /// The server's `millpond.toml`.
+    fn settings(&self) -> String {
+        format!("[schedule]\nmode = \"async\"\nmax-batch = {}\nqueue = {}\n", self.max_batch, self.queue)
+    }
+}
+
+/// Runs `bench overload`.
+///
+/// # Errors
+/// When the server cannot be started or does not survive, or an argument is out of range. A request that was neither
+/// served nor refused, and a wrong answer, are figures and make the run fail after its report.
+pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
+    let args = args.resolved()?;
+    let watch = NoiseWatch::start();
+    let progress = Progress::new(3);
+    progress.say("making the model and computing the right answers");
+    let workload = small_workload(env, REQUESTS, args.rows)?;
+    let machine = Machine::look(Some(workload.engine_version.clone()));
+    let stage = Stage::start(&args, env, workload)?;
+    progress.say("measuring the capacity");
+    let capacity = stage.capacity()?;
+    progress.step();
+    progress.say(format!("{capacity:.0} requests/s, its capacity"));
+    let (at_capacity, _) = stage.load(capacity, args.at_capacity_time())?;
+    progress.step();
+    progress.say(format!("{:.0} requests/s, {} times its capacity", capacity * args.factor, args.factor));
+    let (overload, memory) = stage.load(capacity * args.factor, args.time)?;
+    drop(progress);
+    stage.server.stop()?;
+    let report = Report::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
+    report.print();
+    if let Some(path) = &args.json {
+        crate::report::write_json(path, &report)?;
+    }
+    report.verdict()
+}
+
+/// The server and what it is asked.
+struct Stage<'a> {
+    args: &'a OverloadArgs,
+    server: ServerProcess,
+    judge: Arc<dyn Judge>,
+    template: Template,
+    bodies: Arc<[Bytes]>,
+}
+
+impl<'a> Stage<'a> {
+    fn start(args: &'a OverloadArgs, env: &BenchEnv, workload: Workload) -> Result<Stage<'a>> {
+        let dir = env.cache_dir.join("run").join("overload").join(MODEL);
+        publish(&workload.artifact, &dir, &args.settings())?;
+        let mut server_args = vec![format!("{MODEL}={}", dir.display())];
+        server_args.extend(args.server_arg.iter().cloned());
+        let plan = ServerPlan {
+            name: MODEL.into(),
+            args: server_args,
+            detached: false,
+            malloc_conf: None,
+            ports: None,
+        };
+        let server = ServerProcess::start(env, &plan)?;
+        let door = Door { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
+        let encoded = door.encode(&workload.requests)?;
+        Ok(Stage {
+            args,
+            server,
+            judge: Arc::new(workload.answers),
+            template: encoded.template,
+            bodies: encoded.bodies.into(),
+        })
+    }
+
+    fn plan(&self, pace: Pace, duration: Duration) -> Plan {
+        Plan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, duration)
+    }
+
+    /// Answers a second that clients get who wait for them.
+    fn capacity(&self) -> Result<f64> {
+        let plan =
+            self.plan(Pace::Closed { clients: self.args.clients }, WARM_UP + self.args.capacity_time());
+        let counted = measure(&plan, WARM_UP, &self.judge, &[], None)?.counted;
+        match counted.faults.failed + counted.faults.wrong {
+            0 => Ok(counted.rate()),
+            _ => Err(Error::internal(format!(
+                "while measuring capacity {} requests failed and {} answers were wrong: {}",
+                counted.faults.failed,
+                counted.faults.wrong,
+                counted.faults.lines().join("; ")
+            ))),
+        }
+    }
+
+    /// `rate` requests a second for `time`; what became of them, and of the server's memory.
+    fn load(&self, rate: f64, time: Duration) -> Result<(Phase, report::Memory)> {
+        let pace = Pace::Open { arrivals: Arrivals::Poisson, rate, seed: SEED };
+        let mut plan = self.plan(pace, time);
+        plan.connections = CONNECTIONS;
+        plan.in_flight_max = IN_FLIGHT_MAX;
+        plan.start = Instant::now() + LEAD_IN;
+        let outcomes = Arc::new(Outcomes::new(WARM_UP));
+        let sink: Arc<dyn Sink> = outcomes.clone();
+        let memory = MemoryWatch::start(self.server.pid(), plan.start)?;
+        drive(&plan, &self.judge, &sink)?;
+        let settled = SETTLED.min(time / 6);
+        Ok((outcomes.phase(rate, time - WARM_UP), memory.end(settled)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: OverloadArgs,
+    }
+
+    fn parse(text: &str) -> Result<OverloadArgs> {
+        let words = std::iter::once("overload").chain(text.split_whitespace());
+        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+    }
+
+    #[test]
+    fn defaults_are_the_published_ones() {
+        let args = parse("").unwrap();
+        assert_eq!((args.factor, args.time.as_secs(), args.queue, args.clients), (3.0, 60, 64, 64));
+        assert_eq!(args.at_capacity_time(), Duration::from_secs(20));
+        assert_eq!(parse("--quick").unwrap().at_capacity_time(), Duration::from_secs(2));
+        assert!(args.settings().contains("queue = 64\n"));
+        assert_eq!(parse("--queue 8").unwrap().clients, 8);
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused() {
+        for wrong in ["--factor 0.5", "--factor nan", "--time 1s", "--rows 0", "--max-batch 15", "--queue 0"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What became of the requests of one phase.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::drive::{NO_ROOM, Sample, Sink, Verdict};
+use crate::samples::Faults;
+use crate::stats::{Latencies, ratio};
+
+/// What gRPC calls RESOURCE_EXHAUSTED and UNAVAILABLE.
+const REFUSALS: [(u32, &str); 2] = [(8, "RESOURCE_EXHAUSTED"), (14, "UNAVAILABLE")];
+/// How [`crate::connection`] begins the reason of a request that the server answered with a status.
+const STATUS_PREFIX: &str = "gRPC status ";
+/// Late by this much at the 99th percentile, requests no longer come when they are due.
+const LATE_P99_MS_MAX: f64 = 20.0;
+
+/// Sorts finished requests by what became of them.
+#[derive(Debug)]
+pub(super) struct Outcomes {
+    warm_up: Duration,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    served: Latencies,
+    refused: Latencies,
+    late: Latencies,
+    statuses: BTreeMap<String, u64>,
+    wrong: u64,
+    unsent: u64,
+    failed: Faults,
+}
+
+/// What became of a request that was not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Unserved {
+    /// Refused with this status.
+    Refused(&'static str),
+    /// The client itself did not send it.
+    Unsent,
+    /// Anything else.
+    Failed,
+}
+
+/// Reads the reason of a failure.
+fn unserved(reason: Option<&str>) -> Unserved {
+    if reason == Some(NO_ROOM) {
+        return Unserved::Unsent;
+    }
+    let code = reason
+        .and_then(|reason| reason.strip_prefix(STATUS_PREFIX))
+        .and_then(|rest| rest.split(':').next()?.trim().parse::<u32>().ok());
+    let known = REFUSALS.iter().find(|(number, _)| code == Some(*number));
+    known.map_or(Unserved::Failed, |(_, name)| Unserved::Refused(name))
+}
+
+impl Outcomes {
+    /// Leaves out what is due before `warm_up`, wrong answers and failures excepted.
+    pub(super) fn new(warm_up: Duration) -> Outcomes {
+        Outcomes { warm_up, seen: Mutex::default() }
+    }
+
+    /// All of it, of requests that came at `rate` a second for `time`.
+    pub(super) fn phase(&self, rate: f64, time: Duration) -> Phase {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sent = seen.late.count();
+        let late_p99_ms = seen.late.quantile_ms(0.99);
+        Phase {
+            rate_rps: rate,
+            p50_ms: seen.served.quantile_ms(0.5),
+            p99_ms: seen.served.quantile_ms(0.99),
+            served: seen.served.count(),
+            refused: seen.refused.count(),
+            failed: seen.failed.failed,
+            wrong: seen.wrong,
+            served_rps: ratio(seen.served.count() as f64, time.as_secs_f64()),
+            refusals: seen.statuses,
+            refusal_p50_ms: seen.refused.quantile_ms(0.5),
+            refusal_p99_ms: seen.refused.quantile_ms(0.99),
+            failures: seen.failed.lines(),
+            generator: Generator {
+                sent,
+                unsent: seen.unsent,
+                late_p50_ms: seen.late.quantile_ms(0.5),
+                late_p99_ms,
+                fell_behind: seen.unsent > 0 || late_p99_ms > LATE_P99_MS_MAX,
+            },
+        }
+    }
+}
+
+impl Sink for Outcomes {
+    fn record(&self, sample: Sample, reason: Option<&str>) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = sample.due >= self.warm_up;
+        match sample.verdict {
+            Verdict::Wrong => seen.wrong += 1,
+            Verdict::Right if counts => seen.served.record(sample.latency),
+            Verdict::Right => {}
+            Verdict::Failed => match unserved(reason) {
+                Unserved::Failed => seen.failed.count(sample.verdict, reason),
+                Unserved::Unsent => seen.unsent += 1,
+                Unserved::Refused(status) if counts => {
+                    seen.refused.record(sample.latency);
+                    *seen.statuses.entry(status.to_owned()).or_insert(0) += 1;
+                }
+                Unserved::Refused(_) => {}
+            },
+        }
+    }
+
+    fn sending(&self, late: Duration) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).late.record(late);
+    }
+}
+
+/// One phase, as JSON has it. Latencies count from when a request was due.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Phase {
+    /// Requests a second that were due.
+    pub(super) rate_rps: f64,
+    /// Of the served.
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+    pub(super) served: u64,
+    pub(super) refused: u64,
+    /// Neither served nor refused.
+    pub(super) failed: u64,
+    pub(super) wrong: u64,
+    pub(super) served_rps: f64,
+    /// Refused requests by status.
+    pub(super) refusals: BTreeMap<String, u64>,
+    pub(super) refusal_p50_ms: f64,
+    pub(super) refusal_p99_ms: f64,
+    /// Why requests failed, most frequent first.
+    pub(super) failures: Vec<String>,
+    pub(super) generator: Generator,
+}
+
+/// How well the client kept its own schedule.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Generator {
+    /// Requests sent.
+    pub(super) sent: u64,
+    /// Requests that were not, because too many answers were missing.
+    pub(super) unsent: u64,
+    /// How late requests were sent.
+    pub(super) late_p50_ms: f64,
+    pub(super) late_p99_ms: f64,
+    /// Whether requests did not come when they were due.
+    pub(super) fell_behind: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_told_apart() {
+        assert_eq!(
+            unserved(Some("gRPC status 8: the queue is full")),
+            Unserved::Refused("RESOURCE_EXHAUSTED")
+        );
+        assert_eq!(unserved(Some("gRPC status 14: stopping")), Unserved::Refused("UNAVAILABLE"));
+        assert_eq!(unserved(Some(NO_ROOM)), Unserved::Unsent);
+        for other in ["gRPC status 4: too late", "connection: reset", "gRPC status"] {
+            assert_eq!(unserved(Some(other)), Unserved::Failed, "{other}");
+        }
+        assert_eq!(unserved(None), Unserved::Failed);
+    }
+
+    #[test]
+    fn every_request_is_counted_once() {
+        let ms = Duration::from_millis;
+        let outcomes = Outcomes::new(ms(100));
+        let record = |due, verdict, reason: Option<&str>| {
+            outcomes.record(Sample { due: ms(due), latency: ms(5), verdict, version: 1 }, reason);
+        };
+        record(50, Verdict::Right, None);
+        record(150, Verdict::Right, None);
+        record(150, Verdict::Wrong, None);
+        record(50, Verdict::Failed, Some("gRPC status 8: full"));
+        record(150, Verdict::Failed, Some("gRPC status 8: full"));
+        record(150, Verdict::Failed, Some(NO_ROOM));
+        record(150, Verdict::Failed, Some("gRPC status 13: broken"));
+        outcomes.sending(ms(1));
+        let phase = outcomes.phase(100.0, Duration::from_secs(2));
+        assert_eq!((phase.served, phase.refused, phase.failed, phase.wrong), (1, 1, 1, 1));
+        assert_eq!((phase.generator.sent, phase.generator.unsent, phase.generator.fell_behind), (1, 1, true));
+        assert_eq!(phase.refusals["RESOURCE_EXHAUSTED"], 1);
+        assert_eq!(phase.failures, ["1 x gRPC status 13: broken"]);
+        assert_eq!(phase.served_rps, 0.5);
+    }
+}

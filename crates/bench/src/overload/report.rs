@@ -1,0 +1,214 @@
+//! What `bench overload` says: JSON, a table, and whether what was wanted is met.
+
+use base::{Error, Result};
+use serde::Serialize;
+
+use super::OverloadArgs;
+use super::phase::Phase;
+use crate::machine::{Machine, Noise};
+use crate::report::{Table, ms};
+use crate::stats::ratio;
+
+/// p99 of the served, overload over capacity, at most.
+const RATIO_P99_MAX: f64 = 2.0;
+/// Memory at the end, over that when the load had settled, at most.
+const MEMORY_RATIO_MAX: f64 = 1.1;
+
+/// The server's resident memory during the overload.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    pub(super) start_mb: f64,
+    pub(super) end_mb: f64,
+    pub(super) peak_mb: f64,
+}
+
+/// What `bench overload` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    capacity_rps: f64,
+    at_capacity: Phase,
+    overload: Phase,
+    ratio_p99: f64,
+    /// After the first ten seconds (the first sixth of a shorter run).
+    rss_start_mb: f64,
+    rss_end_mb: f64,
+    rss_peak_mb: f64,
+    wrong: u64,
+    wanted: Vec<Wanted>,
+    factor: f64,
+    time_s: f64,
+    rows: usize,
+    max_batch: usize,
+    queue: usize,
+    clients: usize,
+    machine: Machine,
+    noise: Noise,
+}
+
+/// Something wanted, and what came of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Wanted {
+    what: String,
+    value: f64,
+    met: bool,
+}
+
+impl Report {
+    pub(super) fn new(
+        args: &OverloadArgs,
+        capacity: f64,
+        at_capacity: Phase,
+        overload: Phase,
+        memory: Memory,
+        machine: Machine,
+        noise: Noise,
+    ) -> Report {
+        Report {
+            capacity_rps: capacity,
+            ratio_p99: ratio(overload.p99_ms, at_capacity.p99_ms),
+            rss_start_mb: memory.start_mb,
+            rss_end_mb: memory.end_mb,
+            rss_peak_mb: memory.peak_mb,
+            wrong: at_capacity.wrong + overload.wrong,
+            wanted: wanted(&at_capacity, &overload, memory),
+            at_capacity,
+            overload,
+            factor: args.factor,
+            time_s: args.time.as_secs_f64(),
+            rows: args.rows,
+            max_batch: args.max_batch,
+            queue: args.queue,
+            clients: args.clients,
+            machine,
+            noise,
+        }
+    }
+
+    /// Prints everything for people.
+    pub(super) fn print(&self) {
+        println!(
+            "overload over gRPC: requests of {} items, batches of at most {}, at most {} waiting; {:.0} s at {} x capacity",
+            self.rows, self.max_batch, self.queue, self.time_s, self.factor
+        );
+        println!("capacity ({} clients that wait): {:.0} requests/s", self.clients, self.capacity_rps);
+        let columns = [
+            "load",
+            "due/s",
+            "served/s",
+            "p50 ms",
+            "p99 ms",
+            "served",
+            "refused",
+            "p99 ms",
+            "failed",
+            "late p99 ms",
+        ];
+        let mut table = Table::new(&columns);
+        for (name, phase) in [("at capacity", &self.at_capacity), ("overload", &self.overload)] {
+            table.row(vec![
+                name.into(),
+                format!("{:.0}", phase.rate_rps),
+                format!("{:.0}", phase.served_rps),
+                ms(phase.p50_ms),
+                ms(phase.p99_ms),
+                phase.served.to_string(),
+                phase.refused.to_string(),
+                ms(phase.refusal_p99_ms),
+                phase.failed.to_string(),
+                ms(phase.generator.late_p99_ms),
+            ]);
+        }
+        print!("{table}");
+        for (status, count) in &self.overload.refusals {
+            println!("refused with {status}: {count}");
+        }
+        for phase in [&self.at_capacity, &self.overload] {
+            phase.failures.iter().for_each(|line| println!("failed: {line}"));
+            if phase.generator.fell_behind {
+                println!(
+                    "the client fell behind at {:.0}/s: {} requests not sent, p99 late by {} ms: the load was less than asked for",
+                    phase.rate_rps,
+                    phase.generator.unsent,
+                    ms(phase.generator.late_p99_ms)
+                );
+            }
+        }
+        println!(
+            "resident memory: {:.0} MiB settled, {:.0} at the end, {:.0} at most",
+            self.rss_start_mb, self.rss_end_mb, self.rss_peak_mb
+        );
+        for wanted in &self.wanted {
+            let mark = if wanted.met { "met" } else { "NOT met" };
+            println!("{} ({:.2}: {mark})", wanted.what, wanted.value);
+        }
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+
+    /// Whether every request was served rightly or refused.
+    pub(super) fn verdict(&self) -> Result<()> {
+        match self.at_capacity.failed + self.overload.failed + self.wrong {
+            0 => Ok(()),
+            _ => Err(Error::internal(format!(
+                "{} requests were neither served nor refused, {} answers were wrong",
+                self.at_capacity.failed + self.overload.failed,
+                self.wrong
+            ))),
+        }
+    }
+}
+
+fn wanted(at_capacity: &Phase, overload: &Phase, memory: Memory) -> Vec<Wanted> {
+    let wanted = |what: String, value: f64, met: bool| Wanted { what, value, met };
+    let tail = ratio(overload.p99_ms, at_capacity.p99_ms);
+    let waited = ratio(overload.refusal_p99_ms, overload.p50_ms);
+    let growth = ratio(memory.end_mb, memory.start_mb);
+    let failed = at_capacity.failed + overload.failed;
+    let wrong = at_capacity.wrong + overload.wrong;
+    vec![
+        wanted(
+            format!("p99 of the served, overload / capacity: at most {RATIO_P99_MAX}"),
+            tail,
+            overload.served > 0 && tail <= RATIO_P99_MAX,
+        ),
+        wanted(
+            "neither served nor refused with RESOURCE_EXHAUSTED or UNAVAILABLE: none".into(),
+            failed as f64,
+            failed == 0,
+        ),
+        wanted(
+            "p99 of refusals / p50 of the served: below 1".into(),
+            waited,
+            overload.refused > 0 && waited < 1.0,
+        ),
+        wanted(
+            format!("memory, end / settled: at most {MEMORY_RATIO_MAX}"),
+            growth,
+            growth > 0.0 && growth <= MEMORY_RATIO_MAX,
+        ),
+        wanted("wrong answers: none".into(), wrong as f64, wrong == 0),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wanted_needs_somebody_served_and_somebody_refused() {
+        let memory = Memory { start_mb: 100.0, end_mb: 105.0, peak_mb: 120.0 };
+        let at_capacity = Phase { p99_ms: 50.0, served: 10, ..Phase::default() };
+        let overload = Phase {
+            p50_ms: 40.0,
+            p99_ms: 90.0,
+            served: 10,
+            refused: 20,
+            refusal_p99_ms: 4.0,
+            ..Phase::default()
+        };
+        let all = wanted(&at_capacity, &overload, memory);
+        assert!(all.iter().all(|wanted| wanted.met), "{all:?}");
+        let dead = wanted(&at_capacity, &Phase { failed: 3, ..Phase::default() }, Memory::default());
+        let met: Vec<bool> = dead.iter().map(|wanted| wanted.met).collect();
+        assert_eq!(met, [false, false, false, false, true]);
+    }
+}

@@ -1,0 +1,358 @@
+//! Everything that was measured, in a file as it comes: what makes a search resumable.
+//!
+//! The search is a function of what it measures and of nothing else. So a resumed search simply runs again from its
+//! start and is given from the journal what it had measured before it was interrupted; from there on it measures.
+//! It takes the same decisions, spends the same budget and ends where it would have ended.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::space::Point;
+
+/// Form of the file; another one is not read.
+const FORMAT: u32 = 1;
+/// A larger file is none of ours.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// What is to be measured. It also names the result: no search asks the same twice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Ask {
+    /// Part of the search.
+    pub(super) stage: String,
+    /// How often all points of this part were measured before.
+    pub(super) pass: usize,
+    pub(super) point: Point,
+    /// Clients that each wait for their answer.
+    pub(super) clients: usize,
+    /// How long, after warming up.
+    pub(super) millis: u64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Slice {
+    /// Answers a second.
+    pub(super) qps: f64,
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+    /// Answers that the percentiles are of.
+    pub(super) n: u64,
+    /// Requests without an answer.
+    pub(super) failed: u64,
+    /// Time that it took in all, starting servers included: what is charged to the budget.
+    pub(super) seconds: f64,
+    /// Why the server would not serve the point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) refused: Option<String>,
+}
+
+impl Slice {
+    /// To a thousandth of each unit. Such figures come back from the file as exactly what they were, which all the
+    /// digits of a double would not.
+    fn rounded(self) -> Slice {
+        let round = |value: f64| (value * 1e3).round() / 1e3;
+        Slice {
+            qps: round(self.qps),
+            p50_ms: round(self.p50_ms),
+            p99_ms: round(self.p99_ms),
+            seconds: round(self.seconds),
+            ..self
+        }
+    }
+}
+
+/// Who measures.
+pub(super) trait Measurer {
+    /// How many points can be held ready at the same time; at least 2.
+    fn room(&self) -> usize;
+
+    /// Makes `points` ready to be measured in any order. Called before [`Measurer::measure`]; others may be dropped.
+    fn prepare(&mut self, points: &[Point]) -> Result<()>;
+
+    /// One slice. A point that cannot be served is a result ([`Slice::refused`]), not an error.
+    fn measure(&mut self, ask: &Ask) -> Result<Slice>;
+}
+
+/// The first line: what the search is about.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    millpond_tune: u32,
+    /// What must be equal for figures to be comparable.
+    search: serde_json::Value,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    ask: Ask,
+    slice: Slice,
+}
+
+/// A measurer that remembers.
+pub(super) struct Journal<'m> {
+    measurer: &'m mut dyn Measurer,
+    /// Measured by an earlier run and not asked for yet.
+    known: HashMap<Ask, Slice>,
+    file: Option<(PathBuf, File)>,
+    /// Points to be ready, and whether they are.
+    wanted: Vec<Point>,
+    ready: bool,
+    spent: f64,
+}
+
+impl<'m> Journal<'m> {
+    /// A journal that is kept in memory only.
+    #[cfg(test)]
+    pub(super) fn in_memory(measurer: &'m mut dyn Measurer) -> Journal<'m> {
+        Journal::with(measurer, HashMap::new(), None)
+    }
+
+    fn with(
+        measurer: &'m mut dyn Measurer,
+        known: HashMap<Ask, Slice>,
+        file: Option<(PathBuf, File)>,
+    ) -> Journal<'m> {
+        Journal { measurer, known, file, wanted: Vec::new(), ready: false, spent: 0.0 }
+    }
+
+    /// The journal at `path` of the search that `search` describes: continued where it is there and fits, else a
+    /// new one. What cannot be used is kept beside it under a name with `.old`. `tell` is told which.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub(super) fn open(
+        measurer: &'m mut dyn Measurer,
+        path: &Path,
+        search: serde_json::Value,
+        fresh: bool,
+        tell: &dyn Fn(&str),
+    ) -> Result<Journal<'m>> {
+        let header = Header { millpond_tune: FORMAT, search };
+        let known = if fresh { None } else { read(path, &header, tell)? };
+        let header = serde_json::to_string(&header).map_err(|e| Error::internal(format!("state: {e}")))?;
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
+        }
+        // Written anew even where it is continued: a line that was cut short by the interruption goes.
+        let mut text = header + "\n";
+        for (ask, slice) in known.iter().flatten() {
+            text += &line(ask, slice)?;
+        }
+        let part = path.with_extension("part");
+        std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
+        std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))?;
+        let file = std::fs::OpenOptions::new().append(true).open(path).map_err(|e| Error::io(path, &e))?;
+        let known = known.unwrap_or_default();
+        if !known.is_empty() {
+            tell(&format!("resuming: {} measurements from {}", known.len(), path.display()));
+        }
+        Ok(Journal::with(measurer, known, Some((path.to_owned(), file))))
+    }
+
+    /// Seconds that were spent on what was asked for so far, by this run or an earlier one.
+    pub(super) fn spent(&self) -> f64 {
+        self.spent
+    }
+
+    /// How many points can be ready at the same time.
+    pub(super) fn room(&self) -> usize {
+        self.measurer.room()
+    }
+
+    /// From here on these points are asked about. Nothing starts before one of them is really measured.
+    pub(super) fn want(&mut self, points: &[Point]) {
+        self.wanted = points.to_vec();
+        self.ready = false;
+    }
+
+    /// The result of `ask`: remembered, or measured now.
+    ///
+    /// # Errors
+    /// Those of the measurer, and when the file cannot be written.
+    pub(super) fn ask(&mut self, ask: Ask) -> Result<Slice> {
+        let slice = match self.known.remove(&ask) {
+            Some(slice) => slice,
+            None => {
+                if !self.ready {
+                    self.measurer.prepare(&self.wanted)?;
+                    self.ready = true;
+                }
+                let slice = self.measurer.measure(&ask)?.rounded();
+                if let Some((path, file)) = &mut self.file {
+                    file.write_all(line(&ask, &slice)?.as_bytes()).map_err(|e| Error::io(&*path, &e))?;
+                }
+                slice
+            }
+        };
+        self.spent += slice.seconds;
+        Ok(slice)
+    }
+
+    /// The search is over: there is nothing to resume.
+    pub(super) fn finish(self) {
+        if let Some((path, _)) = self.file {
+            // What stays only costs a note at the next start.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The length of a slice as asks carry it.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn line(ask: &Ask, slice: &Slice) -> Result<String> {
+    let line = Line { ask: ask.clone(), slice: slice.clone() };
+    Ok(serde_json::to_string(&line).map_err(|e| Error::internal(format!("state: {e}")))? + "\n")
+}
+
+/// What the file at `path` holds of this search; `None` where there is none to continue.
+fn read(path: &Path, header: &Header, tell: &dyn Fn(&str)) -> Result<Option<HashMap<Ask, Slice>>> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io(path, &error)),
+        Ok(meta) if meta.len() > FILE_BYTES_MAX => return aside(path, "it is too large", tell),
+        Ok(_) => {}
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+    match parse(&bytes, header) {
+        Ok(known) => Ok(Some(known)),
+        Err(why) => aside(path, &why, tell),
+    }
+}
+
+fn parse(bytes: &[u8], header: &Header) -> Result<HashMap<Ask, Slice>, String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
+    // Whoever ends the process may cut the last line short; that measurement is made again.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let mut lines = whole.lines();
+    let first: Header = lines
+        .next()
+        .and_then(|first| serde_json::from_str(first).ok())
+        .filter(|first: &Header| first.millpond_tune == FORMAT)
+        .ok_or_else(|| "it does not begin as a state of this version's `millpond tune` does".to_owned())?;
+    if first.search != header.search {
+        return Err("it is of another search (model, version, machine, target, time or requests)".into());
+    }
+    lines
+        .enumerate()
+        .map(|(index, line)| {
+            let Line { ask, slice } =
+                serde_json::from_str(line).map_err(|error| format!("line {}: {error}", index + 2))?;
+            Ok((ask, slice))
+        })
+        .collect()
+}
+
+/// Keeps a file that cannot be used under another name.
+fn aside(path: &Path, why: &str, tell: &dyn Fn(&str)) -> Result<Option<HashMap<Ask, Slice>>> {
+    let mut old = path.as_os_str().to_owned();
+    old.push(".old");
+    std::fs::rename(path, &old).map_err(|e| Error::io(path, &e))?;
+    tell(&format!(
+        "the state in {} cannot be used: {why}; it is kept as {} and the search starts anew",
+        path.display(),
+        Path::new(&old).display()
+    ));
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter {
+        prepared: usize,
+        measured: usize,
+    }
+
+    impl Measurer for Counter {
+        fn room(&self) -> usize {
+            9
+        }
+        fn prepare(&mut self, _: &[Point]) -> Result<()> {
+            self.prepared += 1;
+            Ok(())
+        }
+        fn measure(&mut self, ask: &Ask) -> Result<Slice> {
+            self.measured += 1;
+            Ok(Slice { qps: ask.clients as f64 / 3.0, seconds: 0.5, n: 7, ..Slice::default() })
+        }
+    }
+
+    fn ask(clients: usize) -> Ask {
+        Ask { stage: "s".into(), pass: 0, point: Point::sync(1, 1), clients, millis: 5 }
+    }
+
+    /// Opens the journal at `path`, asks for `clients`, and gives what was told, prepared, measured and spent.
+    fn session(path: &Path, search: &str, clients: &[usize]) -> (Vec<String>, usize, usize, f64) {
+        let told = RefCell::new(Vec::new());
+        let tell = |text: &str| told.borrow_mut().push(text.to_owned());
+        let mut counter = Counter::default();
+        let mut journal = Journal::open(&mut counter, path, json!(search), false, &tell).unwrap();
+        journal.want(&[Point::sync(1, 1)]);
+        clients.iter().for_each(|&clients| {
+            assert_eq!(journal.ask(ask(clients)).unwrap().qps, (clients as f64 * 1e3 / 3.0).round() / 1e3);
+        });
+        let spent = journal.spent();
+        drop(journal);
+        (told.into_inner(), counter.prepared, counter.measured, spent)
+    }
+
+    #[test]
+    fn what_was_measured_is_not_measured_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/state");
+        assert_eq!(session(&path, "a", &[1, 2]), (vec![], 1, 2, 1.0));
+        let (told, prepared, measured, spent) = session(&path, "a", &[1, 2]);
+        assert!(told[0].starts_with("resuming: 2 measurements"), "{told:?}");
+        assert_eq!((prepared, measured, spent), (0, 0, 1.0), "nothing starts for what is known");
+        // The last line was cut short: that one is measured again.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() - 9]).unwrap();
+        let (_, prepared, measured, _) = session(&path, "a", &[1, 2]);
+        assert_eq!((prepared, measured), (1, 1));
+        assert_eq!(session(&path, "a", &[1, 2, 3]).2, 1);
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_used_is_kept_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        for (content, why) in [
+            (b"\xff\xfe\n".to_vec(), "no text"),
+            (b"{}\n".to_vec(), "does not begin"),
+            (b"{\"millpond_tune\":1,\"search\":\"b\"}\n".to_vec(), "another search"),
+            (b"{\"millpond_tune\":1,\"search\":\"a\"}\n{\"ask\":1}\n".to_vec(), "line 2"),
+        ] {
+            std::fs::write(&path, &content).unwrap();
+            let (told, _, measured, _) = session(&path, "a", &[1]);
+            assert!(told[0].contains(why), "{told:?}");
+            assert_eq!(measured, 1);
+            assert_eq!(std::fs::read(dir.path().join("state.old")).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn a_finished_search_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let mut counter = Counter::default();
+        let mut journal = Journal::open(&mut counter, &path, json!(1), true, &|_| {}).unwrap();
+        journal.want(&[Point::sync(1, 1)]);
+        journal.ask(ask(1)).unwrap();
+        journal.finish();
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,321 @@
+//! Measuring points: a server of our own that serves the model under one name a point.
+//!
+//! All points share the server, in which each is a model directory with the point's settings and a link to the one
+//! version: their parameters are shared by content, so that a further point costs a session and no more, and points
+//! can be measured in any order without a start in between. The server is as it is by default, with a worker a
+//! core; what a point says about threads is in its settings, exactly as it will be in the model's.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::{Error, NamedTensor, Result, TensorSpec};
+use bytes::Bytes;
+
+use super::journal::{Ask, Measurer, Slice};
+use super::space::Point;
+use super::subject::Subject;
+use super::write;
+use crate::BenchEnv;
+use crate::connection::Answer;
+use crate::drive::{Judge, Pace, Plan, Sample, Sink, Verdict, drive};
+use crate::machine::memory_available_bytes;
+use crate::models::cache;
+use crate::process::{ServerPlan, ServerProcess, interrupted};
+use crate::stats::Latencies;
+use crate::wire::{Api, Door};
+
+/// From the plan to its start: connections are made in this time, and a little longer for each client.
+const LEAD_IN: Duration = Duration::from_millis(15);
+const LEAD_IN_PER_CLIENT: Duration = Duration::from_micros(300);
+/// Requests of this time are not counted.
+const WARM_UP: Duration = Duration::from_millis(25);
+/// How long the last answers are waited for.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Clients and time with which a point is exercised when it is new.
+const FIRST_CLIENTS: usize = 8;
+const FIRST_TIME: Duration = Duration::from_millis(30);
+/// Points that are held ready at most: the directories of a server, and its sessions.
+const ROOM_MAX: usize = 256;
+/// Points that are held ready at least, however little memory there is: it takes two to compare.
+const ROOM_MIN: usize = 8;
+/// What a session takes beside the parameters that are shared: those that the engine rearranges for itself, at
+/// worst all of them, and its own structures.
+const SESSION_BYTES: u64 = 16 << 20;
+/// Waiting requests of a server: more than there are clients.
+const QUEUE: usize = 1024;
+
+/// A server for points, started when needed.
+pub(super) struct Servers<'a> {
+    env: &'a BenchEnv,
+    subject: &'a Subject,
+    cores: usize,
+    requests: Vec<Vec<NamedTensor>>,
+    running: Option<ServerProcess>,
+    /// Points that are served, by the names they have there, or why one is not.
+    served: HashMap<Point, std::result::Result<String, String>>,
+    /// End of what was charged to the budget so far.
+    charged: Instant,
+}
+
+impl<'a> Servers<'a> {
+    /// None yet; `requests` are set before anything is measured.
+    pub(super) fn new(env: &'a BenchEnv, subject: &'a Subject, cores: usize) -> Servers<'a> {
+        Servers {
+            env,
+            subject,
+            cores,
+            requests: Vec::new(),
+            running: None,
+            served: HashMap::new(),
+            charged: Instant::now(),
+        }
+    }
+
+    /// What the model takes, as a server says that serves `point`.
+    ///
+    /// # Errors
+    /// `Unavailable` when the model cannot be served at all, with the server's reason.
+    pub(super) fn inputs(&mut self, point: Point) -> Result<Vec<TensorSpec>> {
+        self.prepare(&[point])?;
+        let served = self.served.get(&point);
+        let name = match served.ok_or_else(|| Error::internal("a point was not made ready"))? {
+            Ok(name) => name.clone(),
+            Err(why) => return Err(Error::unavailable(format!("the model cannot be served: {why}"))),
+        };
+        self.door(name)?.inputs()
+    }
+
+    /// What is sent from here on, in turn.
+    pub(super) fn send(&mut self, requests: Vec<Vec<NamedTensor>>) {
+        self.requests = requests;
+    }
+
+    /// Ends the server.
+    ///
+    /// # Errors
+    /// When it does not end well.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        self.served.clear();
+        self.running.take().map_or(Ok(()), ServerProcess::stop)
+    }
+
+    fn door(&self, model: String) -> Result<Door> {
+        let server = self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))?;
+        Ok(Door { endpoint: server.grpc(), api: Api::Oip, model })
+    }
+
+    fn start(&mut self, points: &[Point]) -> Result<()> {
+        let root = run_dir(self.env);
+        cache::fresh(&root)?;
+        for (index, point) in points.iter().enumerate() {
+            self.subject.link(&root.join(name(index)), &write::with_point(&self.subject.settings, point)?)?;
+        }
+        let plan = ServerPlan {
+            name: format!("tune-{}", self.subject.name),
+            args: self.arguments(&root),
+            detached: true,
+            malloc_conf: None,
+            ports: None,
+        };
+        let server = ServerProcess::start(self.env, &plan)?;
+        for (index, point) in points.iter().enumerate() {
+            let ready = server.page(&format!("/v2/models/{}/ready", name(index)));
+            let served = match ready {
+                Ok(_) => Ok(name(index)),
+                Err(_) => Err(self.reason(&server, &name(index))),
+            };
+            self.served.insert(*point, served);
+        }
+        self.running = Some(server);
+        // Everything is loaded, and the server looks again only in an hour.
+        cache::remove(&root)
+    }
+
+    fn arguments(&self, root: &Path) -> Vec<String> {
+        let mut args = vec![root.display().to_string()];
+        let workers = self.cores.to_string();
+        let queue = QUEUE.to_string();
+        for (flag, value) in [
+            ("--threads", workers.as_str()),
+            ("--queue", &queue),
+            ("--load-rate", "unlimited"),
+            ("--fault-rate", "unlimited"),
+            ("--load-retries", "0"),
+            // The directories do not change; looking at them would only disturb.
+            ("--poll", "1h"),
+            ("--log", "warn"),
+        ] {
+            args.extend([flag.to_owned(), value.to_owned()]);
+        }
+        args
+    }
+
+    /// Why the server does not serve a model, in its own words.
+    fn reason(&self, server: &ServerProcess, model: &str) -> String {
+        let log = std::fs::read_to_string(server.log()).unwrap_or_default();
+        let line = log.lines().rev().find(|line| line.contains(&format!("model={model} ")));
+        let line = line.or_else(|| log.lines().rev().find(|line| line.contains("ERROR")));
+        line.unwrap_or("it says nothing about it").trim().to_owned()
+    }
+
+    fn run(&self, name: &str, clients: usize, time: Duration) -> Result<Slice> {
+        let door = self.door(name.to_owned())?;
+        let encoded = door.encode(&self.requests)?;
+        let window = Arc::new(Window::new(WARM_UP, WARM_UP + time));
+        let mut plan = Plan::new(
+            door.endpoint.clone(),
+            encoded.template,
+            Arc::<[Bytes]>::from(encoded.bodies),
+            Pace::Closed { clients },
+            WARM_UP + time,
+        );
+        plan.start =
+            Instant::now() + LEAD_IN + LEAD_IN_PER_CLIENT * u32::try_from(clients).unwrap_or(u32::MAX);
+        plan.drain = DRAIN;
+        let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
+        let sink: Arc<dyn Sink> = window.clone();
+        drive(&plan, &judge, &sink)?;
+        Ok(window.slice())
+    }
+}
+
+impl Measurer for Servers<'_> {
+    fn room(&self) -> usize {
+        let each = SESSION_BYTES + self.subject.parameter_bytes;
+        let fit = memory_available_bytes() / 2 / each;
+        usize::try_from(fit).unwrap_or(ROOM_MAX).clamp(ROOM_MIN, ROOM_MAX)
+    }
+
+    fn prepare(&mut self, points: &[Point]) -> Result<()> {
+        if points.iter().all(|point| self.served.contains_key(point)) {
+            return Ok(());
+        }
+        self.stop()?;
+        let points: BTreeSet<Point> = points.iter().copied().collect();
+        self.start(&points.into_iter().collect::<Vec<_>>())?;
+        if self.requests.is_empty() {
+            return Ok(());
+        }
+        // The first runs of a session are slow: they set up its memory.
+        for name in self.served.values().flatten() {
+            stop_if_told()?;
+            self.run(name, FIRST_CLIENTS, FIRST_TIME)?;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, ask: &Ask) -> Result<Slice> {
+        stop_if_told()?;
+        let mut slice = match self.served.get(&ask.point) {
+            None => return Err(Error::internal("a point was not made ready")),
+            Some(Err(why)) => Slice { failed: 1, refused: Some(why.clone()), ..Slice::default() },
+            Some(Ok(name)) => self.run(name, ask.clients, Duration::from_millis(ask.millis))?,
+        };
+        let now = Instant::now();
+        slice.seconds = (now - self.charged).as_secs_f64();
+        self.charged = now;
+        Ok(slice)
+    }
+}
+
+impl Drop for Servers<'_> {
+    fn drop(&mut self) {
+        // Left where a start failed.
+        let _ = cache::remove(&run_dir(self.env));
+    }
+}
+
+fn run_dir(env: &BenchEnv) -> PathBuf {
+    env.cache_dir.join("run").join(format!("tune-{}", std::process::id()))
+}
+
+fn name(index: usize) -> String {
+    format!("point-{index}")
+}
+
+/// Ends the search between two slices.
+fn stop_if_told() -> Result<()> {
+    if interrupted() { Err(Error::cancelled("interrupted")) } else { Ok(()) }
+}
+
+/// What an answer says is not known here; that it is one is enough.
+struct StatusOnly;
+
+impl Judge for StatusOnly {
+    fn judge(&self, _shot: usize, _answer: &Answer) -> (Verdict, u64) {
+        (Verdict::Right, 0)
+    }
+}
+
+/// Counts answers that came within a window, and the latency of requests that were due within it, however late
+/// they were answered: counted by their answers, the slowest would be missing.
+struct Window {
+    from: Duration,
+    to: Duration,
+    inner: Mutex<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    answers: u64,
+    failed: u64,
+    latencies: Latencies,
+}
+
+impl Window {
+    fn new(from: Duration, to: Duration) -> Window {
+        Window { from, to, inner: Mutex::default() }
+    }
+
+    fn slice(&self) -> Slice {
+        let inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let summary = inside.latencies.summary();
+        Slice {
+            qps: inside.answers as f64 / (self.to - self.from).as_secs_f64().max(1e-9),
+            p50_ms: summary.p50_ms,
+            p99_ms: summary.p99_ms,
+            n: summary.n,
+            failed: inside.failed,
+            ..Slice::default()
+        }
+    }
+}
+
+impl Sink for Window {
+    fn record(&self, sample: Sample, _reason: Option<&str>) {
+        let mut inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if sample.verdict == Verdict::Failed {
+            inside.failed += 1;
+            return;
+        }
+        let within = |at: Duration| (self.from..self.to).contains(&at);
+        inside.answers += u64::from(within(sample.due + sample.latency));
+        if within(sample.due) {
+            inside.latencies.record(sample.latency);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_count_when_they_come_and_latency_when_it_was_due() {
+        let ms = Duration::from_millis;
+        let window = Window::new(ms(100), ms(200));
+        let record = |due, latency, verdict| {
+            window.record(Sample { due: ms(due), latency: ms(latency), verdict, version: 0 }, None);
+        };
+        record(50, 60, Verdict::Right);
+        record(150, 20, Verdict::Right);
+        record(190, 900, Verdict::Right);
+        record(10, 20, Verdict::Right);
+        record(150, 1, Verdict::Failed);
+        let slice = window.slice();
+        assert_eq!((slice.qps, slice.n, slice.failed), (20.0, 2, 1));
+        assert!((slice.p99_ms - 900.0).abs() < 1.0);
+    }
+}

@@ -1,0 +1,370 @@
+//! Successive halving over the grid.
+//!
+//! All candidates are measured briefly, the better half is kept and measured for twice as long, and so on until
+//! few are left: each rung costs the same, most of the budget goes to those that may win, and a grid of n points
+//! costs log2(n) rungs and not n long measurements. Where the throughput of a point only becomes known better with
+//! time, this finds the best one with high probability: Jamieson and Talwalkar, "Non-stochastic Best Arm
+//! Identification and Hyperparameter Optimization", AISTATS 2016 (the method itself is Karnin, Koren and Somekh's,
+//! ICML 2013).
+//!
+//! Three things differ from the book. A machine's speed drifts, so no candidate is measured in one piece: every rung
+//! goes through all of its candidates several times and medians of levelled throughput are compared (see
+//! [`super::score::level`]). A point has a throughput for each number of clients, so a rung looks around the number
+//! that was best on the rung before. And points beside each other on the grid are alike: where the first rung had no
+//! time for the whole grid, the neighbours of its best join the next ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use base::{Error, Result};
+use serde::Serialize;
+
+use super::probe::{LADDER, Prober, Readings, around, shuffle};
+use super::score::Scored;
+use super::space::{Point, neighbours};
+
+/// Candidates of the last comparison.
+const FINALISTS: usize = 3;
+/// Share of the budget that the last comparison gets, and the slack for what cannot be foreseen.
+const FINAL_SHARE: f64 = 0.25;
+const SLACK_SHARE: f64 = 0.03;
+/// Shortest and longest slice.
+const SLICE_MIN: Duration = Duration::from_millis(100);
+const SLICE_MAX: Duration = Duration::from_secs(1);
+/// A slice lasts at least as long as this many answers to a single client take.
+const SLICE_ANSWERS: f64 = 8.0;
+/// What a slice costs beside its own time: connecting, warming up, waiting for the last answers.
+const OVERHEAD_S: f64 = 0.08;
+/// Slices that a candidate takes on the first rung: on average, and at most.
+const STEPS_MEAN: f64 = 2.5;
+const STEPS_MAX: usize = 4;
+/// Clients at most that the defaults are measured with at first, and the budget from which that is done twice.
+const SCOUT_CLIENTS: usize = 64;
+const SCOUT_TWICE_S: f64 = 60.0;
+/// Passes of a rung and of the last comparison at most.
+const PASSES_MAX: usize = 9;
+/// On the first rung a percentile over the target by this share is forgiven, on each further one half of it: a
+/// short slice holds few requests, and what is dropped does not come back.
+const LENIENCE: f64 = 0.25;
+/// After this many rungs nobody joins any more; so many of the best bring their neighbours; so many join at most.
+const JOIN_RUNGS: usize = 2;
+const JOIN_BEST: usize = 3;
+const JOIN_MAX: usize = 12;
+/// Length of a slice of the full grid, and passes of its last comparison.
+const GRID_SLICE: Duration = Duration::from_millis(300);
+const GRID_PASSES: usize = 5;
+
+/// What a rung found.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Rung {
+    /// "rung 1", "final", ...
+    pub(super) name: String,
+    /// Length of a slice in milliseconds.
+    pub(super) slice_ms: u64,
+    /// Best first.
+    pub(super) points: Vec<Scored>,
+}
+
+/// What the search found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// The best.
+    pub(super) best: Scored,
+    /// The sync default, measured beside the finalists.
+    pub(super) baseline: Option<Scored>,
+    /// The last comparison, best first.
+    pub(super) finalists: Vec<Scored>,
+    /// All rungs, the last comparison included.
+    pub(super) rungs: Vec<Rung>,
+    /// What the search cost in seconds.
+    pub(super) seconds: f64,
+    /// Candidates that were tried, of the grid's points.
+    pub(super) tried: usize,
+}
+
+/// What the full grid came to.
+#[derive(Clone, Debug)]
+pub(super) struct GridFound {
+    /// Every point once.
+    pub(super) sweep: Rung,
+    /// The best of them and what the search had found, measured side by side.
+    pub(super) duel: Rung,
+    /// The search's choice in that comparison.
+    pub(super) found: Scored,
+}
+
+/// A search over `grid`, whose first point is the one that all is compared with.
+pub(super) struct Search<'p, 'j, 'm> {
+    pub(super) prober: &'p mut Prober<'j, 'm>,
+    pub(super) grid: &'p [Point],
+    /// Told at the end of each rung.
+    pub(super) tell: &'p dyn Fn(&str),
+}
+
+impl Search<'_, '_, '_> {
+    /// Finds the best point of the grid within the prober's budget.
+    ///
+    /// # Errors
+    /// Those of measuring; `Unavailable` when not even the default can be served.
+    pub(super) fn run(&mut self) -> Result<Found> {
+        let budget = self.prober.limit_s;
+        let (mut hints, slice) = self.scout()?;
+        let rungs_s = (budget * (1.0 - FINAL_SHARE - SLACK_SHARE) - self.prober.journal.spent()).max(0.0);
+        let candidates = self.candidates(rungs_s, slice);
+        let count = rungs_for(candidates.len()).max(1);
+        let mut rungs: Vec<Rung> = Vec::new();
+        let mut standing: Vec<Scored> = Vec::new();
+        let mut tried: BTreeSet<Point> = candidates.iter().copied().collect();
+        let mut fresh = BTreeSet::new();
+        let mut alive = candidates.clone();
+        for rung in 0..count {
+            let until = self.prober.journal.spent() + rungs_s / count as f64;
+            let lenient = 1.0 + LENIENCE / f64::from(1 << rung.min(16));
+            let name = format!("rung {}", rung + 1);
+            let (readings, time) = match rung {
+                0 => (self.first(&name, &alive, &hints, slice)?, slice),
+                _ => self.next(&name, &alive, (&hints, &fresh), until, slice)?,
+            };
+            let scored = self.scores(&readings, lenient);
+            // What the budget left unmeasured keeps its place behind what was measured.
+            let unmeasured =
+                standing.drain(..).filter(|old| scored.iter().all(|new| new.point != old.point)).collect();
+            standing = [scored.clone(), unmeasured].concat();
+            hints.extend(standing.iter().map(|scored| (scored.point, scored.best.clients)));
+            rungs.push(Rung { name, slice_ms: super::journal::millis(time), points: scored });
+            let keep = standing.len().div_ceil(2).max(FINALISTS).min(standing.len());
+            self.report_rung(&rungs, standing.len(), keep);
+            standing.truncate(keep);
+            alive = standing.iter().map(|scored| scored.point).collect();
+            fresh.clear();
+            if rung < JOIN_RUNGS {
+                let joined = self.joined(&standing, &tried);
+                tried.extend(joined.iter().map(|(point, _)| *point));
+                alive.extend(joined.iter().map(|(point, _)| *point));
+                fresh.extend(joined.iter().map(|(point, _)| *point));
+                hints.extend(joined);
+            }
+            if self.prober.over() || alive.len() <= FINALISTS {
+                break;
+            }
+        }
+        standing.truncate(FINALISTS);
+        let finalists = self.last(&standing, slice)?;
+        self.found(standing, finalists, rungs, tried.len())
+    }
+
+    /// Measures the defaults, to learn how many clients it takes and how long an answer does.
+    fn scout(&mut self) -> Result<(BTreeMap<Point, usize>, Duration)> {
+        let defaults: Vec<Point> = self.grid.iter().copied().take(2).collect();
+        self.prober.journal.want(&defaults);
+        // Where time is short, a glance has to do.
+        let passes = if self.prober.limit_s < SCOUT_TWICE_S { 1 } else { 2 };
+        let readings = self.prober.ladder("scout", &defaults, SCOUT_CLIENTS, passes, SLICE_MIN)?;
+        let first = readings.get(&defaults[0]).and_then(|all| all.first()).map(|reading| &reading.slice);
+        let first = first.cloned().unwrap_or_default();
+        if first.qps == 0.0 {
+            let why = first.refused.unwrap_or_else(|| "no request was answered".into());
+            return Err(Error::unavailable(format!("the model cannot be measured: {why}")));
+        }
+        let answers = Duration::from_secs_f64((first.p50_ms / 1e3 * SLICE_ANSWERS).clamp(0.0, 60.0));
+        let slice = answers.clamp(SLICE_MIN, SLICE_MAX);
+        let scores = self.scores(&readings, 1.0 + LENIENCE);
+        let hints = scores.iter().map(|scored| (scored.point, scored.best.clients)).collect();
+        Ok((hints, slice))
+    }
+
+    /// As much of the grid as the first rung can measure in its share of the time, and as can be held ready: the
+    /// defaults, and of the others a random choice.
+    fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<Point> {
+        let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
+        let fits = |&count: &usize| count as f64 * each <= rungs_s / rungs_for(count).max(1) as f64;
+        let room = (self.prober.journal.room() - 1).min(self.grid.len());
+        let count = (FINALISTS + 1..=room).rev().find(fits).unwrap_or(room.min(FINALISTS + 1));
+        let (defaults, others) = self.grid.split_at(self.grid.len().min(2));
+        let mut others = others.to_vec();
+        shuffle(&mut others, self.prober.seed);
+        let mut chosen = [defaults, &others].concat();
+        chosen.truncate(count.max(defaults.len()));
+        chosen
+    }
+
+    /// Points beside the best that nobody has tried, with the clients to begin with.
+    fn joined(&self, standing: &[Scored], tried: &BTreeSet<Point>) -> Vec<(Point, usize)> {
+        let mut joined: Vec<(Point, usize)> = Vec::new();
+        for best in standing.iter().take(JOIN_BEST) {
+            for point in neighbours(&best.point, self.grid) {
+                let known = tried.contains(&point) || joined.iter().any(|(own, _)| *own == point);
+                if !known && joined.len() < JOIN_MAX {
+                    joined.push((point, best.best.clients));
+                }
+            }
+        }
+        joined
+    }
+
+    /// The first rung. Where most of the grid is tried, all of it is made ready, so that who joins costs no start.
+    fn first(
+        &mut self,
+        name: &str,
+        alive: &[Point],
+        hints: &BTreeMap<Point, usize>,
+        slice: Duration,
+    ) -> Result<Readings> {
+        let reference = self.grid[0];
+        let hint = |merged: bool| {
+            let of = |point: &&Point| point.merged == merged;
+            self.grid.iter().take(2).find(of).and_then(|point| hints.get(point)).copied().unwrap_or(1)
+        };
+        let points: Vec<(Point, usize)> = alive.iter().map(|point| (*point, hint(point.merged))).collect();
+        let all = alive.len() * 2 >= self.grid.len() && self.grid.len() < self.prober.journal.room();
+        self.prober.journal.want(if all { self.grid } else { alive });
+        // Enough clients for the reference to keep the cores busy, however long its answers then take.
+        let busy = hint(false).max(2 * reference.threads);
+        self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
+    }
+
+    /// A further rung: fewer candidates in the same time, so each for longer. Gives the length of a slice too.
+    fn next(
+        &mut self,
+        name: &str,
+        alive: &[Point],
+        (hints, fresh): (&BTreeMap<Point, usize>, &BTreeSet<Point>),
+        until_s: f64,
+        slice: Duration,
+    ) -> Result<(Readings, Duration)> {
+        let clients = |point: &Point| {
+            let hint = hints.get(point).copied().unwrap_or(1);
+            // Who was never measured has the number of the neighbour it came with, and may want more.
+            let more = fresh.contains(point).then(|| 2 * hint).filter(|more| LADDER.contains(more));
+            around(hint).into_iter().chain(more).collect()
+        };
+        let points: Vec<(Point, Vec<usize>)> = alive.iter().map(|point| (*point, clients(point))).collect();
+        let time = slice_for(&points, until_s - self.prober.journal.spent(), slice);
+        self.prober.journal.want(alive);
+        Ok((self.prober.interleave(name, &points, PASSES_MAX, time, until_s)?, time))
+    }
+
+    /// The best few and the default, at all numbers of clients that matter for any of them.
+    fn last(&mut self, standing: &[Scored], slice: Duration) -> Result<Rung> {
+        let name = "final".to_owned();
+        let mut points: Vec<Point> = standing.iter().map(|scored| scored.point).collect();
+        if !points.contains(&self.grid[0]) {
+            points.push(self.grid[0]);
+        }
+        let bests = standing.iter().map(|scored| scored.best.clients);
+        let top = bests.clone().max().unwrap_or(1) * 2;
+        let mut clients: Vec<usize> =
+            LADDER.into_iter().filter(|&c| c <= top && c.is_power_of_two()).collect();
+        // The low end only draws the line; it is left out where time is short.
+        clients.extend(bests.flat_map(around));
+        clients.sort_unstable();
+        clients.dedup();
+        let sets: Vec<(Point, Vec<usize>)> = points.iter().map(|point| (*point, clients.clone())).collect();
+        self.prober.journal.want(&points);
+        let left = self.prober.limit_s - self.prober.journal.spent();
+        let time = slice_for(&sets, left, slice);
+        let until = self.prober.limit_s;
+        let readings = self.prober.interleave(&name, &sets, PASSES_MAX, time, until)?;
+        Ok(Rung { name, slice_ms: super::journal::millis(time), points: self.scores(&readings, 1.0) })
+    }
+
+    fn found(&self, standing: Vec<Scored>, last: Rung, mut rungs: Vec<Rung>, tried: usize) -> Result<Found> {
+        // Where no time was left for the last comparison, the last rung decides.
+        let compared = standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
+        let finalists = if compared { last.points.clone() } else { standing };
+        if !last.points.is_empty() {
+            rungs.push(last);
+        }
+        let best = finalists.first().cloned().ok_or_else(|| {
+            Error::deadline("the time was over before anything was measured; give more with --time")
+        })?;
+        let of_baseline = |rung: &Rung| rung.points.iter().find(|s| s.point == self.grid[0]).cloned();
+        let baseline = rungs.iter().rev().find_map(of_baseline);
+        Ok(Found { best, baseline, finalists, rungs, seconds: self.prober.journal.spent(), tried })
+    }
+
+    /// Measures every point of the grid, whatever it takes, then the best of them beside `found`.
+    ///
+    /// # Errors
+    /// Those of measuring.
+    pub(super) fn full_grid(&mut self, found: &Scored) -> Result<GridFound> {
+        self.prober.limit_s = f64::INFINITY;
+        let reference = (
+            self.grid[0],
+            found.best.clients.clamp(2 * self.grid[0].threads, 64.max(2 * self.grid[0].threads)),
+        );
+        let points: Vec<(Point, usize)> = self.grid.iter().map(|p| (*p, found.best.clients)).collect();
+        self.prober.journal.want(&[self.grid[0]]);
+        let readings = self.prober.sweep("grid", &points, reference, GRID_SLICE, LADDER.len())?;
+        let sweep = Rung {
+            name: "grid".into(),
+            slice_ms: super::journal::millis(GRID_SLICE),
+            points: self.scores(&readings, 1.0),
+        };
+        let mut rivals: Vec<&Scored> = sweep.points.iter().take(FINALISTS).collect();
+        if rivals.iter().all(|rival| rival.point != found.point) {
+            rivals.push(found);
+        }
+        let mut clients: Vec<usize> = rivals
+            .iter()
+            .map(|rival| rival.best.clients)
+            .chain([found.best.clients])
+            .flat_map(around)
+            .collect();
+        clients.sort_unstable();
+        clients.dedup();
+        let sets: Vec<(Point, Vec<usize>)> =
+            rivals.iter().map(|rival| (rival.point, clients.clone())).collect();
+        self.prober.journal.want(&rivals.iter().map(|rival| rival.point).collect::<Vec<_>>());
+        let readings = self.prober.interleave("duel", &sets, GRID_PASSES, GRID_SLICE * 2, f64::INFINITY)?;
+        let points = self.scores(&readings, 1.0);
+        let own = points.iter().find(|scored| scored.point == found.point).cloned();
+        let found = own.ok_or_else(|| Error::internal("the search's choice was not measured again"))?;
+        let slice_ms = super::journal::millis(GRID_SLICE * 2);
+        Ok(GridFound { sweep, duel: Rung { name: "duel".into(), slice_ms, points }, found })
+    }
+
+    /// All that was read, best first; `lenient` is what the target is multiplied with.
+    fn scores(&self, readings: &Readings, lenient: f64) -> Vec<Scored> {
+        let target = self.prober.target_ms * lenient;
+        let mut all: Vec<Scored> =
+            readings.iter().filter_map(|(point, read)| Scored::new(*point, read, target)).collect();
+        Scored::rank(&mut all);
+        all
+    }
+
+    fn report_rung(&self, rungs: &[Rung], of: usize, kept: usize) {
+        let (Some(rung), spent) = (rungs.last(), self.prober.journal.spent()) else { return };
+        let best = rung.points.first().map(|scored| {
+            let Scored { point, best, .. } = scored;
+            format!("; best {:.0}/s, p99 {:.2} ms: {point}", best.qps, best.p99_ms)
+        });
+        (self.tell)(&format!(
+            "{:>5.0} s  {}: {of} candidates, {kept} kept{}",
+            spent,
+            rung.name,
+            best.unwrap_or_default()
+        ));
+    }
+}
+
+/// Rungs until few of `candidates` are left.
+fn rungs_for(candidates: usize) -> usize {
+    let mut rungs = 0;
+    let mut left = candidates;
+    while left > FINALISTS {
+        left = left.div_ceil(2).max(FINALISTS);
+        rungs += 1;
+    }
+    rungs
+}
+
+/// The longest slice that leaves time for three passes.
+fn slice_for(points: &[(Point, Vec<usize>)], seconds: f64, min: Duration) -> Duration {
+    let slices = 3 * points.iter().map(|(_, clients)| clients.len()).sum::<usize>().max(1);
+    let each = (seconds / slices as f64 - OVERHEAD_S).clamp(0.0, 60.0);
+    Duration::from_millis((each * 1e3) as u64).clamp(min, SLICE_MAX.max(min))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! What can be chosen: the points of the grid.
+
+use std::fmt;
+use std::time::Duration;
+
+use engine::ScheduleFile;
+use serde::{Deserialize, Serialize};
+
+/// Batch sizes that are tried.
+const BATCHES: [usize; 7] = [2, 4, 8, 16, 32, 64, 128];
+/// Lingers that are tried, in microseconds, as far as they leave half of the target for everything else.
+const DELAYS_US: [u64; 4] = [0, 500, 2000, 5000];
+/// The batch size of a model that asks for batches and says nothing more: `ScheduleOptions`' own.
+const DEFAULT_BATCH: usize = 32;
+
+/// One configuration. Batch and delay are 1 and 0 where nothing is merged, so that equal points are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Point {
+    /// Whether requests are merged.
+    pub(super) merged: bool,
+    /// Runs of the model at the same time.
+    pub(super) threads: usize,
+    /// Threads inside one run.
+    pub(super) intra_op: usize,
+    /// Items of a batch at most.
+    pub(super) max_batch: usize,
+    /// How long the oldest request waits for company, in microseconds.
+    pub(super) delay_us: u64,
+}
+
+impl Point {
+    /// One by one on `threads` threads: what a server does that was told nothing.
+    pub(super) fn sync(threads: usize, intra_op: usize) -> Point {
+        Point { merged: false, threads, intra_op, max_batch: 1, delay_us: 0 }
+    }
+
+    /// Batches with the defaults of everything else.
+    pub(super) fn batches(threads: usize) -> Point {
+        Point { merged: true, threads, intra_op: 1, max_batch: DEFAULT_BATCH, delay_us: 0 }
+    }
+
+    /// The linger.
+    pub(super) fn delay(&self) -> Duration {
+        Duration::from_micros(self.delay_us)
+    }
+
+    /// The keys of `[schedule]` that make this point, as the model's own settings file has them.
+    pub(super) fn schedule(&self) -> ScheduleFile {
+        let mode = if self.merged { engine::Mode::Async } else { engine::Mode::Sync };
+        ScheduleFile {
+            mode: Some(mode.into()),
+            threads: Some(self.threads),
+            max_batch: self.merged.then_some(self.max_batch),
+            max_queue_delay: self.merged.then(|| self.delay()),
+            ..ScheduleFile::default()
+        }
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = if self.threads == 1 { "run" } else { "runs" };
+        match self.merged {
+            false => write!(f, "sync, {} {runs}", self.threads)?,
+            true => {
+                let delay = self.delay_us as f64 / 1e3;
+                write!(f, "async, {} {runs}, batch {}, linger {delay} ms", self.threads, self.max_batch)?;
+            }
+        }
+        if self.intra_op > 1 { write!(f, ", {} threads a run", self.intra_op) } else { Ok(()) }
+    }
+}
+
+/// All points for `cores` cores and a target of `target`; without batches where the model's requests cannot be
+/// merged. The two that a server does by default come first.
+pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<Point> {
+    let cores = cores.max(1);
+    let mut points = vec![Point::sync(cores, 1)];
+    if batched {
+        points.push(Point::batches(cores));
+    }
+    let delays = DELAYS_US.iter().filter(|&&delay| Duration::from_micros(delay) <= target / 2);
+    for intra_op in sizes(cores) {
+        for threads in sizes(cores).filter(|threads| threads * intra_op <= cores) {
+            points.push(Point::sync(threads, intra_op));
+            for (&max_batch, &delay_us) in
+                BATCHES.iter().flat_map(|batch| delays.clone().map(move |delay| (batch, delay)))
+            {
+                points.push(Point { merged: true, threads, intra_op, max_batch, delay_us });
+            }
+        }
+    }
+    points.retain(|point| batched || !point.merged);
+    let mut seen = std::collections::BTreeSet::new();
+    points.retain(|point| seen.insert(*point));
+    points
+}
+
+/// Points of `grid` that are one step away from `point` in one direction: half or twice the batch or the threads, the
+/// next linger.
+pub(super) fn neighbours(point: &Point, grid: &[Point]) -> Vec<Point> {
+    let steps = |a: usize, b: usize| a.max(b) as f64 / a.min(b).max(1) as f64;
+    let delay = |us: u64| DELAYS_US.iter().position(|&own| own == us).unwrap_or(0);
+    let near = |other: &&Point| {
+        let ratios = [
+            steps(point.threads, other.threads),
+            steps(point.intra_op, other.intra_op),
+            steps(point.max_batch, other.max_batch),
+            2f64.powi(delay(point.delay_us).abs_diff(delay(other.delay_us)) as i32),
+        ];
+        let moved = ratios.iter().filter(|&&ratio| ratio > 1.0).count();
+        point.merged == other.merged && moved == 1 && ratios.iter().all(|&ratio| ratio <= 2.0)
+    };
+    grid.iter().filter(near).copied().collect()
+}
+
+/// Powers of two up to `cores`, and `cores`.
+fn sizes(cores: usize) -> impl Iterator<Item = usize> {
+    let powers = (0..usize::BITS).map(|bit| 1usize << bit).take_while(move |&size| size < cores);
+    powers.chain([cores])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn the_grid_has_the_defaults_first_and_each_point_once() {
+        let points = grid(2, TARGET, true);
+        assert_eq!(points[..2], [Point::sync(2, 1), Point::batches(2)]);
+        // Two thread counts at one thread a run, one at two; each sync and 7 batches x 4 delays.
+        assert_eq!(points.len(), 3 * (1 + 7 * 4));
+        assert!(points.iter().all(|point| point.threads * point.intra_op <= 2));
+        assert_eq!(grid(6, TARGET, false).iter().filter(|point| point.intra_op == 1).count(), 4);
+        assert_eq!(sizes(6).collect::<Vec<_>>(), [1, 2, 4, 6]);
+        assert_eq!(sizes(1).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn a_linger_leaves_half_of_the_target() {
+        let longest = |ms| grid(2, Duration::from_millis(ms), true).iter().map(|p| p.delay_us).max();
+        assert_eq!((longest(10), longest(4), longest(0)), (Some(5000), Some(2000), Some(0)));
+    }
+
+    #[test]
+    fn neighbours_are_one_step_away() {
+        let grid = grid(4, TARGET, true);
+        let near = neighbours(&Point { delay_us: 500, ..Point::batches(2) }, &grid);
+        let mut changed: Vec<_> =
+            near.iter().map(|p| (p.threads, p.intra_op, p.max_batch, p.delay_us)).collect();
+        changed.sort_unstable();
+        assert_eq!(
+            changed,
+            [
+                (1, 1, 32, 500),
+                (2, 1, 16, 500),
+                (2, 1, 32, 0),
+                (2, 1, 32, 2000),
+                (2, 1, 64, 500),
+                (2, 2, 32, 500),
+                (4, 1, 32, 500)
+            ]
+        );
+        assert_eq!(neighbours(&Point::sync(4, 1), &grid), [Point::sync(2, 1)]);
+    }
+
+    #[test]
+    fn a_point_says_what_it_is() {
+        assert_eq!(Point::sync(1, 2).to_string(), "sync, 1 run, 2 threads a run");
+        let point = Point { delay_us: 500, ..Point::batches(2) };
+        assert_eq!(point.to_string(), "async, 2 runs, batch 32, linger 0.5 ms");
+        let text = toml::to_string(&point.schedule()).unwrap();
+        assert_eq!(text, "mode = \"async\"\nthreads = 2\nmax-batch = 32\nmax-queue-delay = \"500us\"\n");
+        assert_eq!(toml::to_string(&Point::sync(1, 1).schedule()).unwrap(), "mode = \"sync\"\nthreads = 1\n");
+    }
+}

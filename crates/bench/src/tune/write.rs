@@ -1,0 +1,296 @@
+//! Putting settings into a model's own file and leaving every other line of it as it is.
+//!
+//! The text is edited and not written anew from its values, because people write comments into such files. What
+//! comes out is parsed and compared with what was meant; a form of writing that the edit does not know is then an
+//! error that shows the lines to add, never a file that says something else.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
+
+use super::space::Point;
+
+/// The file's name in a model's directory.
+pub(super) const MODEL_FILE: &str = "millpond.toml";
+/// A larger file is refused, as the server does.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Lines compared for the difference that is shown.
+const DIFF_LINES_MAX: usize = 2000;
+
+const SECTION: &str = "schedule";
+const INTRA_OP: &str = "intra-op-threads";
+const PREFERRED: &str = "preferred-batch-sizes";
+
+/// The text of the model's file; empty where there is none.
+///
+/// # Errors
+/// When it cannot be read, or is too large.
+pub(super) fn read(model_dir: &Path) -> Result<String> {
+    let path = model_dir.join(MODEL_FILE);
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(Error::io(&path, &error)),
+        Ok(meta) if meta.len() > FILE_BYTES_MAX => {
+            return Err(Error::too_large(format!("{}: larger than a settings file can be", path.display())));
+        }
+        Ok(_) => {}
+    }
+    std::fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))
+}
+
+/// `text` with the settings of `point`; all other lines stay.
+///
+/// # Errors
+/// `InvalidArgument` when `text` is no TOML, or is written in a way that this cannot edit.
+pub(super) fn with_point(text: &str, point: &Point) -> Result<String> {
+    let broken = |e: toml::de::Error| {
+        Error::invalid(format!("{MODEL_FILE}: {}", e.to_string().lines().collect::<Vec<_>>().join(" ")))
+    };
+    let before: Table = text.parse().map_err(broken)?;
+    let settings = settings(point, &before)?;
+    let mut wanted = before.clone();
+    if point.intra_op > 1 || wanted.contains_key(INTRA_OP) {
+        wanted.insert(INTRA_OP.into(), Value::Integer(point.intra_op as i64));
+    }
+    let section = wanted.entry(SECTION).or_insert_with(|| Value::Table(Table::new()));
+    let cannot = || {
+        let lines: String = settings.iter().map(|(key, value)| format!("\n{key} = {value}")).collect();
+        Error::invalid(format!(
+            "{MODEL_FILE}: [schedule] is written in a way that cannot be edited here; write it as a section of \
+             its own with{lines}"
+        ))
+    };
+    let section = section.as_table_mut().ok_or_else(cannot)?;
+    section.extend(settings.clone());
+    let edited = edit(text, &settings, wanted.get(INTRA_OP)).map_err(broken)?;
+    match edited.parse::<Table>() {
+        Ok(after) if after == wanted => Ok(edited),
+        _ => Err(cannot()),
+    }
+}
+
+/// The keys of `[schedule]` to set.
+fn settings(point: &Point, before: &Table) -> Result<Table> {
+    let internal = |e: &dyn std::fmt::Display| Error::internal(format!("settings: {e}"));
+    let mut settings = Table::try_from(point.schedule()).map_err(|e| internal(&e))?;
+    // Preferred sizes above the batch's own are refused by the server.
+    let preferred = before.get(SECTION).and_then(|section| section.get(PREFERRED)).and_then(Value::as_array);
+    if let Some(sizes) = preferred.filter(|_| point.merged) {
+        let fits = |size: &&Value| size.as_integer().is_some_and(|size| size <= point.max_batch as i64);
+        let kept: Vec<Value> = sizes.iter().filter(fits).cloned().collect();
+        if kept.len() < sizes.len() {
+            settings.insert(PREFERRED.into(), Value::Array(kept));
+        }
+    }
+    Ok(settings)
+}
+
+/// One change of the text.
+struct Change {
+    at: Range<usize>,
+    text: String,
+}
+
+fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String, toml::de::Error> {
+    let document = DeTable::parse(text)?;
+    let root = document.get_ref();
+    let value_at = |table: &DeTable<'_>, key: &str| {
+        table.iter().find(|(own, _)| own.get_ref().as_ref() == key).map(|(_, value)| value.span())
+    };
+    let section = root.iter().find(|(own, _)| own.get_ref().as_ref() == SECTION).map(|(_, value)| value);
+    let inside = section.and_then(|value| match value.get_ref() {
+        DeValue::Table(table) => Some(table),
+        _ => None,
+    });
+    let mut changes = Vec::new();
+    let mut missing = String::new();
+    for (key, value) in settings {
+        match inside.and_then(|table| value_at(table, key)) {
+            Some(at) => changes.push(Change { at, text: value.to_string() }),
+            None => missing += &format!("{key} = {value}\n"),
+        }
+    }
+    if !missing.is_empty() {
+        changes.push(match header_end(text) {
+            Some(end) => Change { at: end..end, text: at_line_start(text, end, &missing) },
+            None => {
+                let gap = if text.trim().is_empty() { "" } else { "\n" };
+                let section = format!("{gap}[{SECTION}]\n{missing}");
+                Change { at: text.len()..text.len(), text: at_line_start(text, text.len(), &section) }
+            }
+        });
+    }
+    if let Some(value) = intra_op {
+        changes.push(match value_at(root, INTRA_OP) {
+            Some(at) => Change { at, text: value.to_string() },
+            // Before the first section, where it belongs to none.
+            None => Change { at: 0..0, text: format!("{INTRA_OP} = {value}\n") },
+        });
+    }
+    changes.sort_by_key(|change| std::cmp::Reverse(change.at.start));
+    let mut edited = text.to_owned();
+    changes.into_iter().for_each(|change| edited.replace_range(change.at, &change.text));
+    Ok(edited)
+}
+
+/// The start of the line after `[schedule]`.
+fn header_end(text: &str) -> Option<usize> {
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        let end = start + line.len();
+        let bare = line.split('#').next().unwrap_or_default();
+        let name = bare.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        if name.is_some_and(|name| name.trim() == SECTION) {
+            return Some(end);
+        }
+        start = end;
+    }
+    None
+}
+
+/// `addition`, after a line break where the text before `at` does not end with one.
+fn at_line_start(text: &str, at: usize, addition: &str) -> String {
+    let broken = text[..at].is_empty() || text[..at].ends_with('\n');
+    if broken { addition.to_owned() } else { format!("\n{addition}") }
+}
+
+/// Puts `text` in the place of the model's file in one step, after a copy of the old one to `.bak`. Gives the copy's
+/// path where there was something to copy.
+///
+/// # Errors
+/// When a file cannot be written; the old one is then still there.
+pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
+    let path = model_dir.join(MODEL_FILE);
+    let part = model_dir.join(format!(".{MODEL_FILE}.part"));
+    std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
+    let mut backup = None;
+    if let Ok(meta) = std::fs::metadata(&path) {
+        let copy = model_dir.join(format!("{MODEL_FILE}.bak"));
+        std::fs::copy(&path, &copy).map_err(|e| Error::io(&copy, &e))?;
+        std::fs::set_permissions(&part, meta.permissions()).map_err(|e| Error::io(&part, &e))?;
+        backup = Some(copy);
+    }
+    std::fs::rename(&part, &path).map_err(|e| Error::io(&path, &e))?;
+    Ok(backup)
+}
+
+/// The lines that differ, with `-` and `+` before them, in the order of the texts.
+pub(super) fn difference(before: &str, after: &str) -> String {
+    let (old, new): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
+    if old.len().max(new.len()) > DIFF_LINES_MAX {
+        return format!("{} lines become {}\n", old.len(), new.len());
+    }
+    // Lengths of the longest common subsequences of the rests.
+    let mut common = vec![vec![0usize; new.len() + 1]; old.len() + 1];
+    for i in (0..old.len()).rev() {
+        for j in (0..new.len()).rev() {
+            common[i][j] = match old[i] == new[j] {
+                true => common[i + 1][j + 1] + 1,
+                false => common[i + 1][j].max(common[i][j + 1]),
+            };
+        }
+    }
+    let (mut i, mut j, mut lines) = (0, 0, String::new());
+    while i < old.len() || j < new.len() {
+        if i < old.len() && j < new.len() && old[i] == new[j] {
+            (i, j) = (i + 1, j + 1);
+        } else if i < old.len() && (j == new.len() || common[i + 1][j] >= common[i][j + 1]) {
+            lines += &format!("-{}\n", old[i]);
+            i += 1;
+        } else {
+            lines += &format!("+{}\n", new[j]);
+            j += 1;
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point() -> Point {
+        Point { delay_us: 2000, max_batch: 16, ..Point::batches(2) }
+    }
+
+    const SETTINGS: &str = "max-batch = 16\nmax-queue-delay = \"2ms\"\nmode = \"async\"\nthreads = 2\n";
+
+    #[test]
+    fn an_empty_file_gets_a_section() {
+        assert_eq!(with_point("", &point()).unwrap(), format!("[schedule]\n{SETTINGS}"));
+        let intra = Point { intra_op: 4, ..Point::sync(1, 1) };
+        assert_eq!(
+            with_point("", &intra).unwrap(),
+            "intra-op-threads = 4\n[schedule]\nmode = \"sync\"\nthreads = 1\n"
+        );
+    }
+
+    #[test]
+    fn everything_else_stays_as_it_was_written() {
+        let text = "# mine\npolicy  =  \"all\" # both\n\n[schedule] # here\nweight = 3\n  mode = \"sync\" # for now\n\
+                    \n[schedule.inputs.x]\naxes = [3]\n[warmup]\ndims = { x = [\n  1, # one\n  3,\n] }";
+        let after = with_point(text, &point()).unwrap();
+        assert_eq!(
+            after,
+            "# mine\npolicy  =  \"all\" # both\n\n[schedule] # here\n\
+             max-batch = 16\nmax-queue-delay = \"2ms\"\nthreads = 2\nweight = 3\n  mode = \"async\" # for now\n\
+             \n[schedule.inputs.x]\naxes = [3]\n[warmup]\ndims = { x = [\n  1, # one\n  3,\n] }"
+        );
+        // Once written, nothing more changes.
+        assert_eq!(with_point(&after, &point()).unwrap(), after);
+    }
+
+    #[test]
+    fn a_section_is_added_after_its_own_parts_and_without_a_last_line_break() {
+        let text = "intra-op-threads = 4\n[schedule.inputs.x]\naxes = [3]";
+        let after = with_point(text, &point()).unwrap();
+        assert_eq!(
+            after,
+            format!("intra-op-threads = 1\n[schedule.inputs.x]\naxes = [3]\n\n[schedule]\n{SETTINGS}")
+        );
+    }
+
+    #[test]
+    fn preferred_sizes_above_the_batch_go() {
+        let text = "[schedule]\npreferred-batch-sizes = [8, 16, 64]\n";
+        assert!(with_point(text, &point()).unwrap().contains("preferred-batch-sizes = [8, 16]\n"));
+        let small = Point { max_batch: 128, ..point() };
+        assert!(with_point(text, &small).unwrap().contains("[8, 16, 64]"));
+    }
+
+    #[test]
+    fn what_cannot_be_edited_is_an_error_with_the_lines_to_write() {
+        for text in ["schedule = { weight = 2 }\n", "schedule.weight = 2\n", "schedule = 1\n"] {
+            let error = with_point(text, &point()).unwrap_err();
+            assert!(error.message().contains("max-batch = 16"), "{error}");
+        }
+        // Inline, and everything is there already.
+        let text = "schedule = { max-batch = 1, max-queue-delay = \"0ms\", mode = \"sync\", threads = 1 }\n";
+        let after = with_point(text, &point()).unwrap();
+        assert!(
+            after.starts_with("schedule = { max-batch = 16, max-queue-delay = \"2ms\", mode = \"async\"")
+        );
+        assert!(with_point("a = [", &point()).is_err());
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(dir.path()).unwrap(), "");
+        assert_eq!(replace(dir.path(), "a = 1\n").unwrap(), None);
+        let backup = replace(dir.path(), "a = 2\n").unwrap().unwrap();
+        assert_eq!(std::fs::read_to_string(backup).unwrap(), "a = 1\n");
+        assert_eq!(read(dir.path()).unwrap(), "a = 2\n");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn differences_are_lines() {
+        assert_eq!(difference("a\nb\nc\n", "a\nx\nc\nd\n"), "-b\n+x\n+d\n");
+        assert_eq!(difference("", "a\n"), "+a\n");
+        assert_eq!(difference("a\n", "a\n"), "");
+    }
+}

@@ -1,0 +1,21 @@
+//! `millpond tune`: the arguments are the bench crate's own, the environment is ours.
+
+use bench::tune::TuneArgs;
+use clap::Args;
+
+use crate::bench::{Places, bench_env, finished};
+use crate::exit::Outcome;
+
+/// `millpond tune MODEL`.
+#[derive(Args, Debug)]
+pub(crate) struct TuneCommand {
+    #[command(flatten)]
+    tune: TuneArgs,
+    #[command(flatten)]
+    places: Places,
+}
+
+/// Searches, reports and writes.
+pub(crate) fn run(args: &TuneCommand) -> Outcome {
+    finished(bench::tune::run(&args.tune, &bench_env(&args.places)?))
+}

@@ -1,0 +1,152 @@
+//! What the scheduler counts itself: mirrored whole just before the exposition is encoded.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::{MetricType, TypedMetric};
+use prometheus_client::registry::Registry;
+
+use crate::{KindLabels, Level, ModelLabels};
+
+/// A model and what became of its requests, or of the elements of its inputs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ModelKindLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// What kind.
+    pub kind: &'static str,
+}
+
+/// A model and a priority level.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PriorityLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// Level, 1 first.
+    pub priority: u64,
+}
+
+/// The scheduler's metrics.
+#[derive(Default)]
+pub struct Scheduling {
+    /// Items of runs: the count is the runs, the sum their items.
+    pub batch_size: Family<ModelLabels, Counted>,
+    /// Elements of padded inputs: "real" and "padding".
+    pub input_elements: Family<ModelKindLabels, Counter>,
+    /// Requests by what became of them: "run", "refused", "expired", "cancelled".
+    pub requests: Family<ModelKindLabels, Counter>,
+    /// Merged runs that failed and were run again one request at a time.
+    pub reruns: Family<ModelLabels, Counter>,
+    /// Requests waiting by priority level.
+    pub queued: Family<PriorityLabels, Level>,
+    /// Runs in progress.
+    pub running: Family<ModelLabels, Level>,
+    /// Inference threads: "all" and "busy".
+    pub workers: Family<KindLabels, Level>,
+}
+
+impl Scheduling {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let r = registry;
+        r.register("batch_size", "Items of runs", self.batch_size.clone());
+        r.register(
+            "input_elements",
+            "Elements of padded inputs, real and padding, as the runs had them",
+            self.input_elements.clone(),
+        );
+        r.register(
+            "scheduled_requests",
+            "Requests by what became of them in the queue: run, refused, expired, cancelled",
+            self.requests.clone(),
+        );
+        r.register("reruns", "Merged runs that failed and were run again one by one", self.reruns.clone());
+        r.register("queued_requests", "Requests waiting by model and priority level", self.queued.clone());
+        r.register("running", "Runs in progress", self.running.clone());
+        r.register("workers", "Inference threads: all there are, and busy ones", self.workers.clone());
+    }
+
+    /// Forgets all models, so that those that are gone leave no series behind.
+    pub fn clear(&self) {
+        self.batch_size.clear();
+        self.input_elements.clear();
+        self.requests.clear();
+        self.reruns.clear();
+        self.queued.clear();
+        self.running.clear();
+    }
+
+    /// Sets a counter to what was counted elsewhere.
+    pub fn count(counter: &Counter, value: u64) {
+        counter.inner().store(value, Ordering::Relaxed);
+    }
+}
+
+/// A histogram that was counted elsewhere.
+#[derive(Clone, Debug, Default)]
+pub struct Counted(Arc<Mutex<Counts>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    sum: f64,
+    buckets: Vec<(f64, u64)>,
+}
+
+impl Counted {
+    /// Takes over the counts: the sum of all values, and for each upper bound how many values were above the one
+    /// before it; the last bound is `f64::INFINITY`, which holds everything above.
+    pub fn set(&self, sum: f64, buckets: Vec<(f64, u64)>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Counts { sum, buckets };
+    }
+}
+
+impl TypedMetric for Counted {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Counted {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(counts.sum, count, &counts.buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Metrics;
+
+    #[test]
+    fn counts_from_elsewhere_are_counters_and_histograms() {
+        let metrics = Metrics::default();
+        let labels = ModelLabels { model: "ctr".into() };
+        let scheduling = &metrics.scheduling;
+        scheduling
+            .batch_size
+            .get_or_create(&labels)
+            .set(13.0, vec![(1.0, 3), (2.0, 1), (4.0, 0), (f64::INFINITY, 1)]);
+        Scheduling::count(&scheduling.reruns.get_or_create(&labels), 7);
+        Scheduling::count(&scheduling.reruns.get_or_create(&labels), 9);
+        let text = metrics.encode();
+        for line in [
+            "# TYPE millpond_batch_size histogram",
+            "millpond_batch_size_sum{model=\"ctr\"} 13.0",
+            "millpond_batch_size_count{model=\"ctr\"} 5",
+            "millpond_batch_size_bucket{le=\"2.0\",model=\"ctr\"} 4",
+            "millpond_batch_size_bucket{le=\"+Inf\",model=\"ctr\"} 5",
+            "millpond_reruns_total{model=\"ctr\"} 9",
+        ] {
+            assert!(text.contains(line), "{line} not in\n{text}");
+        }
+        scheduling.clear();
+        assert!(!metrics.encode().contains("ctr"));
+    }
+}

@@ -1,0 +1,219 @@
+//! `GET /events`: the page's server-sent events. First `history`, then `tick` once a second.
+//!
+//! A viewer takes ticks as fast as it reads: while one waits to be sent, newer ones replace each other. One that
+//! takes nothing for [`VIEWER_STALL_MAX`] is given up, so that its place is free for another.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base::{Error, Result};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, header};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{EVENTS_VIEWERS_MAX, News, tick};
+use crate::app::App;
+use crate::http_door::{Reply, Shared};
+use crate::{admin, page::Page};
+
+/// Events that wait for one viewer's connection.
+const EVENTS_WAITING_MAX: usize = 1;
+/// How long a viewer may take nothing before it is given up.
+const VIEWER_STALL_MAX: Duration = Duration::from_secs(30);
+/// What a browser waits before it connects again, in milliseconds.
+const RECONNECT_MS: u64 = 1000;
+/// What a viewer that found no place is told to wait.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// The handler.
+pub(crate) async fn events(State(app): Shared, headers: HeaderMap) -> Response {
+    match stream(&app, &headers) {
+        Ok(response) => response,
+        Err(error) => Reply::error(&error).into_response(),
+    }
+}
+
+fn stream(app: &Arc<App>, headers: &HeaderMap) -> Result<Response> {
+    admin::same_site(headers)?;
+    let page = &app.stats.page;
+    let permit = page.room.clone().try_acquire_owned().map_err(|_| full())?;
+    // Subscribed before the past is read, so that no second falls between them.
+    let news = page.news.subscribe();
+    if matches!(*news.borrow(), News::End) {
+        return Err(Error::unavailable("the server is shutting down"));
+    }
+    let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
+    let first = first_event(app, page);
+    tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permit));
+    let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+fn full() -> Error {
+    let text = format!("{EVENTS_VIEWERS_MAX} pages are open already; close one or try again later");
+    Error::unavailable(text).with_retry_after(RETRY_AFTER)
+}
+
+fn first_event(app: &App, page: &Page) -> Bytes {
+    let mut text = format!("retry: {RECONNECT_MS}\n").into_bytes();
+    text.extend_from_slice(&frame("history", &tick::past(app, page)));
+    text.into()
+}
+
+/// One event; JSON has no line breaks, so its data is one line.
+pub(super) fn frame(event: &str, json: &str) -> Bytes {
+    format!("event: {event}\ndata: {json}\n\n").into()
+}
+
+/// Hands events to one viewer until it goes, takes nothing for `stall`, or the server stops. The permit is its place.
+async fn feed(
+    first: Bytes,
+    mut news: watch::Receiver<News>,
+    to: mpsc::Sender<Bytes>,
+    stall: Duration,
+    _permit: OwnedSemaphorePermit,
+) {
+    let mut next = Some(first);
+    loop {
+        if let Some(event) = next.take() {
+            let mut ended = news.clone();
+            let sent = tokio::select! {
+                sent = tokio::time::timeout(stall, to.send(event)) => matches!(sent, Ok(Ok(()))),
+                _ = ended.wait_for(|news| matches!(news, News::End)) => false,
+            };
+            if !sent {
+                return;
+            }
+        }
+        tokio::select! {
+            changed = news.changed() => if changed.is_err() { return },
+            () = to.closed() => return,
+        }
+        next = match &*news.borrow_and_update() {
+            News::Tick(event) => Some(event.clone()),
+            News::Quiet => None,
+            News::End => return,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::Semaphore;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async { tokio::time::timeout(LONG, future).await.unwrap() })
+    }
+
+    /// Lets the other task of the runtime do all that it can.
+    async fn settle() {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    struct Viewer {
+        news: watch::Sender<News>,
+        events: mpsc::Receiver<Bytes>,
+        room: Arc<Semaphore>,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    fn viewer(stall: Duration) -> Viewer {
+        let (news, room) = (watch::Sender::new(News::Quiet), Arc::new(Semaphore::new(1)));
+        let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
+        let permit = room.clone().try_acquire_owned().unwrap();
+        let task = tokio::spawn(feed(Bytes::from_static(b"first"), news.subscribe(), sender, stall, permit));
+        Viewer { news, events, room, task }
+    }
+
+    impl Viewer {
+        async fn tell(&self, text: &'static str) {
+            self.news.send_replace(News::Tick(Bytes::from_static(text.as_bytes())));
+            settle().await;
+        }
+    }
+
+    #[test]
+    fn the_past_comes_first_and_the_stop_ends_it() {
+        run(async {
+            let mut viewer = viewer(LONG);
+            assert_eq!(viewer.events.recv().await.unwrap(), "first");
+            viewer.tell("one").await;
+            assert_eq!(viewer.events.recv().await.unwrap(), "one");
+            viewer.news.send_replace(News::End);
+            assert_eq!(viewer.events.recv().await, None);
+            viewer.task.await.unwrap();
+            assert_eq!(viewer.room.available_permits(), 1);
+        });
+    }
+
+    #[test]
+    fn a_slow_viewer_skips() {
+        run(async {
+            let mut viewer = viewer(LONG);
+            settle().await;
+            for text in ["one", "two", "three", "four"] {
+                viewer.tell(text).await;
+            }
+            let mut seen = Vec::new();
+            for _ in 0..3 {
+                seen.push(viewer.events.recv().await.unwrap());
+            }
+            assert_eq!(seen, ["first", "one", "four"], "what waited was replaced");
+            settle().await;
+            assert!(viewer.events.try_recv().is_err());
+        });
+    }
+
+    #[test]
+    fn a_stalled_viewer_loses_its_place() {
+        run(async {
+            let viewer = viewer(Duration::from_millis(20));
+            settle().await;
+            viewer.tell("one").await;
+            viewer.task.await.unwrap();
+            assert_eq!(viewer.room.available_permits(), 1);
+        });
+    }
+
+    #[test]
+    fn a_stalled_viewer_does_not_outlive_the_server() {
+        run(async {
+            let viewer = viewer(LONG * 10);
+            settle().await;
+            viewer.tell("one").await;
+            viewer.news.send_replace(News::End);
+            viewer.task.await.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_viewer_that_leaves_gives_its_place_back() {
+        run(async {
+            let viewer = viewer(LONG);
+            drop(viewer.events);
+            viewer.task.await.unwrap();
+            assert_eq!(viewer.room.available_permits(), 1);
+        });
+    }
+
+    #[test]
+    fn an_event_is_two_lines_and_a_blank() {
+        assert_eq!(frame("tick", "{}"), "event: tick\ndata: {}\n\n");
+    }
+}

@@ -1,0 +1,113 @@
+//! The page's files, built into the binary. They ask nothing of any other host.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::app::App;
+use crate::http_door::Reply;
+
+/// Only what this server itself sends may run, be shown or be asked; nothing may frame the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Paths, types, contents.
+const FILES: [(&str, &str, &str); 6] = [
+    ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
+    ("/page.js", "text/javascript; charset=utf-8", include_str!("page.js")),
+    ("/page-card.js", "text/javascript; charset=utf-8", include_str!("page-card.js")),
+    ("/page-chart.js", "text/javascript; charset=utf-8", include_str!("page-chart.js")),
+    ("/page-dom.js", "text/javascript; charset=utf-8", include_str!("page-dom.js")),
+    ("/page-icon.svg", "image/svg+xml", include_str!("page-icon.svg")),
+];
+
+/// The page.
+pub(crate) fn page() -> Reply {
+    guarded(Reply::body("text/html; charset=utf-8", include_str!("page.html")))
+        .with_header(header::VARY, HeaderValue::from_static("accept"))
+}
+
+/// What the page is made of.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    FILES.iter().fold(Router::new(), |router, &(path, content_type, text)| {
+        router.route(path, get(move || async move { guarded(Reply::body(content_type, text)) }))
+    })
+}
+
+fn guarded(reply: Reply) -> Reply {
+    reply
+        .with_header(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))
+        .with_header(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY))
+        .with_header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
+        .with_header(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"))
+        .with_header(
+            HeaderName::from_static("cross-origin-resource-policy"),
+            HeaderValue::from_static("same-origin"),
+        )
+}
+
+/// Whether a client wants to look at the page rather than read text: it names `text/html`, and no less than
+/// `text/plain`. What accepts anything (curl) gets the text.
+pub(crate) fn wants_page(headers: &HeaderMap) -> bool {
+    let accepted: Vec<&str> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let quality = |wanted: &str| {
+        let ranges = accepted.iter().flat_map(|value| value.split(','));
+        ranges.filter_map(|range| named(range, wanted)).fold(0.0, f32::max)
+    };
+    let html = quality("text/html");
+    html > 0.0 && html >= quality("text/plain")
+}
+
+/// The quality of a media range, if it names `wanted`.
+fn named(range: &str, wanted: &str) -> Option<f32> {
+    let mut parts = range.split(';').map(str::trim);
+    if !parts.next()?.eq_ignore_ascii_case(wanted) {
+        return None;
+    }
+    let quality = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+    quality.map_or(Some(1.0), |quality| quality.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn browsers_get_the_page_and_programs_the_text() {
+        let wants = |accept: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, HeaderValue::from_str(accept).unwrap());
+            wants_page(&headers)
+        };
+        assert!(wants("text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"));
+        assert!(wants("text/html"));
+        assert!(wants("text/plain;q=0.5, Text/HTML ; q=0.7"));
+        assert!(!wants("*/*"));
+        assert!(!wants("text/plain, text/html;q=0.9"));
+        assert!(!wants("text/html;q=0"));
+        assert!(!wants("text/html;q=x"));
+        assert!(!wants_page(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn the_page_names_no_other_host() {
+        // The one address that is only a name: SVG's own namespace.
+        let texts = FILES.iter().map(|(_, _, text)| *text).chain([include_str!("page.html")]);
+        for text in texts {
+            let text = text.replace("http://www.w3.org/2000/svg", "");
+            assert!(!text.contains("//www.") && !text.contains("https:") && !text.contains("http:"));
+        }
+    }
+
+    #[test]
+    fn the_policy_allows_what_the_page_uses() {
+        let html = include_str!("page.html");
+        assert!(!html.contains("style=") && !html.contains("onclick") && !html.contains("<style"));
+        for tag in html.split("<script").skip(1) {
+            assert!(tag.starts_with(" type=\"module\" src=\"/page"), "{tag}");
+        }
+    }
+}

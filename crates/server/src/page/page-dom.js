@@ -1,0 +1,71 @@
+// Elements and numbers: what the other parts draw with.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function build(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+export const el = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes = {}, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
+
+// Sets text only where it differs, so that selections and screen readers are left alone.
+export function text(node, value) {
+  if (node.textContent !== value) node.textContent = value;
+}
+
+const shown = new WeakMap();
+
+// Replaces rows only when what they show, told by `key`, has changed.
+export function rows(body, key, make) {
+  if (shown.get(body) === key) return;
+  shown.set(body, key);
+  body.replaceChildren(...make());
+}
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(count) {
+  let unit = 0;
+  while (count >= 1024 && unit < UNITS.length - 1) [count, unit] = [count / 1024, unit + 1];
+  return `${unit === 0 || count >= 100 ? Math.round(count) : count.toFixed(1)} ${UNITS[unit]}`;
+}
+
+// Milliseconds with three digits that count.
+export function ms(us) {
+  const value = us / 1000;
+  if (value >= 100) return String(Math.round(value));
+  return value >= 10 ? value.toFixed(1) : value.toFixed(value >= 1 ? 2 : 3);
+}
+
+export function duration(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const hours = Math.floor(whole / 3600);
+  return hours < 48 ? `${hours} h ${Math.floor((whole % 3600) / 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+// The same where there is little room.
+export function age(seconds) {
+  return duration(seconds).split(" ").slice(0, 2).join(" ");
+}
+
+export function count(value) {
+  if (value >= 100000) return `${Math.round(value / 1000)} k`;
+  return value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
+}
+
+// A bar that shows `value` of `max`, in words and in length.
+export function gauge(node, label, value, max, words) {
+  if (!node.firstChild) {
+    const track = el("div", { class: "track", "aria-hidden": "true" }, el("i"));
+    node.append(el("div", { class: "gauge" }, el("p", {}, el("span"), el("span")), track));
+  }
+  const [name, amount] = node.querySelectorAll("span");
+  text(name, label);
+  text(amount, words);
+  node.querySelector("i").style.width = `${max > 0 ? Math.min(100, (100 * value) / max) : 0}%`;
+}

@@ -1,0 +1,323 @@
+"""Batching seen from outside: merged answers equal ONNX Runtime's, padding never shows, limits are typed refusals."""
+
+import concurrent.futures
+import pathlib
+import random
+import subprocess
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc
+import tritonclient.http
+from onnx import TensorProto, helper
+from prometheus_text import samples
+from tritonclient.utils import InferenceServerException
+
+from doors import triton_inputs
+from millpond import BINARY, REPOSITORY, Server, publish
+from models import Arrays, Reference, constant, save, value
+
+CLIENTS = 16
+FEATURES = 16
+BATCHED = """
+[schedule]
+mode = "async"
+max-batch = 16
+max-queue-delay = "20ms"
+preferred-batch-sizes = [8]
+always-merge = true
+"""
+PADDED = """
+[schedule]
+mode = "async"
+merge = "pad"
+max-queue-delay = "20ms"
+always-merge = true
+[schedule.inputs.x]
+axes = [1]
+value = 7.0
+similarity = 0.1
+mask = "mask"
+length = "length"
+[[schedule.outputs.marked]]
+axis = 1
+input = "x"
+input-axis = 1
+"""
+OVERFLOWING = """
+[schedule]
+mode = "async"
+queue = 2
+"""
+MODULES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+
+
+def ranker(path: pathlib.Path) -> pathlib.Path:
+    """Rows through one layer: what is worth merging. Whole numbers, so that the order of sums does not show."""
+    weights = np.random.default_rng(3).integers(-4, 5, (FEATURES, 8)).astype(np.float32)
+    return save(
+        path,
+        [helper.make_node("MatMul", ["features", "weights"], ["z"]), helper.make_node("Relu", ["z"], ["scores"])],
+        [value("features", TensorProto.FLOAT, ["n", FEATURES])],
+        [value("scores", TensorProto.FLOAT, ["n", 8])],
+        [constant("weights", weights)],
+    )
+
+
+def lines(path: pathlib.Path) -> pathlib.Path:
+    """Lines of any width with a mask and a length that the server can fill; each output shows it if it did not."""
+    return save(
+        path,
+        [
+            helper.make_node("Mul", ["x", "mask"], ["real"]),
+            helper.make_node("ReduceSum", ["real", "last"], ["sum"], keepdims=0),
+            helper.make_node("ReduceSum", ["mask", "last"], ["width"], keepdims=0),
+            helper.make_node("Add", ["x", "mask"], ["marked"]),
+            helper.make_node("Identity", ["length"], ["told"]),
+        ],
+        [
+            value("x", TensorProto.FLOAT, ["n", "w"]),
+            value("mask", TensorProto.FLOAT, ["n", "w"]),
+            value("length", TensorProto.INT64, ["n"]),
+        ],
+        [
+            value("sum", TensorProto.FLOAT, ["n"]),
+            value("width", TensorProto.FLOAT, ["n"]),
+            value("marked", TensorProto.FLOAT, ["n", "w"]),
+            value("told", TensorProto.INT64, ["n"]),
+        ],
+        [constant("last", np.array([1], np.int64))],
+    )
+
+
+def configure(root: pathlib.Path, model: str, settings: str) -> None:
+    (root / model).mkdir(parents=True, exist_ok=True)
+    (root / model / "millpond.toml").write_text(settings)
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory, sources):
+    """A server whose models merge; and what ONNX Runtime says of them."""
+    scratch, root = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
+    found = {"ranker": ranker(scratch / "ranker.onnx"), "lines": lines(scratch / "lines.onnx"), "spin": sources["spin"]}
+    settings = {"ranker": BATCHED, "lines": PADDED, "spin": OVERFLOWING}
+    for name, source in found.items():
+        configure(root, name, settings[name])
+        publish(source, root / name, 1)
+    server = Server(root, log=tmp_path_factory.mktemp("log") / "server.log").wait_ready()
+    yield server, {name: Reference(path) for name, path in found.items()}
+    assert server.stop() == 0, server.log_text()
+
+
+def ask(server: Server, door: str, model: str, inputs: Arrays, **options) -> tritonclient.http.InferResult:
+    module = MODULES[door]
+    with module.InferenceServerClient(server.http if door == "http" else server.grpc) as client:
+        return client.infer(model, triton_inputs(module, inputs), **options)
+
+
+def from_many_clients(task, requests_each: int) -> list:
+    """`task(client, request)` from CLIENTS threads at once; all results."""
+
+    def work(client: int) -> list:
+        return [task(client, request) for request in range(requests_each)]
+
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        return [result for results in pool.map(work, range(CLIENTS)) for result in results]
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    answer = requests.get(f"{server.url}/metrics", timeout=10)
+    matching = [v for found, has, v in samples(answer.text) if found == f"millpond_{name}" and labels.items() <= has.items()]
+    assert len(matching) == 1, (name, labels, matching)
+    return matching[0]
+
+
+def statistics(server: Server, model: str) -> dict:
+    answer = requests.get(f"{server.url}/v2/models/{model}/stats", timeout=10)
+    return answer.json()["model_stats"][0]
+
+
+# ---- answers
+
+
+def test_merged_answers_equal_onnx_runtimes(scheduled):
+    """Requests of one to forty items, so that some are joined and some are split, through two doors."""
+    server, references = scheduled
+
+    def task(client: int, request: int) -> int:
+        numbers = random.Random(client * 100 + request)
+        items = numbers.choice([1, 1, 2, 3, 5, 16, 17, 40])
+        features = np.random.default_rng(client * 100 + request).integers(-9, 10, (items, FEATURES)).astype(np.float32)
+        answer = ask(server, ["http", "grpc"][client % 2], "ranker", {"features": features}).as_numpy("scores")
+        np.testing.assert_array_equal(answer, references["ranker"].run({"features": features})["scores"])
+        return items
+
+    items = from_many_clients(task, 10)
+    stats = statistics(server, "ranker")
+    assert stats["inference_count"] == sum(items)
+    assert stats["inference_stats"]["success"]["count"] == len(items)
+    runs = metric(server, "batch_size_count", model="ranker")
+    assert metric(server, "batch_size_sum", model="ranker") == sum(items)
+    assert metric(server, "batch_size_bucket", model="ranker", le="16.0") == runs, "no batch exceeds max-batch"
+    assert sum(items) / 16 <= runs < sum(-(-count // 16) for count in items), "some were joined"
+    assert stats["execution_count"] > 0
+    assert all(1 <= entry["batch_size"] <= 16 for entry in stats["batch_stats"])
+    assert metric(server, "scheduled_requests_total", model="ranker", kind="refused") == 0
+
+
+def test_padding_never_shows(scheduled):
+    """Lines of many widths share batches, and each answer is what the line's own would have been."""
+    server, references = scheduled
+
+    def task(client: int, request: int) -> int:
+        shape = (1 + request % 2, 3 + (client * 7 + request * 5) % 40)
+        x = np.random.default_rng(client * 100 + request).integers(-9, 10, shape).astype(np.float32)
+        answer = ask(server, ["http", "grpc"][client % 2], "lines", {"x": x})
+        whole = {"x": x, "mask": np.ones_like(x), "length": np.full(shape[0], shape[1], np.int64)}
+        for name, wanted in references["lines"].run(whole).items():
+            np.testing.assert_array_equal(answer.as_numpy(name), wanted, err_msg=name)
+        return x.size
+
+    elements = from_many_clients(task, 10)
+    assert metric(server, "input_elements_total", model="lines", kind="real") >= sum(elements)
+    assert metric(server, "input_elements_total", model="lines", kind="padding") > 0, "some were padded"
+    runs = metric(server, "batch_size_count", model="lines")
+    assert runs < len(elements), "some were joined"
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_what_the_server_fills_may_still_be_sent(scheduled, door):
+    server, references = scheduled
+    inputs = {
+        "x": np.array([[1, 2, 3, 4]], np.float32),
+        "mask": np.array([[1, 1, 0, 0]], np.float32),
+        "length": np.array([2], np.int64),
+    }
+    answer = ask(server, door, "lines", inputs)
+    for name, wanted in references["lines"].run(inputs).items():
+        np.testing.assert_array_equal(answer.as_numpy(name), wanted, err_msg=name)
+
+
+# ---- what clients are told
+
+
+def test_the_configuration_shows_the_batching(scheduled):
+    server, _ = scheduled
+    config = requests.get(f"{server.url}/v2/models/ranker/config", timeout=10).json()
+    assert config["max_batch_size"] == 16
+    assert (config["input"][0]["dims"], config["output"][0]["dims"]) == ([FEATURES], [8])
+    assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 20_000
+    metadata = requests.get(f"{server.url}/v2/models/ranker", timeout=10).json()
+    assert metadata["inputs"][0]["shape"] == [-1, FEATURES], "the metadata keeps the batch axis, as Triton's does"
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        config = client.get_model_config("lines").config
+        assert {entry.name: entry.optional for entry in config.input} == {"x": False, "mask": True, "length": True}
+        assert config.HasField("dynamic_batching")
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_a_priority_is_accepted(scheduled, door):
+    server, references = scheduled
+    features = np.ones((2, FEATURES), np.float32)
+    wanted = references["ranker"].run({"features": features})["scores"]
+    for priority in [0, 1, 99]:
+        answer = ask(server, door, "ranker", {"features": features}, priority=priority)
+        np.testing.assert_array_equal(answer.as_numpy("scores"), wanted)
+
+
+def test_a_priority_that_is_none_is_refused(scheduled):
+    server, _ = scheduled
+    tensor = {"name": "features", "datatype": "FP32", "shape": [1, FEATURES], "data": [0] * FEATURES}
+    for wrong in [-1, "high", 1.5]:
+        body = {"inputs": [tensor], "parameters": {"priority": wrong}}
+        answer = requests.post(f"{server.url}/v2/models/ranker/infer", json=body, timeout=10)
+        assert answer.status_code == 400
+        assert "priority" in answer.json()["error"]
+
+
+# ---- limits
+
+
+def test_a_full_queue_is_a_typed_refusal_with_advice(scheduled):
+    """Two may wait; of the others each is told so at once, over HTTP and gRPC."""
+    server, _ = scheduled
+    rounds = {"rounds": np.array([1500], np.int64)}
+
+    def over_http(_) -> str:
+        body = {"inputs": [{"name": "rounds", "datatype": "INT64", "shape": [1], "data": [1500]}]}
+        answer = requests.post(f"{server.url}/v2/models/spin/infer", json=body, timeout=60)
+        if answer.status_code != 200:
+            assert answer.status_code in (429, 503), answer.text
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert answer.json()["error"]
+        return str(answer.status_code)
+
+    def over_grpc(_) -> str:
+        try:
+            ask(server, "grpc", "spin", rounds, client_timeout=60)
+        except InferenceServerException as error:
+            return error.status()
+        return "200"
+
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        http, grpc = pool.map(over_http, range(16)), pool.map(over_grpc, range(16))
+        http, grpc = set(http), set(grpc)
+    assert "200" in http | grpc
+    assert http & {"429", "503"}
+    assert grpc <= {"200", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE"}
+    assert grpc & {"StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE"}
+    assert metric(server, "scheduled_requests_total", model="spin", kind="refused") > 0
+    # The other models are not the ones that are overrun.
+    ask(server, "grpc", "ranker", {"features": np.ones((1, FEATURES), np.float32)})
+
+
+def test_a_models_own_deadline_holds_for_requests_without_one(serve, tmp_path, sources):
+    root = tmp_path / "root"
+    configure(root, "spin", '[schedule]\ntimeout = "100ms"\n')
+    publish(sources["spin"], root / "spin", 1)
+    server = serve(root)
+    with pytest.raises(InferenceServerException) as caught:
+        ask(server, "grpc", "spin", {"rounds": np.array([20_000], np.int64)})
+    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    ask(server, "grpc", "spin", {"rounds": np.array([1], np.int64)})
+
+
+def test_a_rule_that_does_not_fit_the_model_is_refused_while_the_old_version_serves(serve, tmp_path):
+    root = tmp_path / "root"
+    source = ranker(tmp_path / "ranker.onnx")
+    publish(source, root / "ranker", 1)
+    server = serve(root)
+    features = {"features": np.ones((2, FEATURES), np.float32)}
+    before = ask(server, "http", "ranker", features).as_numpy("scores")
+    configure(root, "ranker", '[schedule]\nmode = "async"\n[schedule.inputs.features]\naxes = [1]\n')
+    publish(source, root / "ranker", 2)
+    assert "features" in server.wait_refused("ranker", 2)
+    answer = ask(server, "http", "ranker", features)
+    assert answer.get_response()["model_version"] == "1"
+    np.testing.assert_array_equal(answer.as_numpy("scores"), before)
+
+
+def test_settings_for_all_models_come_from_flags(serve, tmp_path):
+    root = tmp_path / "root"
+    publish(ranker(tmp_path / "ranker.onnx"), root / "ranker", 1)
+    server = serve(root, "--threads", "1", "--runtime-threads", "1", "--max-batch", "4", "--max-queue-delay", "1ms")
+    config = requests.get(f"{server.url}/v2/models/ranker/config", timeout=10).json()
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 1000
+    features = np.ones((10, FEATURES), np.float32)
+    assert ask(server, "http", "ranker", {"features": features}).as_numpy("scores").shape == (10, 8)
+    assert metric(server, "batch_size_count", model="ranker") == 3, "ten items in batches of at most four"
+    assert metric(server, "threads", kind="worker") == 1
+    assert metric(server, "threads", kind="door") > 0
+    assert metric(server, "workers", kind="all") == 1
+
+
+def test_more_threads_than_cores_are_refused(serve, tmp_path):
+    serve(tmp_path / "root", "--threads", "100", "--oversubscribe").assert_serving()
+    command = [str(BINARY), "serve", str(tmp_path / "root"), "--threads", "100", "--http-port", "0", "--grpc-port", "0"]
+    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--threads 100 on" in done.stderr
+    assert "--oversubscribe" in done.stderr

@@ -1,0 +1,64 @@
+"""What the browser is made to look like, and what is read off its page."""
+
+import base64
+import pathlib
+import time
+from collections.abc import Callable
+
+PICTURES = pathlib.Path(__file__).resolve().parents[2] / ".cache/page"
+DESKTOP, PHONE = (1280, 900), (360, 740)
+SWAPPED, UNLOADED = "stamped", "half_plus_two"
+WAIT_S = 20
+
+
+def look(driver, size: tuple[int, int], scheme: str = "light", motion: str = "no-preference") -> None:
+    """A screen of this size that prefers this scheme."""
+    width, height = size
+    phone = width < 500
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone},
+    )
+    features = [
+        {"name": "prefers-color-scheme", "value": scheme},
+        {"name": "prefers-reduced-motion", "value": motion},
+    ]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def wait(what: Callable[[], object], words: str, timeout_s: float = WAIT_S):
+    """What `what` returns once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {timeout_s} s: {words}")
+
+
+def js(driver, expression: str, *arguments):
+    return driver.execute_script(f"return {expression}", *arguments)
+
+
+def open_page(driver, url: str) -> None:
+    """Opens the page and waits until it lives."""
+    driver.get(f"{url}/")
+    wait(lambda: connection(driver) == "live", "the page is live")
+
+
+def connection(driver) -> str:
+    return js(driver, "document.getElementById('connection').textContent")
+
+
+def in_card(driver, model: str, selector: str) -> list[str]:
+    """The texts of the elements of a model's card."""
+    script = "[...document.querySelectorAll(`[data-model=\"${arguments[0]}\"] ${arguments[1]}`)].map((e) => e.textContent)"
+    return js(driver, script, model, selector)
+
+
+def picture(driver, path: pathlib.Path) -> None:
+    """The whole page, also what lies below the window."""
+    width, height = js(driver, "[innerWidth, document.documentElement.scrollHeight]")
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+    path.write_bytes(base64.b64decode(taken["data"]))

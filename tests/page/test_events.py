@@ -1,0 +1,163 @@
+"""What the page is served by: its files, its events, and who may ask what."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+import requests
+from models import half_plus_two
+from screen import SWAPPED, UNLOADED
+
+from millpond import Server, drop_in
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+VIEWERS_MAX = 32
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """A server of half_plus_two alone: `serve(*flags)`."""
+    started = []
+
+    def start(*flags: str) -> Server:
+        drop_in(half_plus_two(tmp_path / "source.onnx"), tmp_path / "root" / UNLOADED, 1)
+        server = Server(tmp_path / "root", *flags, log=tmp_path / "server.log")
+        started.append(server)
+        return server.wait_ready()
+
+    yield start
+    assert [server.stop() for server in started] == [0] * len(started)
+
+
+def events(answer: requests.Response):
+    """Names and contents, as they come."""
+    name = None
+    for line in answer.iter_lines(chunk_size=1, decode_unicode=True):
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def watch(server: Server, **headers: str) -> requests.Response:
+    return requests.get(f"{server.url}/events", stream=True, timeout=10, headers=headers)
+
+
+def test_programs_get_text_and_browsers_the_page(server):
+    text = requests.get(f"{server.url}/", timeout=5)
+    assert text.headers["Content-Type"].startswith("text/plain")
+    assert text.text.startswith("millpond ")
+    page = requests.get(f"{server.url}/", headers=BROWSER, timeout=5)
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert page.text.startswith("<!doctype html>")
+    assert page.headers["Cache-Control"] == "no-cache"
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    kinds = {"page.css": "text/css", "page.js": "text/javascript", "page-chart.js": "text/javascript", "page-icon.svg": "image/svg+xml"}
+    for name, kind in kinds.items():
+        found = requests.get(f"{server.url}/{name}", timeout=5)
+        assert found.status_code == 200
+        assert found.headers["Content-Type"].startswith(kind)
+        assert found.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.usefixtures("traffic")
+def test_the_past_comes_first_then_a_tick_a_second(server):
+    time.sleep(3)
+    with watch(server) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        stream = events(answer)
+        (first, past), (second, tick), (third, later) = next(stream), next(stream), next(stream)
+    assert (first, second, third) == ("history", "tick", "tick")
+    assert past["server"]["name"] == "millpond"
+    assert past["server"]["seconds"] == 120
+    models = {model["name"]: model for model in past["models"]}
+    points = models[SWAPPED]["points"]
+    assert len(points) >= 2, "what was before the page was opened"
+    ends = [point[0] for point in points]
+    assert ends == list(range(ends[0], ends[0] + len(ends))), "no second is missing or told twice"
+    assert sum(point[1] for point in points) > 0
+    assert tick["at"] < later["at"]
+    assert len(later["models"][0]["points"]) <= 5
+    assert later["machine"]["workers"] >= 1
+    assert models[SWAPPED]["marks"][0]["version"] == 1
+
+
+def test_viewers_are_bounded_and_places_come_free(serve):
+    server = serve()
+    with contextlib.ExitStack() as open_pages:
+        for _ in range(VIEWERS_MAX):
+            assert open_pages.enter_context(watch(server)).status_code == 200
+        refused = requests.get(f"{server.url}/events", timeout=5)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) > 0
+        assert "pages are open" in refused.json()["error"]
+    deadline = time.monotonic() + 20
+    while requests.get(f"{server.url}/events", timeout=5, stream=True).status_code != 200:
+        assert time.monotonic() < deadline, "closed pages gave no place back"
+        time.sleep(0.2)
+
+
+def test_open_pages_take_no_room_from_requests(serve):
+    server = serve("--max-requests", "1")
+    with watch(server) as one, watch(server) as two:
+        assert next(events(one))[0] == next(events(two))[0] == "history"
+        server.assert_serving()
+
+
+def test_open_pages_end_at_once_when_the_server_stops(serve):
+    server = serve("--shutdown-grace", "30s")
+    with watch(server) as answer:
+        stream = events(answer)
+        assert next(stream)[0] == "history"
+        started = time.monotonic()
+        server.terminate()
+        assert all(name == "tick" for name, _ in stream), "the stream ends, whole"
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - started < 15, "it must not use up the grace time"
+
+
+def test_a_page_that_reads_nothing_does_not_hold_the_server_up(serve):
+    server = serve("--shutdown-grace", "30s")
+    with socket.create_connection(("127.0.0.1", server.http_port)) as asleep:
+        asleep.sendall(f"GET /events HTTP/1.1\r\nHost: {server.http}\r\n\r\n".encode())
+        time.sleep(3)
+        started = time.monotonic()
+        server.terminate()
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - started < 15, "it must not use up the grace time"
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://{host}"}, 200),
+        ({"Origin": "http://{host}", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        # A name of another site that was pointed at this machine: page and server look alike to the browser.
+        ({"Origin": "http://evil.example:80", "Host": "evil.example:80", "Sec-Fetch-Site": "same-origin"}, 403),
+    ],
+)  # fmt: skip
+def test_pages_of_other_sites_change_nothing(server, verb, headers, status):
+    sent = {name: value.format(host=server.http) for name, value in headers.items()}
+    answer = requests.post(f"{server.url}/v2/repository/models/{UNLOADED}/{verb}", headers=sent, timeout=30)
+    assert answer.status_code == status, answer.text
+    if status == 403:
+        assert server.versions(UNLOADED)[1]["state"] == "AVAILABLE"
+        assert "page" in answer.json()["error"]
+    elif verb == "unload":
+        back = requests.post(f"{server.url}/v2/repository/models/{UNLOADED}/load", timeout=30)
+        assert back.status_code == 200, back.text
+
+
+def test_events_are_not_for_other_sites(server):
+    assert watch(server, Origin="http://evil.example").status_code == 403
