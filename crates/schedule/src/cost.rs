@@ -1,4 +1,4 @@
-//! What merging brings: measured time an item by batch size, for each shape, and what padding costs.
+//! What merging brings: measured time an item by batch size, for each shape.
 //!
 //! Merging is an assumption about the model: that a run of n items costs less than n runs. For a ranking model whose
 //! weights do not fit the cache it is right many times over; for a convolution that already fills a core it is wrong, and
@@ -6,6 +6,8 @@
 //! first, and a size is used where its median time an item is clearly the best known.
 
 use std::collections::HashMap;
+
+use crate::line::Line;
 
 /// Batch sizes are told apart by powers of two: 1, 2, 3..4, 5..8 and so on up to 4096.
 const SIZES: usize = 13;
@@ -24,12 +26,6 @@ const TRY_ABOVE: f64 = 1.10;
 const PROBE_EVERY: u64 = 200;
 /// Shapes remembered of a model.
 const SHAPES_MAX: usize = 256;
-/// Weight of past runs in the padding estimate; an observation's weight halves in about 140 runs.
-const DECAY: f64 = 0.995;
-/// Runs before the padding estimate is used, and paddings that are tried without one.
-const RUNS_TO_ESTIMATE: u64 = 16;
-/// A padded run must be this much cheaper than separate runs.
-const PADDING_GAIN_MIN: f64 = 0.05;
 
 fn size_class(items: usize) -> usize {
     (items.max(1).next_power_of_two().trailing_zeros() as usize).min(SIZES - 1)
@@ -149,42 +145,6 @@ impl ShapeCost {
     }
 }
 
-/// A run's time as a fixed part and a part for each element: least squares over the last runs.
-#[derive(Clone, Debug, Default)]
-struct Line {
-    weight: f64,
-    x: f64,
-    y: f64,
-    xx: f64,
-    xy: f64,
-    runs: u64,
-    tries: u64,
-}
-
-impl Line {
-    fn add(&mut self, elements: f64, us: f64) {
-        for sum in [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy] {
-            *sum *= DECAY;
-        }
-        self.weight += 1.0;
-        self.x += elements;
-        self.y += us;
-        self.xx += elements * elements;
-        self.xy += elements * us;
-        self.runs += 1;
-    }
-
-    /// (microseconds a run, microseconds an element); `None` while too little, or only one size, was seen.
-    fn fit(&self) -> Option<(f64, f64)> {
-        let spread = self.weight * self.xx - self.x * self.x;
-        if self.runs < RUNS_TO_ESTIMATE || spread <= 1e-6 * self.weight * self.xx {
-            return None;
-        }
-        let slope = ((self.weight * self.xy - self.x * self.y) / spread).max(0.0);
-        Some((((self.y - slope * self.x) / self.weight).max(0.0), slope))
-    }
-}
-
 /// What is known of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ModelCost {
@@ -219,14 +179,9 @@ impl ModelCost {
         self.line.add(elements, us);
     }
 
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`.
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`; see [`Line::pays`].
     pub(crate) fn padding_pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
-        let Some((fixed, element)) = self.line.fit() else {
-            self.line.tries += 1;
-            return self.line.tries <= RUNS_TO_ESTIMATE;
-        };
-        let separate = 2.0 * fixed + element * (apart[0] + apart[1]);
-        fixed + element * together < separate * (1.0 - PADDING_GAIN_MIN)
+        self.line.pays(together, apart)
     }
 
     /// Names and costs of the shapes seen most.
@@ -308,20 +263,6 @@ mod tests {
         assert!(gains.choose(1, 1, 32).more_may_pay);
         let (_, mut linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
         assert!(!linear.choose(1, 1, 32).more_may_pay);
-    }
-
-    #[test]
-    fn padding_pays_where_the_fixed_part_is_large() {
-        let mut fixed = ModelCost::default();
-        let mut linear = ModelCost::default();
-        for run in 0..40 {
-            let elements = 100.0 + 10.0 * f64::from(run % 7);
-            fixed.add(1, 1, elements, 1000.0 + elements);
-            linear.add(1, 1, elements, elements);
-        }
-        assert!(fixed.padding_pays(320.0, [160.0, 100.0]));
-        assert!(!linear.padding_pays(320.0, [160.0, 100.0]));
-        assert!(!fixed.padding_pays(32_000.0, [16_000.0, 10_000.0]));
     }
 
     #[test]

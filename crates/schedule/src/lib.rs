@@ -6,7 +6,8 @@
 //! lock is held while a model runs.
 //!
 //! From the inside out: [`merge`] is the padding rule, [`form`] what decides whether requests fit together, [`batch`]
-//! joins and splits, [`cost`] learns what merging brings, [`choose`] picks among one
+//! joins and splits, [`cost`] learns what merging brings and
+//! [`line`] what padding costs, [`choose`] picks among one
 //! model's requests in its [`model_queue`],
 //! [`dispatch`] among models, [`run`] calls the engine.
 //!
@@ -21,6 +22,7 @@ mod dispatch;
 mod entry;
 mod fill;
 mod form;
+mod line;
 mod merge;
 mod model_queue;
 mod run;

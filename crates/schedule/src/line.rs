@@ -1,0 +1,124 @@
+//! What padding costs: a line through the runs of a model, whatever their shape.
+
+/// Weight of past runs in the padding estimate; an observation's weight halves in about 140 runs.
+const DECAY: f64 = 0.995;
+/// Runs before the padding estimate is used.
+const RUNS_TO_ESTIMATE: u64 = 16;
+/// Paddings that are tried before anything is known.
+const PADDINGS_TO_TRY: u64 = 16;
+/// Later, one in so many of those that may pay is tried.
+const PADDING_TRY_EVERY: u64 = 100;
+/// A padded run must be this much cheaper than separate runs.
+const PADDING_GAIN_MIN: f64 = 0.05;
+
+/// A run's time as a fixed part and a part for each element: least squares over the last runs, and how far the fixed
+/// part may be off.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Line {
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+    yy: f64,
+    runs: u64,
+    asked: u64,
+}
+
+/// Bounds on a run's fixed part, and the mean run that every line goes through.
+#[derive(Clone, Copy, Debug)]
+struct Fit {
+    fixed_low: f64,
+    fixed_high: f64,
+    mean_elements: f64,
+    mean_us: f64,
+}
+
+impl Fit {
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`, where a run's fixed part is
+    /// `fixed`.
+    fn pays(&self, fixed: f64, together: f64, apart: [f64; 2]) -> bool {
+        let element = ((self.mean_us - fixed) / self.mean_elements).max(0.0);
+        let separate = 2.0 * fixed + element * (apart[0] + apart[1]);
+        fixed + element * together < separate * (1.0 - PADDING_GAIN_MIN)
+    }
+}
+
+impl Line {
+    /// A run over `elements` elements took `us` microseconds.
+    pub(crate) fn add(&mut self, elements: f64, us: f64) {
+        for sum in [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy, &mut self.yy] {
+            *sum *= DECAY;
+        }
+        self.weight += 1.0;
+        self.x += elements;
+        self.y += us;
+        self.xx += elements * elements;
+        self.xy += elements * us;
+        self.yy += us * us;
+        self.runs += 1;
+    }
+
+    /// `None` while too little, or only one size, was seen. The error of the fixed part is that of the intercept in simple
+    /// linear regression; two of them either way.
+    fn fit(&self) -> Option<Fit> {
+        let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
+        let spread = self.xx - self.x * mean_x;
+        if self.runs < RUNS_TO_ESTIMATE || spread <= 1e-6 * self.xx || mean_x <= 0.0 {
+            return None;
+        }
+        let slope = (self.xy - self.x * mean_y) / spread;
+        let fixed = mean_y - slope * mean_x;
+        let residual = (self.yy - fixed * self.y - slope * self.xy).max(0.0) / (self.weight - 2.0).max(1.0);
+        let error = (residual * (1.0 / self.weight + mean_x * mean_x / spread)).sqrt();
+        let bound = |fixed: f64| fixed.clamp(0.0, mean_y);
+        Some(Fit {
+            fixed_low: bound(fixed - 2.0 * error),
+            fixed_high: bound(fixed + 2.0 * error),
+            mean_elements: mean_x,
+            mean_us: mean_y,
+        })
+    }
+
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`: where that is certain, and now
+    /// and then where it is possible, because only padded runs can tell.
+    pub(crate) fn pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
+        self.asked += 1;
+        let try_it = self.asked <= PADDINGS_TO_TRY || self.asked.is_multiple_of(PADDING_TRY_EVERY);
+        let Some(fit) = self.fit() else { return try_it };
+        fit.pays(fit.fixed_low, together, apart) || (try_it && fit.pays(fit.fixed_high, together, apart))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model whose run takes `fixed` and one microsecond an element, with noise; sizes differ by a third.
+    fn measured(fixed: f64) -> Line {
+        let mut cost = Line::default();
+        for run in 0..60 {
+            let elements = 100.0 + 5.0 * f64::from(run % 7);
+            let noise = [0.9, 1.3, 1.0, 0.95, 1.05][run as usize % 5];
+            cost.add(elements, (fixed + elements) * noise);
+        }
+        cost.asked = PADDINGS_TO_TRY;
+        cost
+    }
+
+    #[test]
+    fn padding_pays_where_the_fixed_part_is_large() {
+        let (mut fixed, mut linear) = (measured(2000.0), measured(0.0));
+        assert!(fixed.pays(320.0, [160.0, 100.0]));
+        assert!(!fixed.pays(32_000.0, [16_000.0, 10_000.0]), "too much padding");
+        let certain = (0..99).filter(|_| linear.pays(240.0, [120.0, 100.0])).count();
+        assert!(certain <= 1, "noise must not pass for a fixed part: {certain}");
+    }
+
+    #[test]
+    fn padding_is_tried_before_anything_is_known_and_now_and_then() {
+        let mut cost = Line::default();
+        let tried = (0..1000).filter(|_| cost.pays(200.0, [100.0, 90.0])).count();
+        assert_eq!(tried as u64, PADDINGS_TO_TRY + 1000 / PADDING_TRY_EVERY);
+    }
+}
