@@ -33,7 +33,7 @@ enum Command {
     Infer(Box<InferArgs>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
-    /// Find the configuration with which a model serves most within a latency target, and write it
+    /// Find and write the settings with which a model serves most within a latency target
     Tune(Box<TuneCommand>),
     /// Serve real models under load and swap one of them every few seconds
     Demo(DemoCommand),

@@ -112,7 +112,7 @@ where
             // The lane's own event queue takes the socket over.
             let Ok(stream) = stream.into_std() else { continue };
             open.inc();
-            let served = self.connection(&builder, &graceful, stream, address);
+            let served = self.connection(&builder, (&graceful, stop.clone()), stream, address);
             let open = open.clone();
             let counted = async move {
                 served.await;
@@ -133,7 +133,7 @@ where
     fn connection(
         &self,
         builder: &auto::Builder<TokioExecutor>,
-        graceful: &GracefulShutdown,
+        (graceful, mut stop): (&GracefulShutdown, watch::Receiver<bool>),
         stream: std::net::TcpStream,
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
@@ -156,8 +156,13 @@ where
         let head_limit = self.config.client_timeout;
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
-            // The parsers' own timers start with the first byte; a client that never sends one is timed here.
-            if !matches!(tokio::time::timeout(IDLE_TIMEOUT, stream.readable()).await, Ok(Ok(()))) {
+            // The parsers' own timers start with the first byte, and they know of a shutdown only from then on; a
+            // client that never sends one is timed, and let go at a shutdown, here.
+            let spoke = tokio::select! {
+                spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => matches!(spoke, Ok(Ok(()))),
+                _ = stop.wait_for(|stop| *stop) => false,
+            };
+            if !spoke {
                 return;
             }
             let ended = match wire {

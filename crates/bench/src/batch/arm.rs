@@ -48,7 +48,7 @@ impl<'a> Arms<'a> {
         let mut server_args = Vec::new();
         for &arm in &args.arms {
             let dir = root.join(served_name(model, arm));
-            publish(&workload.artifact, &dir, &settings(model, arm, args.max_batch))?;
+            publish(&workload.artifact, &dir, &settings(model, arm, args))?;
             server_args.push(format!("{}={}", served_name(model, arm), dir.display()));
         }
         server_args.extend(args.server_arg.iter().cloned());
@@ -143,10 +143,13 @@ fn served_name(model: Model, arm: Arm) -> String {
 }
 
 /// The arm's `millpond.toml`.
-fn settings(model: Model, arm: Arm, max_batch: usize) -> String {
+fn settings(model: Model, arm: Arm, args: &BatchArgs) -> String {
     let schedule = match arm {
         Arm::Sync => "mode = \"sync\"\n".to_owned(),
-        Arm::Async | Arm::Padding => format!("mode = \"async\"\nmax-batch = {max_batch}\n"),
+        Arm::Async | Arm::Padding => format!(
+            "mode = \"async\"\nmax-batch = {}\nalways-merge = {}\n",
+            args.max_batch, args.always_merge
+        ),
     };
     model.settings(&schedule, arm == Arm::Padding)
 }
@@ -162,18 +165,20 @@ pub(crate) fn publish(artifact: &Path, dir: &Path, settings: &str) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::tests::parse;
 
     #[test]
     fn only_the_padding_arm_pads_and_every_arm_has_its_mask() {
+        let args = parse("--max-batch 16 --always-merge").unwrap();
         for arm in [Arm::Sync, Arm::Async, Arm::Padding] {
-            let text = settings(Model::Conv, arm, 16);
+            let text = settings(Model::Conv, arm, &args);
             assert!(text.contains("mask = \"mask\""), "{text}");
             assert_eq!(text.contains("merge = \"pad\""), arm == Arm::Padding);
-            assert_eq!(text.contains("max-batch = 16"), arm != Arm::Sync);
+            assert_eq!(text.contains("max-batch = 16\nalways-merge = true\n"), arm != Arm::Sync);
         }
-        let ocr = settings(Model::Ocr, Arm::Padding, 32);
+        let ocr = settings(Model::Ocr, Arm::Padding, &args);
         assert!(ocr.contains("[[schedule.outputs.\"softmax_11.tmp_0\"]]") && ocr.contains("divisor = 8"));
-        assert!(!settings(Model::Ocr, Arm::Async, 32).contains("inputs"));
+        assert!(!settings(Model::Ocr, Arm::Async, &args).contains("inputs"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ const ROUNDS_MAX: usize = 100;
 /// Different numbers of clients at most.
 const CLIENT_COUNTS_MAX: usize = 64;
 /// What --quick makes of the sizes.
-const QUICK_TIME: Duration = Duration::from_millis(300);
+const QUICK_TIME: Duration = Duration::from_millis(500);
 const QUICK_CLIENTS: [usize; 2] = [1, 8];
 
 /// Compare running requests one by one with merging them.
@@ -68,6 +68,10 @@ pub struct BatchArgs {
     /// Items of a merged batch at most
     #[arg(long, default_value_t = 32)]
     pub max_batch: usize,
+    /// Merge and pad even where the server finds that it does not pay: shows what it would cost, and checks the answers
+    /// of batches that would not be made otherwise
+    #[arg(long)]
+    pub always_merge: bool,
     /// One short round with 1 and 8 clients: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,
@@ -220,7 +224,7 @@ mod tests {
         args: BatchArgs,
     }
 
-    fn parse(text: &str) -> Result<BatchArgs> {
+    pub(super) fn parse(text: &str) -> Result<BatchArgs> {
         let words = std::iter::once("batch").chain(text.split_whitespace());
         Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
     }

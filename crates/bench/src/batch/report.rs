@@ -32,6 +32,7 @@ pub(super) struct Report {
     rounds: usize,
     time_s: f64,
     max_batch: usize,
+    always_merge: bool,
     machine: Machine,
     noise: Noise,
 }
@@ -114,6 +115,7 @@ impl Report {
             rounds: args.rounds,
             time_s: args.time.as_secs_f64(),
             max_batch: args.max_batch,
+            always_merge: args.always_merge,
             machine,
             noise,
         }

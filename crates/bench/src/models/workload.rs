@@ -15,8 +15,6 @@ use crate::bare::Bare;
 /// Different requests, sent in turn, of the models that are asked with made-up inputs.
 const SMALL_REQUESTS: u64 = 32;
 const CONV_REQUESTS: u64 = 24;
-/// What an answer of the convolutional model may differ by: eighteen layers of sums in another order.
-const CONV_TOLERANCE: f32 = 1e-3;
 
 /// Which model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -107,7 +105,7 @@ impl Model {
                 let masked =
                     requests.iter().map(|request| conv::with_mask(request)).collect::<Result<Vec<_>>>()?;
                 let bare = Bare::open(env, &artifact)?;
-                let answers = Answers::numbers(&bare, &masked, CONV_TOLERANCE)?;
+                let answers = Answers::numbers(&bare, &masked, TOLERANCE)?;
                 Ok(Workload {
                     model: self,
                     artifact,

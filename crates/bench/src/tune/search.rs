@@ -41,6 +41,8 @@ const STEPS_MAX: usize = 4;
 /// Clients at most that the defaults are measured with at first, and the budget from which that is done twice.
 const SCOUT_CLIENTS: usize = 64;
 const SCOUT_TWICE_S: f64 = 60.0;
+/// Slices that a candidate takes in a pass of a further rung.
+const STEPS_NEXT: f64 = 3.0;
 /// Passes of a rung and of the last comparison at most.
 const PASSES_MAX: usize = 9;
 /// On the first rung a percentile over the target by this share is forgiven, on each further one half of it: a
@@ -50,9 +52,6 @@ const LENIENCE: f64 = 0.25;
 const JOIN_RUNGS: usize = 2;
 const JOIN_BEST: usize = 3;
 const JOIN_MAX: usize = 12;
-/// Length of a slice of the full grid, and passes of its last comparison.
-const GRID_SLICE: Duration = Duration::from_millis(300);
-const GRID_PASSES: usize = 5;
 
 /// What a rung found.
 #[derive(Clone, Debug, Serialize)]
@@ -109,9 +108,11 @@ impl Search<'_, '_, '_> {
     pub(super) fn run(&mut self) -> Result<Found> {
         let budget = self.prober.limit_s;
         let (mut hints, slice) = self.scout()?;
-        let rungs_s = (budget * (1.0 - FINAL_SHARE - SLACK_SHARE) - self.prober.journal.spent()).max(0.0);
+        // What is kept for the last comparison is kept, whatever the rungs turn out to cost.
+        self.prober.limit_s = budget * (1.0 - FINAL_SHARE - SLACK_SHARE);
+        let rungs_s = (self.prober.limit_s - self.prober.journal.spent()).max(0.0);
         let candidates = self.candidates(rungs_s, slice);
-        let count = rungs_for(candidates.len()).max(1);
+        let count = self.rungs(candidates.len());
         let mut rungs: Vec<Rung> = Vec::new();
         let mut standing: Vec<Scored> = Vec::new();
         let mut tried: BTreeSet<Point> = candidates.iter().copied().collect();
@@ -137,8 +138,10 @@ impl Search<'_, '_, '_> {
             standing.truncate(keep);
             alive = standing.iter().map(|scored| scored.point).collect();
             fresh.clear();
-            if rung < JOIN_RUNGS {
-                let joined = self.joined(&standing, &tried);
+            if rung < JOIN_RUNGS && rung + 1 < count {
+                let fits = rungs_s / count as f64 / (STEPS_NEXT * (slice.as_secs_f64() + OVERHEAD_S));
+                let free = (fits as usize).saturating_sub(alive.len()).min(JOIN_MAX);
+                let joined = self.joined(&standing, &tried, free);
                 tried.extend(joined.iter().map(|(point, _)| *point));
                 alive.extend(joined.iter().map(|(point, _)| *point));
                 fresh.extend(joined.iter().map(|(point, _)| *point));
@@ -149,6 +152,7 @@ impl Search<'_, '_, '_> {
             }
         }
         standing.truncate(FINALISTS);
+        self.prober.limit_s = budget;
         let finalists = self.last(&standing, slice)?;
         self.found(standing, finalists, rungs, tried.len())
     }
@@ -173,11 +177,16 @@ impl Search<'_, '_, '_> {
         Ok((hints, slice))
     }
 
+    /// Rungs for so many candidates: one more where others will join them.
+    fn rungs(&self, candidates: usize) -> usize {
+        rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
+    }
+
     /// As much of the grid as the first rung can measure in its share of the time, and as can be held ready: the
     /// defaults, and of the others a random choice.
     fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<Point> {
         let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
-        let fits = |&count: &usize| count as f64 * each <= rungs_s / rungs_for(count).max(1) as f64;
+        let fits = |&count: &usize| count as f64 * each <= rungs_s / self.rungs(count) as f64;
         let room = (self.prober.journal.room() - 1).min(self.grid.len());
         let count = (FINALISTS + 1..=room).rev().find(fits).unwrap_or(room.min(FINALISTS + 1));
         let (defaults, others) = self.grid.split_at(self.grid.len().min(2));
@@ -189,12 +198,12 @@ impl Search<'_, '_, '_> {
     }
 
     /// Points beside the best that nobody has tried, with the clients to begin with.
-    fn joined(&self, standing: &[Scored], tried: &BTreeSet<Point>) -> Vec<(Point, usize)> {
+    fn joined(&self, standing: &[Scored], tried: &BTreeSet<Point>, most: usize) -> Vec<(Point, usize)> {
         let mut joined: Vec<(Point, usize)> = Vec::new();
         for best in standing.iter().take(JOIN_BEST) {
             for point in neighbours(&best.point, self.grid) {
                 let known = tried.contains(&point) || joined.iter().any(|(own, _)| *own == point);
-                if !known && joined.len() < JOIN_MAX {
+                if !known && joined.len() < most {
                     joined.push((point, best.best.clients));
                 }
             }
@@ -253,15 +262,18 @@ impl Search<'_, '_, '_> {
         }
         let bests = standing.iter().map(|scored| scored.best.clients);
         let top = bests.clone().max().unwrap_or(1) * 2;
-        let mut clients: Vec<usize> =
-            LADDER.into_iter().filter(|&c| c <= top && c.is_power_of_two()).collect();
-        // The low end only draws the line; it is left out where time is short.
-        clients.extend(bests.flat_map(around));
+        let mut clients: Vec<usize> = bests.flat_map(around).collect();
+        // The powers of two only draw the line; they are left out where time is short.
+        let left = self.prober.limit_s - self.prober.journal.spent();
+        let line = LADDER.into_iter().filter(|&c| c <= top && c.is_power_of_two());
+        let slices = (line.clone().count() + clients.len()) * points.len();
+        if slices as f64 * (slice.as_secs_f64() + OVERHEAD_S) < left / 2.0 {
+            clients.extend(line);
+        }
         clients.sort_unstable();
         clients.dedup();
         let sets: Vec<(Point, Vec<usize>)> = points.iter().map(|point| (*point, clients.clone())).collect();
         self.prober.journal.want(&points);
-        let left = self.prober.limit_s - self.prober.journal.spent();
         let time = slice_for(&sets, left, slice);
         let until = self.prober.limit_s;
         let readings = self.prober.interleave(&name, &sets, PASSES_MAX, time, until)?;
@@ -271,57 +283,19 @@ impl Search<'_, '_, '_> {
     fn found(&self, standing: Vec<Scored>, last: Rung, mut rungs: Vec<Rung>, tried: usize) -> Result<Found> {
         // Where no time was left for the last comparison, the last rung decides.
         let compared = standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
-        let finalists = if compared { last.points.clone() } else { standing };
-        if !last.points.is_empty() {
-            rungs.push(last);
+        if compared {
+            rungs.push(last.clone());
         }
+        let of_baseline = |rung: &Rung| rung.points.iter().find(|s| s.point == self.grid[0]).cloned();
+        let baseline = rungs.iter().rev().find_map(of_baseline);
+        let mut finalists = if compared { last.points } else { standing };
+        // The default may have met the target on an earlier rung, when none of the others does.
+        finalists.extend(baseline.clone().filter(|sync| finalists.iter().all(|s| s.point != sync.point)));
+        Scored::rank(&mut finalists);
         let best = finalists.first().cloned().ok_or_else(|| {
             Error::deadline("the time was over before anything was measured; give more with --time")
         })?;
-        let of_baseline = |rung: &Rung| rung.points.iter().find(|s| s.point == self.grid[0]).cloned();
-        let baseline = rungs.iter().rev().find_map(of_baseline);
         Ok(Found { best, baseline, finalists, rungs, seconds: self.prober.journal.spent(), tried })
-    }
-
-    /// Measures every point of the grid, whatever it takes, then the best of them beside `found`.
-    ///
-    /// # Errors
-    /// Those of measuring.
-    pub(super) fn full_grid(&mut self, found: &Scored) -> Result<GridFound> {
-        self.prober.limit_s = f64::INFINITY;
-        let reference = (
-            self.grid[0],
-            found.best.clients.clamp(2 * self.grid[0].threads, 64.max(2 * self.grid[0].threads)),
-        );
-        let points: Vec<(Point, usize)> = self.grid.iter().map(|p| (*p, found.best.clients)).collect();
-        self.prober.journal.want(&[self.grid[0]]);
-        let readings = self.prober.sweep("grid", &points, reference, GRID_SLICE, LADDER.len())?;
-        let sweep = Rung {
-            name: "grid".into(),
-            slice_ms: super::journal::millis(GRID_SLICE),
-            points: self.scores(&readings, 1.0),
-        };
-        let mut rivals: Vec<&Scored> = sweep.points.iter().take(FINALISTS).collect();
-        if rivals.iter().all(|rival| rival.point != found.point) {
-            rivals.push(found);
-        }
-        let mut clients: Vec<usize> = rivals
-            .iter()
-            .map(|rival| rival.best.clients)
-            .chain([found.best.clients])
-            .flat_map(around)
-            .collect();
-        clients.sort_unstable();
-        clients.dedup();
-        let sets: Vec<(Point, Vec<usize>)> =
-            rivals.iter().map(|rival| (rival.point, clients.clone())).collect();
-        self.prober.journal.want(&rivals.iter().map(|rival| rival.point).collect::<Vec<_>>());
-        let readings = self.prober.interleave("duel", &sets, GRID_PASSES, GRID_SLICE * 2, f64::INFINITY)?;
-        let points = self.scores(&readings, 1.0);
-        let own = points.iter().find(|scored| scored.point == found.point).cloned();
-        let found = own.ok_or_else(|| Error::internal("the search's choice was not measured again"))?;
-        let slice_ms = super::journal::millis(GRID_SLICE * 2);
-        Ok(GridFound { sweep, duel: Rung { name: "duel".into(), slice_ms, points }, found })
     }
 
     /// All that was read, best first; `lenient` is what the target is multiplied with.
@@ -365,6 +339,8 @@ fn slice_for(points: &[(Point, Vec<usize>)], seconds: f64, min: Duration) -> Dur
     let each = (seconds / slices as f64 - OVERHEAD_S).clamp(0.0, 60.0);
     Duration::from_millis((each * 1e3) as u64).clamp(min, SLICE_MAX.max(min))
 }
+
+mod full;
 
 #[cfg(test)]
 mod tests;

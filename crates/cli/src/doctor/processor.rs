@@ -74,7 +74,7 @@ fn cores(usable: usize, online: usize) -> Check {
     let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
     let meaning = match usable {
         1 => "Loading and serving share one core: swaps are felt. Two or more keep them apart.",
-        _ => "One inference worker a core by default (--workers); loaders run only when a core is free.",
+        _ => "One inference worker a core by default (--threads); loaders run only when a core is free.",
     };
     Check::new("cores", Verdict::warn_unless(usable > 1), found, meaning)
 }

@@ -185,6 +185,10 @@ fn a_raw_body_is_the_only_input() {
     assert!(shape(&[("x", DType::F32, &[-1, 5])]).is_err());
     assert!(shape(&[("x", DType::F32, &[-1, 0])]).is_err());
     assert!(shape(&[("x", DType::F32, &[6]), ("y", DType::F32, &[6])]).is_err());
+    let mut filled = any::inputs(&[("x", DType::F32, &[6]), ("mask", DType::F32, &[6])]);
+    filled.inputs[1].optional = true;
+    let request = json::parse_infer(Bytes::from_static(&[0; 24]), Some(0), &filled).unwrap();
+    assert_eq!(&*request.inputs[0].name, "x", "the other need not be given");
     let text = raw(&[("x", DType::String, &[-1, 1])], b"whole").unwrap();
     assert_eq!((text.shape(), text.strings().unwrap()), (&[1, 1][..], &[Bytes::from_static(b"whole")][..]));
 }

@@ -66,11 +66,11 @@ impl InferRequest {
 }
 
 /// Reads the body of an infer request. `header_length` is the value of `Inference-Header-Content-Length`: absent,
-/// the body is JSON; 0, it is the raw form of the only input that `signature` has. Raw tensors share the body.
+/// the body is JSON; 0, it is the raw form of the only input that `signature` requires. Raw tensors share the body.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, a priority that is none, tensors whose elements do not match their type and shape, or binary data
-/// of another length than announced; `Unimplemented` for shared memory and classification.
+/// `InvalidArgument` for malformed JSON, a priority that is none, tensors whose elements do not match their type and
+/// shape, or binary data of another length than announced; `Unimplemented` for shared memory and classification.
 pub fn parse_infer(body: Bytes, header_length: Option<usize>, signature: &Signature) -> Result<InferRequest> {
     if header_length == Some(0) {
         return raw_request(body, signature);
@@ -157,11 +157,16 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
 
 /// A body that is nothing but the elements of the only input. The answer is raw too.
 fn raw_request(body: Bytes, signature: &Signature) -> Result<InferRequest> {
-    let [spec] = signature.inputs.as_slice() else {
-        return Err(Error::invalid(format!(
-            "a body without JSON is for models with one input, this one has {}",
-            signature.inputs.len()
-        )));
+    let required: Vec<&TensorSpec> = signature.inputs.iter().filter(|spec| !spec.optional).collect();
+    let spec = match (required.as_slice(), signature.inputs.as_slice()) {
+        ([spec], _) => spec,
+        ([], [spec]) => spec,
+        (_, all) => {
+            return Err(Error::invalid(format!(
+                "a body without JSON is for models with one input, this one has {}",
+                all.len()
+            )));
+        }
     };
     let tensor = raw_input(spec, body)?;
     let inputs = vec![NamedTensor::new(spec.name.as_str(), tensor)];
