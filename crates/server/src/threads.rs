@@ -1,33 +1,57 @@
-//! The process's threads by kind, counted by their names.
+//! The process's threads by name: how many, and the processor time they have used.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Threads looked at; more are not counted.
 const THREADS_READ_MAX: usize = 4096;
-/// Kinds in the order of [`count`]: the names of Millpond's threads without their numbers, and all others.
+/// Kinds that metrics tell apart: the names of Millpond's threads without their numbers, and all others.
 pub(crate) const KINDS: [&str; 8] =
     ["door", "worker", "load", "unload", "backing", "lifecycle", "source", "other"];
 
-/// How many threads there are of each of [`KINDS`]; all zero where /proc cannot be read.
-pub(crate) fn count() -> [u64; KINDS.len()] {
-    count_in(Path::new("/proc/self/task"))
+/// By name without its number: how many threads, and the ticks (of USER_HZ) they have used.
+pub(crate) type Named = BTreeMap<String, (usize, u64)>;
+
+/// The threads now; empty where /proc cannot be read.
+pub(crate) fn named() -> Named {
+    read(Path::new("/proc/self/task"))
 }
 
-fn count_in(tasks: &Path) -> [u64; KINDS.len()] {
+/// How many threads there are of each of [`KINDS`].
+pub(crate) fn count() -> [u64; KINDS.len()] {
     let mut counts = [0; KINDS.len()];
-    for task in std::fs::read_dir(tasks).into_iter().flatten().flatten().take(THREADS_READ_MAX) {
-        // A thread may end between the listing and the reading; it is not counted then.
-        if let Ok(name) = std::fs::read_to_string(task.path().join("comm")) {
-            counts[kind(&name)] += 1;
-        }
+    for (name, (count, _)) in named() {
+        counts[kind(&name)] += count as u64;
     }
     counts
 }
 
-/// Index of a thread's kind in [`KINDS`], by its name: "worker-3" is a "worker".
+/// Index of a name's kind in [`KINDS`].
 fn kind(name: &str) -> usize {
-    let name = name.trim_end().trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-');
     KINDS.iter().position(|known| *known == name).unwrap_or(KINDS.len() - 1)
+}
+
+fn read(tasks: &Path) -> Named {
+    let mut named = Named::new();
+    // A thread may end between the listing and the reading; it is not counted then.
+    for task in std::fs::read_dir(tasks).into_iter().flatten().flatten().take(THREADS_READ_MAX) {
+        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
+        let Some((name, ticks)) = parse(&stat) else { continue };
+        let kind = named.entry(name).or_default();
+        (kind.0, kind.1) = (kind.0 + 1, kind.1 + ticks);
+    }
+    named
+}
+
+/// The name without its number, and the ticks used: "12 (worker-3) S ..., user time, system time, ...".
+fn parse(stat: &str) -> Option<(String, u64)> {
+    let (head, tail) = stat.rsplit_once(") ")?;
+    let (_, name) = head.split_once('(')?;
+    let name = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-');
+    // utime and stime are fields 14 and 15, and the tail begins with field 3.
+    let mut times = tail.split(' ').skip(11);
+    let ticks = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
+    Some((name.to_owned(), ticks))
 }
 
 #[cfg(test)]
@@ -35,8 +59,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_line_of_proc() {
+        let line = "7 (worker-12) S 1 7 7 0 -1 4194560 10 0 0 0 250 31 0 0 20 0 9 0 100 1 1";
+        assert_eq!(parse(line), Some(("worker".into(), 281)));
+        assert_eq!(parse("7 (odd) name) R 1 7 7 0 -1 0 0 0 0 0 1 2 0").map(|found| found.1), Some(3));
+        assert_eq!(parse("nothing"), None);
+    }
+
+    #[test]
     fn names_have_kinds() {
-        let kinds = ["worker-12\n", "door\n", "load-0\n", "millpond\n", "workers\n", "\n"].map(kind);
+        let kinds = ["worker", "door", "load", "millpond", "workers", ""].map(kind);
         assert_eq!(kinds.map(|kind| KINDS[kind]), ["worker", "door", "load", "other", "other", "other"]);
     }
 
@@ -55,6 +87,6 @@ mod tests {
         assert!(named && count_of("other") >= 1);
         drop(stop);
         thread.join().unwrap();
-        assert_eq!(count_in(Path::new("/no/such/place")), [0; KINDS.len()]);
+        assert!(read(Path::new("/no/such/place")).is_empty());
     }
 }

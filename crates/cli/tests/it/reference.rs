@@ -17,6 +17,8 @@ const COMMANDS: [&[&str]; 13] = [
     &["bench", "load"],
     &["bench", "swap"],
     &["bench", "overhead"],
+    &["bench", "batch"],
+    &["bench", "overload"],
     &["demo"],
     &["doctor"],
     &["completion"],
