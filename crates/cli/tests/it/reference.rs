@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::program::run;
 
 /// Every command with a help text of its own.
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 16] = [
     &["serve"],
     &["publish"],
     &["models", "ls"],
@@ -21,6 +21,7 @@ const COMMANDS: [&[&str]; 13] = [
     &["bench", "overload"],
     &["demo"],
     &["doctor"],
+    &["tune"],
     &["completion"],
 ];
 const HEAD: &str = "\
