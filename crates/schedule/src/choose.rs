@@ -157,11 +157,10 @@ impl ModelQueue {
     ) -> (usize, bool) {
         let entry = &self.levels[head.0][head.1];
         let describe = || entry.form.as_ref().map_or_else(String::new, |form| form.describe(plan));
-        let cost = self.cost.shape(entry.key, describe);
+        let choice = self.cost.choose(entry.key, describe, offered, (share.max(1), options.max_batch));
         if options.always_merge {
             return (offered, true);
         }
-        let choice = cost.choose(offered, share.max(1), options.max_batch);
         (choice.items, choice.more_may_pay)
     }
 

@@ -24,6 +24,10 @@ const GAIN_BEYOND_SHARE: f64 = 0.10;
 const TRY_ABOVE: f64 = 1.10;
 /// Every so many decisions a size beside the best is measured again: models and machines change.
 const PROBE_EVERY: u64 = 200;
+/// Shapes from which a model's other shapes learn that a size is not worth a try.
+const SHAPES_TO_TEACH: u32 = 3;
+/// Weight of the last shape in that lesson, once there are enough.
+const LESSON_WEIGHT: f64 = 0.1;
 /// Shapes remembered of a model.
 const SHAPES_MAX: usize = 256;
 
@@ -73,18 +77,45 @@ pub(crate) struct Choice {
     pub(crate) more_may_pay: bool,
 }
 
+/// What the step to a size class from the one below has brought in the model's shapes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    shapes: u32,
+    /// Mean of the time an item against the class below.
+    ratio: f64,
+}
+
+impl Step {
+    fn add(&mut self, ratio: f64) {
+        self.shapes = self.shapes.saturating_add(1);
+        let weight =
+            if self.shapes <= SHAPES_TO_TEACH { 1.0 / f64::from(self.shapes) } else { LESSON_WEIGHT };
+        self.ratio += weight * (ratio - self.ratio);
+    }
+
+    fn worth_a_try(&self) -> bool {
+        self.shapes < SHAPES_TO_TEACH || self.ratio < 1.0 - GAIN_MIN
+    }
+}
+
 impl ShapeCost {
-    fn add(&mut self, items: usize, us: f64) {
-        self.sizes[size_class(items)].add(us / items.max(1) as f64);
+    /// Takes a run; where it made a size class known, what the step to it has brought.
+    fn add(&mut self, items: usize, us: f64) -> Option<(usize, f64)> {
+        let class = size_class(items);
+        self.sizes[class].add(us / items.max(1) as f64);
+        if class == 0 || self.sizes[class].count != RUNS_TO_KNOW as u64 {
+            return None;
+        }
+        Some((class, self.sizes[class].median()? / self.sizes[class - 1].median()?))
     }
 
     /// How many of `offered` items to take (`offered` is at most `max`); `share` is what leaves as much for each other
     /// worker.
-    pub(crate) fn choose(&mut self, offered: usize, share: usize, max: usize) -> Choice {
+    fn choose(&mut self, offered: usize, share: usize, max: usize, steps: &[Step; SIZES]) -> Choice {
         let (top, limit) = (size_class(offered), size_class(max));
         self.decisions += 1;
         let probe = self.decisions.is_multiple_of(PROBE_EVERY);
-        let untried = self.untried(limit);
+        let untried = self.untried(limit).filter(|&class| probe || steps[class].worth_a_try());
         if let Some(untried) = untried.filter(|&untried| untried <= top) {
             return Choice { items: (1 << untried).min(offered), more_may_pay: true };
         }
@@ -149,13 +180,14 @@ impl ShapeCost {
 #[derive(Debug, Default)]
 pub(crate) struct ModelCost {
     shapes: HashMap<u64, (String, ShapeCost)>,
+    steps: [Step; SIZES],
     line: Line,
     clock: u64,
 }
 
 impl ModelCost {
     /// What is known of a shape, called `name` for people when it is new.
-    pub(crate) fn shape(&mut self, key: u64, name: impl FnOnce() -> String) -> &mut ShapeCost {
+    fn shape(&mut self, key: u64, name: impl FnOnce() -> String) -> &mut ShapeCost {
         self.clock += 1;
         if !self.shapes.contains_key(&key) && self.shapes.len() >= SHAPES_MAX {
             let oldest = self.shapes.iter().min_by_key(|(_, (_, cost))| cost.last_used).map(|(key, _)| *key);
@@ -166,10 +198,23 @@ impl ModelCost {
         cost
     }
 
+    /// See [`ShapeCost::choose`].
+    pub(crate) fn choose(
+        &mut self,
+        key: u64,
+        name: impl FnOnce() -> String,
+        offered: usize,
+        (share, max): (usize, usize),
+    ) -> Choice {
+        let steps = self.steps;
+        self.shape(key, name).choose(offered, share, max, &steps)
+    }
+
     /// A run of `items` items and `elements` elements, all of one shape, took `us` microseconds.
     pub(crate) fn add(&mut self, key: u64, items: usize, elements: f64, us: f64) {
-        if let Some((_, cost)) = self.shapes.get_mut(&key) {
-            cost.add(items, us);
+        let step = self.shapes.get_mut(&key).and_then(|(_, cost)| cost.add(items, us));
+        if let Some((class, ratio)) = step {
+            self.steps[class].add(ratio);
         }
         self.line.add(elements, us);
     }
@@ -198,6 +243,8 @@ impl ModelCost {
 mod tests {
     use super::*;
 
+    const UNTAUGHT: [Step; SIZES] = [Step { shapes: 0, ratio: 0.0 }; SIZES];
+
     /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`; the last choice.
     fn learn(
         offered: usize,
@@ -207,7 +254,7 @@ mod tests {
     ) -> (Vec<usize>, ShapeCost) {
         let mut cost = ShapeCost::default();
         let taken = (0..rounds).map(|_| {
-            let choice = cost.choose(offered, share, 32);
+            let choice = cost.choose(offered, share, 32, &UNTAUGHT);
             cost.add(choice.items, us(choice.items));
             choice.items
         });
@@ -251,7 +298,7 @@ mod tests {
         let (_, mut cost) = learn(8, 8, |n| 1000.0 * n as f64, 100);
         let mut last = 0;
         for _ in 0..20_000 {
-            last = cost.choose(8, 8, 32).items;
+            last = cost.choose(8, 8, 32, &UNTAUGHT).items;
             cost.add(last, 1000.0 + 10.0 * last as f64);
         }
         assert_eq!(last, 8);
@@ -260,9 +307,23 @@ mod tests {
     #[test]
     fn lingering_makes_sense_only_where_more_would_pay() {
         let (_, mut gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
-        assert!(gains.choose(1, 1, 32).more_may_pay);
+        assert!(gains.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
         let (_, mut linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
-        assert!(!linear.choose(1, 1, 32).more_may_pay);
+        assert!(!linear.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
+    }
+
+    /// Three shapes are tried; the others of the model learn from them.
+    #[test]
+    fn shapes_learn_from_each_other() {
+        let mut cost = ModelCost::default();
+        let mut merged = 0;
+        for round in 0..3000 {
+            let key = round % 100;
+            let items = cost.choose(key, String::new, 2, (2, 32)).items;
+            merged += usize::from(items > 1);
+            cost.add(key, items, items as f64, 1000.0 * items as f64);
+        }
+        assert_eq!(merged, 3 * RUNS_TO_KNOW);
     }
 
     #[test]
