@@ -26,6 +26,8 @@ const TRY_ABOVE: f64 = 1.10;
 const PROBE_EVERY: u64 = 200;
 /// Shapes from which a model's other shapes learn that a size is not worth a try.
 const SHAPES_TO_TEACH: u32 = 3;
+/// Decisions after which shapes that began a try, but were not seen again, are no longer waited for.
+const FORGET_EVERY: u64 = 1024;
 /// Weight of the last shape in that lesson, once there are enough.
 const LESSON_WEIGHT: f64 = 0.1;
 /// Shapes remembered of a model.
@@ -81,6 +83,8 @@ pub(crate) struct Choice {
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
     shapes: u32,
+    /// Shapes that have begun to try it while nothing was known.
+    begun: u32,
     /// Mean of the time an item against the class below.
     ratio: f64,
 }
@@ -93,8 +97,12 @@ impl Step {
         self.ratio += weight * (ratio - self.ratio);
     }
 
-    fn worth_a_try(&self) -> bool {
-        self.shapes < SHAPES_TO_TEACH || self.ratio < 1.0 - GAIN_MIN
+    /// Whether a shape may try the size; `begun` says that it has done so already.
+    fn worth_a_try(&self, begun: bool) -> bool {
+        match self.shapes < SHAPES_TO_TEACH {
+            true => begun || self.begun < 2 * SHAPES_TO_TEACH,
+            false => self.ratio < 1.0 - GAIN_MIN,
+        }
     }
 }
 
@@ -115,7 +123,9 @@ impl ShapeCost {
         let (top, limit) = (size_class(offered), size_class(max));
         self.decisions += 1;
         let probe = self.decisions.is_multiple_of(PROBE_EVERY);
-        let untried = self.untried(limit).filter(|&class| probe || steps[class].worth_a_try());
+        let begun = |class: usize| self.sizes[class].count > 0;
+        let worth = |&class: &usize| class == 0 || probe || steps[class].worth_a_try(begun(class));
+        let untried = self.untried(limit).filter(worth);
         if let Some(untried) = untried.filter(|&untried| untried <= top) {
             return Choice { items: (1 << untried).min(offered), more_may_pay: true };
         }
@@ -207,7 +217,16 @@ impl ModelCost {
         (share, max): (usize, usize),
     ) -> Choice {
         let steps = self.steps;
-        self.shape(key, name).choose(offered, share, max, &steps)
+        let cost = self.shape(key, name);
+        let choice = cost.choose(offered, share, max, &steps);
+        let class = size_class(choice.items);
+        let begins = cost.sizes[class].count == 0;
+        self.steps[class].begun += u32::from(begins);
+        if self.clock.is_multiple_of(FORGET_EVERY) {
+            // Those that began may never come again.
+            self.steps.iter_mut().for_each(|step| step.begun = 0);
+        }
+        choice
     }
 
     /// A run of `items` items and `elements` elements, all of one shape, took `us` microseconds.
@@ -243,7 +262,7 @@ impl ModelCost {
 mod tests {
     use super::*;
 
-    const UNTAUGHT: [Step; SIZES] = [Step { shapes: 0, ratio: 0.0 }; SIZES];
+    const UNTAUGHT: [Step; SIZES] = [Step { shapes: 0, begun: 0, ratio: 0.0 }; SIZES];
 
     /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`; the last choice.
     fn learn(
@@ -312,18 +331,18 @@ mod tests {
         assert!(!linear.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
     }
 
-    /// Three shapes are tried; the others of the model learn from them.
+    /// Six shapes begin before three have taught the others.
     #[test]
     fn shapes_learn_from_each_other() {
         let mut cost = ModelCost::default();
         let mut merged = 0;
-        for round in 0..3000 {
+        for round in 0..1000 {
             let key = round % 100;
             let items = cost.choose(key, String::new, 2, (2, 32)).items;
             merged += usize::from(items > 1);
             cost.add(key, items, items as f64, 1000.0 * items as f64);
         }
-        assert_eq!(merged, 3 * RUNS_TO_KNOW);
+        assert_eq!(merged, 2 * SHAPES_TO_TEACH as usize + 3);
     }
 
     #[test]
