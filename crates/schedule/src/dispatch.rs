@@ -226,8 +226,10 @@ impl State {
             }
             let used = queue.used;
             match queue.next(now, workers, self.closed) {
-                Next::Run(batch) => {
+                Next::Run(mut batch) => {
                     self.virtual_time = self.virtual_time.max(used);
+                    // Another version than the one at the head may want more cores than were asked about.
+                    batch.cores = batch.cores.min(self.cores_free);
                     self.cores_free -= batch.cores;
                     return Next::Run(batch);
                 }

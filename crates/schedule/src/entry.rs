@@ -103,7 +103,8 @@ impl Entry {
             };
             pieces.push((inputs, count));
         }
-        let rejoin = Arc::new(Rejoin::new(pieces.len(), job.inputs, job.outputs.clone(), job.done));
+        let counts = pieces.iter().map(|(_, count)| *count).collect();
+        let rejoin = Arc::new(Rejoin::new(counts, job.inputs, job.outputs.clone(), job.done));
         let entry = |(index, (inputs, count))| {
             let finish = Finish::Part(rejoin.clone(), index);
             part(inputs, job.outputs.clone(), job.cancelled.clone(), form.clone(), count, finish)
@@ -136,6 +137,8 @@ impl Entry {
 
 /// The parts of a request, until all have an outcome.
 pub(crate) struct Rejoin {
+    /// Items of each part.
+    items: Vec<usize>,
     inputs: Vec<NamedTensor>,
     outputs: Vec<Arc<str>>,
     state: Mutex<Parts>,
@@ -152,17 +155,26 @@ struct Parts {
 }
 
 impl Rejoin {
-    fn new(parts: usize, inputs: Vec<NamedTensor>, outputs: Vec<Arc<str>>, done: Done) -> Rejoin {
+    fn new(items: Vec<usize>, inputs: Vec<NamedTensor>, outputs: Vec<Arc<str>>, done: Done) -> Rejoin {
         let state = Parts {
-            answers: vec![None; parts],
-            missing: parts,
+            answers: vec![None; items.len()],
+            missing: items.len(),
             failure: None,
             queue: Duration::ZERO,
             compute: Duration::ZERO,
             batch: 0,
             done: Some(done),
         };
-        Rejoin { inputs, outputs, state: Mutex::new(state) }
+        Rejoin { items, inputs, outputs, state: Mutex::new(state) }
+    }
+
+    /// Whether every output of every part has the part's items on axis 0: else the model mixes its items, and what the
+    /// parts gave is not the answer's parts.
+    fn kept_apart(&self, runs: &[Vec<NamedTensor>]) -> bool {
+        let kept = |(run, items): (&Vec<NamedTensor>, &usize)| {
+            run.iter().all(|output| output.tensor.shape().first() == Some(items))
+        };
+        runs.len() == self.items.len() && runs.iter().zip(&self.items).all(kept)
     }
 
     /// Takes one part's outcome; the last one's gives the request's. `again` runs the whole request, for a model whose
@@ -191,7 +203,10 @@ impl Rejoin {
             Some(error) => Err(error),
             None => {
                 let runs: Vec<Vec<NamedTensor>> = answers.into_iter().flatten().collect();
-                batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs))
+                match self.kept_apart(&runs) {
+                    true => batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs)),
+                    false => again(&self.inputs, &self.outputs),
+                }
             }
         };
         Some((done, Completion { result, queue: state.queue, compute: state.compute, batch: state.batch }))

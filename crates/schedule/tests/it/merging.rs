@@ -189,3 +189,10 @@ fn counters_say_what_was_merged_and_padded() {
     assert_eq!((model.real_elements, model.padding_elements), (2 + 15, 3));
     assert_eq!(model.batch_sizes[..4], [1, 0, 1, 0]);
 }
+
+/// Parts of a large request that a model mixes cannot be put together: it runs whole.
+#[test]
+fn a_large_request_to_a_model_that_mixes_is_not_split() {
+    let runs = check(merging(), Kind { masked: false, mixes: true }, 1, &[x(20, 4, 1.0)]);
+    assert_eq!(runs.last(), Some(&(20, 4)));
+}
