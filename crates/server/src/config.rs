@@ -76,7 +76,7 @@ pub struct DataConfig {
     /// Merged batches of one model at the same time, as the models' settings have it where they do not say; 0 is
     /// as many as there are workers. Here it is only checked.
     pub runtime_threads: usize,
-    /// Requests waiting for a worker; the next one is refused.
+    /// Requests of one model waiting for a worker; the next one is refused.
     pub queue_max: usize,
     /// Pin worker i to core i.
     pub pin: bool,

@@ -82,7 +82,7 @@ pub(crate) struct InferenceOptions {
     /// Merge requests: batches of one model being run at the same time; 0 runs each request by itself [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) runtime_threads: Option<usize>,
-    /// Requests that wait for a worker; the next one is refused [default: 512]
+    /// Requests of a model that wait for a worker; the next one is refused [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<usize>,
     /// Pin inference thread i to core i
