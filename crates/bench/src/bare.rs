@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, NamedTensor, Result, Signature, Tensor};
 use engine::layout::Artifact;
-use engine::{BoundTensor, Engine, LoadRequest, Session, SessionOptions};
+use engine::{BoundTensor, Engine, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
 use memory::{Chunk, ParameterStore, PoolConfig, Rate, SLOT_BYTES, SlotPool, StoreConfig};
 
@@ -41,7 +41,7 @@ impl Bare {
         let request = LoadRequest {
             graph: dir.join("model.onnx"),
             parameters: parameters(dir)?,
-            options: SessionOptions::default(),
+            ..LoadRequest::default()
         };
         let session = engine.load(&request)?;
         Ok(Bare { engine, session })
@@ -241,8 +241,7 @@ pub(crate) mod tests {
         let expected = ctr.reference(7, &features);
         let bare = Bare::open(&env(dir.path()), &layout).unwrap();
         assert_eq!(bare.output_name(), "prob");
-        let request =
-            LoadRequest { graph: embedded, parameters: Vec::new(), options: SessionOptions::default() };
+        let request = LoadRequest { graph: embedded, ..LoadRequest::default() };
         let heap = Bare { session: bare.engine.load(&request).unwrap(), engine: bare.engine };
         for answers in [bare.answers(&requests).unwrap(), heap.answers(&requests).unwrap()] {
             for (answer, wanted) in answers.iter().zip(&expected) {

@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, OnceLock};
 
 use base::{Error, Result};
-use engine::{Capabilities, Engine, LoadRequest, Session};
+use engine::{Capabilities, Engine, LoadRequest, ParameterUse, Session};
 use ort::sys;
 
 use crate::api::{Handle, call, leak};
@@ -93,7 +93,8 @@ impl Engine for OnnxEngine {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            binds_parameters: true,
+            parameters: ParameterUse::Bound,
+            files: vec!["model.onnx"],
             concurrent_runs: true,
             dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
         }

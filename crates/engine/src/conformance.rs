@@ -1,7 +1,8 @@
 //! What every engine must do. Each engine's integration test, and the fake's, runs [`check`].
 //!
 //! An engine brings the standard graphs in its own format, in one directory, called by the names below with its
-//! own extension; their parameters are bound by the suite. All floats are singles.
+//! own extension. Their parameters are bound by the suite, or, where the engine allocates them itself, lie in the files:
+//! `half` 0.5, `two` 2, and in `table` each element is its own row number. All floats are singles.
 //!
 //! | graph | inputs | parameters | outputs |
 //! |---|---|---|---|
@@ -13,14 +14,15 @@
 //!
 //! A failed expectation panics with a sentence, as an assertion does.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::{DType, Dim, Error, ErrorKind, NamedTensor, Tensor};
 use bytes::Bytes;
-use memory::{PoolConfig, Rate, Region, SlotPool};
+use memory::{ParameterStore, PoolConfig, Rate, Region, SlotPool, StoreConfig};
 
-use crate::{BoundTensor, Engine, LoadRequest, Session};
+use crate::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Session, SessionOptions, SignatureFile};
 
 /// Rows of `pick`'s table.
 pub const TABLE_ROWS: usize = 1 << 20;
@@ -40,6 +42,8 @@ pub struct Fixture {
     pub extension: String,
     /// An empty directory to write damaged graphs to.
     pub scratch: PathBuf,
+    /// By graph, what the format itself does not say of inputs and outputs.
+    pub signatures: BTreeMap<String, SignatureFile>,
 }
 
 /// Runs the whole suite.
@@ -47,13 +51,15 @@ pub struct Fixture {
 /// # Panics
 /// When `engine` does not conform, saying how.
 pub fn check(engine: &dyn Engine, fixture: &Fixture) {
-    let suite = Suite { engine, fixture, pool: pool() };
+    let store = store();
+    let suite = Suite { engine, fixture, pool: store.pool().clone(), store };
     type Case = fn(&Suite<'_>);
-    let cases: [(&str, Case); 11] = [
+    let cases: [(&str, Case); 12] = [
         ("echo", echo),
         ("scalars and empty tensors", shapes),
         ("signature", signature),
         ("bound parameters", bound_parameters),
+        ("allocated parameters", allocated_parameters),
         ("no copy of parameters", no_copy),
         ("missing and wrong parameters", missing_parameter),
         ("damaged graphs", damaged_graphs),
@@ -72,17 +78,32 @@ struct Suite<'a> {
     engine: &'a dyn Engine,
     fixture: &'a Fixture,
     pool: Arc<SlotPool>,
+    store: Arc<ParameterStore>,
 }
 
-fn pool() -> Arc<SlotPool> {
+fn store() -> Arc<ParameterStore> {
     let config = PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
-    SlotPool::new(config).expect("a pool for the suite")
+    let pool = SlotPool::new(config).expect("a pool for the suite");
+    ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true })
 }
 
 impl Suite<'_> {
     fn try_load(&self, name: &str, parameters: Vec<BoundTensor>) -> Result<Box<dyn Session>, Error> {
         let graph = self.fixture.graphs.join(format!("{name}.{}", self.fixture.extension));
-        self.engine.load(&LoadRequest { graph, parameters, options: Default::default() })
+        let signature = self.fixture.signatures.get(name).cloned().unwrap_or_default();
+        let mut request = LoadRequest { graph, ..LoadRequest::default() };
+        request.options = SessionOptions { signature, ..SessionOptions::default() };
+        if self.allocates() {
+            let bytes = self.engine.arena_bytes(&request.graph)?;
+            request.arena = Some(Arena { store: self.store.clone(), bytes, stop: Arc::default() });
+        } else {
+            request.parameters = parameters;
+        }
+        self.engine.load(&request)
+    }
+
+    fn allocates(&self) -> bool {
+        self.engine.capabilities().parameters == ParameterUse::Allocated
     }
 
     fn load(&self, name: &str, parameters: Vec<BoundTensor>) -> Box<dyn Session> {
@@ -207,11 +228,33 @@ fn signature(suite: &Suite<'_>) {
     let signature = session.signature();
     let [input] = &signature.inputs[..] else { panic!("parameters are no inputs: {signature:?}") };
     assert_eq!((input.name.as_str(), input.dtype, input.optional), ("x", DType::F32, false));
-    assert_eq!(input.shape, Some(vec![Dim::Dynamic(Some("n".to_owned()))]));
+    assert!(matches!(input.shape.as_deref(), Some([Dim::Dynamic(_)])), "{input:?}");
     assert_eq!(signature.outputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["y"]);
 }
 
+fn allocated_parameters(suite: &Suite<'_>) {
+    if !suite.allocates() {
+        return;
+    }
+    let table_bytes = TABLE_ROWS * TABLE_COLUMNS * size_of::<f32>();
+    suite.pool.ensure_backed(128 << 20).expect("memory for the table");
+    let before = resident_bytes();
+    let session = suite.load("pick", vec![]);
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < table_bytes / 2, "the process grew by {grown} bytes over a table of {table_bytes}");
+    assert!(session.parameter_bytes() >= table_bytes as u64, "{} bytes", session.parameter_bytes());
+    assert!(suite.pool.stats().used >= table_bytes as u64);
+    let got = answer(&*session, indices("index", &[0, 1_000_000, 3]));
+    let rows = got[0].tensor.to_vec::<f32>().expect("singles");
+    assert_eq!([rows[0], rows[16], rows[47]], [0.0, 1_000_000.0, 3.0]);
+    drop(session);
+    assert_eq!(suite.pool.stats().used, 0, "a dropped session lets go of its memory");
+}
+
 fn bound_parameters(suite: &Suite<'_>) {
+    if suite.allocates() {
+        return;
+    }
     let (half, two) = (suite.floats("half", &[1], &[0.5]), suite.floats("two", &[1], &[2.0]));
     let session = suite.load("half_plus_two", vec![half.clone(), two.clone()]);
     let got = answer(&*session, floats("x", &[1.0, 2.0, 5.0]));
@@ -230,7 +273,7 @@ fn bound_parameters(suite: &Suite<'_>) {
 }
 
 fn no_copy(suite: &Suite<'_>) {
-    if !suite.engine.capabilities().binds_parameters {
+    if suite.allocates() {
         return;
     }
     let table = suite.table();
@@ -257,6 +300,9 @@ pub fn resident_bytes() -> usize {
 }
 
 fn missing_parameter(suite: &Suite<'_>) {
+    if suite.allocates() {
+        return;
+    }
     let (half, two) = (suite.floats("half", &[1], &[0.5]), suite.floats("two", &[1], &[2.0]));
     let refused = |parameters: &[&BoundTensor]| {
         let parameters = parameters.iter().copied().cloned().collect();
@@ -277,9 +323,7 @@ fn damaged_graphs(suite: &Suite<'_>) {
     let whole = std::fs::read(whole).expect("the graph");
     let damaged: [(&str, &[u8]); 3] =
         [("empty", b""), ("garbage", &[0xa5; 4096]), ("truncated", &whole[..whole.len() / 2])];
-    let load = |graph: PathBuf| {
-        suite.engine.load(&LoadRequest { graph, parameters: vec![], options: Default::default() })
-    };
+    let load = |graph: PathBuf| suite.engine.load(&LoadRequest { graph, ..LoadRequest::default() });
     for (name, bytes) in damaged {
         let path = suite.fixture.scratch.join(name);
         std::fs::write(&path, bytes).expect("writing to the scratch directory");

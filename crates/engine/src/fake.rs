@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 
-use crate::{BoundTensor, Capabilities, Engine, LoadRequest, Session};
+use crate::{BoundTensor, Capabilities, Engine, LoadRequest, ParameterUse, Session};
 use gate::Gate;
 use graph::Graph;
 
@@ -141,7 +141,12 @@ impl Engine for FakeEngine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { binds_parameters: true, concurrent_runs: true, dtypes: DType::ALL.to_vec() }
+        Capabilities {
+            parameters: ParameterUse::Bound,
+            files: vec!["model.onnx"],
+            concurrent_runs: true,
+            dtypes: DType::ALL.to_vec(),
+        }
     }
 
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
@@ -196,7 +201,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let graph = dir.path().join("graph");
         std::fs::write(&graph, text).unwrap();
-        engine.load(&LoadRequest { graph, parameters: vec![], options: Default::default() })
+        engine.load(&LoadRequest { graph, ..LoadRequest::default() })
     }
 
     const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";

@@ -10,11 +10,15 @@
 //! How to add an engine: implement the two traits in a leaf crate `engine-NAME`, state in [`Capabilities`] what
 //! it cannot do, run `conformance::check` from its integration test, and add it to the list in `server`.
 
+mod arena;
 mod batch_plan;
 pub mod layout;
 mod schedule_file;
 mod schedule_options;
 mod servable;
+mod session_options;
+mod signature_file;
+mod stream;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
@@ -22,12 +26,13 @@ pub mod conformance;
 pub mod fake;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 use memory::Region;
 
+pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, Fill, GrowingAxis, InputPlan, OutputPlan, PadRule};
 pub use schedule_file::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile};
 pub use schedule_options::{
@@ -35,12 +40,27 @@ pub use schedule_options::{
     QUEUE_DELAY_MAX, ScheduleOptions,
 };
 pub use servable::Servable;
+pub use session_options::{Device, SessionOptions};
+pub use signature_file::{SignatureFile, TensorText};
+pub use stream::Carry;
+
+/// How an engine gets its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterUse {
+    /// It uses [`BoundTensor`]s where they lie. Versions that are not published are converted first.
+    Bound,
+    /// It allocates while it loads, from the caller's [`Arena`]. Versions are opened as they are.
+    Allocated,
+}
 
 /// What an engine can and cannot do, so that nobody finds out by trying.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Parameters may stay in the caller's memory.
-    pub binds_parameters: bool,
+    /// How it gets its parameters.
+    pub parameters: ParameterUse,
+    /// Names of the files that make a directory without a manifest a version of this engine; the first that is there
+    /// counts.
+    pub files: Vec<&'static str>,
     /// One session may run on several threads at once.
     pub concurrent_runs: bool,
     /// The element types it takes and gives.
@@ -93,31 +113,17 @@ impl BoundTensor {
     }
 }
 
-/// Threads inside one run of the engine. One and one unless a model asks for more: Millpond's own workers are
-/// the parallelism.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionOptions {
-    /// Threads inside one operator.
-    pub intra_op_threads: usize,
-    /// Operators of one run at the same time.
-    pub inter_op_threads: usize,
-}
-
-impl Default for SessionOptions {
-    fn default() -> Self {
-        SessionOptions { intra_op_threads: 1, inter_op_threads: 1 }
-    }
-}
-
 /// Everything a load needs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LoadRequest {
     /// The graph file, in the engine's own format.
     pub graph: PathBuf,
     /// Parameters that the graph names and does not hold. Empty where the graph embeds them: then they go
     /// wherever the engine puts them.
     pub parameters: Vec<BoundTensor>,
-    /// Thread counts.
+    /// Where an engine of [`ParameterUse::Allocated`] puts its parameters; without one, wherever it likes.
+    pub arena: Option<Arena>,
+    /// Threads, device, and what the graph does not say of itself.
     pub options: SessionOptions,
 }
 
@@ -131,6 +137,15 @@ pub trait Engine: Send + Sync {
 
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// How many bytes of an [`Arena`] loading `graph` takes at most. Reads the file's directory only.
+    ///
+    /// # Errors
+    /// Those of reading the file; `DataLoss` when it is damaged.
+    fn arena_bytes(&self, graph: &Path) -> Result<usize> {
+        let _ = graph;
+        Ok(0)
+    }
 
     /// Opens a model. Runs on a loader thread and may take seconds.
     ///
@@ -147,6 +162,26 @@ pub trait Session: Send + Sync {
 
     /// Free-form facts that the model carries (labels, producer, description).
     fn metadata(&self) -> &BTreeMap<String, String>;
+
+    /// Bytes of the [`Arena`] in use; 0 for an engine whose parameters are bound.
+    fn parameter_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Whether a run leaves state behind inside the model. Then [`Session::run`] starts each run from the state as
+    /// loaded, so that no answer depends on another request, and a [`Session::fork`] keeps its own from run to run.
+    fn stateful(&self) -> bool {
+        false
+    }
+
+    /// The same model with a state of its own, as loaded, which every run carries on; parameters are shared. Its
+    /// runs must come one after the other (they wait for each other if they do not).
+    ///
+    /// # Errors
+    /// `Unimplemented` where the engine keeps no state, `Internal` when the engine fails.
+    fn fork(&self) -> Result<Box<dyn Session>> {
+        Err(Error::unimplemented("this engine's models keep no state inside"))
+    }
 
     /// Runs once on the calling thread. `inputs` were checked against the signature by the caller
     /// ([`Signature::check_inputs`]); `outputs` names the wanted outputs in the wanted order, all of them in the

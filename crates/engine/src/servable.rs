@@ -6,7 +6,8 @@ use std::time::SystemTime;
 
 use base::{NamedTensor, Result, Signature, VersionId};
 
-use crate::{BatchPlan, ScheduleOptions, Session, SessionOptions};
+use crate::stream::StreamSession;
+use crate::{BatchPlan, Carry, Mode, ScheduleOptions, Session, SessionOptions};
 
 /// A loaded, warmed version. Held in an `Arc` by the catalogue and by each request that uses it; dropped only by
 /// the unload thread, which waits until it is the last holder.
@@ -21,6 +22,8 @@ pub struct Servable {
     pub ready_at: SystemTime,
     /// Threads inside one run.
     pub threads_per_run: usize,
+    /// The section `[recogniser]` of the model's settings, as text; whoever serves recordings reads it.
+    pub recogniser: Option<Arc<str>>,
     session: Box<dyn Session>,
     signature: Signature,
     schedule: ScheduleOptions,
@@ -50,11 +53,48 @@ impl Servable {
             parameter_bytes,
             ready_at: SystemTime::now(),
             threads_per_run: threads.intra_op_threads.max(1),
+            recogniser: None,
             session,
             signature,
             schedule,
             plan,
         })
+    }
+
+    /// The same with what the model's settings say of recordings.
+    pub fn with_recogniser(self, recogniser: Option<Arc<str>>) -> Servable {
+        Servable { recogniser, ..self }
+    }
+
+    /// Whether runs of it leave state behind; see [`Session::stateful`].
+    pub fn stateful(&self) -> bool {
+        self.session.stateful()
+    }
+
+    /// The same version for one stream of requests: a run's items (axis 0) run one after the other, and the state goes
+    /// from item to item and from run to run. The state is inside where the model is [`Servable::stateful`]; `carried`
+    /// names outputs that become inputs. Runs are not merged with others', and inputs are not checked against the
+    /// signature. Whoever holds it keeps the version from being released.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
+    pub fn stream(self: &Arc<Self>, carried: Vec<Carry>) -> Result<Arc<Servable>> {
+        Ok(Arc::new(Servable {
+            id: self.id.clone(),
+            engine: self.engine,
+            parameter_bytes: self.parameter_bytes,
+            ready_at: self.ready_at,
+            threads_per_run: self.threads_per_run,
+            recogniser: self.recogniser.clone(),
+            session: Box::new(StreamSession::new(self, carried)?),
+            signature: self.signature.clone(),
+            schedule: ScheduleOptions { mode: Mode::Sync, max_batch: usize::MAX, ..self.schedule.clone() },
+            plan: BatchPlan { batchable: false, ..self.plan.clone() },
+        }))
+    }
+
+    pub(crate) fn fork_session(&self) -> Result<Box<dyn Session>> {
+        self.session.fork()
     }
 
     /// What it takes and gives; inputs that the server fills are optional.

@@ -47,10 +47,32 @@ impl Ledger {
         chunks: &[Chunk],
         transition: Transition,
     ) -> Result<Admission> {
+        self.admit_when(store, || store.bytes_needed(chunks), transition)
+    }
+
+    /// Asks for so many bytes of the pool.
+    ///
+    /// # Errors
+    /// Those of [`Ledger::admit`].
+    pub(crate) fn admit_bytes(
+        self: &Arc<Self>,
+        store: &ParameterStore,
+        bytes: u64,
+        transition: Transition,
+    ) -> Result<Admission> {
+        self.admit_when(store, || bytes, transition)
+    }
+
+    fn admit_when(
+        self: &Arc<Self>,
+        store: &ParameterStore,
+        needed: impl FnOnce() -> u64,
+        transition: Transition,
+    ) -> Result<Admission> {
         let mut promised = self.promised();
         // Before the pool is asked: what is released in between is then seen as free.
         let releasing = self.releasing.load(Ordering::SeqCst);
-        let needed = store.bytes_needed(chunks);
+        let needed = needed();
         let stats = store.pool().stats();
         let free = stats.bytes_max.saturating_sub(stats.used);
         if needed <= free.saturating_sub(*promised) {

@@ -76,6 +76,8 @@ pub struct ModelConfig {
     pub schedule: ScheduleOptions,
     /// Names for versions ("stable" is 3).
     pub labels: BTreeMap<String, u64>,
+    /// The section `[recogniser]` of its file, as text: passed on to [`engine::Servable::recogniser`].
+    pub recogniser: Option<Arc<str>>,
 }
 
 impl ModelConfig {
@@ -90,6 +92,7 @@ impl ModelConfig {
             session: SessionOptions::default(),
             schedule: ScheduleOptions::default(),
             labels: BTreeMap::new(),
+            recogniser: None,
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::loader::Loader;
 use crate::manager::{Manager, Retries, Setup, Wires};
 use crate::message::{LoadJob, MESSAGES_MAX, Message, RETIRED_MAX, Retired};
 use crate::settled::Settled;
+use crate::source::Kind;
 use crate::source::Scanner;
 use crate::source_thread::{self, Looks};
 use crate::unloader::Unloader;
@@ -74,6 +75,7 @@ impl Lifecycle {
             threads: Mutex::default(),
         };
         let ledger = Arc::new(Ledger::default());
+        let kinds = Kind::all(&engines);
         let jobs = lifecycle.start_loaders(&config, (engines, warmup), &store, &ledger)?;
         let abandon = Arc::new(AtomicBool::new(false));
         let retired = lifecycle.start_unloaders(&config, &abandon)?;
@@ -94,7 +96,7 @@ impl Lifecycle {
             Manager::new(setup, Wires { inbox, jobs, load_threads, retired, looks, backing, abandon });
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
-        let (scanner, out) = (Scanner::new(config.models, config.roots, poll), lifecycle.to.clone());
+        let (scanner, out) = (Scanner::new(config.models, config.roots, poll, kinds), lifecycle.to.clone());
         lifecycle.spawn("source".into(), move || source_thread::look(scanner, poll, &asked, &out))?;
         Ok(Arc::new(lifecycle))
     }

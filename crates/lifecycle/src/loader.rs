@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use base::{Error, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
 use engine::layout::{Artifact, FileEntry, TensorEntry};
-use engine::{BoundTensor, Engine, LoadRequest, Servable, Session};
-use memory::{Chunk, Loaded, ParameterStore, thread};
+use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
+use memory::{Chunk, Loaded, ParameterStore, SlotPool, thread};
 
-use crate::admission::{Admission, Ledger};
+use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
 use crate::message::{Fresh, LoadJob, Message, Outcome};
-use crate::source::MODEL_NAME;
+use crate::source::Kind;
 use crate::status::LoadCost;
 use crate::threads;
 use crate::warmup::{self, WarmupSource};
@@ -49,7 +49,10 @@ struct Placed {
     engine: Arc<dyn Engine>,
     graph: PathBuf,
     parameters: Vec<BoundTensor>,
+    arena: Option<Arena>,
     parameter_bytes: u64,
+    /// Bytes of the pool that nobody else may take until the engine has allocated them.
+    promise: Option<Promise>,
 }
 
 /// Where a try to place parameters led.
@@ -84,15 +87,16 @@ impl Loader {
 
     fn load(&self, mut job: LoadJob) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
-        if self.home == ParameterHome::Pool && !job.published && job.converted.is_none() {
+        let foreign = job.kind.is_some_and(|kind| kind.converted);
+        if self.home == ParameterHome::Pool && foreign && job.converted.is_none() {
             job.converted = Some(self.convert(&job)?);
         }
         let (meter, started) = (Meter::read(), Instant::now());
-        let (placed, mut cost) = match self.place(&job)? {
+        let (mut placed, mut cost) = match self.place(&job)? {
             Placing::Placed(placed, cost) => (placed, cost),
             Placing::Deferred(reason) => return Ok(Outcome::Deferred { reason, converted: job.converted }),
         };
-        let session = self.open(&placed, &job)?;
+        let session = self.open(&mut placed, &job)?;
         cost.load_seconds = started.elapsed().as_secs_f64();
         let started = Instant::now();
         self.stage(&job.id, State::Warming, None);
@@ -102,7 +106,8 @@ impl Loader {
         meter.count(&mut cost);
         let settings = (job.schedule, &job.session);
         let servable =
-            Servable::new(job.id, placed.engine.name(), placed.parameter_bytes, session, settings)?;
+            Servable::new(job.id, placed.engine.name(), placed.parameter_bytes, session, settings)?
+                .with_recogniser(job.recogniser);
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
             converted: job.converted,
@@ -123,29 +128,43 @@ impl Loader {
     }
 
     fn place(&self, job: &LoadJob) -> Result<Placing> {
-        if self.home == ParameterHome::Heap && job.dir.join(MODEL_NAME).exists() {
-            self.stage(&job.id, State::Admitted, None);
-            self.stage(&job.id, State::Loading, None);
-            let graph = job.dir.join(MODEL_NAME);
-            let engine = self.engines.first().ok_or_else(|| Error::internal("no engine"))?.clone();
-            let placed = Placed { engine, graph, parameters: Vec::new(), parameter_bytes: 0 };
-            return Ok(Placing::Placed(placed, LoadCost::default()));
+        if let Some(kind) = job.kind
+            && (self.home == ParameterHome::Heap || !kind.converted)
+        {
+            return self.place_as_is(job, kind);
         }
         let dir = job.converted.as_ref().map_or(job.dir.as_path(), Converted::dir);
         let artifact = Artifact::open(dir)?;
         if self.home == ParameterHome::Heap && !artifact.manifest.tensors.is_empty() {
-            let reason =
-                format!("parameters in the heap take a {MODEL_NAME} that holds them; this version has none");
+            let reason = "parameters in the heap take a model file that holds them; this version has none";
             return Err(Error::precondition(reason));
         }
         self.place_artifact(job, &artifact)
+    }
+
+    /// A model file that its engine opens as it is: into an arena of the pool, or wherever it likes.
+    fn place_as_is(&self, job: &LoadJob, kind: Kind) -> Result<Placing> {
+        let (engine, graph) = (self.engine(kind.engine)?, job.dir.join(kind.file));
+        let mut placed =
+            Placed { engine, graph, parameters: Vec::new(), arena: None, parameter_bytes: 0, promise: None };
+        if self.home == ParameterHome::Pool {
+            let bytes = placed.engine.arena_bytes(&placed.graph)?;
+            match self.ledger.admit_bytes(&self.store, SlotPool::footprint(bytes as u64), job.transition)? {
+                Admission::Admitted(promise) => placed.promise = Some(promise),
+                Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
+            }
+            placed.arena = Some(Arena { store: self.store.clone(), bytes, stop: job.stop.clone() });
+        }
+        self.stage(&job.id, State::Admitted, None);
+        self.stage(&job.id, State::Loading, None);
+        Ok(Placing::Placed(placed, LoadCost::default()))
     }
 
     fn place_artifact(&self, job: &LoadJob, artifact: &Artifact) -> Result<Placing> {
         let engine = self.engine(&artifact.manifest.engine)?;
         let tensors = &artifact.manifest.tensors;
         let chunks = tensors.iter().map(chunk).collect::<Result<Vec<Chunk>>>()?;
-        if !chunks.is_empty() && !engine.capabilities().binds_parameters {
+        if !chunks.is_empty() && engine.capabilities().parameters != ParameterUse::Bound {
             let reason = format!("engine {} cannot use parameters in memory of ours", engine.name());
             return Err(Error::unimplemented(reason));
         }
@@ -167,7 +186,8 @@ impl Loader {
         }
         // The pool counts the bytes as used from here on.
         drop(promise);
-        let placed = Placed { engine, graph, parameters, parameter_bytes: artifact.parameter_bytes() };
+        let parameter_bytes = artifact.parameter_bytes();
+        let placed = Placed { engine, graph, parameters, arena: None, parameter_bytes, promise: None };
         Ok(Placing::Placed(placed, cost))
     }
 
@@ -178,13 +198,19 @@ impl Loader {
         })
     }
 
-    fn open(&self, placed: &Placed, job: &LoadJob) -> Result<Box<dyn Session>> {
+    fn open(&self, placed: &mut Placed, job: &LoadJob) -> Result<Box<dyn Session>> {
         go_on(&job.stop)?;
-        placed.engine.load(&LoadRequest {
+        let session = placed.engine.load(&LoadRequest {
             graph: placed.graph.clone(),
             parameters: placed.parameters.clone(),
+            arena: placed.arena.clone(),
             options: job.session.clone(),
-        })
+        });
+        // What was promised is in use by now, or not needed any more.
+        placed.promise = None;
+        let session = session?;
+        placed.parameter_bytes += session.parameter_bytes();
+        Ok(session)
     }
 
     fn stage(&self, id: &VersionId, state: State, reason: Option<String>) {

@@ -11,7 +11,7 @@ use engine::{ScheduleOptions, Servable, SessionOptions};
 use crate::admission::Releasing;
 use crate::convert::Converted;
 use crate::lifecycle::{Done, LoadSpec};
-use crate::source::{Fingerprint, Snapshot};
+use crate::source::{Fingerprint, Kind, Snapshot};
 use crate::status::LoadCost;
 use crate::{State, Transition, WarmupConfig};
 
@@ -46,14 +46,15 @@ pub(crate) enum Message {
 pub(crate) struct LoadJob {
     pub(crate) id: VersionId,
     pub(crate) dir: PathBuf,
-    /// The directory holds a manifest.
-    pub(crate) published: bool,
+    /// What the directory without a manifest is a version of; `None` for one with a manifest.
+    pub(crate) kind: Option<Kind>,
     pub(crate) fingerprint: Fingerprint,
     /// What an earlier try converted it to.
     pub(crate) converted: Option<Converted>,
     pub(crate) session: SessionOptions,
     pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
+    pub(crate) recogniser: Option<Arc<str>>,
     pub(crate) transition: Transition,
     /// Set to end the load early.
     pub(crate) stop: Arc<AtomicBool>,

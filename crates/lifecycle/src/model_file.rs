@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use engine::ScheduleFile;
+use engine::{Device, ScheduleFile, SignatureFile};
 use serde::Deserialize;
 
 use crate::{ModelConfig, Transition, VersionPolicy};
@@ -24,6 +24,10 @@ pub(crate) struct ModelFile {
     policy: Option<PolicyText>,
     transition: Option<TransitionText>,
     intra_op_threads: Option<usize>,
+    device: Option<String>,
+    trusted: Option<bool>,
+    signature: Option<SignatureFile>,
+    recogniser: Option<toml::Table>,
     schedule: Option<ScheduleFile>,
     warmup: Option<WarmupFile>,
     labels: Option<BTreeMap<String, u64>>,
@@ -69,6 +73,12 @@ impl ModelFile {
         if self.intra_op_threads.is_some_and(|threads| !(1..=INTRA_OP_THREADS_MAX).contains(&threads)) {
             return Err(format!("intra-op-threads must be 1 to {INTRA_OP_THREADS_MAX}"));
         }
+        if let Some(device) = &self.device {
+            device.parse::<Device>().map_err(|error| error.message().to_owned())?;
+        }
+        if let Some(signature) = &self.signature {
+            signature.check().map_err(|error| error.message().to_owned())?;
+        }
         let Some(warmup) = &self.warmup else { return Ok(()) };
         let batches = warmup.batch_sizes.as_deref().unwrap_or_default();
         if batches.iter().any(|size| !(1..=BATCH_SIZE_MAX).contains(size)) {
@@ -98,6 +108,17 @@ impl ModelFile {
         }
         if let Some(threads) = self.intra_op_threads {
             config.session.intra_op_threads = threads;
+        }
+        if let Some(device) = &self.device {
+            config.session.device =
+                device.parse().map_err(|error: base::Error| error.message().to_owned())?;
+        }
+        config.session.trusted = self.trusted.unwrap_or(config.session.trusted);
+        if let Some(signature) = &self.signature {
+            config.session.signature.clone_from(signature);
+        }
+        if let Some(recogniser) = &self.recogniser {
+            config.recogniser = Some(recogniser.to_string().into());
         }
         if let Some(schedule) = &self.schedule {
             config.schedule = schedule.apply(&base.schedule);

@@ -21,7 +21,7 @@ use crate::{ModelConfig, Root};
 
 pub(crate) use files::Fingerprint;
 use version::Memory;
-pub(crate) use version::{Found, MODEL_NAME, Parameters, VersionScan};
+pub(crate) use version::{Found, Kind, Parameters, VersionScan};
 
 /// Only so many versions of a model, the highest, are looked at.
 pub(crate) const VERSIONS_MAX: usize = 1024;
@@ -52,6 +52,7 @@ pub(crate) struct Scanner {
     configured: Vec<ModelConfig>,
     roots: Vec<Root>,
     poll: Duration,
+    kinds: Vec<Kind>,
     /// What each root held when it could last be read.
     known: HashMap<PathBuf, BTreeSet<String>>,
     unreadable: BTreeSet<PathBuf>,
@@ -68,11 +69,17 @@ struct SettingsMemory {
 }
 
 impl Scanner {
-    pub(crate) fn new(configured: Vec<ModelConfig>, roots: Vec<Root>, poll: Duration) -> Scanner {
+    pub(crate) fn new(
+        configured: Vec<ModelConfig>,
+        roots: Vec<Root>,
+        poll: Duration,
+        kinds: Vec<Kind>,
+    ) -> Scanner {
         Scanner {
             configured,
             roots,
             poll,
+            kinds,
             known: HashMap::new(),
             unreadable: BTreeSet::new(),
             versions: HashMap::new(),
@@ -119,7 +126,7 @@ impl Scanner {
         let versions = version_numbers(&base.base_path).map(|numbers| {
             let look = |(version, dir): (u64, PathBuf)| {
                 let memory = self.versions.entry(dir.clone()).or_default();
-                version::look(version, dir, memory, self.poll, now)
+                version::look((version, dir), &self.kinds, memory, self.poll, now)
             };
             numbers.into_iter().filter_map(look).collect()
         });

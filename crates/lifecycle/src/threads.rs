@@ -39,7 +39,8 @@ mod tests {
     use super::*;
 
     fn verdict(intra: usize, inter: usize, runs: Option<usize>, threads_max: usize) -> String {
-        let session = SessionOptions { intra_op_threads: intra, inter_op_threads: inter };
+        let session =
+            SessionOptions { intra_op_threads: intra, inter_op_threads: inter, ..Default::default() };
         let schedule = ScheduleOptions { threads: runs, ..ScheduleOptions::default() };
         check(&session, &schedule, threads_max)
             .err()

@@ -23,6 +23,7 @@
 
 mod file;
 pub mod jemalloc;
+mod paced;
 mod plan;
 mod pool;
 pub mod process;
@@ -34,6 +35,7 @@ mod store;
 pub mod thread;
 
 pub use file::{DIRECT_ALIGNMENT, DirectFile};
+pub use paced::PacedReader;
 pub use pool::{PoolConfig, PoolStats, SlotPool};
 pub use rate::{Pacer, Rate};
 pub use region::{Region, RegionMut};

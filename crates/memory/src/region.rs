@@ -2,24 +2,47 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::SlotPool;
+use base::{Error, Result};
+
+use crate::{SLOT_BYTES, SlotPool};
 
 /// A run of slots in use. Gives them back when dropped; that is bookkeeping, no system call.
 struct Run {
     pool: Arc<SlotPool>,
     slots: Range<usize>,
     bytes: usize,
+    /// The slots can only be read.
+    sealed: AtomicBool,
 }
 
 impl Run {
     fn start(&self) -> *mut u8 {
         self.pool.slot_address(self.slots.start)
     }
+
+    /// Lets the slots be written, or not.
+    fn protect(&self, protection: libc::c_int) -> std::io::Result<()> {
+        let bytes = self.slots.len() * SLOT_BYTES;
+        // SAFETY: the slots are mapped and this run's alone. Taking the right to write away is safe as nobody holds a
+        // mutable reference: `seal` is on a frozen region, whose bytes nobody writes; giving it back always is.
+        match unsafe { libc::mprotect(self.start().cast(), bytes, protection) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
+        if *self.sealed.get_mut()
+            && let Err(error) = self.protect(libc::PROT_READ | libc::PROT_WRITE)
+        {
+            // The next owner could not write; better lost than handed out.
+            tracing::error!(slots = ?self.slots, %error, "slots stay read-only and are lost to the pool");
+            return;
+        }
         self.pool.give_back(self.slots.clone());
     }
 }
@@ -30,7 +53,7 @@ pub struct RegionMut(Run);
 
 impl RegionMut {
     pub(crate) fn new(pool: Arc<SlotPool>, slots: Range<usize>, bytes: usize) -> RegionMut {
-        RegionMut(Run { pool, slots, bytes })
+        RegionMut(Run { pool, slots, bytes, sealed: AtomicBool::new(false) })
     }
 
     /// How many bytes were asked for.
@@ -69,6 +92,19 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.0.start(), self.0.bytes) }
     }
 
+    /// Has the processor refuse writes from now on, until the slots return to the pool: for a library that is handed
+    /// pointers it could write through.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` when the system cannot divide its mappings any further.
+    pub fn seal(&self) -> Result<()> {
+        self.0
+            .protect(libc::PROT_READ)
+            .map_err(|e| Error::exhausted(format!("parameters cannot be sealed: {e}")))?;
+        self.0.sealed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Where it starts; a multiple of the slot size. Valid as long as the region lives.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.start()
@@ -84,5 +120,35 @@ impl std::fmt::Debug for RegionMut {
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({} bytes, slots {:?})", self.0.bytes, self.0.slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{PoolConfig, Rate, SlotPool};
+
+    #[test]
+    fn a_sealed_region_is_read_only_until_it_returns() {
+        let config = PoolConfig { bytes_max: 2 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let pool = SlotPool::new(config).unwrap();
+        for round in 0..3 {
+            let mut region = pool.allocate(100).unwrap();
+            region.as_mut_slice().fill(round);
+            let region = region.freeze();
+            region.seal().unwrap();
+            assert!(mapping_of(region.as_ptr() as usize).starts_with("r--"), "round {round}");
+            assert_eq!(region.as_slice()[99], round);
+        }
+    }
+
+    /// The rights of the mapping that holds `address`.
+    fn mapping_of(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let holds = |line: &&str| {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let number = |text| usize::from_str_radix(text, 16).unwrap();
+            (number(start)..number(end)).contains(&address)
+        };
+        maps.lines().find(holds).unwrap().split(' ').nth(1).unwrap().to_owned()
     }
 }

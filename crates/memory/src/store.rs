@@ -10,7 +10,7 @@ use base::{Error, Result};
 
 use crate::plan::{Home, Plan, Span};
 use crate::pool::go_on;
-use crate::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate, Region, RegionMut, SlotPool};
+use crate::{DIRECT_ALIGNMENT, DirectFile, PacedReader, Pacer, Rate, Region, RegionMut, SlotPool};
 
 /// Chunks of at least this many bytes get slots of their own, so that other versions can share them; smaller
 /// ones are packed together, one region a load.
@@ -172,6 +172,19 @@ impl ParameterStore {
         Ok(Loaded { placed, report })
     }
 
+    /// Opens `file` for a library that reads it itself: past the page cache where possible, at the store's rate, until
+    /// `stop` is set.
+    ///
+    /// # Errors
+    /// Those of [`DirectFile::open`]; `Cancelled` after `stop`.
+    pub fn reader(self: &Arc<Self>, file: &Path, stop: Arc<AtomicBool>) -> Result<PacedReader> {
+        PacedReader::open(self.clone(), file, self.direct, stop)
+    }
+
+    pub(crate) fn pacer(&self) -> &Pacer {
+        &self.pacer
+    }
+
     /// What it did so far.
     pub fn stats(&self) -> StoreStats {
         let regions = self.alive().values().filter(|region| region.strong_count() > 0).count() as u64;
@@ -203,7 +216,7 @@ impl ParameterStore {
         }
     }
 
-    fn note_refusal(&self, source: &DirectFile) {
+    pub(crate) fn note_refusal(&self, source: &DirectFile) {
         if let Some(reason) = source.refusal()
             && self.direct_refusal.set(reason.to_owned()).is_ok()
         {

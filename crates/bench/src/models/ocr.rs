@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{Error, NamedTensor, Result, Tensor};
-use engine::{Engine as _, LoadRequest, SessionOptions};
+use engine::{Engine as _, LoadRequest};
 use engine_onnx::OnnxEngine;
 use engine_onnx::publish::{PublishOptions, publish as publish_onnx};
 use image::imageops::FilterType;
@@ -103,8 +103,7 @@ pub(crate) fn lines(assets: &Path) -> Result<Lines> {
 /// # Errors
 /// When the model cannot be opened or does not carry them.
 pub(crate) fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
-    let request =
-        LoadRequest { graph: model.to_owned(), parameters: Vec::new(), options: SessionOptions::default() };
+    let request = LoadRequest { graph: model.to_owned(), ..LoadRequest::default() };
     let session = engine.load(&request)?;
     let listed = session.metadata().get(CHARACTERS_KEY).ok_or_else(|| {
         Error::invalid(format!("{}: its metadata has no \"{CHARACTERS_KEY}\"", model.display()))

@@ -18,6 +18,11 @@ fn onnxruntime_conforms() {
     );
     check(
         &engine,
-        &Fixture { graphs: models(), extension: "onnx".into(), scratch: scratch.path().to_owned() },
+        &Fixture {
+            graphs: models(),
+            extension: "onnx".into(),
+            scratch: scratch.path().to_owned(),
+            signatures: Default::default(),
+        },
     );
 }

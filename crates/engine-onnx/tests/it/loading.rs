@@ -83,7 +83,7 @@ fn a_refusal_names_the_models_fault() {
     assert!(error.message().contains("absent.onnx"), "{error}");
     let options = SessionOptions { intra_op_threads: 0, ..Default::default() };
     let graph = models().join("default.onnx");
-    let error = refusal(onnx().load(&LoadRequest { graph, parameters: vec![], options }));
+    let error = refusal(onnx().load(&LoadRequest { graph, options, ..LoadRequest::default() }));
     assert!(error.message().contains("threads"), "{error}");
 }
 
@@ -110,9 +110,9 @@ fn a_parameter_that_is_not_what_the_graph_says() {
 
 #[test]
 fn threads_inside_a_run_are_as_asked() {
-    let options = SessionOptions { intra_op_threads: 2, inter_op_threads: 2 };
+    let options = SessionOptions { intra_op_threads: 2, inter_op_threads: 2, ..Default::default() };
     let graph = models().join("two_outputs.onnx");
-    let session = onnx().load(&LoadRequest { graph, parameters: vec![], options }).unwrap();
+    let session = onnx().load(&LoadRequest { graph, options, ..LoadRequest::default() }).unwrap();
     let answer = session.run(&[floats("x", &[1], &[4.0])], &[]).unwrap();
     assert_eq!(answer, [floats("half", &[1], &[2.0]), floats("plus", &[1], &[6.0])]);
 }
@@ -142,7 +142,7 @@ fn folding_optimisers_see_bound_parameters() {
     }
     std::fs::write(dir.path().join("weights.bin"), weights).unwrap();
     let load = |parameters| {
-        onnx().load(&LoadRequest { graph: graph.clone(), parameters, options: Default::default() }).unwrap()
+        onnx().load(&LoadRequest { graph: graph.clone(), parameters, ..LoadRequest::default() }).unwrap()
     };
     let x: Vec<f32> = (0..100).map(|i| i as f32 / 50.0 - 1.0).collect();
     let run = |session: &dyn engine::Session| {

@@ -27,7 +27,7 @@ pub(crate) fn models() -> PathBuf {
 
 pub(crate) fn load_with(name: &str, parameters: Vec<BoundTensor>) -> Result<Box<dyn Session>> {
     let graph = models().join(format!("{name}.onnx"));
-    onnx().load(&LoadRequest { graph, parameters, options: Default::default() })
+    onnx().load(&LoadRequest { graph, parameters, ..LoadRequest::default() })
 }
 
 pub(crate) fn load(name: &str) -> Box<dyn Session> {

@@ -35,7 +35,12 @@ fn fake_conforms() {
     );
     let scratch = dir.path().join("scratch");
     std::fs::create_dir(&scratch).unwrap();
-    let fixture = Fixture { graphs: dir.path().to_owned(), extension: "fake".into(), scratch };
+    let fixture = Fixture {
+        graphs: dir.path().to_owned(),
+        extension: "fake".into(),
+        scratch,
+        signatures: Default::default(),
+    };
     let engine = FakeEngine::new();
     conformance::check(&engine, &fixture);
     assert_eq!(engine.counters().live(), 0);

@@ -52,7 +52,7 @@ impl Backing {
                         bytes += unshared(parameters, &mut shared);
                         parameters.footprint()
                     }
-                    Some(Found::Foreign { bytes: files }) => {
+                    Some(Found::Foreign { bytes: files, .. }) => {
                         bytes += SlotPool::footprint(*files);
                         SlotPool::footprint(*files)
                     }

@@ -10,7 +10,7 @@ use super::{DEFER_PAUSE, Gear, Manager};
 use crate::convert::Converted;
 use crate::message::{Fresh, LoadJob, Outcome};
 use crate::policy::Choice;
-use crate::source::{Fingerprint, Found};
+use crate::source::Fingerprint;
 use crate::{Event, State, Transition};
 
 impl Manager {
@@ -67,12 +67,13 @@ impl Model {
         Ready::Now(Box::new(LoadJob {
             id,
             dir: disk.dir.clone(),
-            published: matches!(disk.found, Found::Published(_)),
+            kind: disk.found.kind(),
             fingerprint: disk.fingerprint,
             converted: load.converted.take(),
             session: self.config.session.clone(),
             schedule: self.config.schedule.clone(),
             warmup: self.config.warmup.clone(),
+            recogniser: self.config.recogniser.clone(),
             transition: self.config.transition,
             stop: load.stop.clone(),
         }))

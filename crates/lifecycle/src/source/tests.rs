@@ -13,7 +13,8 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let root = tempfile::tempdir().unwrap();
-        let scanner = Scanner::new(Vec::new(), vec![crate::Root::new(root.path())], POLL);
+        let kinds = vec![Kind { file: "model.onnx", engine: "fake", converted: true }];
+        let scanner = Scanner::new(Vec::new(), vec![crate::Root::new(root.path())], POLL, kinds);
         Bench { root, scanner, now: Instant::now() }
     }
 

@@ -6,14 +6,36 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use engine::layout::{Artifact, MANIFEST_NAME, TENSOR_ALIGNMENT};
+use engine::{Engine, ParameterUse};
 use memory::{SHARE_MIN, SlotPool};
 
 use super::files::{self, File, Fingerprint};
 
-/// The file that makes a directory without a manifest a version.
-pub(crate) const MODEL_NAME: &str = "model.onnx";
 /// Looks that must agree before a directory without a manifest is taken as complete.
 const LOOKS_MIN: u32 = 2;
+
+/// What makes a directory without a manifest a version, and what becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    /// The file that must be there.
+    pub(crate) file: &'static str,
+    /// The engine it is for.
+    pub(crate) engine: &'static str,
+    /// It is converted to the mappable layout first; otherwise the engine opens it as it is.
+    pub(crate) converted: bool,
+}
+
+impl Kind {
+    /// The kinds that `engines` open, in their order.
+    pub(crate) fn all(engines: &[Arc<dyn Engine>]) -> Vec<Kind> {
+        let kinds = |engine: &Arc<dyn Engine>| {
+            let (capabilities, engine) = (engine.capabilities(), engine.name());
+            let converted = capabilities.parameters == ParameterUse::Bound;
+            capabilities.files.into_iter().map(move |file| Kind { file, engine, converted })
+        };
+        engines.iter().flat_map(kinds).collect()
+    }
+}
 
 /// One version, as seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +53,21 @@ pub(crate) enum Found {
     /// The mappable layout, complete.
     Published(Arc<Parameters>),
     /// A model file of another making, unchanged for a while. `bytes` is what its files have.
-    Foreign { bytes: u64 },
+    Foreign { bytes: u64, kind: Kind },
     /// Perhaps still being written.
     Settling(String),
     /// Complete, and no version.
     Unusable(String),
+}
+
+impl Found {
+    /// What it is a version of, where no manifest says so.
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        match self {
+            Found::Foreign { kind, .. } => Some(*kind),
+            _ => None,
+        }
+    }
 }
 
 /// What the parameters of a published version take of the pool.
@@ -83,8 +115,8 @@ struct Seen {
 
 /// One look at `dir`. `None` when it has just gone.
 pub(crate) fn look(
-    version: u64,
-    dir: PathBuf,
+    (version, dir): (u64, PathBuf),
+    kinds: &[Kind],
     memory: &mut Memory,
     poll: Duration,
     now: Instant,
@@ -107,7 +139,7 @@ pub(crate) fn look(
     // A little less than a poll, because timers are not exact.
     let settled = seen.looks >= LOOKS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
-        let answer = classify(&dir, &files, seen.files, settled);
+        let answer = classify(&dir, kinds, &files, (seen.files, settled));
         if settled || matches!(answer.1, Found::Published(_)) {
             seen.answer = Some(answer.clone());
         }
@@ -126,7 +158,12 @@ impl Memory {
     }
 }
 
-fn classify(dir: &Path, files: &[File], all: Fingerprint, settled: bool) -> (Fingerprint, Found) {
+fn classify(
+    dir: &Path,
+    kinds: &[Kind],
+    files: &[File],
+    (all, settled): (Fingerprint, bool),
+) -> (Fingerprint, Found) {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let unless_settled = |reason: String| {
         let found = if settled { Found::Unusable(reason) } else { Found::Settling(reason) };
@@ -142,13 +179,14 @@ fn classify(dir: &Path, files: &[File], all: Fingerprint, settled: bool) -> (Fin
             Err(error) => unless_settled(error.to_string()),
         };
     }
-    if !has(MODEL_NAME) {
-        return unless_settled(format!("holds neither {MANIFEST_NAME} nor {MODEL_NAME}"));
-    }
+    let Some(&kind) = kinds.iter().find(|kind| has(kind.file)) else {
+        let names: Vec<&str> = kinds.iter().map(|kind| kind.file).collect();
+        return unless_settled(format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor ")));
+    };
     if !settled {
         return (all, Found::Settling("waiting for its files to stop changing".into()));
     }
-    (all, Found::Foreign { bytes: files.iter().map(|file| file.bytes).sum() })
+    (all, Found::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind })
 }
 
 fn is_of(artifact: &Artifact, path: &Path) -> bool {

@@ -76,7 +76,7 @@ fn compare(source: &Path, dynamic: usize) -> usize {
     let manifest = convert_into(source, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
     let engine = onnx();
     let load = |graph: PathBuf, parameters| {
-        engine.load(&LoadRequest { graph, parameters, options: Default::default() }).unwrap()
+        engine.load(&LoadRequest { graph, parameters, ..LoadRequest::default() }).unwrap()
     };
     let before = load(source.to_owned(), vec![]);
     let after = load(out.path().join("model.onnx"), parameters(out.path(), &manifest));

@@ -1,0 +1,169 @@
+//! A version that carries a state from item to item: for one stream of requests, such as a recording.
+//!
+//! Some models keep their state inside (see [`Session::stateful`]), others take it as an input and give it back as an
+//! output. Here both look alike: a run's inputs hold consecutive items along axis 0, the items run one after the other,
+//! and the state goes on to the next item and the next run. Many items to a run, because handing a run to a worker
+//! costs about as much as one item of a small model.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Error, NamedTensor, Result, Shape, Signature, Tensor};
+use bytes::Bytes;
+
+use crate::{Servable, Session};
+
+/// An input that is an output of the item before.
+#[derive(Clone, Debug)]
+pub struct Carry {
+    /// The input.
+    pub input: Arc<str>,
+    /// The output that it is for the next item.
+    pub output: Arc<str>,
+    /// What it is for the first.
+    pub initial: Tensor,
+}
+
+/// A session for one stream.
+pub(crate) struct StreamSession {
+    runner: Runner,
+    /// The carried inputs as they stand; also what makes runs wait for each other.
+    state: Mutex<Vec<(Carry, Tensor)>>,
+}
+
+enum Runner {
+    /// A state of its own inside; dropped before the version whose parameters it uses.
+    Own { session: Box<dyn Session>, _origin: Arc<Servable> },
+    /// The version itself.
+    Shared(Arc<Servable>),
+}
+
+impl Runner {
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        match self {
+            Runner::Own { session, .. } => session.run(inputs, outputs),
+            Runner::Shared(servable) => servable.run(inputs, outputs),
+        }
+    }
+}
+
+impl StreamSession {
+    /// A stream of `servable`, at its beginning.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
+    pub(crate) fn new(servable: &Arc<Servable>, carried: Vec<Carry>) -> Result<StreamSession> {
+        let signature = servable.signature();
+        for carry in &carried {
+            if signature.input(&carry.input).is_none() || signature.output(&carry.output).is_none() {
+                let (input, output) = (&carry.input, &carry.output);
+                return Err(Error::invalid(format!(
+                    "the model cannot carry \"{output}\" to \"{input}\": it does not have both"
+                )));
+            }
+        }
+        let runner = match servable.stateful() {
+            true => Runner::Own { session: servable.fork_session()?, _origin: servable.clone() },
+            false => Runner::Shared(servable.clone()),
+        };
+        let state = carried.into_iter().map(|carry| (carry.clone(), carry.initial)).collect();
+        Ok(StreamSession { runner, state: Mutex::new(state) })
+    }
+
+    /// Runs one item and takes its state.
+    fn item(
+        &self,
+        state: &mut [(Carry, Tensor)],
+        mut inputs: Vec<NamedTensor>,
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        inputs.extend(state.iter().map(|(carry, now)| NamedTensor::new(carry.input.clone(), now.clone())));
+        if state.is_empty() {
+            return self.runner.run(&inputs, outputs);
+        }
+        let mut answer = self.runner.run(&inputs, &[])?;
+        for (carry, now) in state.iter_mut() {
+            let next = answer.iter().find(|output| output.name == carry.output);
+            *now = next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
+        }
+        if !outputs.is_empty() {
+            answer = outputs
+                .iter()
+                .map(|name| answer.iter().find(|output| output.name == *name).cloned())
+                .collect::<Option<_>>()
+                .ok_or_else(|| Error::invalid("the model has no such output"))?;
+        }
+        Ok(answer)
+    }
+}
+
+impl Session for StreamSession {
+    fn signature(&self) -> &Signature {
+        match &self.runner {
+            Runner::Own { session, .. } => session.signature(),
+            Runner::Shared(servable) => servable.signature(),
+        }
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        match &self.runner {
+            Runner::Own { session, .. } => session.metadata(),
+            Runner::Shared(servable) => servable.metadata(),
+        }
+    }
+
+    fn stateful(&self) -> bool {
+        true
+    }
+
+    /// Axis 0 of the first input counts the items; every input with as many on axis 0 is cut apart, each item keeping
+    /// an axis 0 of 1, and the others go to every item. Outputs are joined along axis 0.
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let count = inputs.first().and_then(|input| input.tensor.shape().first().copied());
+        let count =
+            count.ok_or_else(|| Error::invalid("a stream's first input counts its items on axis 0"))?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers: Vec<Vec<NamedTensor>> = Vec::with_capacity(count);
+        for index in 0..count {
+            let item = inputs.iter().map(|input| item_of(input, index, count)).collect::<Result<_>>()?;
+            answers.push(self.item(&mut state, item, outputs)?);
+        }
+        join(&answers)
+    }
+}
+
+/// Item `index` of an input with `count` items; the whole input where axis 0 is something else.
+fn item_of(input: &NamedTensor, index: usize, count: usize) -> Result<NamedTensor> {
+    let tensor = &input.tensor;
+    let (Some(&first), Some(bytes)) = (tensor.shape().first(), tensor.bytes()) else {
+        return Ok(input.clone());
+    };
+    if first != count {
+        return Ok(input.clone());
+    }
+    let each = bytes.len() / count;
+    let shape: Shape = std::iter::once(1).chain(tensor.shape()[1..].iter().copied()).collect();
+    let tensor = Tensor::from_bytes(tensor.dtype(), shape, bytes.slice(index * each..(index + 1) * each))?;
+    Ok(NamedTensor { name: input.name.clone(), tensor })
+}
+
+/// The items' outputs along axis 0; an output without axes gets one.
+fn join(answers: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
+    let Some(first) = answers.first() else { return Ok(Vec::new()) };
+    let differ = || Error::internal("a stream's items have outputs of different types or shapes");
+    let joined = |(index, output): (usize, &NamedTensor)| {
+        let shape = output.tensor.shape();
+        let pieces: Vec<&[u8]> = answers
+            .iter()
+            .map(|answer| {
+                answer.get(index).filter(|o| o.tensor.shape() == shape)?.tensor.bytes().map(|b| &b[..])
+            })
+            .collect::<Option<_>>()
+            .ok_or_else(differ)?;
+        let items = shape.first().copied().unwrap_or(1) * answers.len();
+        let shape: Shape = std::iter::once(items).chain(shape.iter().skip(1).copied()).collect();
+        let tensor = Tensor::from_bytes(output.tensor.dtype(), shape, Bytes::from(pieces.concat()))?;
+        Ok(NamedTensor { name: output.name.clone(), tensor })
+    };
+    first.iter().enumerate().map(joined).collect()
+}

@@ -1,0 +1,159 @@
+//! Reading a file for a library that asks for any bytes of it: past the page cache, at the store's rate.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::{Error, Result};
+
+use crate::pool::go_on;
+use crate::{DIRECT_ALIGNMENT, DirectFile, ParameterStore};
+
+/// Bytes read at once. They are copied to where they are wanted while still in the core's cache.
+const WINDOW_BYTES: usize = 1 << 20;
+
+const _: () = assert!(WINDOW_BYTES.is_multiple_of(DIRECT_ALIGNMENT));
+
+/// A file open for reading by [`ParameterStore::reader`]. What was read last is kept, so that many small reads beside
+/// each other cost one read of the disk.
+#[derive(Debug)]
+pub struct PacedReader {
+    store: Arc<ParameterStore>,
+    source: DirectFile,
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    /// One alignment larger than the window, so that an aligned window lies in it.
+    buffer: Vec<u8>,
+    /// Where the window starts in the buffer.
+    aligned: usize,
+    /// Where it starts in the file, and how many bytes of it are valid.
+    start: u64,
+    valid: usize,
+}
+
+impl PacedReader {
+    pub(crate) fn open(
+        store: Arc<ParameterStore>,
+        path: &Path,
+        direct: bool,
+        stop: Arc<AtomicBool>,
+    ) -> Result<PacedReader> {
+        go_on(&stop)?;
+        let source = DirectFile::open(path, direct)?;
+        let buffer = vec![0; WINDOW_BYTES + DIRECT_ALIGNMENT];
+        let aligned = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);
+        Ok(PacedReader { store, source, path: path.to_owned(), stop, buffer, aligned, start: 0, valid: 0 })
+    }
+
+    /// The file's length when it was opened.
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes()
+    }
+
+    /// Whether reads go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.source.is_direct()
+    }
+
+    /// Fills `buffer` from `offset`.
+    ///
+    /// # Errors
+    /// `DataLoss` when the file ends before that, `Cancelled` once the load was stopped, otherwise what the disk says.
+    pub fn read_exact_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let end = offset.checked_add(buffer.len() as u64).filter(|&end| end <= self.bytes());
+        if end.is_none() {
+            let bytes = buffer.len();
+            return Err(Error::data_loss(format!(
+                "{}: ends before byte {offset} + {bytes}",
+                self.path.display()
+            )));
+        }
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let window = self.window(at)?;
+            let count = window.len().min(buffer.len() - done);
+            buffer[done..done + count].copy_from_slice(&window[..count]);
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// What the window holds from `at` on; at least one byte.
+    fn window(&mut self, at: u64) -> Result<&[u8]> {
+        if at < self.start || at >= self.start + self.valid as u64 {
+            self.slide(at)?;
+        }
+        let skip = (at - self.start) as usize;
+        Ok(&self.buffer[self.aligned + skip..self.aligned + self.valid])
+    }
+
+    fn slide(&mut self, at: u64) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::cancelled("the load was stopped"));
+        }
+        self.valid = 0;
+        let start = at / DIRECT_ALIGNMENT as u64 * DIRECT_ALIGNMENT as u64;
+        let bytes = (self.bytes() - start).min(WINDOW_BYTES as u64) as usize;
+        self.store.pacer().wait(bytes as u64);
+        self.source.read_exact_at(&mut self.buffer[self.aligned..][..WINDOW_BYTES], start, bytes)?;
+        (self.start, self.valid) = (start, bytes);
+        Ok(())
+    }
+}
+
+impl Drop for PacedReader {
+    fn drop(&mut self) {
+        self.store.note_refusal(&self.source);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PoolConfig, Rate, SlotPool, StoreConfig};
+    use base::ErrorKind;
+    use proptest::prelude::*;
+
+    fn store() -> Arc<ParameterStore> {
+        let config = PoolConfig { bytes_max: 4 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let read_rate = Rate::unlimited();
+        ParameterStore::new(SlotPool::new(config).unwrap(), StoreConfig { read_rate, direct: true })
+    }
+
+    fn content(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|at| (at * 7 + at / 251) as u8).collect()
+    }
+
+    #[test]
+    fn any_reads_in_any_order_give_the_files_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, whole) = (dir.path().join("file"), content(3 * WINDOW_BYTES / 2 + 77));
+        std::fs::write(&path, &whole).unwrap();
+        let reader = store().reader(&path, Arc::default()).unwrap();
+        let reader = std::cell::RefCell::new(reader);
+        proptest!(ProptestConfig::with_cases(64), |(start in 0..whole.len(), bytes in 0..2 * WINDOW_BYTES)| {
+            let bytes = bytes.min(whole.len() - start);
+            let mut buffer = vec![0; bytes];
+            reader.borrow_mut().read_exact_at(&mut buffer, start as u64).unwrap();
+            prop_assert!(buffer == whole[start..start + bytes]);
+        });
+    }
+
+    #[test]
+    fn past_the_end_and_after_a_stop() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, content(100)).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut reader = store().reader(&path, stop.clone()).unwrap();
+        let mut read = |offset: u64, bytes: usize| reader.read_exact_at(&mut vec![0; bytes], offset);
+        assert!(read(90, 10).is_ok());
+        for (offset, bytes) in [(90, 11), (101, 0), (u64::MAX, 1)] {
+            assert_eq!(read(offset, bytes).unwrap_err().kind(), ErrorKind::DataLoss, "{offset} + {bytes}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(read(0, 1).is_ok(), "what was read already is there");
+        assert!(store().reader(&path, stop).is_err_and(|e| e.kind() == ErrorKind::Cancelled));
+    }
+}
