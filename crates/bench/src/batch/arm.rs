@@ -37,19 +37,28 @@ pub(super) struct Arms<'a> {
     server: ServerProcess,
     answers: Arc<Answers>,
     doors: Vec<(Arm, Template, Arc<[Bytes]>)>,
+    round: usize,
 }
 
 impl<'a> Arms<'a> {
-    /// Publishes the model once for each arm and starts the server.
-    pub(super) fn start(args: &'a BatchArgs, env: &BenchEnv, workload: Workload) -> Result<Arms<'a>> {
-        let model = workload.model;
+    /// Publishes the model once for each arm and starts the server. What the engine makes of the weights lies
+    /// elsewhere for each arm, and where it lies shows in its speed; so the order in which arms load, which is that of
+    /// their names, goes round with the `round`.
+    pub(super) fn start(
+        args: &'a BatchArgs,
+        env: &BenchEnv,
+        workload: &Workload,
+        round: usize,
+    ) -> Result<Arms<'a>> {
+        let (model, order) = (workload.model, Order { arms: &args.arms, round });
         let root = env.cache_dir.join("run").join("batch").join(model.name());
         cache::fresh(&root)?;
         let mut server_args = Vec::new();
         for &arm in &args.arms {
-            let dir = root.join(served_name(model, arm));
+            let name = order.served_name(model, arm);
+            let dir = root.join(&name);
             publish(&workload.artifact, &dir, &settings(model, arm, args))?;
-            server_args.push(format!("{}={}", served_name(model, arm), dir.display()));
+            server_args.push(format!("{name}={}", dir.display()));
         }
         server_args.extend(args.server_arg.iter().cloned());
         let plan = ServerPlan {
@@ -61,12 +70,12 @@ impl<'a> Arms<'a> {
         };
         let server = ServerProcess::start(env, &plan)?;
         let door = |&arm: &Arm| {
-            let door = Door { endpoint: server.grpc(), api: Api::Oip, model: served_name(model, arm) };
+            let door = Door { endpoint: server.grpc(), api: Api::Oip, model: order.served_name(model, arm) };
             let encoded = door.encode(&workload.requests)?;
             Ok((arm, encoded.template, encoded.bodies.into()))
         };
         let doors = args.arms.iter().map(door).collect::<Result<_>>()?;
-        Ok(Arms { args, model, server, answers: Arc::new(workload.answers), doors })
+        Ok(Arms { args, model, server, answers: workload.answers.clone(), doors, round })
     }
 
     /// Asks every arm for a while, unmeasured.
@@ -92,7 +101,8 @@ impl<'a> Arms<'a> {
         let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (self.answers.clone(), window.clone());
         drive(&plan, &judge, &sink)?;
         let after = self.server.metrics()?;
-        let runs = Runs::between(&before, &after, &served_name(self.model, arm));
+        let name = Order { arms: &self.args.arms, round: self.round }.served_name(self.model, arm);
+        let runs = Runs::between(&before, &after, &name);
         Ok(Round { arm, clients, seen: window.take(), runs, drift: self.answers.take_drift() })
     }
 
@@ -137,9 +147,19 @@ impl Runs {
     }
 }
 
-/// The name under which `arm` serves `model`.
-fn served_name(model: Model, arm: Arm) -> String {
-    format!("{}-{}", model.name(), arm.name())
+/// In which order the arms load.
+struct Order<'a> {
+    arms: &'a [Arm],
+    round: usize,
+}
+
+impl Order<'_> {
+    /// The name under which `arm` serves `model`; models load in the order of their names.
+    fn served_name(&self, model: Model, arm: Arm) -> String {
+        let count = self.arms.len().max(1);
+        let place = self.arms.iter().position(|&own| own == arm).unwrap_or(0);
+        format!("{}-{}-{}", model.name(), (place + self.round) % count, arm.name())
+    }
 }
 
 /// The arm's `millpond.toml`.

@@ -59,11 +59,12 @@ pub struct BatchArgs {
     /// Which arms take turns
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sync,async,padding")]
     pub arms: Vec<Arm>,
-    /// Rounds; each figure is the median over them
+    /// Rounds, each with a server of its own that is measured forth and back; figures are the median over both ways of
+    /// all rounds
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
     /// Time of one measurement, after its warm-up
-    #[arg(long, default_value = "2s", value_parser = units::parse_duration)]
+    #[arg(long, default_value = "1s", value_parser = units::parse_duration)]
     pub time: Duration,
     /// Items of a merged batch at most
     #[arg(long, default_value_t = 32)]
@@ -140,17 +141,17 @@ impl BatchArgs {
         Ok(args)
     }
 
-    /// The arms' order in a round: forth and back, so that none always comes first.
-    fn order(&self, round: usize) -> Vec<Arm> {
+    /// The arms' order forth and back, so that none always comes first.
+    fn order(&self, back: bool) -> Vec<Arm> {
         let mut arms = self.arms.clone();
-        if round % 2 == 1 {
+        if back {
             arms.reverse();
         }
         arms
     }
 
     fn measurements(&self) -> u64 {
-        (self.clients.len() * self.arms.len() * self.rounds) as u64
+        (self.clients.len() * self.arms.len() * self.rounds * 2) as u64
     }
 }
 
@@ -173,7 +174,7 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
         let workload = prepare(model, env, &places)?;
         engine_version = Some(workload.engine_version.clone());
         let rounds =
-            measure_model(&args, env, workload).map_err(|e| e.context(format!("model {}", model.name())))?;
+            measure_model(&args, env, &workload).map_err(|e| e.context(format!("model {}", model.name())))?;
         measured.push((model, rounds));
     }
     let machine = Machine::look(engine_version);
@@ -192,24 +193,23 @@ fn prepare(model: Model, env: &BenchEnv, places: &Places) -> Result<Workload> {
 }
 
 /// All rounds of one model.
-fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: Workload) -> Result<Vec<Round>> {
-    let model = workload.model;
-    let arms = Arms::start(args, env, workload)?;
+fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Result<Vec<Round>> {
+    let model = workload.model.name();
     let progress = Progress::new(args.measurements());
-    progress.say(format!("{}: letting every arm see its requests", model.name()));
-    arms.acquaint()?;
     let mut rounds = Vec::with_capacity(args.measurements() as usize);
-    for &clients in &args.clients {
-        for round in 0..args.rounds {
-            for arm in args.order(round) {
-                progress.say(format!("{}, {clients} clients, {}", model.name(), arm.name()));
+    for round in 0..args.rounds {
+        let arms = Arms::start(args, env, workload, round)?;
+        progress.say(format!("{model}: letting every arm see its requests"));
+        arms.acquaint()?;
+        for &clients in &args.clients {
+            for arm in [false, true].into_iter().flat_map(|back| args.order(back)) {
+                progress.say(format!("{model}, {clients} clients, {}", arm.name()));
                 rounds.push(arms.measure(arm, clients, args.time)?);
                 progress.step();
             }
         }
+        arms.stop()?;
     }
-    drop(progress);
-    arms.stop()?;
     Ok(rounds)
 }
 
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(args.clients, [1, 5, 10, 20, 30, 40, 50, 70]);
         assert_eq!(args.models, [Model::Small, Model::Ocr, Model::Conv]);
         assert_eq!(args.arms, [Arm::Sync, Arm::Async, Arm::Padding]);
-        assert_eq!((args.rounds, args.time, args.measurements()), (3, Duration::from_secs(2), 72));
+        assert_eq!((args.rounds, args.time, args.measurements()), (3, Duration::from_secs(1), 144));
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn the_order_turns_around() {
         let args = parse("").unwrap();
-        assert_eq!(args.order(0), [Arm::Sync, Arm::Async, Arm::Padding]);
-        assert_eq!(args.order(1), [Arm::Padding, Arm::Async, Arm::Sync]);
+        assert_eq!(args.order(false), [Arm::Sync, Arm::Async, Arm::Padding]);
+        assert_eq!(args.order(true), [Arm::Padding, Arm::Async, Arm::Sync]);
     }
 }

@@ -132,7 +132,7 @@ impl Report {
     pub(super) fn print(&self) {
         for (name, model) in self.in_order() {
             println!(
-                "\n{name}: closed loop over gRPC, one item a request; milliseconds; median of {} rounds of {:.1} s",
+                "\n{name}: closed loop over gRPC, one item a request; milliseconds; median of {} rounds, forth and back, of {:.1} s",
                 self.rounds, self.time_s
             );
             print!("{}", table(model, &self.clients));

@@ -1,6 +1,7 @@
 //! The three models that scheduling is measured with, ready to be served, asked and checked.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base::{NamedTensor, Result};
 use clap::ValueEnum;
@@ -60,7 +61,7 @@ pub(crate) struct Workload {
     /// What clients send, one item each.
     pub(crate) requests: Vec<Vec<NamedTensor>>,
     /// What they must be answered.
-    pub(crate) answers: Answers,
+    pub(crate) answers: Arc<Answers>,
     /// The library that computed those.
     pub(crate) engine_version: String,
 }
@@ -95,7 +96,7 @@ impl Model {
                     model: self,
                     artifact,
                     requests: lines.requests,
-                    answers,
+                    answers: Arc::new(answers),
                     engine_version: bare.engine_version(),
                 })
             }
@@ -110,7 +111,7 @@ impl Model {
                     model: self,
                     artifact,
                     requests,
-                    answers,
+                    answers: Arc::new(answers),
                     engine_version: bare.engine_version(),
                 })
             }
@@ -153,7 +154,13 @@ pub(crate) fn small_workload(env: &BenchEnv, count: u64, rows: usize) -> Result<
     let requests = small::requests(count, rows)?;
     let bare = Bare::open(env, &artifact)?;
     let answers = Answers::numbers(&bare, &requests, TOLERANCE)?;
-    Ok(Workload { model: Model::Small, artifact, requests, answers, engine_version: bare.engine_version() })
+    Ok(Workload {
+        model: Model::Small,
+        artifact,
+        requests,
+        answers: Arc::new(answers),
+        engine_version: bare.engine_version(),
+    })
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ impl<'a> Stage<'a> {
         Ok(Stage {
             args,
             server,
-            judge: Arc::new(workload.answers),
+            judge: workload.answers,
             template: encoded.template,
             bodies: encoded.bodies.into(),
         })

@@ -6,3 +6,4 @@ extern crate millpond_engine as engine;
 
 mod fake;
 mod layout;
+mod stream;

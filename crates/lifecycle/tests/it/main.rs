@@ -7,6 +7,7 @@
 extern crate millpond_lifecycle as lifecycle;
 
 mod admin;
+mod allocating;
 mod foreign;
 mod policies;
 mod refusals;

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use crate::allocating::Allocating;
 use base::{NamedTensor, Result, Signature, Tensor};
 use engine::fake::publish::{self, Parameter};
 use engine::fake::{FakeEngine, NAME};
-use engine::{Capabilities, Engine, LoadRequest, Session};
+use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
 use lifecycle::{
     Converter, Event, Lifecycle, LifecycleConfig, LoadSpec, ModelConfig, ModelStatus, Observer, State,
     Unrecorded, VersionStatus, WarmupConfig, WarmupSource,
@@ -153,6 +154,8 @@ pub(crate) struct World {
     pub(crate) threads: Arc<Threads>,
     pub(crate) store: Arc<ParameterStore>,
     pub(crate) events: Arc<Recorder>,
+    /// What the last load of the engine that allocates was told.
+    pub(crate) told: Arc<Mutex<Option<SessionOptions>>>,
     lifecycle: Option<Arc<Lifecycle>>,
     next: AtomicU64,
 }
@@ -171,6 +174,7 @@ impl World {
             threads: Arc::default(),
             store: ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: false }),
             events: Arc::default(),
+            told: Arc::default(),
             lifecycle: None,
             next: AtomicU64::new(0),
         }
@@ -185,7 +189,9 @@ impl World {
         (setting.change)(&mut config);
         let engine = Arc::new(Watched { fake: self.fake.clone(), threads: self.threads.clone() });
         let (store, events) = (self.store.clone(), self.events.clone());
-        self.lifecycle = Some(Lifecycle::start(config, vec![engine], store, setting.warmup, events).unwrap());
+        let allocating = Arc::new(Allocating { fake: self.fake.clone(), told: self.told.clone() });
+        let engines: Vec<Arc<dyn Engine>> = vec![engine, allocating];
+        self.lifecycle = Some(Lifecycle::start(config, engines, store, setting.warmup, events).unwrap());
     }
 
     /// A running lifecycle with model "m" at version 1.

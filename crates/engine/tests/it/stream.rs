@@ -1,0 +1,139 @@
+//! Streams: the state goes from item to item and from run to run, and never between streams.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Weak};
+
+use base::{DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
+use engine::{Carry, ScheduleOptions, Servable, Session, SessionOptions};
+use proptest::prelude::*;
+
+/// `sum` = the items' numbers so far. The state is an input and an output, or inside.
+struct Summing {
+    signature: Signature,
+    metadata: BTreeMap<String, String>,
+    /// Inside: the sum so far.
+    inside: Option<AtomicI64>,
+}
+
+fn spec(name: &str) -> TensorSpec {
+    let shape = Some(vec![Dim::Dynamic(None)]);
+    TensorSpec { name: name.into(), dtype: DType::I64, shape, optional: false }
+}
+
+impl Summing {
+    fn new(inside: bool) -> Summing {
+        let names = |all: &[&str]| all.iter().map(|name| spec(name)).collect();
+        let (inputs, outputs) = match inside {
+            true => (names(&["x"]), names(&["sum"])),
+            false => (names(&["x", "before"]), names(&["sum", "after"])),
+        };
+        let inside = inside.then(AtomicI64::default);
+        Summing { signature: Signature { inputs, outputs }, metadata: BTreeMap::new(), inside }
+    }
+}
+
+fn number(tensor: &Tensor) -> i64 {
+    tensor.to_vec::<i64>().unwrap()[0]
+}
+
+fn named(name: &str, numbers: &[i64]) -> NamedTensor {
+    NamedTensor::new(name, Tensor::from_vec([numbers.len()].as_slice(), numbers.to_vec()).unwrap())
+}
+
+impl Session for Summing {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    fn stateful(&self) -> bool {
+        self.inside.is_some()
+    }
+
+    fn fork(&self) -> Result<Box<dyn Session>> {
+        Ok(Box::new(Summing::new(true)))
+    }
+
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let value = |name: &str| inputs.iter().find(|i| &*i.name == name).map(|i| number(&i.tensor));
+        let x = value("x").unwrap();
+        let all = match &self.inside {
+            Some(inside) => vec![named("sum", &[inside.fetch_add(x, Ordering::Relaxed) + x])],
+            None => {
+                let sum = value("before").unwrap() + x;
+                vec![named("sum", &[sum]), named("after", &[sum])]
+            }
+        };
+        let wanted = |output: &NamedTensor| outputs.is_empty() || outputs.contains(&output.name);
+        Ok(all.into_iter().filter(wanted).collect())
+    }
+}
+
+fn servable(inside: bool) -> Arc<Servable> {
+    let id = VersionId { model: "m".into(), version: 1 };
+    let settings = (ScheduleOptions::default(), &SessionOptions::default());
+    Arc::new(Servable::new(id, "test", 0, Box::new(Summing::new(inside)), settings).unwrap())
+}
+
+fn carried(first: i64) -> Vec<Carry> {
+    let initial = Tensor::from_vec([1].as_slice(), vec![first]).unwrap();
+    vec![Carry { input: "before".into(), output: "after".into(), initial }]
+}
+
+fn sums(stream: &Servable, numbers: &[i64]) -> Vec<i64> {
+    let answer = stream.run(&[named("x", numbers)], &["sum".into()]).unwrap();
+    assert_eq!(answer.len(), 1, "only what was asked for");
+    answer[0].tensor.to_vec::<i64>().unwrap()
+}
+
+proptest! {
+    #[test]
+    fn however_items_are_cut_into_runs(
+        runs in prop::collection::vec(prop::collection::vec(-9i64..9, 1..5), 1..6),
+        inside: bool,
+    ) {
+        let servable = servable(inside);
+        let carry = || if inside { Vec::new() } else { carried(0) };
+        let (stream, other) = (servable.stream(carry()).unwrap(), servable.stream(carry()).unwrap());
+        let (mut so_far, mut expected) = (0, Vec::new());
+        let mut got = Vec::new();
+        for run in &runs {
+            got.extend(sums(&stream, run));
+            sums(&other, &[1000]);
+            expected.extend(run.iter().map(|x| { so_far += x; so_far }));
+        }
+        prop_assert_eq!(got, expected);
+    }
+}
+
+#[test]
+fn a_stream_starts_where_it_is_told_and_keeps_its_version() {
+    let servable = servable(false);
+    let stream = servable.stream(carried(100)).unwrap();
+    assert!(stream.stateful() && !stream.plan().batchable);
+    let origin: Weak<Servable> = Arc::downgrade(&servable);
+    drop(servable);
+    assert_eq!(sums(&stream, &[1, 2]), [101, 103]);
+    drop(stream);
+    assert!(origin.upgrade().is_none());
+}
+
+#[test]
+fn what_the_model_does_not_have_is_refused() {
+    let mut wrong = carried(0);
+    wrong[0].output = "elsewhere".into();
+    let error = servable(false).stream(wrong).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("elsewhere"), "{error}");
+}
+
+#[test]
+fn inputs_of_another_length_go_to_every_item() {
+    let stream = servable(false).stream(Vec::new()).unwrap();
+    let answer = stream.run(&[named("x", &[1, 2, 3]), named("before", &[10])], &[]).unwrap();
+    assert_eq!(answer[0].tensor.to_vec::<i64>().unwrap(), [11, 12, 13]);
+}
