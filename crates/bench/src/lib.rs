@@ -1,4 +1,4 @@
-//! Load generators, arms and reports: what `millpond bench load|swap|overhead|batch|overload` and
+//! Load generators, arms and reports: what `millpond bench load|swap|overhead|batch|overload|audio` and
 //! `millpond demo` run.
 //!
 //! Everything here measures a server from outside, over its own protocols, in a process of its own. A client
@@ -9,6 +9,7 @@
 //!
 //! Nothing here reads arguments or the environment: `cli` fills the `Args` structs and [`BenchEnv`].
 
+pub mod audio;
 mod bare;
 pub mod batch;
 mod caller;
@@ -21,6 +22,7 @@ mod measure;
 mod models;
 pub mod overhead;
 pub mod overload;
+mod plot;
 mod process;
 mod random;
 mod report;
@@ -44,6 +46,10 @@ pub struct BenchEnv {
     pub millpond: PathBuf,
     /// Where to look for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
+    /// Where to look for the LibTorch shim.
+    pub libtorch: engine_torch::LibrarySearch,
+    /// A folder of recordings that the person who runs this named, where one did.
+    pub audio_data: Option<PathBuf>,
     /// Where models, logs and run directories are kept; a second run finds its models there.
     pub cache_dir: PathBuf,
     /// End the demo by itself after this many seconds.

@@ -1,5 +1,6 @@
 //! A Millpond server as a child process: started on free ports, watched, ended with whoever started it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -164,8 +165,7 @@ impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
-        children.retain(|&pid| pid != self.child.id());
+        let_go(self.child.id());
     }
 }
 
@@ -184,6 +184,8 @@ fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_por
         .args(["--http-port", &http_port.to_string(), "--grpc-port", &grpc_port.to_string()])
         .arg("--onnxruntime")
         .arg(env.onnxruntime.find()?)
+        // Absent where nobody made it: then no model needs it, or the server says which does.
+        .args(env.libtorch.find().iter().flat_map(|shim| [OsStr::new("--libtorch"), shim.as_os_str()]))
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
@@ -233,8 +235,13 @@ fn signal(pid: u32, signal: rustix::process::Signal) {
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 static WATCHING: Once = Once::new();
 
+/// Undoes [`end_with_us`] for a process that has ended.
+pub(crate) fn let_go(pid: u32) {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).retain(|&child| child != pid);
+}
+
 /// Ends process `pid` when this one is told to end, which a destructor would not see.
-fn end_with_us(pid: u32) {
+pub(crate) fn end_with_us(pid: u32) {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
     WATCHING.call_once(|| {
         let _ = std::thread::Builder::new().name("signals".into()).spawn(watch_signals);
@@ -303,6 +310,8 @@ mod tests {
                 explicit: Some("/bin/echo".into()),
                 ..Default::default()
             },
+            libtorch: engine_torch::LibrarySearch::default(),
+            audio_data: None,
             cache_dir: dir.path().into(),
             demo_seconds: None,
         };

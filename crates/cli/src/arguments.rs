@@ -2,6 +2,7 @@
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::audio::AudioArgs;
 use crate::bench::{BenchArgs, DemoCommand};
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
@@ -10,8 +11,9 @@ use crate::infer::InferArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
+use crate::speakers::SpeakersArgs;
 use crate::tune::TuneCommand;
-use crate::{bench, completion, doctor, environment, infer, models, publish, serve, tune};
+use crate::{audio, bench, completion, doctor, environment, infer, models, publish, serve, speakers, tune};
 
 /// Serves models with a tail latency that stays flat while they change
 #[derive(Debug, Parser)]
@@ -31,6 +33,10 @@ enum Command {
     Models(ModelsArgs),
     /// Send one request: JSON, an image or a sound file
     Infer(Box<InferArgs>),
+    /// Recognise what is in recordings: speech, speakers, sounds, notes
+    Audio(Box<AudioArgs>),
+    /// Enrol voices, and say whose a recording is
+    Speakers(SpeakersArgs),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
     /// Find and write the settings with which a model serves most within a latency target
@@ -61,7 +67,7 @@ pub(crate) fn parse() -> Arguments {
 /// The version and what it is made of.
 fn long_version() -> String {
     format!(
-        "{}\nlayout:  {} (written and read)\nengine:  ONNX Runtime, found at run time; `millpond doctor` shows which\n\
+        "{}\nlayout:  {} (written and read)\nengines: ONNX Runtime and LibTorch, found at run time; `millpond doctor` shows which\n\
          machine: {} {}",
         env!("CARGO_PKG_VERSION"),
         engine::layout::FORMAT,
@@ -78,6 +84,8 @@ impl Arguments {
             Command::Publish(args) => publish::run(args),
             Command::Models(args) => models::run(args),
             Command::Infer(args) => infer::run(args),
+            Command::Audio(args) => audio::run(args),
+            Command::Speakers(args) => speakers::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Tune(args) => tune::run(args),
             Command::Demo(args) => bench::demo(args),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use base::ErrorKind;
 use bench::BenchEnv;
+use bench::audio::AudioArgs;
 use bench::batch::BatchArgs;
 use bench::demo::DemoArgs;
 use bench::load::LoadArgs;
@@ -14,7 +15,7 @@ use clap::{Args, Subcommand};
 
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::serve::library_search;
+use crate::serve::{library_search, torch_search};
 
 /// `millpond bench WHAT`.
 #[derive(Args, Debug)]
@@ -32,6 +33,7 @@ enum What {
     Overhead(OverheadArgs),
     Batch(BatchArgs),
     Overload(OverloadArgs),
+    Audio(AudioArgs),
 }
 
 /// `millpond demo`.
@@ -50,6 +52,9 @@ pub(crate) struct Places {
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    #[arg(long, value_name = "PATH", global = true)]
+    libtorch: Option<PathBuf>,
     /// Where made models and logs are kept [default: the user's cache directory]
     #[arg(long, value_name = "DIR", global = true)]
     cache_dir: Option<PathBuf>,
@@ -64,6 +69,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         What::Overhead(args) => bench::overhead::run(args, &env),
         What::Batch(args) => bench::batch::run(args, &env),
         What::Overload(args) => bench::overload::run(args, &env),
+        What::Audio(args) => bench::audio::run(args, &env),
     };
     finished(result)
 }
@@ -80,6 +86,8 @@ pub(crate) fn bench_env(places: &Places) -> Outcome<BenchEnv> {
     Ok(BenchEnv {
         millpond,
         onnxruntime: library_search(places.onnxruntime.clone()),
+        libtorch: torch_search(places.libtorch.clone()),
+        audio_data: environment::AUDIO_DATA.path(),
         cache_dir: places.cache_dir.clone().unwrap_or_else(environment::cache_dir),
         demo_seconds: demo_seconds()?,
     })

@@ -10,6 +10,11 @@ pub(crate) struct Variable {
     pub(crate) help: &'static str,
 }
 
+/// Recordings that benchmarks may use.
+pub(crate) const AUDIO_DATA: Variable = Variable {
+    name: "MILLPOND_AUDIO_DATA",
+    help: "default of `bench audio --clips`: a folder of recordings",
+};
 /// Where converted models and benchmark models are kept.
 pub(crate) const CACHE_DIR: Variable =
     Variable { name: "MILLPOND_CACHE_DIR", help: "default of --cache-dir [else the user's cache directory]" };
@@ -18,34 +23,50 @@ pub(crate) const CONFIG: Variable = Variable { name: "MILLPOND_CONFIG", help: "d
 /// How long `demo` runs.
 pub(crate) const DEMO_SECONDS: Variable =
     Variable { name: "MILLPOND_DEMO_SECONDS", help: "`demo` ends by itself after this many seconds" };
+/// The LibTorch shim.
+pub(crate) const LIBTORCH: Variable = Variable { name: "MILLPOND_LIBTORCH", help: "default of --libtorch" };
 /// The log filter.
 pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default of --log" };
 /// ONNX Runtime's library.
 pub(crate) const ONNXRUNTIME: Variable =
     Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
+/// Directories of models that recognise something in recordings.
+pub(crate) const RECOGNISERS: Variable =
+    Variable { name: "MILLPOND_RECOGNISERS", help: "default of --recognisers [else .cache/recognisers]" };
+/// Enrolled voices.
+pub(crate) const SPEAKERS: Variable =
+    Variable { name: "MILLPOND_SPEAKERS", help: "default of --speakers [else in the user's data directory]" };
 /// The server that client commands talk to.
 pub(crate) const URL: Variable = Variable { name: "MILLPOND_URL", help: "default of --url" };
 /// A Python virtual environment.
 pub(crate) const VIRTUAL_ENV: Variable =
-    Variable { name: "VIRTUAL_ENV", help: "where ONNX Runtime is looked for first" };
+    Variable { name: "VIRTUAL_ENV", help: "where the engines' libraries are looked for first" };
 /// The user's cache directory.
 pub(crate) const XDG_CACHE_HOME: Variable =
     Variable { name: "XDG_CACHE_HOME", help: "the user's cache directory [else ~/.cache]" };
+/// The user's data directory.
+pub(crate) const XDG_DATA_HOME: Variable =
+    Variable { name: "XDG_DATA_HOME", help: "the user's data directory [else ~/.local/share]" };
 /// The user's home directory.
 pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's home directory" };
 /// Whether terminals get colours.
 pub(crate) const NO_COLOR: Variable = Variable { name: "NO_COLOR", help: "set to anything: no colours" };
 
 /// All of them, in the order of the help text.
-pub(crate) const ALL: [&Variable; 10] = [
+pub(crate) const ALL: [&Variable; 15] = [
+    &AUDIO_DATA,
     &CACHE_DIR,
     &CONFIG,
     &DEMO_SECONDS,
+    &LIBTORCH,
     &LOG,
     &ONNXRUNTIME,
+    &RECOGNISERS,
+    &SPEAKERS,
     &URL,
     &VIRTUAL_ENV,
     &XDG_CACHE_HOME,
+    &XDG_DATA_HOME,
     &HOME,
     &NO_COLOR,
 ];
@@ -70,6 +91,15 @@ pub(crate) fn cache_dir() -> PathBuf {
         .or_else(|| XDG_CACHE_HOME.path().map(|dir| dir.join("millpond")))
         .or_else(|| HOME.path().map(|dir| dir.join(".cache/millpond")))
         .unwrap_or_else(|| std::env::temp_dir().join("millpond"))
+}
+
+/// The file of enrolled voices: the variable, else in the user's data directory; `None` for a user without a home.
+pub(crate) fn speakers_file() -> Option<PathBuf> {
+    let dir = || {
+        let own = || HOME.path().map(|home| home.join(".local/share"));
+        XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond/speakers.json"))
+    };
+    SPEAKERS.path().or_else(dir)
 }
 
 /// The list for `--help`.

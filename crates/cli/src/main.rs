@@ -5,6 +5,7 @@
 //! command's own module, which may look at files). Nothing below this crate reads arguments or the environment.
 
 mod arguments;
+mod audio;
 mod bench;
 mod client;
 mod completion;
@@ -15,6 +16,7 @@ mod infer;
 mod models;
 mod publish;
 mod serve;
+mod speakers;
 mod table;
 mod tune;
 mod values;
@@ -23,7 +25,9 @@ use std::process::ExitCode;
 
 /// One allocator for the whole process, so that the engines' own requests for memory meet it too: requests and
 /// scratch memory then never wait for the kernel, and freed memory goes back to it in the background. Its settings
-/// are compiled in (see `.cargo/config.toml`); `MALLOC_CONF` changes them at run time.
+/// are compiled in (see `.cargo/config.toml`); `MALLOC_CONF` changes them at run time. Without the feature there is
+/// no jemalloc in the program, which `bench audio` compares with.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

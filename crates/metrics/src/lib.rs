@@ -4,6 +4,7 @@
 //! thing happens; gauges that mirror another component's state (pool bytes, queue length) are set by the exporter
 //! just before it encodes, so that nothing has to poll.
 
+mod recordings;
 mod scheduling;
 mod sliding;
 
@@ -21,6 +22,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub use prometheus_client;
+pub use recordings::{RecordingLabels, Recordings};
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, Scheduling};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 
@@ -143,6 +145,8 @@ pub struct Metrics {
     pub threads: Family<KindLabels, Level>,
     /// What the scheduler counts.
     pub scheduling: Scheduling,
+    /// What is counted of recordings.
+    pub recordings: Recordings,
 }
 
 /// A model and a step of its swap.
@@ -188,6 +192,7 @@ impl Default for Metrics {
             connections: Family::default(),
             threads: Family::default(),
             scheduling: Scheduling::default(),
+            recordings: Recordings::default(),
         };
         metrics.register();
         metrics
@@ -271,6 +276,7 @@ impl Metrics {
         r.register("connections", "Open connections by door", self.connections.clone());
         r.register("threads", "Threads by kind", self.threads.clone());
         self.scheduling.register(r);
+        self.recordings.register(r);
     }
 
     /// Records one finished request.

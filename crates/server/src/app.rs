@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, NamedTensor, Result, VersionId};
 use engine::{ScheduleOptions, Servable};
-use lifecycle::Lifecycle;
+use lifecycle::{Lifecycle, ParameterHome};
 use metrics::{KindLabels, Metrics, RequestLabels};
 use schedule::{Completion, Job, Scheduler};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::config::DoorConfig;
+use crate::compose::Core;
+use crate::config::{Config, DoorConfig};
 use crate::errors::label;
 use crate::pressure;
+use crate::recordings::Recordings;
 use crate::runs::Answered;
 use crate::stats::Stats;
 
@@ -28,6 +30,8 @@ pub(crate) struct App {
     pub(crate) engine_version: String,
     /// Whether parameters live in the slot pool (otherwise in malloc).
     pub(crate) parameters_in_pool: bool,
+    /// What listening to recordings needs.
+    pub(crate) recordings: Recordings,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -56,7 +60,7 @@ pub(crate) struct Call {
 }
 
 /// Tells the workers that nobody waits any more, when the door's future is dropped.
-struct CancelOnDrop(Arc<AtomicBool>);
+pub(crate) struct CancelOnDrop(pub(crate) Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -65,28 +69,19 @@ impl Drop for CancelOnDrop {
 }
 
 impl App {
-    pub(crate) fn new(
-        doors: DoorConfig,
-        lifecycle: Arc<Lifecycle>,
-        scheduler: Arc<Scheduler>,
-        (metrics, stats): (Arc<Metrics>, Arc<Stats>),
-        memory: Arc<memory::ParameterStore>,
-        engine_version: String,
-        parameters_in_pool: bool,
-    ) -> App {
-        let admitted = Arc::new(Semaphore::new(doors.requests_max));
-        let stopping = AtomicBool::new(false);
+    pub(crate) fn new(config: &Config, core: Core) -> App {
         App {
-            doors,
-            lifecycle,
-            scheduler,
-            metrics,
-            stats,
-            memory,
-            engine_version,
-            parameters_in_pool,
-            admitted,
-            stopping,
+            recordings: Recordings::new(config.audio.clone()),
+            admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
+            stopping: AtomicBool::new(false),
+            parameters_in_pool: config.memory.home == ParameterHome::Pool,
+            doors: config.doors.clone(),
+            lifecycle: core.lifecycle,
+            scheduler: core.scheduler,
+            metrics: core.metrics,
+            stats: core.stats,
+            memory: core.memory,
+            engine_version: core.engine_version,
         }
     }
 

@@ -21,6 +21,10 @@ pub struct Config {
     pub models: ModelsConfig,
     /// Where to look for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
+    /// Where to look for LibTorch; it is opened when the first TorchScript model is loaded.
+    pub libtorch: engine_torch::LibrarySearch,
+    /// Recordings.
+    pub audio: AudioConfig,
 }
 
 /// Sockets and limits.
@@ -146,4 +150,31 @@ pub struct ModelsConfig {
     pub cache_dir: PathBuf,
     /// The program that converts foreign models (this binary) and its leading arguments.
     pub converter: (PathBuf, Vec<String>),
+}
+
+/// Recordings: limits and places.
+#[derive(Clone, Debug)]
+pub struct AudioConfig {
+    /// Recordings being listened to at the same time; the next one is refused.
+    pub recordings_max: usize,
+    /// Bytes that one recording may have.
+    pub bytes_max: u64,
+    /// Bytes of one recording that may lie in a temporary file, where its format or its sender wants that.
+    pub spool_bytes_max: u64,
+    /// Directory of those files, which have no name there; `None` is the system's.
+    pub spool_dir: Option<PathBuf>,
+    /// Directory of the enrolled speakers, one file a recogniser; `None`: nobody can be enrolled.
+    pub speakers_dir: Option<PathBuf>,
+}
+
+impl Default for AudioConfig {
+    fn default() -> Self {
+        AudioConfig {
+            recordings_max: 4,
+            bytes_max: 8 * GIB,
+            spool_bytes_max: 2 * GIB,
+            spool_dir: None,
+            speakers_dir: None,
+        }
+    }
 }

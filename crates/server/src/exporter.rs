@@ -31,6 +31,7 @@ pub(crate) fn exposition(app: &App) -> String {
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }
+    metrics.recordings.active.set(app.recordings.active() as i64);
     let snapshot = app.scheduler.snapshot();
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
     level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);

@@ -7,6 +7,7 @@
 mod admin;
 mod app;
 mod body;
+mod compose;
 mod config;
 mod errors;
 mod exporter;
@@ -16,9 +17,11 @@ mod head_watch;
 mod http_door;
 mod lanes;
 mod listen;
+pub mod local;
 mod observer;
 mod page;
 mod pressure;
+mod recordings;
 mod run;
 mod runs;
 mod stats;
@@ -26,7 +29,7 @@ mod threads;
 mod view;
 mod warmup;
 
-pub use config::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+pub use config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
 pub use run::run;
 
 /// The server's name in the protocols' metadata.

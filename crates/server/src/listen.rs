@@ -145,6 +145,8 @@ where
         let answer = hyper::service::service_fn(move |mut request: http::Request<Incoming>| {
             let answering = head.as_ref().map(HeadWatch::complete);
             request.extensions_mut().insert(Peer(address));
+            // For answers that begin while the body still comes: their handler goes on watching.
+            request.extensions_mut().insert(head.clone().unwrap_or_default());
             let answer = tower::ServiceExt::oneshot(service.clone(), request);
             async move {
                 let response = answer.await;

@@ -4,27 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
-use engine::Engine;
-use engine_onnx::OnnxEngine;
-use lifecycle::{Lifecycle, LifecycleConfig, ParameterHome};
-use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
-use metrics::Metrics;
-use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::app::App;
-use crate::config::{Config, MemoryConfig};
+use crate::compose::Core;
+use crate::config::Config;
 use crate::lanes::Lanes;
 use crate::listen::{Door, Wire, bind};
-use crate::observer::MetricsObserver;
-use crate::stats::Stats;
-use crate::warmup::RecordedRequests;
 use crate::{grpc, http_door, page};
-
-/// Part of the machine's memory that the slot pool may take when nothing is said.
-const POOL_SHARE: f64 = 0.8;
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully.
 ///
@@ -33,20 +22,11 @@ const POOL_SHARE: f64 = 0.8;
 /// `InvalidArgument` for settings that contradict each other. Models that fail to load are no error here: their
 /// state says why.
 pub fn run(mut config: Config) -> Result<()> {
-    let plan = ThreadPolicy {
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
-        workers: config.data.workers,
-        runtime_threads: config.data.runtime_threads,
-        doors: config.doors.threads,
-        pin: config.data.pin,
-        oversubscribe: config.data.oversubscribe,
-    }
-    .plan()?;
-    (config.data.workers, config.data.pin, config.doors.threads) = (plan.workers, plan.pin, plan.doors);
+    config.plan_threads()?;
     raise_open_files();
     let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
     let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
-    let app = compose(&config)?;
+    let app = Arc::new(App::new(&config, Core::compose(&config, config.data.workers)?));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.doors.threads)
         .thread_name("door")
@@ -57,74 +37,10 @@ pub fn run(mut config: Config) -> Result<()> {
     let served = runtime.block_on(serve(app.clone(), lanes.clone(), http, grpc));
     lanes.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
+    app.recordings.wait_ended();
     app.scheduler.shutdown();
     app.lifecycle.shutdown();
     served
-}
-
-fn compose(config: &Config) -> Result<Arc<App>> {
-    let engine = OnnxEngine::open(&config.onnxruntime)?;
-    let engine_version = format!("{} {}", engine.name(), engine.version());
-    let store = parameter_store(&config.memory)?;
-    let (metrics, stats) = (Arc::new(Metrics::default()), Arc::new(Stats::default()));
-    let scheduler = Scheduler::start(&SchedulerConfig {
-        workers: config.data.workers,
-        queue_max: config.data.queue_max,
-        pin: config.data.pin,
-    })?;
-    let observer = Arc::new(MetricsObserver { metrics: metrics.clone(), stats: stats.clone() });
-    let engines: Vec<Arc<dyn Engine>> = vec![Arc::new(engine)];
-    let lifecycle = Lifecycle::start(
-        lifecycle_config(config),
-        engines,
-        store.clone(),
-        Arc::new(RecordedRequests),
-        observer,
-    )?;
-    let in_pool = config.memory.home == ParameterHome::Pool;
-    Ok(Arc::new(App::new(
-        config.doors.clone(),
-        lifecycle,
-        scheduler,
-        (metrics, stats),
-        store,
-        engine_version,
-        in_pool,
-    )))
-}
-
-fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
-    let machine = memory::process::machine()?;
-    let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
-    let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
-    let pool = SlotPool::new(PoolConfig {
-        bytes_max,
-        huge_pages: config.huge_pages,
-        fault_rate: rate(config.fault_rate),
-    })?;
-    Ok(ParameterStore::new(pool, StoreConfig { read_rate: rate(config.load_rate), direct: config.direct }))
-}
-
-fn lifecycle_config(config: &Config) -> LifecycleConfig {
-    let models = &config.models;
-    LifecycleConfig {
-        models: models.models.clone(),
-        roots: models.roots.clone(),
-        poll: models.poll,
-        load_threads: models.load_threads,
-        unload_threads: models.unload_threads,
-        retries: models.load_retries,
-        retry_interval: models.load_retry_interval,
-        swap_reserve: config.memory.swap_reserve,
-        cache_dir: models.cache_dir.clone(),
-        converter: lifecycle::Converter {
-            program: models.converter.0.clone(),
-            args: models.converter.1.clone(),
-        },
-        home: config.memory.home,
-        background: models.background,
-        threads_max: config.data.workers,
-    }
 }
 
 async fn serve(

@@ -11,6 +11,14 @@ use protocol::status::{BatchTotal, Batching, IndexEntry, QueueLimits, Statistics
 use crate::app::App;
 use crate::stats;
 
+/// What the Open Inference Protocol calls an engine. Clients know LibTorch by the name that Triton gave it.
+pub(crate) fn platform(engine: &'static str) -> &'static str {
+    match engine {
+        "libtorch" => "pytorch_libtorch",
+        engine => engine,
+    }
+}
+
 /// The versions of a model that answer now, oldest first.
 pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
     app.lifecycle.catalog().ready(model).unwrap_or_default()

@@ -153,6 +153,26 @@ impl Ctr {
         joined
     }
 
+    /// The tables of content `seed`, in order.
+    pub(crate) fn tables(&self, seed: u64) -> Vec<Table> {
+        let table = |(index, &rows): (usize, &u64)| Table {
+            dims: [rows as usize, DIMENSION],
+            stream: table_stream(seed, index),
+        };
+        self.rows.iter().enumerate().map(table).collect()
+    }
+
+    /// The layers' parameters of content `seed`, with their values.
+    pub(crate) fn layer_values(&self, seed: u64) -> Vec<(Parameter, Vec<f32>)> {
+        let parameters = self.layers.parameters().into_iter().enumerate();
+        parameters.map(|(index, parameter)| (parameter, self.layers.values(seed, index))).collect()
+    }
+
+    /// The layers.
+    pub(crate) fn own_layers(&self) -> &Layers {
+        &self.layers
+    }
+
     fn table_parameters(&self) -> Vec<Parameter> {
         let table = |(index, &rows): (usize, &u64)| {
             Parameter::new(format!("emb_{index}"), DType::F32, [rows as usize, DIMENSION])
@@ -207,6 +227,21 @@ impl Ctr {
 
 fn table_stream(seed: u64, table: usize) -> u64 {
     at(seed, TABLE_STREAM + table as u64)
+}
+
+/// One embedding table of one content.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table {
+    /// Rows and numbers in a row.
+    pub(crate) dims: [usize; 2],
+    stream: u64,
+}
+
+impl Table {
+    /// The number at `place`, row by row.
+    pub(crate) fn value(&self, place: u64) -> f32 {
+        signed_unit(self.stream, place) * TABLE_SCALE
+    }
 }
 
 /// One request's inputs.

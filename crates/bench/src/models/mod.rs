@@ -7,6 +7,7 @@ pub(crate) mod conv;
 pub(crate) mod ctr;
 pub(crate) mod dense;
 pub(crate) mod layers;
+pub(crate) mod module;
 pub(crate) mod ocr;
 pub(crate) mod small;
 pub(crate) mod workload;

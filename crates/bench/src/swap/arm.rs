@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
-use super::{Arm, Contents, MODEL, SwapArgs, Traffic};
+use super::{Arm, Contents, EngineName, MODEL, SwapArgs, Traffic};
 use crate::BenchEnv;
 use crate::drive::{Judge, Pace, Plan, Sample, Sink, drive};
 use crate::machine::{Noise, NoiseWatch};
-use crate::models::cache;
+use crate::models::{cache, module};
 use crate::process::{ServerPlan, ServerProcess};
 use crate::samples::{Kept, Log, Tally};
 use crate::schedule::Arrivals;
@@ -35,6 +35,8 @@ const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
 const SWAP_POLL: Duration = Duration::from_millis(200);
 /// Parameter bytes a second that a load moves where no load has been measured: the server's default.
 const LOAD_RATE: f64 = 800e6;
+/// The settings file of a model.
+const MODEL_FILE: &str = "millpond.toml";
 /// Versions kept on disk.
 const VERSIONS_KEPT: u64 = 2;
 
@@ -212,6 +214,10 @@ impl Server {
         let model_dir = root.join(MODEL);
         cache::fresh(&model_dir)?;
         cache::publish_link(setup.contents(arm)?.of(1), &model_dir, 1)?;
+        if setup.args.engine == EngineName::Torch {
+            let path = model_dir.join(MODEL_FILE);
+            crate::report::write_file(&path, module::settings().as_bytes())?;
+        }
         if arm == Arm::Heap {
             setup.contents(arm)?.read_ahead()?;
         }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use base::units::format_bytes;
 use base::{Error, Result, VersionNumber};
+use engine_torch::TorchEngine;
 
 use crate::BenchEnv;
-use crate::models::cache;
 use crate::models::ctr::Ctr;
+use crate::models::{cache, module};
 use crate::report::Progress;
 
 /// Their seeds: nothing of one can be taken over from the other.
@@ -40,6 +41,15 @@ impl Contents {
             ctr.write_embedded(seed, &dir.join("model.onnx"), progress)
         };
         Contents::make(env, &ctr, "-embedded", &write)
+    }
+
+    /// As TorchScript modules, which are what every arm serves.
+    pub(crate) fn modules(env: &BenchEnv, bytes: u64) -> Result<Contents> {
+        let ctr = Ctr::of_bytes(bytes);
+        let engine = TorchEngine::new(env.libtorch.clone());
+        let write =
+            |seed, dir: &Path, progress: &dyn Fn(u64)| module::write(&engine, &ctr, seed, dir, progress);
+        Contents::make(env, &ctr, "-torch", &write)
     }
 
     /// The model they are versions of.

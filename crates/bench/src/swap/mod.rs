@@ -41,8 +41,13 @@ const SWAPS_MAX: usize = 1000;
 /// Arms: heap keeps parameters in the engine's own allocations (jemalloc as it comes, without Millpond's settings),
 /// loads at normal priority and frees at once; pool is Millpond; control swaps nothing and only burns arithmetic at idle priority for as long as a load takes,
 /// which is the least that any background work costs on this machine.
+///
+/// With --engine torch the same model is a TorchScript module, checked against the same answers.
 #[derive(Args, Clone, Debug)]
 pub struct SwapArgs {
+    /// What runs the model
+    #[arg(long, value_enum, default_value = "onnx")]
+    pub engine: EngineName,
     /// Parameters of the model
     #[arg(long, default_value = "1.6GiB", value_parser = units::parse_bytes)]
     pub bytes: u64,
@@ -82,6 +87,25 @@ pub struct SwapArgs {
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// What runs the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineName {
+    /// ONNX Runtime.
+    Onnx,
+    /// LibTorch.
+    Torch,
+}
+
+impl EngineName {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineName::Onnx => "onnx",
+            EngineName::Torch => "torch",
+        }
+    }
 }
 
 /// How a version's parameters are brought in, or what is done instead.
@@ -134,7 +158,8 @@ impl SwapArgs {
         if args.arms.is_empty() || args.batch == 0 {
             return wrong("--arms and --batch must not be empty");
         }
-        if args.arms.contains(&Arm::Heap) && args.bytes + MIB >= MODEL_BYTES_MAX {
+        let embeds = args.engine == EngineName::Onnx && args.arms.contains(&Arm::Heap);
+        if embeds && args.bytes + MIB >= MODEL_BYTES_MAX {
             return wrong("a model of 2 GiB or more cannot embed its parameters: use --arms pool,control");
         }
         Ok(args)
@@ -190,8 +215,16 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
 
 /// Makes or finds the models, the requests and their right answers.
 fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<Setup<'a>> {
-    let layouts = if args.needs(false) { Some(Contents::layouts(env, args.bytes)?) } else { None };
-    let embedded = if args.needs(true) { Some(Contents::embedded(env, args.bytes)?) } else { None };
+    let (layouts, embedded) = match args.engine {
+        EngineName::Onnx => {
+            let layouts = if args.needs(false) { Some(Contents::layouts(env, args.bytes)?) } else { None };
+            (layouts, if args.needs(true) { Some(Contents::embedded(env, args.bytes)?) } else { None })
+        }
+        EngineName::Torch => {
+            let modules = Contents::modules(env, args.bytes)?;
+            (Some(modules.clone()), Some(modules))
+        }
+    };
     let progress = Progress::new(1);
     progress.say("computing the right answers");
     let traffic = Arc::new(Traffic::new(&Ctr::of_bytes(args.bytes), args.batch)?);
@@ -229,6 +262,7 @@ mod tests {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(parse("--bytes 3GiB --arms pool,control").is_ok());
+        assert!(parse("--bytes 3GiB --engine torch").is_ok(), "no file embeds them");
         assert_eq!(parse("--quick").unwrap().bytes, QUICK_BYTES);
     }
 }

@@ -22,6 +22,7 @@ const POOL_FAULTS_SHARE_MAX: f64 = 0.01;
 /// What `bench swap` writes as JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
+    engine: &'static str,
     arms: BTreeMap<&'static str, ArmReport>,
     ratios: Ratios,
     setting: Setting,
@@ -122,14 +123,16 @@ impl Report {
             quick: args.quick,
             server_args: args.server_arg.clone(),
         };
-        Report { ratios: Ratios::of(&arms), arms, setting, rounds: rounds.to_vec(), machine, noise }
+        let engine = args.engine.name();
+        Report { engine, ratios: Ratios::of(&arms), arms, setting, rounds: rounds.to_vec(), machine, noise }
     }
 
     /// The table for people.
     pub(super) fn print(&self) {
         let setting = &self.setting;
         println!(
-            "swap of {} under {:.0} requests/s ({} rows each, capacity {:.0}/s); {} swaps a round, median of {} rounds",
+            "{}: swap of {} under {:.0} requests/s ({} rows each, capacity {:.0}/s); {} swaps a round, median of {} rounds",
+            self.engine,
             format_bytes(setting.bytes),
             setting.rate_rps,
             setting.batch,

@@ -29,6 +29,8 @@ fn load(target: &Target, scheme: &str, flags: &str) -> Result<Value, String> {
     let env = BenchEnv {
         millpond: "unused".into(),
         onnxruntime: engine_onnx::LibrarySearch::default(),
+        libtorch: engine_torch::LibrarySearch::default(),
+        audio_data: None,
         cache_dir: dir.path().into(),
         demo_seconds: None,
     };
@@ -94,6 +96,8 @@ fn an_absent_server_is_an_error_at_once() {
     let env = BenchEnv {
         millpond: "unused".into(),
         onnxruntime: engine_onnx::LibrarySearch::default(),
+        libtorch: engine_torch::LibrarySearch::default(),
+        audio_data: None,
         cache_dir: "unused".into(),
         demo_seconds: None,
     };

@@ -6,7 +6,7 @@ use engine::Engine;
 use engine_onnx::OnnxEngine;
 
 use super::{Check, Verdict};
-use crate::serve::library_search;
+use crate::serve::{library_search, torch_search};
 
 /// Finds and really loads ONNX Runtime.
 pub(super) fn check(explicit: Option<PathBuf>) -> Check {
@@ -22,6 +22,25 @@ pub(super) fn check(explicit: Option<PathBuf>) -> Check {
             Verdict::Fail,
             "not usable",
             format!("No model can be served: {error}."),
+        ),
+    }
+}
+
+/// Finds the LibTorch shim. It is opened only when a TorchScript model is served, so it is not opened here either:
+/// that takes some seconds and hundreds of megabytes.
+pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
+    match torch_search(explicit).find() {
+        Ok(path) => Check::new(
+            "LibTorch",
+            Verdict::Ok,
+            format!("shim in {}", path.display()),
+            "TorchScript models can be served; the library is opened when the first of them loads.",
+        ),
+        Err(error) => Check::new(
+            "LibTorch",
+            Verdict::Warn,
+            "not there",
+            format!("TorchScript models (model.pt) cannot be served; ONNX models can. {error}."),
         ),
     }
 }

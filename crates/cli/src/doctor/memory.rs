@@ -94,7 +94,8 @@ fn allocator(jemalloc: bool) -> Check {
         "allocator",
         Verdict::Warn,
         "not jemalloc",
-        "Another allocator was loaded before Millpond's own (LD_PRELOAD?); memory of unloaded models may stay taken.",
+        "This program was built without jemalloc, or another allocator was loaded before it (LD_PRELOAD?); memory of \
+         unloaded models may stay taken.",
     )
 }
 

@@ -31,6 +31,9 @@ pub(crate) struct DoctorArgs {
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
     #[arg(long, value_name = "PATH")]
     onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    #[arg(long, value_name = "PATH")]
+    libtorch: Option<PathBuf>,
     /// Where converted foreign models would be kept [default: the user's cache directory]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
@@ -96,6 +99,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     checks.extend(memory::checks());
     checks.extend(storage::checks(&directories(args)));
     checks.push(library::check(args.onnxruntime.clone()));
+    checks.push(library::torch(args.libtorch.clone()));
     checks.extend(system::checks());
     if args.json {
         print(&models::pretty(&json(&checks)))?;

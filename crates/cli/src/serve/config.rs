@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy};
-use server::{Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
 
-use super::library_search;
-use super::options::{Home, InferenceOptions, MemoryOptions, Order, ServerOptions};
+use super::options::{AudioOptions, Home, InferenceOptions, MemoryOptions, Order, ServerOptions};
 use super::settings::{Model, Settings};
+use super::{library_search, torch_search};
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::values::{PerSecond, Size, Span, Versions};
@@ -25,6 +25,8 @@ impl Settings {
             memory: memory(&self.memory),
             models,
             onnxruntime: library_search(self.server.onnxruntime),
+            libtorch: torch_search(self.server.libtorch),
+            audio: audio(self.audio),
         })
     }
 }
@@ -73,6 +75,18 @@ fn memory(options: &MemoryOptions) -> MemoryConfig {
         fault_rate: rate(options.fault_rate, default.fault_rate),
         huge_pages: !options.no_huge_pages,
         direct: !options.no_direct_io,
+    }
+}
+
+fn audio(options: AudioOptions) -> AudioConfig {
+    let default = AudioConfig::default();
+    let bytes = |size: Option<Size>, default| size.map_or(default, |Size(bytes)| bytes);
+    AudioConfig {
+        recordings_max: options.recordings.unwrap_or(default.recordings_max),
+        bytes_max: bytes(options.max_recording, default.bytes_max),
+        spool_bytes_max: bytes(options.max_spool, default.spool_bytes_max),
+        spool_dir: options.spool_dir.or(default.spool_dir),
+        speakers_dir: options.speakers_dir,
     }
 }
 
@@ -178,6 +192,8 @@ mod tests {
         (file.memory.pool, file.memory.swap_reserve) = (None, None);
         (file.schedule.threads, file.schedule.queue, file.schedule.timeout) = (None, None, None);
         assert_eq!(file.schedule.apply(&ScheduleOptions::default()), ScheduleOptions::default());
+        (file.audio.spool_dir, file.audio.speakers_dir) = (None, None);
+        assert_eq!(format!("{:?}", audio(file.audio.clone())), format!("{:?}", AudioConfig::default()));
         assert_eq!(format!("{:?}", memory(&file.memory)), format!("{:?}", MemoryConfig::default()));
     }
 }

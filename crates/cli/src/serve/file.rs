@@ -10,7 +10,9 @@ use engine::ScheduleFile;
 use serde::Deserialize;
 
 use crate::exit::{Failure, Outcome};
-use crate::serve::options::{InferenceOptions, LifecycleOptions, MemoryOptions, Order, ServerOptions};
+use crate::serve::options::{
+    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, Order, ServerOptions,
+};
 use crate::values::{Versions, check_name};
 
 /// A settings file larger than this is refused.
@@ -24,6 +26,7 @@ pub(crate) struct SettingsFile {
     pub(crate) inference: InferenceOptions,
     pub(crate) memory: MemoryOptions,
     pub(crate) lifecycle: LifecycleOptions,
+    pub(crate) audio: AudioOptions,
     /// How requests are queued, merged and run, for all models that do not say.
     pub(crate) schedule: ScheduleFile,
     /// Directories whose subdirectories are models.
@@ -88,7 +91,14 @@ impl SettingsFile {
 
     fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
-        let others = [self.server.onnxruntime.as_mut(), self.lifecycle.cache_dir.as_mut()];
+        let (server, audio) = (&mut self.server, &mut self.audio);
+        let others = [
+            server.onnxruntime.as_mut(),
+            server.libtorch.as_mut(),
+            self.lifecycle.cache_dir.as_mut(),
+            audio.spool_dir.as_mut(),
+            audio.speakers_dir.as_mut(),
+        ];
         for path in models.chain(self.roots.iter_mut()).chain(others.into_iter().flatten()) {
             *path = base.join(&*path);
         }

@@ -15,7 +15,9 @@ use engine_onnx::LibrarySearch;
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::values::Source;
-use options::{InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, ServerOptions};
+use options::{
+    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, ServerOptions,
+};
 use settings::Settings;
 
 /// `millpond serve DIR|NAME=DIR...`.
@@ -26,7 +28,7 @@ directory is a root, whose subdirectories are models. New versions and new model
 serving; --versions and --transition hold for the models that are there at the start. A millpond.toml beside a
 model's versions has the last word about that model.
 
-The settings file has the same names: [server], [inference], [memory] and [lifecycle] hold the
+The settings file has the same names: [server], [inference], [memory], [lifecycle] and [audio] hold the
 flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions,
 transition, labels, intra-op-threads and inter-op-threads of one model. [schedule] says how the
 requests of all models are queued, merged and run, [models.NAME.schedule] those of one model;
@@ -49,6 +51,8 @@ pub(crate) struct ServeArgs {
     pub(crate) memory: MemoryOptions,
     #[command(flatten)]
     pub(crate) lifecycle: LifecycleOptions,
+    #[command(flatten)]
+    pub(crate) audio: AudioOptions,
 }
 
 /// Serves until told to stop.
@@ -65,6 +69,12 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         };
         Failure::from(error).with_exit(exit)
     })
+}
+
+/// Where the LibTorch shim is looked for: `explicit`, else what the environment names, else around this process.
+pub(crate) fn torch_search(explicit: Option<PathBuf>) -> engine_torch::LibrarySearch {
+    let explicit = explicit.or_else(|| environment::LIBTORCH.path());
+    engine_torch::LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
 }
 
 /// Where ONNX Runtime is looked for: `explicit`, else what the environment names, else around this process.

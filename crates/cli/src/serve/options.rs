@@ -51,6 +51,9 @@ pub(crate) struct ServerOptions {
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) libtorch: Option<PathBuf>,
     /// Form of the log on standard error [default: text]
     #[arg(long, value_name = "FORM")]
     pub(crate) log_format: Option<LogFormat>,
@@ -174,6 +177,28 @@ pub(crate) struct LifecycleOptions {
     pub(crate) cache_dir: Option<PathBuf>,
 }
 
+/// `[audio]`: recordings sent to `/v1/audio`.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Recordings")]
+pub(crate) struct AudioOptions {
+    /// Recordings worked on at the same time; the next one is refused [default: 4]
+    #[arg(long, value_name = "N")]
+    pub(crate) recordings: Option<usize>,
+    /// Largest recording [default: 8GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_recording: Option<Size>,
+    /// Largest recording that is stored before it is read, as some files need [default: 2GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_spool: Option<Size>,
+    /// Where such recordings are stored meanwhile [default: the system's directory for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) spool_dir: Option<PathBuf>,
+    /// Where enrolled voices are kept; without it nobody can be enrolled
+    #[arg(long, value_name = "DIR")]
+    pub(crate) speakers_dir: Option<PathBuf>,
+}
+
 /// The order of load and unload when versions change.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -200,6 +225,7 @@ impl ServerOptions {
             client_timeout: self.client_timeout.or(under.client_timeout),
             shutdown_grace: self.shutdown_grace.or(under.shutdown_grace),
             onnxruntime: self.onnxruntime.or(under.onnxruntime),
+            libtorch: self.libtorch.or(under.libtorch),
             log_format: self.log_format.or(under.log_format),
             log: self.log.or(under.log),
         }
@@ -257,6 +283,19 @@ impl LifecycleOptions {
             load_retries: self.load_retries.or(under.load_retries),
             load_retry_interval: self.load_retry_interval.or(under.load_retry_interval),
             cache_dir: self.cache_dir.or(under.cache_dir),
+        }
+    }
+}
+
+impl AudioOptions {
+    /// These, and where they say nothing, `under`'s.
+    pub(crate) fn over(self, under: AudioOptions) -> AudioOptions {
+        AudioOptions {
+            recordings: self.recordings.or(under.recordings),
+            max_recording: self.max_recording.or(under.max_recording),
+            max_spool: self.max_spool.or(under.max_spool),
+            spool_dir: self.spool_dir.or(under.spool_dir),
+            speakers_dir: self.speakers_dir.or(under.speakers_dir),
         }
     }
 }

@@ -9,7 +9,7 @@ use engine::{Mode, ScheduleFile, ScheduleOptions};
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile};
 use super::options::{
-    InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags, ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags, ServerOptions,
 };
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
@@ -21,6 +21,8 @@ const THREADS_MAX: usize = 1024;
 const REQUESTS_MAX: usize = 1 << 20;
 /// Connections of one door.
 const CONNECTIONS_MAX: usize = 1 << 20;
+/// Recordings worked on at the same time.
+const RECORDINGS_MAX: usize = 1024;
 /// Bytes of one request: gRPC's own limit of a message.
 const BODY_BYTES_MAX: u64 = i32::MAX as u64;
 /// Shortest time between two looks at the directories.
@@ -35,6 +37,7 @@ pub(super) struct Settings {
     pub(super) inference: InferenceOptions,
     pub(super) memory: MemoryOptions,
     pub(super) lifecycle: LifecycleOptions,
+    pub(super) audio: AudioOptions,
     /// For all models that do not say.
     pub(super) schedule: ScheduleOptions,
     pub(super) log_format: LogFormat,
@@ -84,6 +87,7 @@ impl Settings {
             inference,
             memory: args.memory.clone().over(file.memory),
             lifecycle: args.lifecycle.clone().over(file.lifecycle),
+            audio: args.audio.clone().over(file.audio),
             models: BTreeMap::new(),
             roots: Vec::new(),
         };
@@ -118,6 +122,7 @@ impl Settings {
         number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
         number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
         number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
+        number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
         number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
         span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
         span("client-timeout", server.client_timeout, Duration::from_millis(1))?;

@@ -3,8 +3,19 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 9] =
-    ["serve", "publish", "models", "infer", "bench", "tune", "demo", "doctor", "completion"];
+const COMMANDS: [&str; 11] = [
+    "serve",
+    "publish",
+    "models",
+    "infer",
+    "audio",
+    "speakers",
+    "bench",
+    "tune",
+    "demo",
+    "doctor",
+    "completion",
+];
 
 #[test]
 fn help_lists_every_command_variable_and_exit_code() {
@@ -19,7 +30,14 @@ fn help_lists_every_command_variable_and_exit_code() {
         .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next())
         .collect();
     assert_eq!(listed, [&COMMANDS[..], &["help"]].concat());
-    for variable in ["MILLPOND_CACHE_DIR", "MILLPOND_ONNXRUNTIME", "MILLPOND_DEMO_SECONDS", "VIRTUAL_ENV"] {
+    for variable in [
+        "MILLPOND_CACHE_DIR",
+        "MILLPOND_ONNXRUNTIME",
+        "MILLPOND_LIBTORCH",
+        "MILLPOND_RECOGNISERS",
+        "MILLPOND_DEMO_SECONDS",
+        "VIRTUAL_ENV",
+    ] {
         assert!(help.stdout.contains(variable), "{variable}");
     }
     for code in ["  0  done", "  1  failed", "  2  usage", "  3  cannot start", "  4  wrong"] {
@@ -52,6 +70,12 @@ fn help_of_serve_has_the_defaults_that_hold() {
         format!("pieces of a body [default: {}s]", doors.client_timeout.as_secs()),
         format!("being answered [default: {}s]", doors.shutdown_grace.as_secs()),
         format!("Largest request body [default: {}MiB]", doors.body_bytes_max >> 20),
+        format!(
+            "same time; the next one is refused [default: {}]",
+            server::AudioConfig::default().recordings_max
+        ),
+        format!("Largest recording [default: {}GiB]", server::AudioConfig::default().bytes_max >> 30),
+        format!("some files need [default: {}GiB]", server::AudioConfig::default().spool_bytes_max >> 30),
         format!("next one is refused [default: {}]", server::DataConfig::default().queue_max),
         format!(
             "weights are read; \"unlimited\" [default: {}MB]",

@@ -22,6 +22,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "direct reads",
         "io_uring",
         "ONNX Runtime",
+        "LibTorch",
         "open files",
         "kernel",
     ];
@@ -46,6 +47,17 @@ fn without_the_engine_nothing_can_be_served() {
     assert_eq!(run.code, 4, "{run:?}");
     assert!(run.stdout.contains("fail  ONNX Runtime"), "{run:?}");
     assert!(run.stdout.contains("This machine cannot serve yet: 1 of "), "{run:?}");
+}
+
+#[test]
+fn without_libtorch_onnx_models_can_still_be_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run(&["doctor", "--json", "--libtorch", dir.path().to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "LibTorch").unwrap();
+    assert_eq!(check["verdict"], "warn");
+    assert!(check["meaning"].as_str().unwrap().contains("make torch"), "{check}");
 }
 
 #[test]

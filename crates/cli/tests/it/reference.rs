@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::program::run;
 
 /// Every command with a help text of its own.
-const COMMANDS: [&[&str]; 16] = [
+const COMMANDS: [&[&str]; 23] = [
     &["serve"],
     &["publish"],
     &["models", "ls"],
@@ -14,11 +14,18 @@ const COMMANDS: [&[&str]; 16] = [
     &["models", "unload"],
     &["models", "status"],
     &["infer"],
+    &["audio"],
+    &["speakers"],
+    &["speakers", "enrol"],
+    &["speakers", "identify"],
+    &["speakers", "verify"],
+    &["speakers", "remove"],
     &["bench", "load"],
     &["bench", "swap"],
     &["bench", "overhead"],
     &["bench", "batch"],
     &["bench", "overload"],
+    &["bench", "audio"],
     &["demo"],
     &["doctor"],
     &["tune"],

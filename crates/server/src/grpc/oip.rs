@@ -109,7 +109,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
             Ok(oip::grpc::model_metadata(
                 &servable.id.model,
                 &versions,
-                servable.engine,
+                view::platform(servable.engine),
                 servable.signature(),
             ))
         }))
@@ -124,7 +124,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
             let servable = self.0.find(&request.name, version, None)?;
             let config = oip::grpc::model_config(
                 &servable.id.model,
-                servable.engine,
+                view::platform(servable.engine),
                 servable.signature(),
                 servable.metadata(),
                 view::batching(&servable).as_ref(),

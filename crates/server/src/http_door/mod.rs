@@ -1,5 +1,5 @@
-//! The HTTP door: the Open Inference Protocol under `/v2`, TensorFlow Serving's API under `/v1`, `/metrics`, and the
-//! live page at `/`.
+//! The HTTP door: the Open Inference Protocol under `/v2`, TensorFlow Serving's API under `/v1`, recordings under
+//! `/v1/audio`, `/metrics`, the live page at `/` and the one for recordings at `/audio`.
 
 mod oip;
 mod reply;
@@ -18,7 +18,7 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{exporter, page};
+use crate::{exporter, page, recordings};
 pub(crate) use reply::Reply;
 
 /// What handlers share.
@@ -49,6 +49,7 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .route("/v2/repository/index", post(repository::index))
         .route("/v2/repository/models/{model}/load", post(repository::load))
         .route("/v2/repository/models/{model}/unload", post(repository::unload))
+        .merge(recordings::routes())
         .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)

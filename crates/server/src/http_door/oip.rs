@@ -49,8 +49,12 @@ pub(super) async fn ready(State(app): Shared, Path(target): Path<Target>) -> Rep
 pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> Reply {
     Reply::of(target.find(&app).map(|servable| {
         let versions = view::ready_versions(&app, &servable.id.model);
-        let body =
-            oip::json::model_metadata(&servable.id.model, &versions, servable.engine, servable.signature());
+        let body = oip::json::model_metadata(
+            &servable.id.model,
+            &versions,
+            view::platform(servable.engine),
+            servable.signature(),
+        );
         Reply::json(body)
     }))
 }
@@ -59,7 +63,7 @@ pub(super) async fn config(State(app): Shared, Path(target): Path<Target>) -> Re
     Reply::of(target.find(&app).map(|servable| {
         let (id, signature) = (&servable.id, servable.signature());
         let batching = view::batching(&servable);
-        let (engine, facts) = (servable.engine, servable.metadata());
+        let (engine, facts) = (view::platform(servable.engine), servable.metadata());
         Reply::json(oip::json::model_config(&id.model, engine, signature, facts, batching.as_ref()))
     }))
 }

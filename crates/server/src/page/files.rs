@@ -13,9 +13,17 @@ use crate::http_door::Reply;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+/// The same for the page for recordings, which also plays the one that it was given.
+const AUDIO_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                            img-src 'self'; media-src blob:; base-uri 'none'; form-action 'none'; \
+                            frame-ancestors 'none'";
+
 /// Paths, types, contents.
-const FILES: [(&str, &str, &str); 6] = [
+const FILES: [(&str, &str, &str); 9] = [
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
+    ("/page-audio.css", "text/css; charset=utf-8", include_str!("page-audio.css")),
+    ("/page-audio.js", "text/javascript; charset=utf-8", include_str!("page-audio.js")),
+    ("/page-audio-wave.js", "text/javascript; charset=utf-8", include_str!("page-audio-wave.js")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page.js")),
     ("/page-card.js", "text/javascript; charset=utf-8", include_str!("page-card.js")),
     ("/page-chart.js", "text/javascript; charset=utf-8", include_str!("page-chart.js")),
@@ -25,21 +33,27 @@ const FILES: [(&str, &str, &str); 6] = [
 
 /// The page.
 pub(crate) fn page() -> Reply {
-    guarded(Reply::body("text/html; charset=utf-8", include_str!("page.html")))
+    guarded(Reply::body("text/html; charset=utf-8", include_str!("page.html")), POLICY)
         .with_header(header::VARY, HeaderValue::from_static("accept"))
 }
 
-/// What the page is made of.
+/// The page for recordings.
+async fn audio_page() -> Reply {
+    guarded(Reply::body("text/html; charset=utf-8", include_str!("audio.html")), AUDIO_POLICY)
+}
+
+/// What the pages are made of, and the one for recordings.
 pub(crate) fn routes() -> Router<Arc<App>> {
-    FILES.iter().fold(Router::new(), |router, &(path, content_type, text)| {
-        router.route(path, get(move || async move { guarded(Reply::body(content_type, text)) }))
+    let router = Router::new().route("/audio", get(audio_page));
+    FILES.iter().fold(router, |router, &(path, content_type, text)| {
+        router.route(path, get(move || async move { guarded(Reply::body(content_type, text), POLICY) }))
     })
 }
 
-fn guarded(reply: Reply) -> Reply {
+fn guarded(reply: Reply, policy: &'static str) -> Reply {
     reply
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))
-        .with_header(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY))
+        .with_header(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy))
         .with_header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
         .with_header(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"))
         .with_header(
@@ -95,7 +109,8 @@ mod tests {
     #[test]
     fn the_page_names_no_other_host() {
         // The one address that is only a name: SVG's own namespace.
-        let texts = FILES.iter().map(|(_, _, text)| *text).chain([include_str!("page.html")]);
+        let pages = [include_str!("page.html"), include_str!("audio.html")];
+        let texts = FILES.iter().map(|(_, _, text)| *text).chain(pages);
         for text in texts {
             let text = text.replace("http://www.w3.org/2000/svg", "");
             assert!(!text.contains("//www.") && !text.contains("https:") && !text.contains("http:"));
@@ -104,10 +119,11 @@ mod tests {
 
     #[test]
     fn the_policy_allows_what_the_page_uses() {
-        let html = include_str!("page.html");
-        assert!(!html.contains("style=") && !html.contains("onclick") && !html.contains("<style"));
-        for tag in html.split("<script").skip(1) {
-            assert!(tag.starts_with(" type=\"module\" src=\"/page"), "{tag}");
+        for html in [include_str!("page.html"), include_str!("audio.html")] {
+            assert!(!html.contains("style=") && !html.contains("onclick") && !html.contains("<style"));
+            for tag in html.split("<script").skip(1) {
+                assert!(tag.starts_with(" type=\"module\" src=\"/page"), "{tag}");
+            }
         }
     }
 }

@@ -1,0 +1,244 @@
+//! The bytes of a recording, looked at before they are taken.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use symphonia::core::io::MediaSource;
+
+use super::Input;
+
+/// What is read at a time.
+const PIECE: usize = 32 * 1024;
+
+/// A recording's bytes from its beginning on.
+pub(super) struct Bytes {
+    rest: Input,
+    /// Read from `rest` and not taken yet, from `used` on.
+    ahead: Vec<u8>,
+    used: usize,
+    ended: bool,
+    /// The name of the error that `rest` ended with, if it did.
+    broken: Option<String>,
+    /// Four bytes of a file that are read as others: names of parts that nobody has to read.
+    renamed: Vec<(u64, [u8; 4])>,
+    /// The place in the file, for those who seek.
+    place: u64,
+    seekable: bool,
+}
+
+impl Bytes {
+    pub(super) fn new(input: Input) -> Bytes {
+        let seekable = matches!(input, Input::File(_));
+        let (ahead, renamed) = (Vec::new(), Vec::new());
+        Bytes { rest: input, ahead, used: 0, ended: false, broken: None, renamed, place: 0, seekable }
+    }
+
+    /// The next bytes without taking them: `count`, or fewer at the end.
+    pub(super) fn peek(&mut self, count: usize) -> &[u8] {
+        while self.ahead.len() - self.used < count && !self.ended {
+            self.ahead.drain(..self.used);
+            self.used = 0;
+            let had = self.ahead.len();
+            self.ahead.resize(had + PIECE, 0);
+            let read = loop {
+                let read = match &mut self.rest {
+                    Input::File(file) => file.read(&mut self.ahead[had..]),
+                    Input::Stream(stream) => stream.read(&mut self.ahead[had..]),
+                };
+                match read {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    other => break other,
+                }
+            };
+            let read = match read {
+                Ok(read) => read.min(PIECE),
+                Err(error) => {
+                    self.broken = Some(error.to_string());
+                    0
+                }
+            };
+            self.ahead.truncate(had + read);
+            self.ended = read == 0;
+        }
+        let held = &self.ahead[self.used..];
+        &held[..count.min(held.len())]
+    }
+
+    /// Takes `count` bytes that were seen before; fewer at the end.
+    pub(super) fn advance(&mut self, count: usize) {
+        self.used = (self.used + count).min(self.ahead.len());
+    }
+
+    /// Passes over `count` bytes; whether there were as many.
+    pub(super) fn pass(&mut self, mut count: u64) -> bool {
+        while count > 0 {
+            let seen = self.peek(usize::try_from(count).unwrap_or(PIECE).min(PIECE)).len();
+            if seen == 0 {
+                return false;
+            }
+            self.advance(seen);
+            count -= seen as u64;
+        }
+        true
+    }
+
+    /// Puts `bytes` before those that come next. From now on nobody can seek.
+    pub(super) fn put_back(&mut self, bytes: &[u8]) {
+        self.ahead.splice(..self.used, bytes.iter().copied());
+        self.used = 0;
+        self.seekable = false;
+    }
+
+    /// From now on nobody can seek.
+    pub(super) fn forward_only(&mut self) {
+        self.seekable = false;
+    }
+
+    /// Why reading ended before the end, if it did.
+    pub(super) fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// Whether any place can be read at any time.
+    pub(super) fn is_file(&self) -> bool {
+        self.seekable
+    }
+
+    /// Up to `count` bytes at `offset` from the beginning, before anything was taken. On a stream, all up to there
+    /// are kept.
+    pub(super) fn look(&mut self, offset: u64, count: usize) -> Vec<u8> {
+        if let Input::File(file) = &mut self.rest {
+            let mut bytes = Vec::new();
+            let read = file
+                .seek(SeekFrom::Start(offset))
+                .and_then(|_| file.take(count as u64).read_to_end(&mut bytes));
+            if let Err(error) = read {
+                self.broken = Some(error.to_string());
+            }
+            return bytes;
+        }
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let seen = self.peek(offset.saturating_add(count));
+        seen.get(offset..).unwrap_or_default().to_vec()
+    }
+
+    /// From now on the four bytes at `offset` from the beginning read as `name`.
+    pub(super) fn rename(&mut self, offset: u64, name: [u8; 4]) {
+        self.renamed.push((offset, name));
+    }
+
+    /// Back to the beginning, for readers that seek by themselves. Only before anything was taken.
+    pub(super) fn rewound(mut self) -> io::Result<Bytes> {
+        if let Input::File(file) = &mut self.rest {
+            file.rewind()?;
+            self.ahead.clear();
+            self.ended = false;
+        }
+        Ok(self)
+    }
+
+    /// The length, of a file.
+    pub(super) fn file_length(&self) -> Option<u64> {
+        match &self.rest {
+            Input::File(file) => file.metadata().ok().map(|data| data.len()),
+            Input::Stream(_) => None,
+        }
+    }
+}
+
+/// The part of the file that a reader sees: used for containers whose reader seeks, and then from the beginning.
+impl Read for Bytes {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let seen = self.peek(into.len().min(PIECE));
+        let count = seen.len();
+        into[..count].copy_from_slice(seen);
+        self.advance(count);
+        if count == 0
+            && let Some(broken) = &self.broken
+        {
+            return Err(io::Error::other(broken.clone()));
+        }
+        for (offset, name) in &self.renamed {
+            for (index, byte) in name.iter().enumerate() {
+                let at =
+                    (offset + index as u64).checked_sub(self.place).and_then(|at| usize::try_from(at).ok());
+                if let Some(place) = at.and_then(|at| into[..count].get_mut(at)) {
+                    *place = *byte;
+                }
+            }
+        }
+        self.place += count as u64;
+        Ok(count)
+    }
+}
+
+impl Seek for Bytes {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let Input::File(file) = &mut self.rest else {
+            return Err(io::Error::from(io::ErrorKind::Unsupported));
+        };
+        let to = match to {
+            // The file itself is ahead of what was taken.
+            SeekFrom::Current(by) => {
+                SeekFrom::Start(self.place.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?)
+            }
+            other => other,
+        };
+        self.place = file.seek(to)?;
+        self.ahead.clear();
+        self.used = 0;
+        self.ended = false;
+        Ok(self.place)
+    }
+}
+
+impl MediaSource for Bytes {
+    fn is_seekable(&self) -> bool {
+        self.is_file()
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        self.file_length()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_does_not_grow() {
+        let mut bytes = Bytes::new(Input::Stream(Box::new(io::repeat(7).take(64 << 20))));
+        let mut seen = 0;
+        loop {
+            let piece = bytes.peek(5000).len();
+            if piece == 0 {
+                break;
+            }
+            bytes.advance(piece);
+            seen += piece;
+            assert!(bytes.ahead.capacity() <= 4 * PIECE, "{} bytes are held", bytes.ahead.capacity());
+        }
+        assert_eq!(seen, 64 << 20);
+    }
+
+    #[test]
+    fn renamed_bytes_read_as_others_wherever_reading_begins() {
+        let mut file = tempfile::tempfile().unwrap();
+        io::Write::write_all(&mut file, b"0123456789").unwrap();
+        file.rewind().unwrap();
+        let mut bytes = Bytes::new(Input::File(file));
+        assert_eq!(bytes.look(8, 5), b"89");
+        bytes.rename(3, *b"abcd");
+        let mut bytes = bytes.rewound().unwrap();
+        let mut text = String::new();
+        bytes.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "012abcd789");
+        for start in 0..10 {
+            bytes.seek(SeekFrom::Start(start as u64)).unwrap();
+            let mut two = [0; 2];
+            let count = bytes.read(&mut two).unwrap();
+            assert_eq!(&two[..count], &text.as_bytes()[start..(start + 2).min(10)]);
+            assert_eq!(bytes.stream_position().unwrap(), (start + count) as u64);
+        }
+    }
+}

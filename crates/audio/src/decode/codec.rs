@@ -1,0 +1,117 @@
+//! Compressed sound to samples, packet by packet.
+
+use base::{Error, Result};
+use symphonia::core::audio::SampleBuffer;
+use symphonia::core::codecs::{CODEC_TYPE_VORBIS, CodecParameters, CodecType, Decoder, DecoderOptions};
+use symphonia::core::formats::Packet;
+
+use super::read::guarded;
+use super::{CHANNELS_MAX, vorbis};
+
+/// A decoder that survives its packets.
+pub(super) struct Codec {
+    parameters: CodecParameters,
+    /// None between a panic and the next packet.
+    decoder: Option<Box<dyn Decoder>>,
+    buffer: Option<SampleBuffer<f32>>,
+    /// The channels of every block; those of the first.
+    channels: Option<usize>,
+    rate: Option<u32>,
+}
+
+impl Codec {
+    /// # Errors
+    /// `Unimplemented` when this is no codec that is known, `DataLoss` when its description is damaged.
+    pub(super) fn new(parameters: CodecParameters) -> Result<Codec> {
+        if parameters.codec == CODEC_TYPE_VORBIS {
+            vorbis::check(parameters.extra_data.as_deref().unwrap_or_default())?;
+        }
+        let decoder = Some(decoder(&parameters)?);
+        Ok(Codec { parameters, decoder, buffer: None, channels: None, rate: None })
+    }
+
+    /// Decodes a packet and appends its samples.
+    ///
+    /// # Errors
+    /// A sentence on what is wrong with it.
+    pub(super) fn decode(&mut self, packet: &Packet, samples: &mut Vec<f32>) -> Result<(), String> {
+        let mut decoder = match self.decoder.take() {
+            Some(decoder) => decoder,
+            None => decoder(&self.parameters).map_err(|error| error.message().to_owned())?,
+        };
+        let buffer = &mut self.buffer;
+        let decoded = guarded(|| {
+            let sound = decoder.decode(packet).map_err(|error| error.to_string())?;
+            let spec = *sound.spec();
+            let needed = sound.frames() * spec.channels.count();
+            if buffer.as_ref().is_none_or(|buffer| buffer.capacity() < needed) {
+                *buffer = Some(SampleBuffer::new(sound.capacity() as u64, spec));
+            }
+            if let Some(buffer) = buffer {
+                buffer.copy_interleaved_ref(sound);
+            }
+            Ok((spec.rate, spec.channels.count(), decoder))
+        });
+        let (rate, channels) = match decoded {
+            Some(Ok((rate, channels, decoder))) => {
+                self.decoder = Some(decoder);
+                (rate, channels)
+            }
+            Some(Err(error)) => {
+                self.buffer = None;
+                return Err(error);
+            }
+            None => {
+                self.buffer = None;
+                return Err("the decoder failed on it".to_owned());
+            }
+        };
+        if *self.rate.get_or_insert(rate) != rate {
+            return Err(format!("its rate is {rate} Hz unlike the rest"));
+        }
+        if !(1..=CHANNELS_MAX).contains(&channels) {
+            return Err(format!("it has {channels} channels"));
+        }
+        let wanted = *self.channels.get_or_insert(channels);
+        let decoded = self.buffer.as_ref().map_or(&[][..], |buffer| buffer.samples());
+        if wanted == channels {
+            samples.extend_from_slice(decoded);
+        } else {
+            // A frame with other channels than the first: those it lacks are its last one's copy.
+            for frame in decoded.chunks_exact(channels) {
+                samples.extend((0..wanted).map(|channel| frame[channel.min(channels - 1)]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with another codec, whose blocks have the same channels and must have the same rate.
+    pub(super) fn follow(&mut self, next: Codec) {
+        let (channels, rate) = (self.channels, self.rate);
+        *self = Codec { channels, rate, ..next };
+    }
+
+    /// Which codec it is.
+    pub(super) fn kind(&self) -> CodecType {
+        self.parameters.codec
+    }
+
+    /// Rate and channels, once something was decoded.
+    pub(super) fn heard(&self) -> Option<(u32, usize)> {
+        self.rate.zip(self.channels)
+    }
+}
+
+fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
+    let made = guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));
+    match made {
+        Some(Ok(decoder)) => Ok(decoder),
+        Some(Err(symphonia::core::errors::Error::Unsupported(what))) => {
+            Err(Error::unimplemented(format!("this recording's codec is not known here ({what})")))
+        }
+        Some(Err(error)) => {
+            Err(Error::data_loss(format!("the description of the codec is damaged: {error}")))
+        }
+        None => Err(Error::data_loss("the description of the codec is damaged")),
+    }
+}

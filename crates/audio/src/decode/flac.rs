@@ -1,0 +1,42 @@
+//! The beginning of flac files: pictures and tags are passed over, so that nothing has to read them.
+
+use base::{Error, Result};
+
+use super::bytes::Bytes;
+
+/// The parts before the sound.
+const PARTS_MAX: usize = 1000;
+/// The length of the part that describes the sound.
+const DESCRIPTION: usize = 34;
+
+/// Leaves `bytes` at a flac file that has its description and its sound and nothing else.
+///
+/// # Errors
+/// `DataLoss` when there is no description or no end of parts.
+pub(super) fn strip(bytes: &mut Bytes) -> Result<()> {
+    bytes.pass(4);
+    let mut description = None;
+    for _ in 0..PARTS_MAX {
+        let Ok::<[u8; 4], _>(head) = bytes.peek(4).try_into() else { break };
+        let length = head[1..].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
+        bytes.advance(4);
+        if head[0] & 0x7f == 0 && length == DESCRIPTION {
+            description = Some(bytes.peek(DESCRIPTION).to_vec());
+        }
+        if !bytes.pass(length as u64) {
+            break;
+        }
+        if head[0] & 0x80 != 0 {
+            let Some(description) = description else {
+                return Err(Error::data_loss(
+                    "this flac file does not say what its sound is like (no STREAMINFO)",
+                ));
+            };
+            let mut front = b"fLaC\x80\0\0\x22".to_vec();
+            front.extend(description);
+            bytes.put_back(&front);
+            return Ok(());
+        }
+    }
+    Err(Error::data_loss("this flac file ends before any sound"))
+}

@@ -1,0 +1,282 @@
+//! Frames of mp3 files: found, counted, and found again after damage.
+
+use base::{Error, Result};
+use symphonia::core::audio::Channels;
+use symphonia::core::codecs::{CODEC_TYPE_MP3, CodecParameters};
+use symphonia::core::formats::Packet;
+
+use super::bytes::Bytes;
+use super::codec::Codec;
+use super::read::{Reader, Step};
+
+/// How far into a file its first frame may lie, after its tags.
+const SEARCH_MAX: usize = 128 * 1024;
+/// How much is passed over at a time in search of the next frame.
+const PASS: usize = 16 * 1024;
+/// The longest frame, in bytes.
+const FRAME_MAX: usize = 2881;
+/// The tags before the first frame.
+const TAGS_MAX: usize = 16;
+/// What the decoder itself adds at the beginning, in frames of sound: usual for all decoders of this kind.
+const DECODER_DELAY: u64 = 529;
+
+/// A frame's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    /// The bits that do not change within a recording: version, layer and rate.
+    kind: u32,
+    rate: u32,
+    channels: usize,
+    /// Samples of each channel.
+    samples: u64,
+    /// Bytes with the header.
+    size: usize,
+    /// Bytes between the header and where an information tag would be.
+    side: usize,
+}
+
+impl Header {
+    fn parse(bytes: &[u8]) -> Option<Header> {
+        let word = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?);
+        let (version, layer) = (word >> 19 & 3, word >> 17 & 3);
+        let (bits, rate) = (word >> 12 & 15, word >> 10 & 3);
+        if word >> 21 != 0x7ff || version == 1 || layer != 1 || bits == 0 || bits == 15 || rate == 3 {
+            return None;
+        }
+        let first = version == 3;
+        let kilobits = if first {
+            [32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320][bits as usize - 1]
+        } else {
+            [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160][bits as usize - 1]
+        };
+        let halvings = [2, 0, 1, 0][version as usize];
+        let rate = [44100, 48000, 32000][rate as usize] >> halvings;
+        let samples = if first { 1152 } else { 576 };
+        let size = (samples / 8 * kilobits * 1000 / u64::from(rate)) as usize + (word >> 9 & 1) as usize;
+        let mono = word >> 6 & 3 == 3;
+        let side = match (first, mono) {
+            (true, false) => 32,
+            (true, true) | (false, false) => 17,
+            (false, true) => 9,
+        };
+        let channels = if mono { 1 } else { 2 };
+        Some(Header { kind: word & 0xfffe_0c00, rate, channels, samples, size, side })
+    }
+}
+
+/// What a recording says about itself in a first frame without sound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Information {
+    /// The frames of mp3 that follow.
+    frames: Option<u64>,
+    /// Samples that an encoder added before and after.
+    delay: u64,
+    padding: u64,
+}
+
+/// Reads the tag in the first frame, if it is one.
+fn information(frame: &[u8], header: &Header) -> Option<Information> {
+    let big = |at: usize| Some(u64::from(u32::from_be_bytes(frame.get(at..at + 4)?.try_into().ok()?)));
+    let at = 4 + header.side;
+    if matches!(frame.get(at..at + 4), Some(b"Xing" | b"Info")) {
+        let flags = big(at + 4)?;
+        let frames = if flags & 1 == 1 { big(at + 8) } else { None };
+        let sizes = [(1, 4), (2, 4), (4, 100), (8, 4)];
+        let lame =
+            at + 8 + sizes.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, size)| size).sum::<usize>();
+        let gaps =
+            frame.get(lame + 21..lame + 24).filter(|_| frame.get(lame).is_some_and(u8::is_ascii_alphabetic));
+        let (delay, padding) = gaps.map_or((0, 0), |gaps| {
+            let all = gaps.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
+            (all >> 12, all & 0xfff)
+        });
+        return Some(Information { frames, delay, padding });
+    }
+    if frame.get(36..40) == Some(b"VBRI") {
+        return Some(Information { frames: big(50), ..Information::default() });
+    }
+    None
+}
+
+/// Passes over tags at the beginning.
+pub(super) fn pass_tags(bytes: &mut Bytes) {
+    for _ in 0..TAGS_MAX {
+        let Some(length) = tag(bytes.peek(32)) else { return };
+        bytes.pass(length);
+    }
+}
+
+/// The length of the tag that begins here, if one does.
+fn tag(start: &[u8]) -> Option<u64> {
+    match start {
+        [b'I', b'D', b'3', _, _, flags, sizes @ ..] if sizes.len() >= 4 => {
+            let size = sizes[..4].iter().fold(0, |sum: u64, byte| sum << 7 | u64::from(byte & 0x7f));
+            Some(10 + size + if flags & 0x10 == 0 { 0 } else { 10 })
+        }
+        [b'T', b'A', b'G', ..] => Some(128),
+        [b'A', b'P', b'E', b'T', b'A', b'G', b'E', b'X', rest @ ..] if rest.len() >= 24 => {
+            let size = rest[4..8].iter().rev().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
+            // A header counts what follows it; a footer alone comes last.
+            Some(if rest[15] & 0x20 == 0 { 32 } else { 32 + size })
+        }
+        _ => None,
+    }
+}
+
+/// Where the first frame lies in `start`: followed by two more, or by the end.
+fn first(start: &[u8], whole: bool) -> Option<usize> {
+    (0..start.len().saturating_sub(3)).find(|at| {
+        let mut place = *at;
+        let Some(header) = Header::parse(&start[place..]) else { return false };
+        for _ in 0..2 {
+            let Some(next) = Header::parse(&start[place..]).filter(|next| next.kind == header.kind) else {
+                return false;
+            };
+            place += next.size;
+            if place >= start.len() {
+                // One frame alone is believed at the beginning only.
+                return whole && place == start.len() && (*at == 0 || place > at + header.size);
+            }
+        }
+        Header::parse(&start[place..]).is_some_and(|next| next.kind == header.kind)
+            || (whole && (tag(&start[place..]).is_some() || *at == 0))
+    })
+}
+
+/// Where the first frame lies, looking no further ahead than need be: the rest of an upload may come slowly.
+pub(super) fn find(bytes: &mut Bytes) -> Option<usize> {
+    [SEARCH_MAX / 16, SEARCH_MAX].into_iter().find_map(|look| {
+        let start = bytes.peek(look);
+        first(start, start.len() < look)
+    })
+}
+
+/// Reads frames.
+pub(super) struct Mpeg {
+    bytes: Bytes,
+    codec: Codec,
+    header: Header,
+    information: Information,
+    /// The mean size of the frames so far, to tell how much a damaged stretch held.
+    size: f64,
+}
+
+impl Mpeg {
+    /// Goes to the first frame.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when there is none.
+    pub(super) fn open(mut bytes: Bytes) -> Result<Mpeg> {
+        let none = || Error::invalid("there is no frame of mp3");
+        let at = find(&mut bytes).ok_or_else(none)?;
+        bytes.advance(at);
+        let header = Header::parse(bytes.peek(4)).ok_or_else(none)?;
+        let information = information(bytes.peek(header.size), &header);
+        if information.is_some() {
+            bytes.advance(header.size);
+        }
+        let mut parameters = CodecParameters::new();
+        let channels = if header.channels == 1 {
+            Channels::FRONT_LEFT
+        } else {
+            Channels::FRONT_LEFT | Channels::FRONT_RIGHT
+        };
+        parameters.for_codec(CODEC_TYPE_MP3).with_sample_rate(header.rate).with_channels(channels);
+        Ok(Mpeg {
+            bytes,
+            codec: Codec::new(parameters)?,
+            header,
+            information: information.unwrap_or_default(),
+            size: header.size as f64,
+        })
+    }
+
+    /// Rate and channels.
+    pub(super) fn heard(&self) -> (u32, usize) {
+        (self.header.rate, self.header.channels)
+    }
+
+    /// The samples of each channel that are announced, with those that [`Mpeg::silent`] takes away.
+    pub(super) fn announced(&self) -> Option<u64> {
+        self.information.frames?.checked_mul(self.header.samples)
+    }
+
+    /// The samples that encoder and decoder added at both ends.
+    pub(super) fn silent(&self) -> Vec<std::ops::Range<u64>> {
+        let Information { delay, padding, .. } = self.information;
+        if delay == 0 {
+            return Vec::new();
+        }
+        let end = self.announced().map(|all| all.saturating_sub(padding.saturating_sub(DECODER_DELAY))..all);
+        std::iter::once(0..delay + DECODER_DELAY).chain(end).collect()
+    }
+
+    fn header_at(&self, start: &[u8]) -> Option<Header> {
+        Header::parse(start).filter(|header| header.kind == self.header.kind)
+    }
+
+    /// Passes over what is no frame. What was lost is as long as frames of so many bytes are; after the last frame
+    /// nothing was.
+    fn search(&mut self) -> Step {
+        let (mut passed, mut zeros) = (0, true);
+        loop {
+            let window = PASS + 2 * FRAME_MAX + 4;
+            let start = self.bytes.peek(window);
+            if start.is_empty() {
+                // Zeros are what some programs leave at the end.
+                let what = format!("{passed} bytes at the end are no sound");
+                return if zeros { Step::End } else { Step::Lost { frames: 0, what } };
+            }
+            // A frame where none was found before has to be followed by another one, or by the end.
+            let (kind, whole) = (self.header.kind, start.len() < window);
+            let known = |at: usize| Header::parse(start.get(at..)?).filter(|header| header.kind == kind);
+            let ends = |at: usize| {
+                whole && (at == start.len() || start.get(at..).is_some_and(|end| tag(end).is_some()))
+            };
+            let found = (usize::from(passed == 0)..start.len().min(PASS)).find(|at| {
+                known(*at).is_some_and(|header| known(at + header.size).is_some() || ends(at + header.size))
+            });
+            let skipped = found.unwrap_or(start.len().min(PASS));
+            zeros &= start[..skipped].iter().all(|byte| *byte == 0);
+            self.bytes.advance(skipped);
+            passed += skipped;
+            if found.is_some() {
+                let frames = (passed as f64 / self.size).round() as u64;
+                return Step::Lost {
+                    frames: frames * self.header.samples,
+                    what: format!("{passed} bytes are no sound"),
+                };
+            }
+        }
+    }
+}
+
+impl Reader for Mpeg {
+    fn next(&mut self, samples: &mut Vec<f32>) -> Step {
+        let start = self.bytes.peek(32);
+        if start.is_empty() {
+            return self.bytes.broken().map_or(Step::End, |why| Step::Broken(why.to_owned()));
+        }
+        if let Some(length) = tag(start) {
+            self.bytes.pass(length);
+            return Step::Sound { at: None };
+        }
+        let start = start.to_vec();
+        let Some(header) = self.header_at(&start) else { return self.search() };
+        let frame = self.bytes.peek(header.size);
+        if frame.len() < header.size {
+            let count = frame.len();
+            self.bytes.advance(count);
+            return Step::Lost { frames: header.samples, what: "the last frame is cut short".to_owned() };
+        }
+        let packet = Packet::new_from_slice(0, 0, header.samples, frame);
+        self.bytes.advance(header.size);
+        self.size += (header.size as f64 - self.size) / 64.0;
+        match self.codec.decode(&packet, samples) {
+            Ok(()) => Step::Sound { at: None },
+            Err(what) => {
+                Step::Lost { frames: header.samples, what: format!("a frame cannot be decoded: {what}") }
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Recordings in containers: flac, ogg, mp4.
+
+use std::io::ErrorKind;
+
+use base::{Error, Result};
+use symphonia::core::codecs::CODEC_TYPE_NULL;
+use symphonia::core::errors::Error as Wrong;
+use symphonia::core::formats::{FormatOptions, FormatReader, Track};
+use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
+
+use super::bytes::Bytes;
+use super::codec::Codec;
+use super::read::{Reader, Step, guarded};
+
+/// Errors in a row after which a container is given up.
+const ERRORS_MAX: usize = 64;
+/// The longest packet, in bytes.
+pub(super) const PACKET_MAX: usize = 16 << 20;
+
+/// The containers whose packets this reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Container {
+    Flac,
+    Ogg,
+    Mp4,
+}
+
+/// Reads packets of the first track that has sound.
+pub(super) struct Packets {
+    container: Container,
+    reader: Box<dyn FormatReader>,
+    track: u32,
+    codec: Codec,
+    /// Ticks a second.
+    ticks: f64,
+    /// The time of the first packet, where recordings may begin at any.
+    first: Option<u64>,
+    /// Whether the times of packets still count from the recording's beginning.
+    timed: bool,
+    errors: usize,
+}
+
+impl Packets {
+    /// Opens a container; the seconds that it announces too.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged header, `Unimplemented` for codecs that are not known.
+    pub(super) fn open(container: Container, bytes: Bytes) -> Result<(Packets, Option<f64>)> {
+        let opened = guarded(|| {
+            let mut stream = MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
+            let options = FormatOptions { enable_gapless: true, ..FormatOptions::default() };
+            Ok::<Box<dyn FormatReader>, Wrong>(match container {
+                Container::Flac => Box::new(FlacReader::try_new(stream, &options)?),
+                Container::Ogg => Box::new(OggReader::try_new(stream, &options)?),
+                Container::Mp4 => {
+                    // The reader goes back to the beginning of the name that it was found by.
+                    symphonia::core::io::ReadBytes::read_quad_bytes(&mut stream)?;
+                    Box::new(IsoMp4Reader::try_new(stream, &options)?)
+                }
+            })
+        });
+        let reader = match opened {
+            Some(Ok(reader)) => reader,
+            Some(Err(Wrong::Unsupported(what))) => {
+                return Err(Error::unimplemented(format!(
+                    "this kind of recording is not known here ({what})"
+                )));
+            }
+            Some(Err(Wrong::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Err(Error::data_loss("the file ends before any sound"));
+            }
+            Some(Err(error)) => return Err(Error::data_loss(format!("the header is damaged: {error}"))),
+            None => return Err(Error::data_loss("the header is damaged")),
+        };
+        let track = sound(reader.tracks())?;
+        let (id, parameters) = (track.id, track.codec_params.clone());
+        let rate = f64::from(parameters.sample_rate.unwrap_or(0));
+        let ticks = parameters.time_base.map_or(rate, |base| f64::from(base.denom) / f64::from(base.numer));
+        let seconds =
+            parameters.n_frames.map(|frames| frames as f64 / ticks).filter(|seconds| *seconds > 0.0);
+        let codec = Codec::new(parameters)?;
+        let packets = Packets {
+            container,
+            reader,
+            track: id,
+            codec,
+            ticks,
+            first: None,
+            timed: ticks > 0.0,
+            errors: 0,
+        };
+        Ok((packets, seconds.filter(|seconds| seconds.is_finite())))
+    }
+
+    /// Container and codec, for people.
+    pub(super) fn name(&self) -> String {
+        let codec = symphonia::default::get_codecs().get_codec(self.codec.kind());
+        let codec = codec.map_or("sound", |codec| codec.short_name);
+        match self.container {
+            Container::Flac => "flac".to_owned(),
+            Container::Ogg => format!("ogg, {codec}"),
+            Container::Mp4 => format!("mp4, {codec}"),
+        }
+    }
+
+    /// Rate and channels, once something was decoded.
+    pub(super) fn heard(&self) -> Option<(u32, usize)> {
+        self.codec.heard()
+    }
+
+    /// Ticks as frames of the sound.
+    fn frames(&self, ticks: u64) -> Option<u64> {
+        let (rate, _) = self.heard()?;
+        self.timed.then(|| (ticks as f64 / self.ticks * f64::from(rate)).round() as u64)
+    }
+
+    /// What a reader's error means.
+    fn wrong(&mut self, error: Wrong) -> Step {
+        self.errors += 1;
+        match error {
+            Wrong::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => Step::End,
+            Wrong::ResetRequired => {
+                match sound(self.reader.tracks()).map(|track| (track.id, track.codec_params.clone())) {
+                    // Another recording follows in the same file.
+                    Ok((id, parameters)) => match Codec::new(parameters) {
+                        Ok(codec) => {
+                            self.codec.follow(codec);
+                            self.track = id;
+                            self.timed = false;
+                            Step::Sound { at: None }
+                        }
+                        Err(error) => Step::Broken(error.message().to_owned()),
+                    },
+                    Err(error) => Step::Broken(error.message().to_owned()),
+                }
+            }
+            error if self.errors >= ERRORS_MAX => Step::Broken(error.to_string()),
+            Wrong::DecodeError(what) => Step::Lost { frames: 0, what: what.to_owned() },
+            error => Step::Broken(error.to_string()),
+        }
+    }
+}
+
+/// The first track that has sound.
+fn sound(tracks: &[Track]) -> Result<&Track> {
+    let known = |track: &&Track| {
+        track.codec_params.codec != CODEC_TYPE_NULL
+            && symphonia::default::get_codecs().get_codec(track.codec_params.codec).is_some()
+    };
+    tracks.iter().find(known).ok_or_else(|| {
+        Error::unimplemented(
+            "there is no track of sound in a codec that is known here (flac, mp3, vorbis, aac, alac)",
+        )
+    })
+}
+
+impl Reader for Packets {
+    fn next(&mut self, samples: &mut Vec<f32>) -> Step {
+        let reader = &mut self.reader;
+        let packet = match guarded(|| reader.next_packet()) {
+            None => return Step::Broken("the rest cannot be read".to_owned()),
+            Some(Err(error)) => return self.wrong(error),
+            Some(Ok(packet)) => packet,
+        };
+        self.errors = 0;
+        if packet.track_id() != self.track {
+            return Step::Sound { at: None };
+        }
+        let first = match self.container {
+            Container::Flac => 0,
+            Container::Ogg | Container::Mp4 => *self.first.get_or_insert(packet.ts()),
+        };
+        let decoded = if packet.data.len() > PACKET_MAX {
+            Err("it is too long".to_owned())
+        } else {
+            self.codec.decode(&packet, samples)
+        };
+        match decoded {
+            Ok(()) => Step::Sound { at: self.frames(packet.ts().saturating_sub(first)) },
+            Err(what) => {
+                // No packet is longer than a second, whatever it says.
+                let second = self.heard().map_or(0, |(rate, _)| u64::from(rate));
+                let frames = self.frames(packet.dur()).unwrap_or(0).min(second);
+                Step::Lost { frames, what: format!("a frame cannot be decoded: {what}") }
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Sound that is not compressed.
+
+use super::Format;
+use super::bytes::Bytes;
+use super::read::{Reader, Step};
+
+/// Frames of a block.
+const FRAMES: usize = 4096;
+
+/// How one sample is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coding {
+    Unsigned8,
+    /// One to four bytes.
+    Signed {
+        bytes: usize,
+        big: bool,
+    },
+    Float32 {
+        big: bool,
+    },
+    Float64 {
+        big: bool,
+    },
+    ALaw,
+    MuLaw,
+}
+
+/// What a header says about the sound that follows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) container: &'static str,
+    pub(super) coding: Coding,
+    pub(super) rate: u32,
+    pub(super) channels: usize,
+    /// Its bytes, if the header knows.
+    pub(super) length: Option<u64>,
+}
+
+impl Coding {
+    fn size(self) -> usize {
+        match self {
+            Coding::Unsigned8 | Coding::ALaw | Coding::MuLaw => 1,
+            Coding::Signed { bytes, .. } => bytes,
+            Coding::Float32 { .. } => 4,
+            Coding::Float64 { .. } => 8,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Coding::Unsigned8 => "8-bit".to_owned(),
+            Coding::Signed { bytes, .. } => format!("{}-bit", bytes * 8),
+            Coding::Float32 { .. } => "32-bit float".to_owned(),
+            Coding::Float64 { .. } => "64-bit float".to_owned(),
+            Coding::ALaw => "A-law".to_owned(),
+            Coding::MuLaw => "mu-law".to_owned(),
+        }
+    }
+
+    /// One sample's value. Whole numbers are divided by a power of two, so that nothing is rounded up to 24 bits.
+    fn value(self, bytes: &[u8]) -> f32 {
+        let whole = |big: bool| {
+            let step = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+            if big { bytes.iter().fold(0, step) } else { bytes.iter().rev().fold(0, step) }
+        };
+        match self {
+            Coding::Unsigned8 => (f32::from(bytes[0]) - 128.0) / 128.0,
+            Coding::Signed { bytes, big } => {
+                let high = (whole(big) as u32) << (32 - 8 * bytes);
+                (f64::from(high as i32) / 2_147_483_648.0) as f32
+            }
+            Coding::Float32 { big } => f32::from_bits(whole(big) as u32),
+            Coding::Float64 { big } => f64::from_bits(whole(big)) as f32,
+            Coding::ALaw => a_law(bytes[0]),
+            Coding::MuLaw => mu_law(bytes[0]),
+        }
+    }
+}
+
+/// The value of a byte of G.711 A-law: a sign, three bits of exponent, four of mantissa, every second bit turned.
+fn a_law(byte: u8) -> f32 {
+    let turned = byte ^ 0x55;
+    let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
+    let size = if exponent == 0 { (mantissa << 4) + 8 } else { ((mantissa << 4) + 0x108) << (exponent - 1) };
+    let value = if turned & 0x80 == 0 { -size } else { size };
+    value as f32 / 32768.0
+}
+
+/// The value of a byte of G.711 mu-law: the same with all bits turned and a bias.
+fn mu_law(byte: u8) -> f32 {
+    let turned = !byte;
+    let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
+    let size = (((mantissa << 3) + 0x84) << exponent) - 0x84;
+    let value = if turned & 0x80 == 0 { size } else { -size };
+    value as f32 / 32768.0
+}
+
+impl Layout {
+    pub(super) fn format(&self) -> Format {
+        let frame = (self.channels * self.coding.size()).max(1) as f64;
+        Format {
+            container_and_codec: format!("{}, {}", self.container, self.coding.name()),
+            rate: self.rate,
+            channels: self.channels,
+            seconds: self.length.map(|length| (length as f64 / frame).floor() / f64::from(self.rate.max(1))),
+        }
+    }
+
+    /// The frames that the header announces.
+    pub(super) fn frames(&self) -> Option<u64> {
+        self.length.map(|length| length / (self.channels * self.coding.size()).max(1) as u64)
+    }
+}
+
+/// Reads samples as they are.
+pub(super) struct Pcm {
+    bytes: Bytes,
+    layout: Layout,
+    left: Option<u64>,
+}
+
+impl Pcm {
+    pub(super) fn new(bytes: Bytes, layout: Layout) -> Pcm {
+        Pcm { bytes, layout, left: layout.length }
+    }
+}
+
+impl Reader for Pcm {
+    fn next(&mut self, samples: &mut Vec<f32>) -> Step {
+        let size = self.layout.coding.size();
+        let frame = size * self.layout.channels;
+        let wanted = self.left.map_or(u64::MAX, |left| left).min((FRAMES * frame) as u64) as usize;
+        let seen = self.bytes.peek(wanted);
+        let whole = seen.len() / frame * frame;
+        if whole == 0 {
+            return self.bytes.broken().map_or(Step::End, |why| Step::Broken(why.to_owned()));
+        }
+        let coding = self.layout.coding;
+        samples.extend(seen[..whole].chunks_exact(size).map(|sample| coding.value(sample)));
+        self.bytes.advance(whole);
+        self.left = self.left.map(|left| left - whole as u64);
+        Step::Sound { at: None }
+    }
+}

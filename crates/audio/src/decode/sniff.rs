@@ -1,0 +1,102 @@
+//! What kind of recording some bytes are, or what else they are.
+
+use base::{Error, Result};
+
+use super::bytes::Bytes;
+use super::{aiff, mpeg, wave};
+
+/// How much is looked at to say what is no recording.
+const LOOK: usize = 512;
+
+/// The kinds that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Wave,
+    Aiff,
+    Flac,
+    Ogg,
+    Mp4,
+    Mp3,
+}
+
+/// The kind of the recording at the beginning of `bytes`, where tags are passed over.
+///
+/// # Errors
+/// `InvalidArgument` or `Unimplemented` with what the bytes are instead.
+pub(super) fn kind(bytes: &mut Bytes, hint: Option<&str>) -> Result<Kind> {
+    if bytes.peek(1).is_empty() {
+        return Err(match bytes.broken() {
+            Some(why) => Error::data_loss(format!("the recording cannot be read: {why}")),
+            None => Error::invalid("the recording is empty"),
+        });
+    }
+    if let Some(kind) = named(bytes.peek(12)) {
+        return Ok(kind);
+    }
+    if bytes.peek(3) == b"ID3" {
+        mpeg::pass_tags(bytes);
+        if let Some(kind) = named(bytes.peek(12)).filter(|kind| *kind != Kind::Mp4) {
+            return Ok(kind);
+        }
+    }
+    let other = other(bytes.peek(LOOK));
+    if other.is_none() && mpeg::find(bytes).is_some() {
+        return Ok(Kind::Mp3);
+    }
+    let hint = hint.map(|hint| format!(" ({hint:?} by its name)")).unwrap_or_default();
+    Err(match other {
+        Some((what, true)) => Error::unimplemented(format!("{what} is not known here{hint}; {KNOWN}")),
+        Some((what, false)) => Error::invalid(format!("this is no recording{hint}: it is {what}; {KNOWN}")),
+        None => Error::invalid(format!("this is no recording of a kind that is known here{hint}; {KNOWN}")),
+    })
+}
+
+const KNOWN: &str = "send wav, flac, mp3, ogg vorbis, m4a or aiff";
+
+/// Kinds that begin with a name of their own.
+fn named(start: &[u8]) -> Option<Kind> {
+    match start {
+        _ if wave::is(start) => Some(Kind::Wave),
+        _ if aiff::is(start) => Some(Kind::Aiff),
+        [b'f', b'L', b'a', b'C', ..] => Some(Kind::Flac),
+        [b'O', b'g', b'g', b'S', ..] => Some(Kind::Ogg),
+        [_, _, _, _, b'f', b't', b'y', b'p', ..] => Some(Kind::Mp4),
+        _ => None,
+    }
+}
+
+/// What else the bytes are, and whether that has sound.
+fn other(start: &[u8]) -> Option<(&'static str, bool)> {
+    let known: [(&[u8], &str, bool); 18] = [
+        (b"\x89PNG", "a picture (png)", false),
+        (b"\xff\xd8\xff", "a picture (jpeg)", false),
+        (b"GIF8", "a picture (gif)", false),
+        (b"BM", "a picture (bmp)", false),
+        (b"%PDF", "a document (pdf)", false),
+        (b"PK\x03\x04", "an archive (zip)", false),
+        (b"\x1f\x8b", "a compressed file (gzip)", false),
+        (b"\x7fELF", "a program", false),
+        (b"RIFF", "another kind of RIFF file than wav", false),
+        (b"\x1a\x45\xdf\xa3", "webm or matroska", true),
+        (b"wvpk", "wavpack", true),
+        (b"MAC ", "monkey's audio", true),
+        (b"\x30\x26\xb2\x75", "wma or asf", true),
+        (b"#!AMR", "amr", true),
+        (b"caff", "caf", true),
+        (b".snd", "au", true),
+        (b"MThd", "midi", false),
+        (b"ADIF", "aac without a container", true),
+    ];
+    if let Some((_, what, sound)) = known.iter().find(|(name, _, _)| start.starts_with(name)) {
+        return Some((what, *sound));
+    }
+    // Frames of aac have the sync of mp3 with a layer that mp3 does not have.
+    if let [0xff, second, ..] = start
+        && second & 0xf6 == 0xf0
+    {
+        return Some(("aac without a container", true));
+    }
+    let text = start.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..=0xff));
+    let plain = start.iter().filter(|byte| byte.is_ascii()).count() * 10 >= start.len() * 7;
+    (text && plain).then_some(("text", false))
+}

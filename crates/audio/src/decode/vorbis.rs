@@ -1,0 +1,129 @@
+//! The code books of vorbis, counted before a decoder makes room for them.
+
+use base::{Error, Result};
+
+/// The numbers in all code books together. Encoders write about a hundred thousand.
+const NUMBERS_MAX: u64 = 1 << 22;
+
+/// Checks the setup header somewhere in `headers`. A few bytes of it can ask for gigabytes.
+///
+/// # Errors
+/// `DataLoss` when the code books are larger than any encoder's.
+pub(super) fn check(headers: &[u8]) -> Result<()> {
+    let Some(start) = headers.windows(7).position(|name| name == b"\x05vorbis") else { return Ok(()) };
+    // Where the bits end, the decoder says so.
+    match numbers(&mut Bits { bytes: &headers[start + 7..], at: 0 }) {
+        Some(numbers) if numbers > NUMBERS_MAX => Err(Error::data_loss(
+            "the code books of this vorbis recording are too large, so they must be damaged",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Bits from the lowest of each byte.
+struct Bits<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Bits<'_> {
+    fn next(&mut self, count: usize) -> Option<u64> {
+        let mut value = 0;
+        for place in 0..count {
+            let byte = self.bytes.get((self.at + place) / 8)?;
+            value |= u64::from(byte >> ((self.at + place) % 8) & 1) << place;
+        }
+        self.at += count;
+        Some(value)
+    }
+}
+
+/// The numbers in the code books, up to and including the first one that makes them too many.
+fn numbers(bits: &mut Bits<'_>) -> Option<u64> {
+    let books = bits.next(8)? + 1;
+    let mut sum = 0;
+    for _ in 0..books {
+        bits.next(24)?;
+        let (dimensions, entries) = (bits.next(16)?, bits.next(24)?);
+        sum += entries * dimensions.max(1);
+        if sum > NUMBERS_MAX {
+            break;
+        }
+        lengths(bits, entries)?;
+        let lookup = bits.next(4)?;
+        if lookup == 0 {
+            continue;
+        }
+        bits.next(64)?;
+        let width = bits.next(4)? + 1;
+        bits.next(1)?;
+        let values = if lookup == 1 { root(entries, dimensions) } else { entries * dimensions };
+        bits.at = bits.at.checked_add(usize::try_from(values * width).ok()?)?;
+    }
+    Some(sum)
+}
+
+/// Passes over the lengths of a book's code words.
+fn lengths(bits: &mut Bits<'_>, entries: u64) -> Option<()> {
+    let ordered = bits.next(1)? == 1;
+    if ordered {
+        bits.next(5)?;
+        let mut have = 0;
+        while have < entries {
+            let width = (entries - have).checked_ilog2().map_or(0, |log| log + 1);
+            let more = bits.next(width as usize)?;
+            have += more;
+        }
+        return Some(());
+    }
+    let sparse = bits.next(1)? == 1;
+    for _ in 0..entries {
+        if !sparse || bits.next(1)? == 1 {
+            bits.next(5)?;
+        }
+    }
+    Some(())
+}
+
+/// The greatest whole number whose `power`th power is at most `limit`.
+fn root(limit: u64, power: u64) -> u64 {
+    let power = u32::try_from(power).unwrap_or(u32::MAX);
+    let fits = |value: u64| value.checked_pow(power).is_some_and(|raised| raised <= limit);
+    // Code books have at most 2^24 entries, so with two dimensions or more this ends after 4096 steps.
+    if power == 0 {
+        0
+    } else if power == 1 {
+        limit
+    } else {
+        (1..).find(|value| !fits(*value)).map_or(0, |value| value - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes numbers of so many bits.
+    fn bits(parts: &[(u64, usize)]) -> Vec<u8> {
+        let all: Vec<bool> = parts
+            .iter()
+            .flat_map(|(value, count)| (0..*count).map(move |bit| value >> bit & 1 == 1))
+            .collect();
+        all.chunks(8).map(|byte| byte.iter().rev().fold(0, |sum, bit| sum << 1 | u8::from(*bit))).collect()
+    }
+
+    #[test]
+    fn a_few_bytes_that_ask_for_gigabytes_are_refused() {
+        let book = [(0x564342, 24), (5, 16), ((1 << 24) - 1, 24)];
+        let mut header = b"\x05vorbis\xff".to_vec();
+        header.extend(bits(&book));
+        assert_eq!(check(&header).unwrap_err().kind(), base::ErrorKind::DataLoss);
+        assert!(check(b"\x05vorbis").is_ok(), "the decoder will say what is missing");
+        assert!(check(b"").is_ok());
+    }
+
+    #[test]
+    fn roots_are_whole() {
+        assert_eq!([root(81, 4), root(80, 4), root(1, 9), root(0, 2), root(7, 1)], [3, 2, 1, 0, 7]);
+    }
+}

@@ -1,0 +1,101 @@
+//! Headers of wav files, as they should be and as they are.
+
+use base::{Error, Result};
+
+use super::bytes::Bytes;
+use super::pcm::{Coding, Layout};
+
+/// The longest format description.
+const FORMAT_MAX: usize = 1024;
+/// The chunks before the sound.
+const CHUNKS_MAX: usize = 1000;
+/// Lengths that writers put there that do not know yet.
+const UNKNOWN: [u32; 2] = [0, u32::MAX];
+/// The codes of `WAVE_FORMAT_*`.
+const PCM: u16 = 1;
+const FLOAT: u16 = 3;
+const A_LAW: u16 = 6;
+const MU_LAW: u16 = 7;
+const EXTENSIBLE: u16 = 0xfffe;
+
+/// Whether these are the first bytes of a wav file.
+pub(super) fn is(start: &[u8]) -> bool {
+    matches!(start.get(..4), Some(b"RIFF" | b"RF64" | b"BW64")) && start.get(8..12) == Some(b"WAVE")
+}
+
+/// Reads the header up to the sound itself.
+///
+/// # Errors
+/// `DataLoss` when the header ends or makes no sense, `Unimplemented` for compressed sound.
+pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
+    bytes.pass(12);
+    let mut format = None;
+    // The length in a chunk for files above 4 GiB.
+    let mut long = None;
+    for _ in 0..CHUNKS_MAX {
+        let Ok::<[u8; 8], _>(head) = bytes.peek(8).try_into() else { break };
+        bytes.advance(8);
+        let length = little(&head[4..8]);
+        match &head[..4] {
+            b"fmt " => {
+                let seen = bytes.peek(length.min(FORMAT_MAX as u32) as usize).to_vec();
+                format = Some(describe(&seen)?);
+            }
+            b"ds64" => {
+                long =
+                    bytes.peek(16).get(8..16).and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)))
+            }
+            b"data" => {
+                let Some(layout) = format else {
+                    return Err(Error::data_loss(
+                        "this wav file does not say what its sound is like (no fmt chunk)",
+                    ));
+                };
+                let known = match long {
+                    Some(long) if length == u32::MAX => Some(long),
+                    _ => (!UNKNOWN.contains(&length)).then_some(u64::from(length)),
+                };
+                return Ok(Layout { length: known, ..layout });
+            }
+            _ => {}
+        }
+        // Chunks begin at even places.
+        if !bytes.pass(u64::from(length) + u64::from(length % 2)) {
+            break;
+        }
+    }
+    Err(Error::data_loss("this wav file ends before any sound (no data chunk)"))
+}
+
+fn little(four: &[u8]) -> u32 {
+    four.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}
+
+/// What a format chunk says.
+fn describe(chunk: &[u8]) -> Result<Layout> {
+    if chunk.len() < 16 {
+        return Err(Error::data_loss("the fmt chunk of this wav file is too short"));
+    }
+    let two = |at: usize| little(chunk.get(at..at + 2).unwrap_or_default()) as u16;
+    let (mut code, bits) = (two(0), two(14));
+    if code == EXTENSIBLE && chunk.len() >= 26 {
+        code = two(24);
+    }
+    let coding = match (code, bits) {
+        (PCM, 8) => Coding::Unsigned8,
+        (PCM, 16 | 24 | 32) => Coding::Signed { bytes: usize::from(bits / 8), big: false },
+        // Other counts of bits are padded at the low end to whole bytes.
+        (PCM, 9..=31) => Coding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
+        (FLOAT, 32) => Coding::Float32 { big: false },
+        (FLOAT, 64) => Coding::Float64 { big: false },
+        (A_LAW, _) => Coding::ALaw,
+        (MU_LAW, _) => Coding::MuLaw,
+        _ => {
+            return Err(Error::unimplemented(format!(
+                "this wav file's sound is coded in a way that is not known here (code {code}, {bits} bits)"
+            )));
+        }
+    };
+    let (rate, channels) = (little(&chunk[4..8]), usize::from(two(2)));
+    Ok(Layout { container: "wav", coding, rate, channels, length: None })
+}

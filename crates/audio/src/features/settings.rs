@@ -1,0 +1,286 @@
+//! What a recogniser's file may say about features, with the limits of it.
+
+use base::{Error, Result};
+use serde::Deserialize;
+
+/// The longest transform, in samples.
+const FFT_MAX: usize = 1 << 16;
+/// The furthest two rows may lie apart, in samples.
+const HOP_MAX: usize = 1 << 20;
+/// The most mel bands.
+const MELS_MAX: usize = 1024;
+
+/// The kind of features and their settings, as a recogniser's file states them.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Flat")]
+pub enum FeatureFile {
+    /// The samples themselves: a row is one sample.
+    Raw {
+        /// What each is multiplied by; 32768 for models that were trained on 16-bit integers.
+        scale: f32,
+    },
+    /// Mel bands of the spectrum.
+    Mel(MelSettings),
+    /// Their logarithms.
+    LogMel {
+        /// The bands.
+        mel: MelSettings,
+        /// The logarithm.
+        log: LogSettings,
+    },
+    /// Cepstral coefficients: the orthonormal cosine transform (type 2) of the logarithms.
+    Mfcc {
+        /// The bands.
+        mel: MelSettings,
+        /// The logarithm.
+        log: LogSettings,
+        /// The coefficients kept, the lowest first.
+        count: usize,
+        /// The strength of liftering; zero for none.
+        lifter: f64,
+    },
+}
+
+/// Mel bands of a short-time spectrum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MelSettings {
+    /// What samples are multiplied by before anything else.
+    pub scale: f32,
+    /// The transform's length in samples.
+    pub fft: usize,
+    /// The Hann window's length in samples, at most `fft`; it lies in the transform's middle.
+    pub window: usize,
+    /// Samples from one row to the next.
+    pub hop: usize,
+    /// The bands.
+    pub mels: usize,
+    /// Where the lowest begins, in Hz.
+    pub fmin: f64,
+    /// Where the highest ends, in Hz; half the rate if not given.
+    pub fmax: Option<f64>,
+    /// The scale of the HTK toolkit rather than Slaney's.
+    pub htk: bool,
+    /// How bands are weighted.
+    pub norm: Norm,
+    /// The power of the magnitude: 1 or 2.
+    pub power: f64,
+    /// Whether a row lies around its time rather than after it.
+    pub center: bool,
+    /// What centred rows see outside the signal.
+    pub pad: Pad,
+}
+
+/// How mel bands are weighted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Norm {
+    /// By the inverse of their widths, so that all have the same area.
+    #[default]
+    Slaney,
+    /// All rise to one.
+    None,
+}
+
+/// What lies outside a signal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pad {
+    /// Zeros.
+    #[default]
+    Constant,
+    /// The signal backwards, without its outermost sample.
+    Reflect,
+}
+
+/// Which logarithm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Log {
+    /// Ten times the logarithm to base ten: decibels relative to one.
+    #[default]
+    Decibel,
+    /// The natural logarithm.
+    Natural,
+}
+
+/// A logarithm that cannot meet a zero: of `max(floor, value + offset)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogSettings {
+    /// Which.
+    pub log: Log,
+    /// The least value it is taken of.
+    pub floor: f64,
+    /// What is added before.
+    pub offset: f64,
+}
+
+impl LogSettings {
+    /// The logarithm of one value.
+    pub(super) fn apply(self, value: f64) -> f64 {
+        let value = (value + self.offset).max(self.floor);
+        match self.log {
+            Log::Decibel => 10.0 * value.log10(),
+            Log::Natural => value.ln(),
+        }
+    }
+}
+
+/// The file's keys before it is known which of them the kind has.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Flat {
+    kind: FlatKind,
+    scale: Option<f32>,
+    fft: Option<usize>,
+    window: Option<usize>,
+    hop: Option<usize>,
+    mels: Option<usize>,
+    fmin: Option<f64>,
+    fmax: Option<f64>,
+    htk: Option<bool>,
+    norm: Option<Norm>,
+    power: Option<f64>,
+    center: Option<bool>,
+    pad: Option<Pad>,
+    log: Option<Log>,
+    floor: Option<f64>,
+    offset: Option<f64>,
+    reference: Option<String>,
+    top_db: Option<f64>,
+    count: Option<usize>,
+    lifter: Option<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FlatKind {
+    Raw,
+    Mel,
+    LogMel,
+    Mfcc,
+}
+
+impl Flat {
+    /// The first key given that features of this kind do not have.
+    fn misplaced(&self) -> Option<&'static str> {
+        let keys = [
+            ("fft", self.fft.is_some(), FlatKind::Mel),
+            ("window", self.window.is_some(), FlatKind::Mel),
+            ("hop", self.hop.is_some(), FlatKind::Mel),
+            ("mels", self.mels.is_some(), FlatKind::Mel),
+            ("fmin", self.fmin.is_some(), FlatKind::Mel),
+            ("fmax", self.fmax.is_some(), FlatKind::Mel),
+            ("htk", self.htk.is_some(), FlatKind::Mel),
+            ("norm", self.norm.is_some(), FlatKind::Mel),
+            ("power", self.power.is_some(), FlatKind::Mel),
+            ("center", self.center.is_some(), FlatKind::Mel),
+            ("pad", self.pad.is_some(), FlatKind::Mel),
+            ("log", self.log.is_some(), FlatKind::LogMel),
+            ("floor", self.floor.is_some(), FlatKind::LogMel),
+            ("offset", self.offset.is_some(), FlatKind::LogMel),
+            ("reference", self.reference.is_some(), FlatKind::LogMel),
+            ("count", self.count.is_some(), FlatKind::Mfcc),
+            ("lifter", self.lifter.is_some(), FlatKind::Mfcc),
+        ];
+        keys.into_iter().find(|(_, given, least)| *given && self.kind < *least).map(|(name, _, _)| name)
+    }
+}
+
+impl TryFrom<Flat> for FeatureFile {
+    type Error = String;
+
+    fn try_from(flat: Flat) -> Result<FeatureFile, String> {
+        if flat.top_db.is_some() {
+            return Err(
+                "top-db depends on the loudest moment of a whole recording, which a stream does not \
+                        know; leave it out"
+                    .to_owned(),
+            );
+        }
+        if let Some(reference) = flat.reference.as_deref().filter(|name| !matches!(*name, "one" | "none")) {
+            return Err(format!(
+                "reference = {reference:?} depends on a whole recording, which a stream does not know; it can \
+                 be \"one\""
+            ));
+        }
+        if let Some(key) = flat.misplaced() {
+            return Err(format!("features of this kind have no {key:?}"));
+        }
+        let fft = flat.fft.unwrap_or(2048);
+        let mel = MelSettings {
+            scale: flat.scale.unwrap_or(1.0),
+            fft,
+            window: flat.window.unwrap_or(fft),
+            hop: flat.hop.unwrap_or(512),
+            mels: flat.mels.unwrap_or(128),
+            fmin: flat.fmin.unwrap_or(0.0),
+            fmax: flat.fmax,
+            htk: flat.htk.unwrap_or(false),
+            norm: flat.norm.unwrap_or_default(),
+            power: flat.power.unwrap_or(2.0),
+            center: flat.center.unwrap_or(true),
+            pad: flat.pad.unwrap_or_default(),
+        };
+        let log = LogSettings {
+            log: flat.log.unwrap_or_default(),
+            floor: flat.floor.unwrap_or(1e-10),
+            offset: flat.offset.unwrap_or(0.0),
+        };
+        Ok(match flat.kind {
+            FlatKind::Raw => FeatureFile::Raw { scale: mel.scale },
+            FlatKind::Mel => FeatureFile::Mel(mel),
+            FlatKind::LogMel => FeatureFile::LogMel { mel, log },
+            FlatKind::Mfcc => FeatureFile::Mfcc {
+                mel,
+                log,
+                count: flat.count.unwrap_or(20),
+                lifter: flat.lifter.unwrap_or(0.0),
+            },
+        })
+    }
+}
+
+impl FeatureFile {
+    /// Whether features of a signal at `rate` can be computed so.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the setting's name and its limits.
+    pub(super) fn check(&self, rate: u32) -> Result<()> {
+        let need = |holds: bool, what: String| if holds { Ok(()) } else { Err(Error::invalid(what)) };
+        need(rate > 0, "features need a rate above zero".to_owned())?;
+        let (mel, log) = match self {
+            FeatureFile::Raw { scale } => return need(scale.is_finite(), "scale must be finite".to_owned()),
+            FeatureFile::Mel(mel) => (mel, None),
+            FeatureFile::LogMel { mel, log } | FeatureFile::Mfcc { mel, log, .. } => (mel, Some(log)),
+        };
+        need(mel.scale.is_finite(), "scale must be finite".to_owned())?;
+        need((2..=FFT_MAX).contains(&mel.fft), format!("fft is {}; it can be 2 to {FFT_MAX}", mel.fft))?;
+        need(
+            (1..=mel.fft).contains(&mel.window),
+            format!("window is {}; it can be 1 to fft, which is {}", mel.window, mel.fft),
+        )?;
+        need((1..=HOP_MAX).contains(&mel.hop), format!("hop is {}; it can be 1 to {HOP_MAX}", mel.hop))?;
+        need((1..=MELS_MAX).contains(&mel.mels), format!("mels is {}; it can be 1 to {MELS_MAX}", mel.mels))?;
+        let half = f64::from(rate) / 2.0;
+        let (low, high) = (mel.fmin, mel.fmax.unwrap_or(half));
+        need(
+            low >= 0.0 && low < high && high <= half,
+            format!("fmin is {low} and fmax is {high}; 0 <= fmin < fmax <= {half} (half the rate)"),
+        )?;
+        need(mel.power > 0.0 && mel.power <= 4.0, format!("power is {}; it is 1 or 2", mel.power))?;
+        if let Some(log) = log {
+            need(
+                log.floor > 0.0 && log.floor.is_finite() && log.offset >= 0.0 && log.offset.is_finite(),
+                format!("floor is {} and offset {}; floor > 0, offset >= 0", log.floor, log.offset),
+            )?;
+        }
+        if let FeatureFile::Mfcc { count, lifter, .. } = self {
+            need(
+                (1..=mel.mels).contains(count),
+                format!("count is {count}; it can be 1 to mels, {}", mel.mels),
+            )?;
+            need(*lifter >= 0.0 && lifter.is_finite(), format!("lifter is {lifter}; it cannot be negative"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! The short-time spectrum of a signal that arrives in pieces.
+
+use std::sync::Arc;
+
+use realfft::num_complex::Complex;
+use realfft::{RealFftPlanner, RealToComplex};
+
+use super::settings::{MelSettings, Pad};
+
+/// Frames of a signal, windowed and transformed. Holds one frame and what one push adds.
+pub(super) struct Spectrum {
+    scale: f32,
+    hop: usize,
+    power: f64,
+    center: bool,
+    pad: Pad,
+    /// As long as the transform: zeros around the window proper.
+    window: Vec<f64>,
+    fft: Arc<dyn RealToComplex<f64>>,
+    /// The signal with its padding from some frame's beginning on.
+    held: Vec<f32>,
+    /// Where in `held` the next frame begins; past its end where frames are far apart.
+    head: usize,
+    /// Whether the padding before the signal is in `held`.
+    begun: bool,
+    frame: Vec<f64>,
+    bins: Vec<Complex<f64>>,
+    scratch: Vec<Complex<f64>>,
+    powers: Vec<f64>,
+}
+
+impl Spectrum {
+    pub(super) fn new(settings: &MelSettings) -> Spectrum {
+        let fft = RealFftPlanner::<f64>::new().plan_fft_forward(settings.fft);
+        let mut window = vec![0.0; settings.fft];
+        let left = (settings.fft - settings.window) / 2;
+        for (index, value) in window[left..left + settings.window].iter_mut().enumerate() {
+            let turn = index as f64 / settings.window as f64;
+            *value = 0.5 - 0.5 * (std::f64::consts::TAU * turn).cos();
+        }
+        Spectrum {
+            scale: settings.scale,
+            hop: settings.hop,
+            power: settings.power,
+            center: settings.center,
+            pad: settings.pad,
+            window,
+            held: Vec::new(),
+            head: 0,
+            begun: !settings.center,
+            frame: fft.make_input_vec(),
+            bins: fft.make_output_vec(),
+            scratch: fft.make_scratch_vec(),
+            powers: vec![0.0; settings.fft / 2 + 1],
+            fft,
+        }
+    }
+
+    /// The samples that padding adds at each end.
+    fn margin(&self) -> usize {
+        self.window.len() / 2
+    }
+
+    /// Takes samples and gives the spectrum of every frame that is complete now.
+    pub(super) fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
+        self.held.extend(samples.iter().map(|sample| sample * self.scale));
+        if !self.begun {
+            // A reflection needs the samples that it reflects.
+            if self.pad == Pad::Reflect && self.held.len() <= self.margin() {
+                return;
+            }
+            self.begin();
+        }
+        self.frames(each);
+    }
+
+    /// Puts the padding before the signal.
+    fn begin(&mut self) {
+        let margin = self.margin();
+        let before: Vec<f32> = match self.pad {
+            Pad::Constant => vec![0.0; margin],
+            Pad::Reflect => (1..=margin).rev().map(|index| reflected(&self.held, -(index as i64))).collect(),
+        };
+        self.held.splice(..0, before);
+        self.begun = true;
+    }
+
+    /// Gives the frames that see past the end of the signal.
+    pub(super) fn finish(&mut self, each: &mut dyn FnMut(&[f64])) {
+        if !self.center || (!self.begun && self.held.is_empty()) {
+            return;
+        }
+        let margin = self.margin() as i64;
+        let after: Vec<f32> = match self.pad {
+            Pad::Constant => vec![0.0; self.margin()],
+            // Either all of the signal is here (`begun` is false) or more of its end than is reflected.
+            Pad::Reflect => {
+                let count = self.held.len() as i64;
+                (count..count + margin).map(|index| reflected(&self.held, index)).collect()
+            }
+        };
+        if !self.begun {
+            self.begin();
+        }
+        self.held.extend(after);
+        self.frames(each);
+    }
+
+    fn frames(&mut self, each: &mut dyn FnMut(&[f64])) {
+        let size = self.window.len();
+        while self.held.len() >= self.head.saturating_add(size) {
+            self.transform();
+            each(&self.powers);
+            self.head += self.hop;
+        }
+        let kept = self.held.len().saturating_sub(self.margin() + 1);
+        let drained = self.head.min(kept);
+        self.held.drain(..drained);
+        self.head -= drained;
+    }
+
+    /// The powers of the frame that begins at `head`.
+    fn transform(&mut self) {
+        let samples = &self.held[self.head..];
+        for ((value, sample), weight) in self.frame.iter_mut().zip(samples).zip(&self.window) {
+            *value = f64::from(*sample) * weight;
+        }
+        let done = self.fft.process_with_scratch(&mut self.frame, &mut self.bins, &mut self.scratch);
+        debug_assert!(done.is_ok(), "the buffers were made by the transform");
+        for (power, bin) in self.powers.iter_mut().zip(&self.bins) {
+            let square = bin.norm_sqr();
+            *power = match self.power {
+                2.0 => square,
+                1.0 => square.sqrt(),
+                other => square.powf(other / 2.0),
+            };
+        }
+    }
+}
+
+/// The sample at `index` of a signal that goes backwards at its ends, as often as need be.
+fn reflected(signal: &[f32], index: i64) -> f32 {
+    let last = signal.len() as i64 - 1;
+    let Some(turn) =
+        (2 * last).checked_abs().filter(|period| *period > 0).map(|period| index.rem_euclid(period))
+    else {
+        return signal.first().copied().unwrap_or(0.0);
+    };
+    signal[turn.min(2 * last - turn) as usize]
+}

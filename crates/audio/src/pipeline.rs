@@ -1,0 +1,264 @@
+//! A recording through a recogniser: decode, mix and resample, features, windows, runs of the model, labels.
+//!
+//! Everything happens on the calling thread but the model's runs, of which a bounded number is under way. Their answers
+//! are put back in order, so labels depend neither on how fast a run is nor on how the recording came in. Nothing here
+//! grows with the recording: windows wait only for the runs that are next (or, for models with a state, for the pieces
+//! that run side by side), and labels only until none that starts earlier can come.
+//!
+//! What goes wrong at one place is a fault of the summary, not the end: a frame that cannot be decoded, a run that
+//! fails. Only when several runs fail one after the other is the last error returned.
+
+mod batch;
+mod order;
+mod runs;
+mod source;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+
+use crate::decode::{Format, Input};
+use crate::post::{Frames, Post, UnitMean, mean_of_units};
+use crate::recogniser::{Fit, Kind, Recogniser};
+use crate::speakers::Speakers;
+use crate::{Fault, Label, Model};
+use order::Order;
+use runs::{Outcome, Runs};
+use source::{Facts, Source};
+
+/// Progress is told at least so often while windows come in.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// And after so many seconds of the recording.
+const PROGRESS_SECONDS: f64 = 60.0;
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Runs at once, at least one: the number of workers, and a few more so that none waits for this thread.
+    pub in_flight: usize,
+    /// Whether labels carry their embeddings, where the recogniser gives some.
+    pub embeddings: bool,
+    /// Whom to look for, for recognisers of voices.
+    pub speakers: Option<Speakers>,
+    /// Set it to stop: [`recognise`] then ends with `Cancelled` within a second, as far as the input does not block.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { in_flight: 4, embeddings: false, speakers: None, stop: Arc::default() }
+    }
+}
+
+/// What happens while a recording is recognised. Labels and faults come in time order, by where they start.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The recording has been opened; always the first.
+    Opened(Format),
+    /// Something was recognised.
+    Label(Label),
+    /// Something is wrong at one place.
+    Fault(Fault),
+    /// How far the work is.
+    Progress {
+        /// Seconds of the recording that are done.
+        seconds: f64,
+        /// Its length in seconds, where it announces one.
+        total: Option<f64>,
+    },
+}
+
+/// What came of a recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Its length in seconds.
+    pub seconds: f64,
+    /// Labels given.
+    pub labels: u64,
+    /// Faults found.
+    pub faults: u64,
+    /// Whether anything is missing: a damaged part, an end that came early, a run that failed.
+    pub partial: bool,
+    /// Windows that the recording has.
+    pub windows: u64,
+}
+
+/// Recognises a whole recording and hands what happens to `sink`, on the calling thread.
+///
+/// # Errors
+/// `InvalidArgument` when the recording is no sound, has not the channel, or the model does not fit the recogniser;
+/// `DataLoss` when nothing of it can be decoded; the last run's error when too many fail one after the other, or all
+/// do; `Cancelled` after a stop; whatever `sink` returns, at once. What `sink` has been given stays right.
+pub fn recognise(
+    input: Input,
+    hint: Option<&str>,
+    recogniser: &Recogniser,
+    model: &Arc<dyn Model>,
+    options: &Options,
+    sink: &mut dyn FnMut(Event) -> Result<()>,
+) -> Result<Summary> {
+    let mut labels = Labels {
+        post: Post::new(recogniser, options.embeddings, options.speakers.clone()),
+        order: Order::new(sink),
+        found: Vec::new(),
+        hop: recogniser.hop_seconds(),
+        total: None,
+        told: (Instant::now(), 0.0),
+    };
+    let ending = drive(input, hint, recogniser, model, options, &mut labels)?;
+    labels.finish(&ending)
+}
+
+/// One unit vector for a whole recording: the mean of those of its windows that are loud enough.
+///
+/// # Errors
+/// As for [`recognise`]; `InvalidArgument` when the recogniser gives no embeddings or every window is silent.
+pub fn embed(
+    input: Input,
+    hint: Option<&str>,
+    recogniser: &Recogniser,
+    model: &Arc<dyn Model>,
+    options: &Options,
+) -> Result<Vec<f32>> {
+    if recogniser.kind != Kind::Embeddings {
+        let name = &recogniser.name;
+        return Err(Error::invalid(format!("recogniser \"{name}\" gives labels and no embeddings")));
+    }
+    let mut mean = mean_of_units(recogniser);
+    drive(input, hint, recogniser, model, options, &mut mean)?;
+    mean.value().ok_or_else(|| {
+        let level = recogniser.embeddings.min_level;
+        Error::invalid(format!("the recording has no sound above {level} dB of full scale"))
+    })
+}
+
+/// How a recording ended.
+struct Ending {
+    /// Its samples at the recogniser's rate.
+    samples: u64,
+    rate: u32,
+    windows: u64,
+}
+
+/// What is done with what a recording gives.
+trait Taker {
+    fn opened(&mut self, format: &Format) -> Result<()>;
+    fn fault(&mut self, fault: Fault) -> Result<()>;
+    /// One window that the model has seen, in time order.
+    fn window(&mut self, frames: Frames<'_>) -> Result<()>;
+}
+
+/// Runs a recording through the model and hands what comes to `taker`.
+fn drive(
+    input: Input,
+    hint: Option<&str>,
+    recogniser: &Recogniser,
+    model: &Arc<dyn Model>,
+    options: &Options,
+    taker: &mut dyn Taker,
+) -> Result<Ending> {
+    let fit = Fit::new(recogniser, model.signature())?;
+    let mut runs = Runs::new(recogniser, fit, model, options)?;
+    let mut source = Source::open(input, hint, recogniser)?;
+    taker.opened(source.format())?;
+    loop {
+        let more = source.step(&mut |window, facts| {
+            runs.push(window, facts, &mut |outcome| deliver(recogniser, taker, outcome))
+        })?;
+        for fault in source.take_faults() {
+            taker.fault(fault)?;
+        }
+        runs.check_stop()?;
+        if !more {
+            break;
+        }
+    }
+    runs.finish(&mut |outcome| deliver(recogniser, taker, outcome))?;
+    Ok(Ending { samples: source.samples(), rate: recogniser.rate, windows: source.windows() })
+}
+
+/// Hands the windows of one run on, or says what was lost with it.
+fn deliver(recogniser: &Recogniser, taker: &mut dyn Taker, outcome: Outcome) -> Result<()> {
+    let answer = match outcome.answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            let count = outcome.facts.len();
+            let what = format!("{count} windows could not be recognised: {}", error.message());
+            return taker.fault(Fault { at: outcome.first as f64 * recogniser.hop_seconds(), what });
+        }
+    };
+    for (index, Facts { real, level }) in outcome.facts.into_iter().enumerate() {
+        let frames = answer.window(index);
+        taker.window(Frames { window: outcome.first + index as u64, real, level, ..frames })?;
+    }
+    Ok(())
+}
+
+/// Labels in time order, for a sink.
+struct Labels<'a> {
+    post: Post,
+    order: Order<'a>,
+    /// Labels on their way from `post` to `order`.
+    found: Vec<Label>,
+    /// Seconds from window to window.
+    hop: f64,
+    /// As announced.
+    total: Option<f64>,
+    /// When progress was told last, and how much.
+    told: (Instant, f64),
+}
+
+impl Labels<'_> {
+    fn hand_over(&mut self) -> Result<()> {
+        self.found.drain(..).try_for_each(|label| self.order.label(label))
+    }
+
+    fn finish(mut self, ending: &Ending) -> Result<Summary> {
+        let seconds = ending.samples as f64 / f64::from(ending.rate);
+        self.post.finish(ending.samples, ending.windows, &mut self.found);
+        self.hand_over()?;
+        let (labels, faults) = self.order.finish(Event::Progress { seconds, total: self.total })?;
+        Ok(Summary { seconds, labels, faults, partial: faults > 0, windows: ending.windows })
+    }
+}
+
+impl Taker for Labels<'_> {
+    fn opened(&mut self, format: &Format) -> Result<()> {
+        self.total = format.seconds;
+        self.order.pass(Event::Opened(format.clone()))
+    }
+
+    fn fault(&mut self, fault: Fault) -> Result<()> {
+        self.order.fault(fault)
+    }
+
+    fn window(&mut self, frames: Frames<'_>) -> Result<()> {
+        let seconds = (frames.window + 1) as f64 * self.hop;
+        self.post.window(frames, &mut self.found)?;
+        self.hand_over()?;
+        self.order.release(self.post.settled())?;
+        if seconds - self.told.1 >= PROGRESS_SECONDS || self.told.0.elapsed() >= PROGRESS_EVERY {
+            self.told = (Instant::now(), seconds);
+            self.order.pass(Event::Progress { seconds, total: self.total })?;
+        }
+        Ok(())
+    }
+}
+
+impl Taker for UnitMean {
+    fn opened(&mut self, _: &Format) -> Result<()> {
+        Ok(())
+    }
+
+    fn fault(&mut self, fault: Fault) -> Result<()> {
+        tracing::warn!(at = fault.at, what = fault.what, "part of a recording is missing from its embedding");
+        Ok(())
+    }
+
+    fn window(&mut self, frames: Frames<'_>) -> Result<()> {
+        UnitMean::window(self, frames);
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! Windows as the tensors of a run, and a run's outputs as frames of windows.
+
+use base::{DType, Error, NamedTensor, Result, Tensor};
+
+use crate::post::Frames;
+use crate::recogniser::{Activation, Axis, Fit, Kind, Recogniser};
+
+/// What a run gave for the windows that are wanted.
+#[derive(Debug)]
+pub(super) struct Answer {
+    frames: usize,
+    classes: usize,
+    values: Vec<f32>,
+    onsets: Option<Vec<f32>>,
+}
+
+impl Answer {
+    /// The frames of one window, the first is 0; the caller fills in what it knows of the window.
+    pub(super) fn window(&self, index: usize) -> Frames<'_> {
+        let range = index * self.frames * self.classes..(index + 1) * self.frames * self.classes;
+        Frames {
+            window: 0,
+            real: 0,
+            level: 0.0,
+            frames: self.frames,
+            classes: self.classes,
+            values: self.values.get(range.clone()).unwrap_or_default(),
+            onsets: self.onsets.as_ref().and_then(|onsets| onsets.get(range)),
+        }
+    }
+}
+
+/// The model's input for `count` windows that lie one after the other in `values`, row by row.
+///
+/// # Errors
+/// `Internal` when `values` are not `count` windows.
+pub(super) fn tensor(recogniser: &Recogniser, values: Vec<f32>, count: usize) -> Result<Tensor> {
+    let (rows, width) = (recogniser.spec.context + recogniser.spec.window, recogniser.width);
+    if values.len() != count * rows * width {
+        return Err(Error::internal("a run's windows have another size than they should"));
+    }
+    // Each axis with its size and how far apart its elements lie in `values`.
+    let axes = recogniser.axes.iter().map(|axis| match axis {
+        Axis::Windows => (count, rows * width),
+        Axis::Rows => (rows, width),
+        Axis::Features => (width, 1),
+        Axis::One => (1, 0),
+    });
+    let axes: Vec<(usize, usize)> = axes.collect();
+    let shape: Vec<usize> = axes.iter().map(|(size, _)| *size).collect();
+    let mut moved: Vec<(usize, usize)> = axes.into_iter().filter(|(size, _)| *size > 1).collect();
+    if moved.is_sorted_by(|before, after| before.1 > after.1) {
+        return Tensor::from_vec(shape.as_slice(), values);
+    }
+    while moved.len() < 3 {
+        moved.insert(0, (1, 0));
+    }
+    let [outer, middle, inner] = [moved[0], moved[1], moved[2]];
+    let mut turned = Vec::with_capacity(values.len());
+    for a in 0..outer.0 {
+        for b in 0..middle.0 {
+            let from = a * outer.1 + b * middle.1;
+            turned.extend((0..inner.0).map(|c| values[from + c * inner.1]));
+        }
+    }
+    Tensor::from_vec(shape.as_slice(), turned)
+}
+
+/// Reads what a run of `count` windows gave, without its first `skip` windows and those from `keep` on.
+///
+/// # Errors
+/// `InvalidArgument` when the outputs are not what the recogniser says.
+pub(super) fn answer(
+    recogniser: &Recogniser,
+    fit: &Fit,
+    outputs: &[NamedTensor],
+    count: usize,
+    wanted: std::ops::Range<usize>,
+) -> Result<Answer> {
+    let named = |error: Error| error.context(format!("recogniser \"{}\"", recogniser.name));
+    let (mut values, layout) = read(recogniser, outputs, &fit.output, count, &wanted).map_err(named)?;
+    activate(&mut values, layout.1, recogniser.output.activation);
+    let onsets = match &fit.onset {
+        None => None,
+        Some(name) => {
+            let (mut onsets, other) = read(recogniser, outputs, name, count, &wanted).map_err(named)?;
+            if other != layout {
+                return Err(named(Error::invalid("the onset's output has another shape than the events'")));
+            }
+            activate(&mut onsets, layout.1, recogniser.output.activation);
+            Some(onsets)
+        }
+    };
+    Ok(Answer { frames: layout.0, classes: layout.1, values, onsets })
+}
+
+/// One output's values for the windows that are wanted, and how many frames and classes each has.
+fn read(
+    recogniser: &Recogniser,
+    outputs: &[NamedTensor],
+    name: &str,
+    count: usize,
+    wanted: &std::ops::Range<usize>,
+) -> Result<(Vec<f32>, (usize, usize))> {
+    let output = outputs.iter().find(|output| &*output.name == name);
+    let tensor = &output.ok_or_else(|| Error::internal(format!("output \"{name}\" is missing")))?.tensor;
+    let all: Vec<f32> = match tensor.dtype() {
+        DType::F64 => tensor.to_vec::<f64>()?.into_iter().map(|value| value as f32).collect(),
+        _ => tensor.to_vec()?,
+    };
+    let (frames, classes) = layout(recogniser, tensor.shape(), count)
+        .filter(|(frames, classes)| frames * classes * count == all.len() && !all.is_empty())
+        .ok_or_else(|| {
+            let shape = tensor.shape();
+            Error::invalid(format!("output \"{name}\" of shape {shape:?} cannot be read as {count} windows"))
+        })?;
+    let [before, after] = recogniser.output.trim;
+    let left = frames.saturating_sub(before + after);
+    if left == 0 {
+        return Err(Error::invalid(format!("output.trim leaves nothing of {frames} frames a window")));
+    }
+    let each = frames * classes;
+    let windows = wanted.clone().flat_map(|window| {
+        let from = window * each + before * classes;
+        all.get(from..from + left * classes).unwrap_or_default()
+    });
+    Ok((windows.copied().collect(), (left, classes)))
+}
+
+/// Frames and classes of one window in an output of `shape`.
+fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usize, usize)> {
+    // A model whose input has no axis for windows may or may not give its outputs one.
+    let inner = match recogniser.axes.contains(&Axis::Windows) || shape.first() == Some(&1) {
+        true if shape.first() == Some(&count) => &shape[1..],
+        true => return None,
+        false => shape,
+    };
+    let elements: usize = inner.iter().product();
+    if recogniser.kind == Kind::Embeddings {
+        return Some((1, elements));
+    }
+    let last = inner.last().copied().unwrap_or(1);
+    let single = recogniser.output.classes.names(1).is_ok_and(|_| {
+        matches!(&recogniser.output.classes, crate::recogniser::Classes::Named(names) if names.len() == 1)
+    });
+    let classes = if single && last != 1 { 1 } else { last };
+    // Of the axes between, one may be longer than one: the frames.
+    let frames: Vec<usize> = inner.iter().copied().filter(|size| *size > 1).collect();
+    let long = frames.len() - usize::from(last > 1 && classes > 1);
+    (classes > 0 && long <= 1).then_some((elements.checked_div(classes)?, classes))
+}
+
+fn activate(values: &mut [f32], classes: usize, activation: Activation) {
+    match activation {
+        Activation::None => {}
+        Activation::Sigmoid => values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp())),
+        Activation::Softmax => values.chunks_exact_mut(classes).for_each(|frame| {
+            let most = frame.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            frame.iter_mut().for_each(|value| *value = (*value - most).exp());
+            let sum: f32 = frame.iter().sum();
+            frame.iter_mut().for_each(|value| *value /= sum);
+        }),
+    }
+}

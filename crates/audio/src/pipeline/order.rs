@@ -1,0 +1,168 @@
+//! Labels and faults in time order: each waits until nothing that starts earlier can come.
+//!
+//! One class that is on for an hour would hold back everything that starts after it; no more than [`WAITING_MAX`]
+//! wait, and then the earliest goes although something earlier may follow.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use base::Result;
+
+use super::Event;
+use crate::{Fault, Label};
+
+/// Labels and faults that wait.
+const WAITING_MAX: usize = 1 << 16;
+/// Faults that are told one by one; more are counted.
+const FAULTS_MAX: u64 = 1000;
+
+struct Entry {
+    at: f64,
+    number: u64,
+    event: Event,
+}
+
+impl Ord for Entry {
+    /// The earliest is the greatest, because the heap gives the greatest.
+    fn cmp(&self, other: &Entry) -> Ordering {
+        other.at.total_cmp(&self.at).then(other.number.cmp(&self.number))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}
+
+/// Puts in order what comes nearly so, and counts it.
+pub(super) struct Order<'a> {
+    sink: &'a mut dyn FnMut(Event) -> Result<()>,
+    waiting: BinaryHeap<Entry>,
+    number: u64,
+    labels: u64,
+    faults: u64,
+}
+
+impl<'a> Order<'a> {
+    /// For `sink`.
+    pub(super) fn new(sink: &'a mut dyn FnMut(Event) -> Result<()>) -> Order<'a> {
+        Order { sink, waiting: BinaryHeap::new(), number: 0, labels: 0, faults: 0 }
+    }
+
+    /// Hands on what has no place in the order.
+    pub(super) fn pass(&mut self, event: Event) -> Result<()> {
+        (self.sink)(event)
+    }
+
+    /// Takes a label.
+    pub(super) fn label(&mut self, label: Label) -> Result<()> {
+        self.labels += 1;
+        self.wait(label.start, Event::Label(label))
+    }
+
+    /// Takes a fault.
+    pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
+        self.faults += 1;
+        let at = fault.at;
+        match self.faults.cmp(&FAULTS_MAX) {
+            Ordering::Less => self.wait(at, Event::Fault(fault)),
+            Ordering::Equal => {
+                let what = "there are more faults than can be listed; from here they are only counted".into();
+                self.wait(at, Event::Fault(Fault { at, what }))
+            }
+            Ordering::Greater => Ok(()),
+        }
+    }
+
+    fn wait(&mut self, at: f64, event: Event) -> Result<()> {
+        self.number += 1;
+        self.waiting.push(Entry { at, number: self.number, event });
+        if self.waiting.len() > WAITING_MAX
+            && let Some(entry) = self.waiting.pop()
+        {
+            (self.sink)(entry.event)?;
+        }
+        Ok(())
+    }
+
+    /// Lets go whatever starts before `settled` seconds.
+    pub(super) fn release(&mut self, settled: f64) -> Result<()> {
+        while self.waiting.peek().is_some_and(|entry| entry.at < settled)
+            && let Some(entry) = self.waiting.pop()
+        {
+            (self.sink)(entry.event)?;
+        }
+        Ok(())
+    }
+
+    /// Lets everything go and `last` after it; how many labels and faults there were.
+    pub(super) fn finish(mut self, last: Event) -> Result<(u64, u64)> {
+        self.release(f64::INFINITY)?;
+        (self.sink)(last)?;
+        Ok((self.labels, self.faults))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(start: f64) -> Label {
+        Label { start, end: start + 1.0, text: "x".into(), score: 1.0, embedding: None }
+    }
+
+    fn starts(steps: impl FnOnce(&mut Order<'_>)) -> Vec<f64> {
+        let mut starts = Vec::new();
+        let mut sink = |event: Event| {
+            match event {
+                Event::Label(label) => starts.push(label.start),
+                Event::Fault(fault) => starts.push(fault.at),
+                _ => {}
+            }
+            Ok(())
+        };
+        let mut order = Order::new(&mut sink);
+        steps(&mut order);
+        order.finish(Event::Progress { seconds: 0.0, total: None }).unwrap();
+        starts
+    }
+
+    #[test]
+    fn nothing_leaves_before_it_is_settled() {
+        let order = starts(|order| {
+            order.label(label(5.0)).unwrap();
+            order.fault(Fault { at: 3.0, what: "damaged".into() }).unwrap();
+            order.release(3.0).unwrap();
+            order.label(label(3.0)).unwrap();
+            order.label(label(4.0)).unwrap();
+            order.release(5.0).unwrap();
+            order.label(label(5.0)).unwrap();
+        });
+        assert_eq!(order, [3.0, 3.0, 4.0, 5.0, 5.0]);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_faults_are_counted_past_their_list() {
+        let order = starts(|order| {
+            (0..WAITING_MAX + 10).for_each(|n| order.label(label(n as f64)).unwrap());
+            assert_eq!(order.waiting.len(), WAITING_MAX);
+        });
+        assert_eq!(order.len(), WAITING_MAX + 10);
+        let listed = starts(|order| {
+            for n in 0..2 * FAULTS_MAX {
+                order.fault(Fault { at: n as f64, what: "damaged".into() }).unwrap();
+            }
+            assert_eq!(order.faults, 2 * FAULTS_MAX);
+        });
+        assert_eq!(listed.len() as u64, FAULTS_MAX);
+    }
+}

@@ -1,0 +1,139 @@
+//! From what a model gives to labels: events with hysteresis, scenes, speakers.
+//!
+//! Windows come in time order, some perhaps missing; labels leave as soon as they are final. [`Post::settled`] says how
+//! far that is, so that whoever collects them can put them in time order. What is kept is bounded: a little for each
+//! class, the frames of a moving mean, and one embedding.
+
+mod embeddings;
+mod events;
+mod grid;
+mod hysteresis;
+mod scenes;
+mod smooth;
+mod tracks;
+
+pub(crate) use embeddings::{UnitMean, mean_of_units, unit};
+pub(crate) use grid::Grid;
+
+use base::{Error, Result};
+
+use crate::Label;
+use crate::recogniser::{Kind, Recogniser};
+use crate::speakers::Speakers;
+use embeddings::Voices;
+use events::Events;
+use scenes::Scenes;
+
+/// What the model gave for one window: `frames x classes` values, already trimmed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frames<'a> {
+    /// The window's number.
+    pub(crate) window: u64,
+    /// Its rows that are the recording's; the rest is padding.
+    pub(crate) real: usize,
+    /// How loud its samples are, in dB of full scale.
+    pub(crate) level: f32,
+    /// How many frames a window has.
+    pub(crate) frames: usize,
+    /// How many values a frame has.
+    pub(crate) classes: usize,
+    /// The probabilities or the vector.
+    pub(crate) values: &'a [f32],
+    /// The probabilities of an onset, laid out alike.
+    pub(crate) onsets: Option<&'a [f32]>,
+}
+
+/// Makes labels of windows.
+pub(crate) struct Post {
+    recogniser: Recogniser,
+    embeddings: bool,
+    speakers: Option<Speakers>,
+    started: Option<Started>,
+}
+
+/// What is known with the first window: how many frames and classes there are.
+struct Started {
+    frames: usize,
+    classes: usize,
+    meaning: Meaning,
+}
+
+enum Meaning {
+    Events(Events),
+    Scenes(Scenes),
+    Embeddings(Voices),
+}
+
+impl Post {
+    /// For `recogniser`'s kind; `embeddings` and `speakers` are for those that give embeddings.
+    pub(crate) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Post {
+        Post { recogniser: recogniser.clone(), embeddings, speakers, started: None }
+    }
+
+    /// Takes the next window; windows that were left out since the last one are silence.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when what the model gives is not what the recogniser says.
+    pub(crate) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) -> Result<()> {
+        let started = match &mut self.started {
+            Some(started) => started,
+            none => {
+                let meaning = start(&self.recogniser, &frames, self.embeddings, self.speakers.take())?;
+                none.insert(Started { frames: frames.frames, classes: frames.classes, meaning })
+            }
+        };
+        if (frames.frames, frames.classes) != (started.frames, started.classes) {
+            return Err(Error::invalid(format!(
+                "the model gave {} frames of {} values for one window and {} of {} for another",
+                started.frames, started.classes, frames.frames, frames.classes
+            )));
+        }
+        match &mut started.meaning {
+            Meaning::Events(events) => events.window(frames, out),
+            Meaning::Scenes(scenes) => scenes.window(frames, out),
+            Meaning::Embeddings(voices) => voices.window(frames, out),
+        }
+        Ok(())
+    }
+
+    /// No label that is still to come starts before this, in seconds.
+    pub(crate) fn settled(&self) -> f64 {
+        match self.started.as_ref().map(|started| &started.meaning) {
+            None => 0.0,
+            Some(Meaning::Events(events)) => events.settled(),
+            Some(Meaning::Scenes(scenes)) => scenes.settled(),
+            Some(Meaning::Embeddings(voices)) => voices.settled(),
+        }
+    }
+
+    /// Gives what is open; the recording has `samples` at the recogniser's rate, and `windows` windows.
+    pub(crate) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
+        match self.started.as_mut().map(|started| &mut started.meaning) {
+            None => {}
+            Some(Meaning::Events(events)) => events.finish(samples, windows, out),
+            Some(Meaning::Scenes(scenes)) => scenes.finish(samples, windows, out),
+            Some(Meaning::Embeddings(voices)) => voices.finish(samples, windows, out),
+        }
+    }
+}
+
+fn start(
+    recogniser: &Recogniser,
+    frames: &Frames<'_>,
+    embeddings: bool,
+    speakers: Option<Speakers>,
+) -> Result<Meaning> {
+    let named = |error: Error| error.context(format!("recogniser \"{}\"", recogniser.name));
+    if recogniser.kind == Kind::Embeddings {
+        return Ok(Meaning::Embeddings(Voices::new(recogniser, embeddings, speakers)));
+    }
+    let grid = Grid::new(recogniser, frames.frames).map_err(named)?;
+    let names = recogniser.output.classes.names(frames.classes).map_err(named)?;
+    Ok(match recogniser.kind {
+        Kind::Events => Meaning::Events(Events::new(&recogniser.events, grid, names)),
+        _ => Meaning::Scenes(Scenes::new(recogniser.scenes, grid, names)),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Embeddings: unit vectors, and who of the enrolled speakers is nearest.
+
+use crate::Label;
+use crate::recogniser::{Embeddings as Rule, Recogniser};
+use crate::speakers::Speakers;
+
+use super::Frames;
+use super::tracks::{Now, Tracks};
+
+/// The label of a voice when nobody is enrolled.
+const VOICE: &str = "voice";
+/// The label of a voice that is nobody's who is enrolled.
+const UNKNOWN: &str = "unknown";
+
+/// Follows who speaks.
+pub(super) struct Voices {
+    rule: Rule,
+    speakers: Option<Speakers>,
+    embeddings: bool,
+    rate: f64,
+    /// Samples of a window and from one to the next.
+    window: f64,
+    hop: f64,
+    rows: usize,
+    tracks: Tracks,
+    /// The first window that has not come.
+    next: u64,
+}
+
+impl Voices {
+    /// With those of `speakers`, if there are any; labels carry embeddings where `embeddings` says so.
+    pub(super) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Voices {
+        let samples = |rows: usize| rows as f64 * recogniser.row_samples as f64;
+        Voices {
+            rule: recogniser.embeddings,
+            speakers: speakers.filter(|speakers| !speakers.names().is_empty()),
+            embeddings,
+            rate: f64::from(recogniser.rate),
+            window: samples(recogniser.spec.window),
+            hop: samples(recogniser.spec.hop),
+            rows: recogniser.spec.window,
+            tracks: Tracks::default(),
+            next: 0,
+        }
+    }
+
+    /// Takes a window; one left out before it ends what was on. A last window with too much padding says nothing new: what
+    /// was on goes on.
+    pub(super) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) {
+        if self.next < frames.window {
+            self.tracks.interrupt(out);
+        }
+        self.next = frames.window + 1;
+        if !covered(&frames, &self.rule, self.rows) {
+            return;
+        }
+        let (start, end) = (self.start(frames.window), self.start(frames.window + 1));
+        let now = if frames.level >= self.rule.min_level { self.voice(frames.values) } else { None };
+        self.tracks.frame(start, end, now.into_iter().collect(), out);
+    }
+
+    /// A window stands for the hop at its middle, the first one also for what is before.
+    fn start(&self, window: u64) -> f64 {
+        if window == 0 {
+            0.0
+        } else {
+            (window as f64 * self.hop + (self.window - self.hop) / 2.0) / self.rate
+        }
+    }
+
+    fn voice(&self, vector: &[f32]) -> Option<Now> {
+        let vector = unit(vector)?;
+        let (text, score) = match &self.speakers {
+            None => (VOICE.to_owned(), 1.0),
+            Some(speakers) => match speakers.nearest(&vector) {
+                Some((name, similarity)) if similarity >= self.rule.threshold => (name, similarity),
+                other => (UNKNOWN.to_owned(), other.map_or(0.0, |(_, similarity)| similarity)),
+            },
+        };
+        Some(Now { text, score, embedding: self.embeddings.then_some(vector) })
+    }
+
+    /// No label still to come starts before this second.
+    pub(super) fn settled(&self) -> f64 {
+        self.tracks.settled(self.start(self.next))
+    }
+
+    /// Ends with the recording.
+    pub(super) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
+        if self.next < windows {
+            self.tracks.interrupt(out);
+        }
+        self.tracks.finish(samples as f64 / self.rate, out);
+    }
+}
+
+/// Whether enough of a window's `rows` are the recording's; a recording's first window always counts.
+fn covered(frames: &Frames<'_>, rule: &Rule, rows: usize) -> bool {
+    frames.window == 0 || frames.real as f64 >= f64::from(rule.min_coverage) * rows as f64
+}
+
+/// `vector` at length one; `None` where it has no direction.
+pub(crate) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
+    let squares: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let length = squares.sqrt();
+    (length > 0.0 && length.is_finite())
+        .then(|| vector.iter().map(|value| (f64::from(*value) / length) as f32).collect())
+}
+
+/// The mean of unit vectors of windows that are loud enough and not too much padding, at length one.
+pub(crate) fn mean_of_units(recogniser: &Recogniser) -> UnitMean {
+    UnitMean { rule: recogniser.embeddings, rows: recogniser.spec.window, sum: Vec::new() }
+}
+
+/// One vector for many windows.
+pub(crate) struct UnitMean {
+    rule: Rule,
+    rows: usize,
+    sum: Vec<f64>,
+}
+
+impl UnitMean {
+    /// Takes a window.
+    pub(crate) fn window(&mut self, frames: Frames<'_>) {
+        if frames.level < self.rule.min_level || !covered(&frames, &self.rule, self.rows) {
+            return;
+        }
+        let Some(vector) = unit(frames.values) else { return };
+        self.sum.resize(vector.len(), 0.0);
+        self.sum.iter_mut().zip(vector).for_each(|(sum, value)| *sum += f64::from(value));
+    }
+
+    /// The mean; `None` when no window counted.
+    pub(crate) fn value(&self) -> Option<Vec<f32>> {
+        let sum: Vec<f32> = self.sum.iter().map(|value| *value as f32).collect();
+        unit(&sum)
+    }
+}

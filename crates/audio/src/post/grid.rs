@@ -1,0 +1,73 @@
+//! Where the frames of windows lie in time: one even grid for the whole recording.
+//!
+//! One frame a window stands for the `hop` rows at the window's middle, so that windows that overlap give neither gaps
+//! nor overlaps. Several frames cover all the rows that the model saw, context included; those that are left after
+//! trimming must span one hop, within a frame, because the next window's go on from there.
+
+use base::{Error, Result};
+
+use crate::recogniser::Recogniser;
+
+/// Frames of all windows, numbered through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Grid {
+    /// Frames of each window, after trimming.
+    frames: usize,
+    /// Samples from one window to the next.
+    hop: f64,
+    /// The first frame's first sample; may lie before the beginning.
+    origin: f64,
+    row_samples: f64,
+    rate: f64,
+}
+
+impl Grid {
+    /// For windows that have `frames` frames left after trimming.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the frames of neighbouring windows do not join.
+    pub(crate) fn new(recogniser: &Recogniser, frames: usize) -> Result<Grid> {
+        let (spec, trim) = (recogniser.spec, recogniser.output.trim);
+        let all = frames + trim[0] + trim[1];
+        let row_samples = recogniser.row_samples as f64;
+        let (window, hop, context) = (spec.window as f64, spec.hop as f64, spec.context as f64);
+        let origin = match all {
+            1 => (window - hop) / 2.0,
+            _ => {
+                let frame = (context + window) / all as f64;
+                let left = frames as f64 * frame;
+                if (left - hop).abs() > frame {
+                    return Err(Error::invalid(format!(
+                        "{frames} frames of each window are left and span {left:.0} rows, but windows are {hop} \
+                         rows apart: change trim or hop"
+                    )));
+                }
+                trim[0] as f64 * frame - context
+            }
+        };
+        let (hop, origin) = (hop * row_samples, (origin * row_samples).round());
+        Ok(Grid { frames, hop, origin, row_samples, rate: f64::from(recogniser.rate) })
+    }
+
+    /// Frames of each window.
+    pub(crate) fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// Where a frame starts, in samples; never before the beginning.
+    pub(crate) fn start(&self, frame: u64) -> f64 {
+        let window = (frame / self.frames as u64) as f64 * self.hop;
+        let inside = (frame % self.frames as u64) as f64 * self.hop / self.frames as f64;
+        (self.origin + window + inside).max(0.0)
+    }
+
+    /// Where window `window` ends when only `real` of its rows are the recording's, in samples.
+    pub(crate) fn limit(&self, window: u64, real: usize) -> f64 {
+        window as f64 * self.hop + real as f64 * self.row_samples
+    }
+
+    /// Samples as seconds.
+    pub(crate) fn seconds(&self, samples: f64) -> f64 {
+        samples / self.rate
+    }
+}

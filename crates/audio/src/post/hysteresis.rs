@@ -1,0 +1,169 @@
+//! One class's events: the rule of Silero's voice activity package, for a stream.
+//!
+//! An event begins at the first frame whose probability reaches `on`. A frame below `off` marks where it may end; a
+//! frame that reaches `on` takes the mark away, and the event has ended at the mark when a frame below `off` comes at
+//! least `gap` later. It counts when it is longer than `min`. An event that is open at the end of the recording ends
+//! there, mark or not. At last each event grows by `pad` on both sides; neighbours closer than twice that share the
+//! silence between them equally. Ends are whole samples, halves rounded down.
+//!
+//! The padding needs the next event, so one closed event waits here until the next one is sure or far enough away.
+
+use crate::recogniser::Events;
+
+/// An event, in samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Span {
+    pub(super) start: f64,
+    pub(super) end: f64,
+    /// The mean probability of its frames, padding not counted.
+    pub(super) score: f32,
+}
+
+/// Sum and count of probabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.count += 1;
+    }
+
+    fn value(self) -> f32 {
+        if self.count == 0 { 0.0 } else { (self.sum / self.count as f64) as f32 }
+    }
+}
+
+/// An event that has not ended.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    start: f64,
+    /// Its padded start, once it is sure that it counts.
+    padded: Option<f64>,
+    all: Mean,
+    /// Where it may have ended, and its mean until there.
+    mark: Option<(f64, Mean)>,
+}
+
+/// Follows one class.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Detector {
+    open: Option<Open>,
+    /// Closed, its start final, its end not padded yet.
+    waiting: Option<Span>,
+    /// Whether the onset was on in the frame before.
+    onset: bool,
+}
+
+impl Detector {
+    /// Takes the frame that starts at sample `at`, with the probabilities of the class and of an onset.
+    pub(super) fn frame(
+        &mut self,
+        at: f64,
+        probability: f64,
+        onset: Option<f64>,
+        rule: &Events,
+        out: &mut dyn FnMut(Span),
+    ) {
+        if self.rises(onset, rule)
+            && let Some(open) = self.open.take()
+        {
+            let (end, mean) = open.mark.unwrap_or((at, open.all));
+            self.close(open, end, mean, rule, out);
+            self.open = Some(Open { start: at, padded: None, all: Mean::default(), mark: None });
+        }
+        self.step(at, probability, rule, out);
+        self.settle(at, rule, out);
+    }
+
+    fn rises(&mut self, onset: Option<f64>, rule: &Events) -> bool {
+        let (Some(onset), Some(settings)) = (onset, &rule.onset) else { return false };
+        let now = onset >= settings.on;
+        let before = std::mem::replace(&mut self.onset, now);
+        now && !before
+    }
+
+    fn step(&mut self, at: f64, probability: f64, rule: &Events, out: &mut dyn FnMut(Span)) {
+        if probability >= rule.on {
+            let fresh = Open { start: at, padded: None, all: Mean::default(), mark: None };
+            let open = self.open.get_or_insert(fresh);
+            open.mark = None;
+            open.all.add(probability);
+            return;
+        }
+        let Some(open) = &mut self.open else { return };
+        if probability < rule.off {
+            let (mark, mean) = *open.mark.get_or_insert((at, open.all));
+            if at - mark >= rule.gap {
+                let open = *open;
+                self.open = None;
+                self.close(open, mark, mean, rule, out);
+                return;
+            }
+        }
+        open.all.add(probability);
+    }
+
+    /// Ends `open` at `end`, if it counts.
+    fn close(&mut self, open: Open, end: f64, mean: Mean, rule: &Events, out: &mut dyn FnMut(Span)) {
+        if end - open.start > rule.min {
+            let start = open.padded.unwrap_or_else(|| self.pad_before(open.start, rule, out));
+            self.waiting = Some(Span { start, end, score: mean.value() });
+        }
+    }
+
+    /// The padded start of an event that counts; the event before it gets its end and leaves.
+    fn pad_before(&mut self, start: f64, rule: &Events, out: &mut dyn FnMut(Span)) -> f64 {
+        let Some(mut before) = self.waiting.take() else { return (start - rule.pad).max(0.0).floor() };
+        let silence = start - before.end;
+        let padded = if silence < 2.0 * rule.pad {
+            let half = (silence / 2.0).floor();
+            before.end += half;
+            (start - half).max(0.0)
+        } else {
+            before.end = (before.end + rule.pad).floor();
+            (start - rule.pad).max(0.0).floor()
+        };
+        out(before);
+        padded
+    }
+
+    /// Lets the closed event go when what comes next cannot change it any more.
+    fn settle(&mut self, at: f64, rule: &Events, out: &mut dyn FnMut(Span)) {
+        let next = self.open.map_or(at, |open| open.start);
+        if let Some(mut waiting) = self.waiting.take_if(|waiting| next - waiting.end >= 2.0 * rule.pad) {
+            waiting.end = (waiting.end + rule.pad).floor();
+            out(waiting);
+        }
+        let Some(mut open) = self.open else { return };
+        // It cannot end before its mark, or before the next frame where it has none.
+        let least = open.mark.map_or(at, |(mark, _)| mark);
+        if open.padded.is_none() && least - open.start > rule.min {
+            open.padded = Some(self.pad_before(open.start, rule, out));
+            self.open = Some(open);
+        }
+    }
+
+    /// Ends with the recording, which has `samples`.
+    pub(super) fn finish(&mut self, samples: f64, rule: &Events, out: &mut dyn FnMut(Span)) {
+        if let Some(open) = self.open.take() {
+            self.close(open, samples, open.all, rule, out);
+        }
+        if let Some(mut waiting) = self.waiting.take() {
+            waiting.end = (waiting.end + rule.pad).min(samples).floor();
+            out(waiting);
+        }
+    }
+
+    /// No event still to come starts before this sample, when the next frame starts at `next`.
+    pub(super) fn settled(&self, next: f64, rule: &Events) -> f64 {
+        if let Some(waiting) = &self.waiting {
+            return waiting.start;
+        }
+        let padded = |start: f64| (start - rule.pad).max(0.0).floor();
+        self.open.map_or_else(|| padded(next), |open| open.padded.unwrap_or_else(|| padded(open.start)))
+    }
+}

@@ -1,0 +1,71 @@
+//! Scenes: the likeliest classes of each frame, as long as they stay among the likeliest.
+
+use crate::Label;
+use crate::recogniser::Scenes as Rule;
+
+use super::tracks::{Now, Tracks};
+use super::{Frames, Grid};
+
+/// Follows the likeliest classes.
+pub(super) struct Scenes {
+    rule: Rule,
+    grid: Grid,
+    names: Vec<String>,
+    tracks: Tracks,
+    /// The first window that has not come.
+    next: u64,
+}
+
+impl Scenes {
+    /// For classes called `names`.
+    pub(super) fn new(rule: Rule, grid: Grid, names: Vec<String>) -> Scenes {
+        Scenes { rule, grid, names, tracks: Tracks::default(), next: 0 }
+    }
+
+    /// Takes a window; one left out before it ends what was on.
+    pub(super) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) {
+        if self.next < frames.window {
+            self.tracks.interrupt(out);
+        }
+        self.next = frames.window + 1;
+        let limit = self.grid.limit(frames.window, frames.real);
+        for (index, values) in frames.values.chunks_exact(frames.classes.max(1)).enumerate() {
+            let at = frames.window * frames.frames as u64 + index as u64;
+            // A recording shorter than half a window still is something.
+            if at > 0 && self.grid.start(at) >= limit {
+                break;
+            }
+            let now = self.top(values);
+            self.tracks.frame(self.start(at), self.start(at + 1), now, out);
+        }
+    }
+
+    /// Where a frame starts in seconds; the first one where the recording does.
+    fn start(&self, frame: u64) -> f64 {
+        if frame == 0 { 0.0 } else { self.grid.seconds(self.grid.start(frame)) }
+    }
+
+    /// The likeliest classes above the threshold, the likeliest first.
+    fn top(&self, values: &[f32]) -> Vec<Now> {
+        let above = values.iter().enumerate().filter(|(_, value)| **value >= self.rule.threshold);
+        let mut above: Vec<(usize, f32)> = above.map(|(class, value)| (class, *value)).collect();
+        above.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        above.truncate(self.rule.top);
+        let now =
+            |(class, score): (usize, f32)| Now { text: self.names[class].clone(), score, embedding: None };
+        above.into_iter().map(now).collect()
+    }
+
+    /// No label still to come starts before this second.
+    pub(super) fn settled(&self) -> f64 {
+        self.tracks.settled(self.start(self.next * self.grid.frames() as u64))
+    }
+
+    /// Ends with the recording: what the last window says lasts until there, if the last window came.
+    pub(super) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
+        if self.next < windows {
+            self.tracks.interrupt(out);
+        }
+        self.tracks.finish(self.grid.seconds(samples as f64), out);
+    }
+}

@@ -1,0 +1,69 @@
+//! A moving mean over frames, centred, in memory for as many frames as it covers.
+
+use std::collections::VecDeque;
+
+/// A frame on its way through the mean.
+struct Frame {
+    at: u64,
+    values: Box<[f32]>,
+    onsets: Option<Box<[f32]>>,
+}
+
+/// Means over `width` frames: as many before as after a frame, one more before where `width` is even. At the ends of
+/// the recording over those that there are.
+pub(super) struct Smooth {
+    width: usize,
+    /// The frames that the next mean may cover.
+    frames: VecDeque<Frame>,
+    /// How many of them have had their mean.
+    done: usize,
+    sums: Vec<f64>,
+    means: Vec<f32>,
+}
+
+/// Takes a frame: its number, its probabilities and those of its onsets.
+type Each<'a> = &'a mut dyn FnMut(u64, &[f32], Option<&[f32]>);
+
+impl Smooth {
+    /// Over `width` frames of `classes` values.
+    pub(super) fn new(width: usize, classes: usize) -> Smooth {
+        let (sums, means) = (vec![0.0; classes], vec![0.0; classes]);
+        Smooth { width: width.max(1), frames: VecDeque::new(), done: 0, sums, means }
+    }
+
+    /// Takes frame `at` and gives every frame whose mean is complete.
+    pub(super) fn push(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, each: Each<'_>) {
+        if self.width == 1 {
+            return each(at, values, onsets);
+        }
+        self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
+        self.frames.push_back(Frame { at, values: values.into(), onsets: onsets.map(Into::into) });
+        // A frame's mean is complete with the last frame after it that counts.
+        if self.frames.len() - self.done > (self.width - 1) / 2 {
+            self.mean(each);
+        }
+    }
+
+    /// Gives the frames that still wait.
+    pub(super) fn finish(&mut self, each: Each<'_>) {
+        while self.done < self.frames.len() {
+            self.mean(each);
+        }
+    }
+
+    /// Gives the next frame and drops the one that no later mean covers.
+    fn mean(&mut self, each: Each<'_>) {
+        while self.done > self.width / 2
+            && let Some(gone) = self.frames.pop_front()
+        {
+            self.sums.iter_mut().zip(&gone.values).for_each(|(sum, value)| *sum -= f64::from(*value));
+            self.done -= 1;
+        }
+        let count = self.frames.len() as f64;
+        self.means.iter_mut().zip(&self.sums).for_each(|(mean, sum)| *mean = (sum / count) as f32);
+        if let Some(frame) = self.frames.get(self.done) {
+            each(frame.at, &self.means, frame.onsets.as_deref());
+        }
+        self.done += 1;
+    }
+}

@@ -1,0 +1,87 @@
+//! Equal neighbours become one label.
+
+use crate::Label;
+
+/// What one frame says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Now {
+    pub(super) text: String,
+    pub(super) score: f32,
+    /// A unit vector.
+    pub(super) embedding: Option<Vec<f32>>,
+}
+
+/// What has been said since `start`.
+#[derive(Clone, Debug)]
+struct Track {
+    text: String,
+    start: f64,
+    scores: f64,
+    count: u64,
+    embedding: Option<Vec<f32>>,
+}
+
+/// The texts that are being said, each at most once; times in seconds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tracks {
+    tracks: Vec<Track>,
+    /// Where the last frame ended.
+    end: f64,
+}
+
+impl Tracks {
+    /// Takes the frame from `start` to `end`. What it does not say has ended.
+    pub(super) fn frame(&mut self, start: f64, end: f64, now: Vec<Now>, out: &mut Vec<Label>) {
+        let gone = self.tracks.extract_if(.., |track| !now.iter().any(|now| now.text == track.text));
+        out.extend(gone.map(|track| track.label(start)));
+        for now in now {
+            match self.tracks.iter_mut().find(|track| track.text == now.text) {
+                Some(track) => track.add(now),
+                None => self.tracks.push(Track {
+                    text: now.text,
+                    start,
+                    scores: f64::from(now.score),
+                    count: 1,
+                    embedding: now.embedding,
+                }),
+            }
+        }
+        self.end = end;
+    }
+
+    /// Ends everything where the last frame ended.
+    pub(super) fn interrupt(&mut self, out: &mut Vec<Label>) {
+        out.extend(self.tracks.drain(..).map(|track| track.label(self.end)));
+    }
+
+    /// Ends everything with the recording, which has `seconds`.
+    pub(super) fn finish(&mut self, seconds: f64, out: &mut Vec<Label>) {
+        let labels = self.tracks.drain(..).map(|track| track.label(seconds));
+        out.extend(labels.filter(|label| label.start < label.end));
+    }
+
+    /// No label still to come starts before this second, when the next frame starts at `next`.
+    pub(super) fn settled(&self, next: f64) -> f64 {
+        self.tracks.iter().map(|track| track.start).fold(next, f64::min)
+    }
+}
+
+impl Track {
+    fn add(&mut self, now: Now) {
+        self.scores += f64::from(now.score);
+        self.count += 1;
+        if let (Some(sum), Some(more)) = (&mut self.embedding, now.embedding) {
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+    }
+
+    fn label(self, end: f64) -> Label {
+        Label {
+            start: self.start,
+            end,
+            text: self.text,
+            score: (self.scores / self.count as f64) as f32,
+            embedding: self.embedding.and_then(|sum| super::embeddings::unit(&sum)),
+        }
+    }
+}

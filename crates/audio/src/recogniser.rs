@@ -1,0 +1,334 @@
+//! What a model's `[recogniser]` section says: how a recording becomes the model's inputs, and its outputs labels.
+//!
+//! [`Recogniser::parse`] refuses whatever is wrong in the text alone, so that what it returns can be run;
+//! [`Recogniser::check`] says whether a model is the one that is meant. The times of the section become counts of
+//! windows and samples here, once.
+
+mod file;
+mod fit;
+
+pub(crate) use fit::Fit;
+
+use base::{Error, Result, Signature};
+
+use crate::features::{FeatureFile, Features};
+use crate::resample::Channel;
+use crate::segment::WindowSpec;
+use file::File;
+
+/// The lowest rate a recogniser may ask for, in samples a second.
+const RATE_MIN: u32 = 1_000;
+/// The highest.
+const RATE_MAX: u32 = 384_000;
+/// Windows of one run.
+const BATCH_MAX: usize = 4096;
+/// Values (of four bytes) of one run, and of one piece whose windows wait for their turn.
+const VALUES_MAX: usize = 1 << 26;
+/// Elements of a constant or of a state.
+const ELEMENTS_MAX: usize = 1 << 22;
+/// Seconds of one piece, its lead-in not counted.
+const PIECE_SECONDS_MAX: f64 = 3600.0;
+/// Names of classes.
+const CLASSES_MAX: usize = 1 << 16;
+/// Frames of the moving mean before the thresholds.
+const SMOOTH_MAX: usize = 10_000;
+/// The MIDI number of a piano's last key.
+const LAST_KEY: usize = 108;
+
+/// What a recogniser makes of a model's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Stretches in which a class is on.
+    Events,
+    /// The likeliest classes of each window.
+    Scenes,
+    /// Unit vectors; labels are enrolled speakers.
+    Embeddings,
+}
+
+/// A recogniser as its section describes it.
+#[derive(Clone, Debug)]
+pub struct Recogniser {
+    /// What it is called in commands and addresses.
+    pub name: String,
+    /// The same for people.
+    pub title: String,
+    /// The model that it runs, where that is not the one whose settings it stands in.
+    pub model: Option<String>,
+    /// What it makes of the model's outputs.
+    pub kind: Kind,
+    /// Samples a second that the model takes.
+    pub rate: u32,
+    pub(crate) channel: Channel,
+    pub(crate) input: Option<String>,
+    pub(crate) spec: WindowSpec,
+    pub(crate) axes: Vec<Axis>,
+    pub(crate) batch: usize,
+    pub(crate) sequence: bool,
+    pub(crate) constants: Vec<Constant>,
+    pub(crate) features: FeatureFile,
+    /// Values of a row of features.
+    pub(crate) width: usize,
+    /// Samples from one row to the next.
+    pub(crate) row_samples: u64,
+    pub(crate) state: Vec<State>,
+    pub(crate) pieces: Pieces,
+    pub(crate) output: Output,
+    pub(crate) events: Events,
+    pub(crate) scenes: Scenes,
+    pub(crate) embeddings: Embeddings,
+}
+
+/// What an axis of the input counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Axis {
+    Windows,
+    Rows,
+    Features,
+    One,
+}
+
+/// An input that never changes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Constant {
+    pub(crate) input: String,
+    pub(crate) value: f64,
+    /// `None`: as the model's signature has it, every dynamic axis one.
+    pub(crate) shape: Option<Vec<usize>>,
+}
+
+/// An input that is an output of the run before.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct State {
+    pub(crate) input: String,
+    pub(crate) output: String,
+    pub(crate) value: f64,
+    pub(crate) shape: Option<Vec<usize>>,
+}
+
+/// How a recording is cut for models with a state, in windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pieces {
+    pub(crate) length: u64,
+    pub(crate) lead_in: u64,
+}
+
+/// How an output is read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Output {
+    pub(crate) name: Option<String>,
+    /// Frames dropped at the beginning and at the end of each window.
+    pub(crate) trim: [usize; 2],
+    pub(crate) activation: Activation,
+    pub(crate) classes: Classes,
+}
+
+/// What turns the model's numbers into probabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Activation {
+    #[default]
+    None,
+    Sigmoid,
+    Softmax,
+}
+
+/// What the classes are called.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Classes {
+    /// By their numbers.
+    Numbered,
+    Named(Vec<String>),
+    /// Piano keys: the first class is the key of this MIDI number.
+    Midi(usize),
+}
+
+impl Classes {
+    /// The names of `count` classes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when there are more or fewer names.
+    pub(crate) fn names(&self, count: usize) -> Result<Vec<String>> {
+        const KEYS: [&str; 12] = ["C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B"];
+        let key = |number: usize| format!("{}{}", KEYS[number % 12], (number / 12) as i64 - 1);
+        match self {
+            _ if count > CLASSES_MAX => {
+                Err(Error::invalid(format!("the output has {count} classes, {CLASSES_MAX} are allowed")))
+            }
+            Classes::Numbered => Ok((0..count).map(|number| number.to_string()).collect()),
+            Classes::Midi(first) => Ok((*first..first + count).map(key).collect()),
+            Classes::Named(names) if names.len() == count => Ok(names.clone()),
+            Classes::Named(names) => Err(Error::invalid(format!(
+                "the output has {count} classes and [recogniser.output] names {}: list one name a class",
+                names.len()
+            ))),
+        }
+    }
+}
+
+/// When an event begins and ends. Lengths in samples at the recogniser's rate.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Events {
+    pub(crate) on: f64,
+    pub(crate) off: f64,
+    pub(crate) min: f64,
+    pub(crate) gap: f64,
+    pub(crate) pad: f64,
+    pub(crate) smooth: usize,
+    pub(crate) onset: Option<Onset>,
+}
+
+/// An output whose rise above `on` starts a new event of the class.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Onset {
+    pub(crate) output: String,
+    pub(crate) on: f64,
+}
+
+/// Which classes a scene is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Scenes {
+    pub(crate) top: usize,
+    pub(crate) threshold: f32,
+}
+
+/// Who is who.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Embeddings {
+    pub(crate) threshold: f32,
+    /// In dB of full scale; windows below it are silence.
+    pub(crate) min_level: f32,
+    /// The share of a window that must be the recording's, not padding.
+    pub(crate) min_coverage: f32,
+}
+
+impl Recogniser {
+    /// Reads the body of a `[recogniser]` section: TOML with its keys at the top.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the recogniser, the setting and what it may be.
+    pub fn parse(name: &str, text: &str) -> Result<Recogniser> {
+        let read = || {
+            let file: File = toml::from_str(text)
+                .map_err(|error| Error::invalid(error.to_string().trim().replace('\n', " ")))?;
+            resolve(name, file)
+        };
+        read().map_err(|error| error.context(format!("recogniser \"{name}\"")))
+    }
+
+    /// Checks that a model has the inputs and outputs that this names, of types and sizes that fit.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that says what does not fit and lists what the model has.
+    pub fn check(&self, signature: &Signature) -> Result<()> {
+        Fit::new(self, signature).map(drop)
+    }
+
+    /// What its classes are called, in the model's order, where the section says so: piano keys up to the last of a piano.
+    /// Empty for embeddings and for classes that only have numbers.
+    pub fn classes(&self) -> Vec<String> {
+        let count = match &self.output.classes {
+            _ if self.kind == Kind::Embeddings => 0,
+            Classes::Numbered => 0,
+            Classes::Named(names) => names.len(),
+            Classes::Midi(first) => (LAST_KEY + 1).saturating_sub(*first),
+        };
+        self.output.classes.names(count).unwrap_or_default()
+    }
+
+    /// The similarity, -1 to 1, from which on a voice is a speaker's, for recognisers that give embeddings.
+    pub fn threshold(&self) -> Option<f32> {
+        (self.kind == Kind::Embeddings).then_some(self.embeddings.threshold)
+    }
+
+    /// Values of one window as the model sees it: context and window.
+    pub(crate) fn window_values(&self) -> usize {
+        (self.spec.context + self.spec.window) * self.width
+    }
+
+    /// Refuses so many windows at once as would need more memory than a recording may have.
+    pub(crate) fn may_wait(&self, windows: usize) -> Result<()> {
+        let rows = self.spec.context + self.spec.window;
+        let values = rows.checked_mul(self.width).and_then(|values| values.checked_mul(windows));
+        if values.is_some_and(|values| values <= VALUES_MAX) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{windows} windows of {rows} rows of {} values are more than the {VALUES_MAX} values that may wait at \
+             once: choose a smaller batch or shorter pieces",
+            self.width
+        )))
+    }
+
+    /// Seconds from one window to the next.
+    pub(crate) fn hop_seconds(&self) -> f64 {
+        self.spec.hop as f64 * self.row_samples as f64 / f64::from(self.rate)
+    }
+}
+
+fn resolve(name: &str, file: File) -> Result<Recogniser> {
+    within("rate", file.rate, RATE_MIN, RATE_MAX)?;
+    let rate = file.rate;
+    let raw = matches!(file.features, FeatureFile::Raw { .. });
+    let features = Features::new(&file.features, rate).map_err(|e| e.context("[recogniser.features]"))?;
+    let (width, row_samples) = (features.width(), (features.step() * f64::from(rate)).round().max(1.0));
+    let hop = file.hop.unwrap_or(file.window);
+    within("window", file.window, 1, VALUES_MAX)?;
+    within("hop", hop, 1, file.window)?;
+    within("context", file.context, 0, VALUES_MAX)?;
+    within("batch", file.batch, 1, BATCH_MAX)?;
+    let spec = WindowSpec { window: file.window, hop, context: file.context };
+    let axes = file::axes(file.axes.as_deref().unwrap_or(if raw { "nt" } else { "ntf" }), width)?;
+    let batch = if axes.contains(&Axis::Windows) { file.batch } else { 1 };
+    let hop_seconds = hop as f64 * row_samples / f64::from(rate);
+    let recogniser = Recogniser {
+        name: name.to_owned(),
+        title: file.title.unwrap_or_else(|| name.to_owned()),
+        model: file.model,
+        kind: file.kind,
+        rate,
+        channel: file::channel(&file.channel)?,
+        input: file.input,
+        spec,
+        axes,
+        batch,
+        sequence: file.sequence,
+        constants: file.constants.into_iter().map(file::constant).collect::<Result<_>>()?,
+        features: file.features,
+        width,
+        row_samples: row_samples as u64,
+        state: file.state.into_iter().map(file::state).collect::<Result<_>>()?,
+        pieces: file.pieces.resolve(hop_seconds)?,
+        output: file.output.resolve()?,
+        events: file.events.resolve(rate)?,
+        scenes: file.scenes.resolve()?,
+        embeddings: file.embeddings.resolve()?,
+    };
+    check_axes(&recogniser)?;
+    Ok(recogniser)
+}
+
+/// Refuses axes that do not go with the rest, and runs that are too large.
+fn check_axes(recogniser: &Recogniser) -> Result<()> {
+    recogniser.may_wait(recogniser.batch)?;
+    let axis = |axis: Axis| recogniser.axes.contains(&axis);
+    if (recogniser.sequence || !recogniser.state.is_empty()) && recogniser.axes[0] != Axis::Windows {
+        return Err(Error::invalid("a state and sequences need axes that begin with n, the windows"));
+    }
+    if !axis(Axis::Rows) && recogniser.spec.context + recogniser.spec.window > 1 {
+        return Err(Error::invalid("axes have no t, so a window must be one row without context"));
+    }
+    Ok(())
+}
+
+/// Checks that a number lies in its range.
+fn within<T: PartialOrd + std::fmt::Display>(what: &str, value: T, least: T, most: T) -> Result<()> {
+    if value >= least && value <= most {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{what} = {value}: it must lie between {least} and {most}")))
+}
+
+#[cfg(test)]
+mod tests;

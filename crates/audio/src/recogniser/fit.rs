@@ -1,0 +1,175 @@
+//! A recogniser against a model's signature: which tensors are made of what, with the types that the model takes.
+
+use std::sync::Arc;
+
+use base::{DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
+
+use super::{Axis, Recogniser};
+use crate::Carry;
+
+/// A recogniser and a model that fit each other.
+#[derive(Debug)]
+pub(crate) struct Fit {
+    /// The input that the windows go to.
+    pub(crate) input: Arc<str>,
+    /// How many windows a run must have, where the model fixes it.
+    pub(crate) items: Option<usize>,
+    pub(crate) constants: Vec<NamedTensor>,
+    pub(crate) carried: Vec<Carry>,
+    pub(crate) output: Arc<str>,
+    pub(crate) onset: Option<Arc<str>>,
+}
+
+impl Fit {
+    /// Finds every name of `recogniser` in `signature`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that says what does not fit and lists what the model has.
+    pub(crate) fn new(recogniser: &Recogniser, signature: &Signature) -> Result<Fit> {
+        find(recogniser, signature).map_err(|error| {
+            let error = error.context(format!("recogniser \"{}\"", recogniser.name));
+            Error::new(error.kind(), format!("{}; {}", error.message(), describe(signature)))
+        })
+    }
+}
+
+fn find(recogniser: &Recogniser, signature: &Signature) -> Result<Fit> {
+    let input = match &recogniser.input {
+        Some(name) => signature.input(name).ok_or_else(|| missing("input", name))?,
+        None => signature.inputs.first().ok_or_else(|| Error::invalid("the model takes nothing"))?,
+    };
+    let items = layout(recogniser, input)?;
+    let mut given = vec![input.name.as_str()];
+    let mut constants = Vec::new();
+    for constant in &recogniser.constants {
+        let spec = signature.input(&constant.input).ok_or_else(|| missing("input", &constant.input))?;
+        let tensor = filled(spec, constant.shape.as_deref(), constant.value)?;
+        constants.push(NamedTensor::new(spec.name.as_str(), tensor));
+        given.push(&spec.name);
+    }
+    let mut carried = Vec::new();
+    for state in &recogniser.state {
+        let spec = signature.input(&state.input).ok_or_else(|| missing("input", &state.input))?;
+        signature.output(&state.output).ok_or_else(|| missing("output", &state.output))?;
+        let initial = filled(spec, state.shape.as_deref(), state.value)?;
+        carried.push(Carry {
+            input: spec.name.as_str().into(),
+            output: state.output.as_str().into(),
+            initial,
+        });
+        given.push(&spec.name);
+    }
+    for (position, name) in given.iter().enumerate() {
+        if given[..position].contains(name) {
+            return Err(Error::invalid(format!("input \"{name}\" is given twice")));
+        }
+    }
+    if let Some(left) = signature.inputs.iter().find(|i| !i.optional && !given.contains(&i.name.as_str())) {
+        return Err(Error::invalid(format!(
+            "the model also takes \"{}\": give it under constants or under state",
+            left.name
+        )));
+    }
+    let output = match &recogniser.output.name {
+        Some(name) => signature.output(name).ok_or_else(|| missing("output", name))?,
+        None => signature.outputs.first().ok_or_else(|| Error::invalid("the model gives nothing"))?,
+    };
+    if !matches!(output.dtype, DType::F32 | DType::F64) {
+        return Err(Error::invalid(format!("output \"{}\" is {}, not float32", output.name, output.dtype)));
+    }
+    let onset = match &recogniser.events.onset {
+        Some(onset) => Some(signature.output(&onset.output).ok_or_else(|| missing("output", &onset.output))?),
+        None => None,
+    };
+    Ok(Fit {
+        input: input.name.as_str().into(),
+        items,
+        constants,
+        carried,
+        output: output.name.as_str().into(),
+        onset: onset.map(|onset| onset.name.as_str().into()),
+    })
+}
+
+fn missing(what: &str, name: &str) -> Error {
+    Error::invalid(format!("the model has no {what} \"{name}\""))
+}
+
+/// Checks the input's type and axes; the number of windows that the model fixes, if it does.
+fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> {
+    if input.dtype != DType::F32 {
+        return Err(Error::invalid(format!("input \"{}\" is {}, not float32", input.name, input.dtype)));
+    }
+    let Some(dims) = &input.shape else { return Ok(None) };
+    let rows = recogniser.spec.context + recogniser.spec.window;
+    let wrong = || {
+        let (rows, width) = (rows, recogniser.width);
+        Error::invalid(format!(
+            "input \"{}\" is not laid out as axes say, with {rows} rows of {width} values",
+            input.name
+        ))
+    };
+    if dims.len() != recogniser.axes.len() {
+        return Err(wrong());
+    }
+    let mut items = None;
+    for (dim, axis) in dims.iter().zip(&recogniser.axes) {
+        let Dim::Fixed(size) = dim else { continue };
+        match axis {
+            Axis::Windows => items = Some(*size),
+            Axis::Rows if *size == rows => {}
+            Axis::Features if *size == recogniser.width => {}
+            Axis::One if *size == 1 => {}
+            _ => return Err(wrong()),
+        }
+    }
+    Ok(items.filter(|items| *items > 0))
+}
+
+/// A tensor full of `value` with the type that the model takes, and its shape where none is given.
+fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tensor> {
+    let size = |dim: &Dim| match dim {
+        Dim::Fixed(size) => *size,
+        Dim::Dynamic(_) => 1,
+    };
+    let shape: Vec<usize> = match (shape, &spec.shape) {
+        (Some(shape), Some(dims)) if shape.len() != dims.len() => {
+            return Err(Error::invalid(format!(
+                "\"{}\" has {} axes, the shape given for it {}",
+                spec.name,
+                dims.len(),
+                shape.len()
+            )));
+        }
+        (Some(shape), _) => shape.to_vec(),
+        (None, Some(dims)) => dims.iter().map(size).collect(),
+        (None, None) => Vec::new(),
+    };
+    let elements: usize = shape.iter().product();
+    let shape = shape.as_slice();
+    match spec.dtype {
+        DType::F32 => Tensor::from_vec(shape, vec![value as f32; elements]),
+        DType::F64 => Tensor::from_vec(shape, vec![value; elements]),
+        DType::I64 => Tensor::from_vec(shape, vec![value as i64; elements]),
+        DType::I32 => Tensor::from_vec(shape, vec![value as i32; elements]),
+        DType::I16 => Tensor::from_vec(shape, vec![value as i16; elements]),
+        DType::U8 => Tensor::from_vec(shape, vec![value as u8; elements]),
+        DType::Bool => {
+            let bytes = vec![u8::from(value != 0.0); elements];
+            Tensor::from_bytes(DType::Bool, shape, bytes.into())
+        }
+        other => Err(Error::invalid(format!("\"{}\" is {other}, which cannot be a constant", spec.name))),
+    }
+}
+
+/// What a model takes and gives, for an error's message.
+fn describe(signature: &Signature) -> String {
+    let list = |specs: &[TensorSpec]| {
+        let each = specs.iter().take(16).map(|spec| match &spec.shape {
+            Some(_) => format!("{} {}{:?}", spec.name, spec.dtype, spec.wire_shape()),
+            None => format!("{} {}", spec.name, spec.dtype),
+        });
+        each.collect::<Vec<_>>().join(", ")
+    };
+    format!("the model takes {} and gives {}", list(&signature.inputs), list(&signature.outputs))
+}

@@ -1,0 +1,157 @@
+//! One channel at the model's rate, from any number of channels at any rate.
+//!
+//! Rates are changed by a synchronous transform whose filter leaves nothing above the lower of the two Nyquist
+//! frequencies to fold back. The filter's delay is taken off again, so that sample `i` of the result is the sound at
+//! `i / to` seconds.
+
+use base::{Error, Result};
+use rubato::{FftFixedInOut, Resampler};
+
+/// The rates that can be changed, in Hz.
+pub const RATE_MIN: u32 = 1_000;
+/// The highest rate.
+pub const RATE_MAX: u32 = 768_000;
+/// The samples that the transform takes at once, at least; more only where two rates have small common divisors.
+const CHUNK: usize = 4096;
+
+/// Which channel of a recording a model hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// The mean of all.
+    Mix,
+    /// One, counted from zero.
+    Only(usize),
+}
+
+/// Mixes to one channel and changes the rate, block by block. Holds two seconds at most.
+pub struct Mono {
+    channels: usize,
+    channel: Channel,
+    change: Option<Box<Change>>,
+}
+
+/// A change of rate under way.
+struct Change {
+    from: u64,
+    to: u64,
+    resampler: FftFixedInOut<f32>,
+    /// Samples that do not fill a chunk yet.
+    waiting: Vec<f32>,
+    given: Vec<f32>,
+    /// What is left of the filter's delay at the beginning of what it gives.
+    delay: usize,
+    taken: u64,
+    made: u64,
+}
+
+impl Mono {
+    /// From `channels` interleaved channels at `from` samples a second to one at `to`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the recording has no such channel, or for rates outside [`RATE_MIN`] to [`RATE_MAX`].
+    pub fn new(from: u32, channels: usize, to: u32, channel: Channel) -> Result<Mono> {
+        match channel {
+            _ if channels == 0 => return Err(Error::invalid("the recording has no channel")),
+            Channel::Only(index) if index >= channels => {
+                return Err(Error::invalid(format!(
+                    "there is no channel {index}; the recording has {channels}, counted from 0"
+                )));
+            }
+            Channel::Only(_) | Channel::Mix => {}
+        }
+        if from == to && from > 0 {
+            return Ok(Mono { channels, channel, change: None });
+        }
+        for rate in [from, to] {
+            if !(RATE_MIN..=RATE_MAX).contains(&rate) {
+                return Err(Error::invalid(format!(
+                    "a rate of {rate} Hz cannot be changed; it can be {RATE_MIN} to {RATE_MAX}"
+                )));
+            }
+        }
+        Ok(Mono { channels, channel, change: Some(Box::new(Change::new(from, to)?)) })
+    }
+
+    /// Takes whole interleaved samples and appends what is ready of the result.
+    ///
+    /// # Errors
+    /// `Internal` should the resampler fail.
+    pub fn push(&mut self, interleaved: &[f32], out: &mut Vec<f32>) -> Result<()> {
+        let (channels, channel) = (self.channels, self.channel);
+        let mono = interleaved.chunks_exact(channels).map(|frame| match channel {
+            Channel::Only(index) => frame[index],
+            Channel::Mix if channels == 1 => frame[0],
+            Channel::Mix => frame.iter().sum::<f32>() / channels as f32,
+        });
+        match &mut self.change {
+            None => out.extend(mono),
+            Some(change) => {
+                change.taken += (interleaved.len() / channels) as u64;
+                change.waiting.extend(mono);
+                change.chunks(out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the rest, so that `round(n * to / from)` samples came out for `n` that went in.
+    ///
+    /// # Errors
+    /// As for [`Mono::push`].
+    pub fn finish(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let Some(change) = &mut self.change else { return Ok(()) };
+        let due = (change.taken * change.to * 2 + change.from) / (change.from * 2);
+        while change.made < due {
+            // Silence after the end pushes the last sound through the filter.
+            change.waiting.resize(change.resampler.input_frames_next(), 0.0);
+            change.chunks(out)?;
+        }
+        let over = usize::try_from(change.made - due).unwrap_or(0);
+        out.truncate(out.len().saturating_sub(over));
+        change.made = due;
+        Ok(())
+    }
+}
+
+/// The greatest number that divides both.
+fn divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { divisor(b, a % b) }
+}
+
+impl Change {
+    fn new(from: u32, to: u32) -> Result<Change> {
+        // A chunk is a multiple of this many samples; of an even number, or the delay would have half a sample.
+        let unit = 2 * (from / divisor(from, to)) as usize;
+        let resampler = FftFixedInOut::new(from as usize, to as usize, CHUNK.next_multiple_of(unit), 1)
+            .map_err(|error| Error::internal(format!("no resampler from {from} to {to} Hz: {error}")))?;
+        Ok(Change {
+            from: from.into(),
+            to: to.into(),
+            given: vec![0.0; resampler.output_frames_max()],
+            delay: resampler.output_delay(),
+            resampler,
+            waiting: Vec::new(),
+            taken: 0,
+            made: 0,
+        })
+    }
+
+    /// Resamples what fills chunks.
+    fn chunks(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let size = self.resampler.input_frames_next();
+        let mut used = 0;
+        while self.waiting.len() - used >= size {
+            let (_, given) = self
+                .resampler
+                .process_into_buffer(&[&self.waiting[used..used + size]], &mut [&mut self.given[..]], None)
+                .map_err(|error| Error::internal(format!("the resampler failed: {error}")))?;
+            used += size;
+            let late = self.delay.min(given);
+            self.delay -= late;
+            self.made += (given - late) as u64;
+            out.extend_from_slice(&self.given[late..given]);
+        }
+        self.waiting.drain(..used);
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! Windows over rows of features: what a model takes at once, with the rows before it that it sees too.
+
+use base::Result;
+
+/// How rows are cut into windows. All three are counts of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowSpec {
+    /// The rows of a window; at least one.
+    pub window: usize,
+    /// From one window's first row to the next one's; at least one, and more than `window` skips rows.
+    pub hop: usize,
+    /// The rows before a window that the model sees too.
+    pub context: usize,
+}
+
+/// One window, lent for the length of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<'a> {
+    /// Its number, from zero.
+    pub index: u64,
+    /// Its first row (after the context), counted from the recording's first.
+    pub start: u64,
+    /// How many of `window` rows are the recording's; the rest, at the end, is padding with zeros.
+    pub real: usize,
+    /// The context and the window: `(context + window) * width` values, row-major.
+    pub rows: &'a [f32],
+}
+
+/// Cuts rows into windows as they come. Holds one window, its context and what one push adds, whatever the length.
+#[derive(Debug)]
+pub struct Windows {
+    spec: WindowSpec,
+    width: usize,
+    /// Values from the next window's context on; the zeros before the first row are put here at the beginning.
+    held: Vec<f32>,
+    /// Values that are still to be passed over before the next window's context, where windows are far apart.
+    skip: usize,
+    next: u64,
+}
+
+impl Windows {
+    /// Windows over rows of `width` values. A window, hop or width of zero counts as one.
+    pub fn new(spec: WindowSpec, width: usize) -> Windows {
+        let width = width.max(1);
+        let spec = WindowSpec { window: spec.window.max(1), hop: spec.hop.max(1), context: spec.context };
+        Windows { spec, width, held: vec![0.0; spec.context * width], skip: 0, next: 0 }
+    }
+
+    /// Takes more rows, any number of whole ones, and gives every window that is complete now.
+    ///
+    /// # Errors
+    /// Those of `each`, after which the windows that this push completed are not given again.
+    pub fn push(&mut self, rows: &[f32], each: &mut dyn FnMut(Window<'_>) -> Result<()>) -> Result<()> {
+        let skipped = self.skip.min(rows.len());
+        self.skip -= skipped;
+        self.held.extend_from_slice(&rows[skipped..]);
+        let (size, hop) = (self.size(), self.spec.hop * self.width);
+        let mut head: usize = 0;
+        let mut result = Ok(());
+        while result.is_ok() && self.held.len() >= head.saturating_add(size) {
+            let rows = &self.held[head..head + size];
+            result = each(Window { index: self.next, start: self.start(), real: self.spec.window, rows });
+            self.next += 1;
+            head += hop;
+        }
+        self.skip += head.saturating_sub(self.held.len());
+        self.held.drain(..head.min(self.held.len()));
+        result
+    }
+
+    /// Gives the last window, padded with zeros, if rows are left that no window had.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub fn finish(&mut self, each: &mut dyn FnMut(Window<'_>) -> Result<()>) -> Result<()> {
+        let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
+        // What the window before this one had already, where windows overlap.
+        let had = if self.next == 0 { 0 } else { self.spec.window.saturating_sub(self.spec.hop) };
+        if real <= had {
+            return Ok(());
+        }
+        let size = self.size();
+        self.held.resize(size, 0.0);
+        let window = Window { index: self.next, start: self.start(), real, rows: &self.held };
+        each(window)
+    }
+
+    fn size(&self) -> usize {
+        (self.spec.context + self.spec.window) * self.width
+    }
+
+    fn start(&self) -> u64 {
+        self.next * self.spec.hop as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Index, start, real rows, values.
+    type Given = Vec<(u64, u64, usize, Vec<f32>)>;
+
+    fn naive(spec: WindowSpec, width: usize, rows: &[f32]) -> Given {
+        let count = rows.len() / width;
+        let mut given = Given::new();
+        let mut covered = 0;
+        for index in 0.. {
+            let start = index * spec.hop;
+            if start + spec.window > count && (start >= count || covered >= count) {
+                return given;
+            }
+            let value = |row: i64, column: usize| match usize::try_from(row) {
+                Ok(row) if row < count => rows[row * width + column],
+                _ => 0.0,
+            };
+            let from = start as i64 - spec.context as i64;
+            let values = (from..(start + spec.window) as i64)
+                .flat_map(|row| (0..width).map(move |column| (row, column)))
+                .map(|(row, column)| value(row, column))
+                .collect();
+            given.push((index as u64, start as u64, spec.window.min(count - start), values));
+            covered = start + spec.window;
+        }
+        given
+    }
+
+    fn streamed(spec: WindowSpec, width: usize, rows: &[f32], cuts: &[usize]) -> Given {
+        let mut given = Given::new();
+        let mut each = |window: Window<'_>| {
+            given.push((window.index, window.start, window.real, window.rows.to_vec()));
+            Ok(())
+        };
+        let mut windows = Windows::new(spec, width);
+        let mut rest = rows;
+        for cut in cuts {
+            let (now, later) = rest.split_at((cut * width).min(rest.len()));
+            windows.push(now, &mut each).unwrap();
+            rest = later;
+        }
+        windows.push(rest, &mut each).unwrap();
+        windows.finish(&mut each).unwrap();
+        given
+    }
+
+    proptest! {
+        #[test]
+        fn windows_are_those_of_the_whole_recording(
+            window in 1usize..9, hop in 1usize..12, context in 0usize..5, width in 1usize..4, count in 0usize..60,
+            cuts in proptest::collection::vec(0usize..20, 0..8),
+        ) {
+            let rows: Vec<f32> = (0..count * width).map(|value| value as f32 + 1.0).collect();
+            let spec = WindowSpec { window, hop, context };
+            prop_assert_eq!(streamed(spec, width, &rows, &cuts), naive(spec, width, &rows));
+        }
+    }
+
+    #[test]
+    fn what_is_held_does_not_grow() {
+        let mut windows = Windows::new(WindowSpec { window: 4, hop: 1000, context: 2 }, 3);
+        for _ in 0..10_000 {
+            windows.push(&[1.0; 30], &mut |_| Ok(())).unwrap();
+            assert!(windows.held.len() <= (4 + 2 + 10) * 3);
+        }
+    }
+
+    #[test]
+    fn an_error_ends_the_push() {
+        let mut windows = Windows::new(WindowSpec { window: 1, hop: 1, context: 0 }, 1);
+        let mut calls = 0;
+        let pushed = windows.push(&[0.0; 8], &mut |_| {
+            calls += 1;
+            Err(base::Error::cancelled("stopped"))
+        });
+        assert_eq!((pushed.unwrap_err().message(), calls), ("stopped", 1));
+    }
+}

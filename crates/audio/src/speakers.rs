@@ -1,0 +1,415 @@
+//! Enrolled voices: names with the mean of their embeddings, in memory or in a file.
+//!
+//! The file is one JSON document, small enough to be written whole each time: to a temporary file beside it, which is
+//! synced and renamed over it, and then the directory is synced. So the file is always a complete document, and an
+//! enrolment that has been acknowledged is in it. A file that cannot be read is kept aside under another name.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use base::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Speakers of one store.
+const SPEAKERS_MAX: usize = 4096;
+/// Bytes of a name.
+const NAME_BYTES_MAX: usize = 256;
+/// Values of an embedding.
+const DIMENSION_MAX: usize = 4096;
+/// Bytes of a file that is read.
+const FILE_BYTES_MAX: u64 = 1 << 28;
+/// Damaged files that are kept aside.
+const CORRUPT_MAX: u32 = 1000;
+/// The document's version.
+const FORMAT: u32 = 1;
+
+/// Enrolled voices. Clones share one store, which any number of threads may use.
+#[derive(Clone, Debug)]
+pub struct Speakers(Arc<Store>);
+
+#[derive(Debug)]
+struct Store {
+    path: Option<PathBuf>,
+    /// One change at a time; readers do not wait for it.
+    writing: Mutex<()>,
+    document: RwLock<Arc<Document>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    format: u32,
+    /// Values of each vector; 0 while nobody is enrolled.
+    dimension: usize,
+    speakers: BTreeMap<String, Voice>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Voice {
+    /// How many embeddings have been enrolled.
+    embeddings: u64,
+    /// The mean of them as unit vectors.
+    vector: Vec<f32>,
+}
+
+impl Default for Document {
+    fn default() -> Document {
+        Document { format: FORMAT, dimension: 0, speakers: BTreeMap::new() }
+    }
+}
+
+impl Speakers {
+    /// The store in the file at `path`, which is made with the first enrolment. A file that is damaged is renamed to
+    /// `PATH.corrupt-N`, which the log says, and the store begins empty.
+    ///
+    /// # Errors
+    /// Those of reading or renaming the file; `FailedPrecondition` for a file of a later version.
+    pub fn open(path: &Path) -> Result<Speakers> {
+        let document = match read(path)? {
+            None => Document::default(),
+            Some(bytes) => match parse(&bytes) {
+                Ok(document) => document,
+                Err(error) if error.kind() == base::ErrorKind::FailedPrecondition => {
+                    return Err(error.context(path.display()));
+                }
+                Err(error) => {
+                    let aside = set_aside(path)?;
+                    let (path, aside) = (path.display(), aside.display());
+                    tracing::error!(%path, %aside, %error, "enrolled speakers cannot be read and were set aside");
+                    Document::default()
+                }
+            },
+        };
+        Ok(Speakers::with(Some(path.to_owned()), document))
+    }
+
+    /// A store that is gone with its last clone.
+    pub fn in_memory() -> Speakers {
+        Speakers::with(None, Document::default())
+    }
+
+    fn with(path: Option<PathBuf>, document: Document) -> Speakers {
+        let document = RwLock::new(Arc::new(document));
+        Speakers(Arc::new(Store { path, writing: Mutex::new(()), document }))
+    }
+
+    /// Adds an embedding of `name`'s voice, of any length but zero; one who is enrolled already gets the mean of all.
+    /// When this returns, a power cut does not undo it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name that is empty, too long or has control characters, and for an embedding without a
+    /// direction or of another dimension than the others; `ResourceExhausted` when the store is full; those of writing
+    /// the file, and then nothing has changed.
+    pub fn enrol(&self, name: &str, embedding: &[f32]) -> Result<()> {
+        if name.trim().is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+            return Err(Error::invalid(format!(
+                "a speaker's name has 1 to {NAME_BYTES_MAX} bytes, not only spaces, and no control characters"
+            )));
+        }
+        if embedding.len() > DIMENSION_MAX {
+            return Err(Error::invalid(format!("an embedding has at most {DIMENSION_MAX} values")));
+        }
+        let vector = unit(embedding).ok_or_else(|| Error::invalid("the embedding has no direction"))?;
+        self.change(|document| {
+            if document.speakers.is_empty() {
+                document.dimension = vector.len();
+            }
+            let dimension = document.dimension;
+            if vector.len() != dimension {
+                let got = vector.len();
+                return Err(Error::invalid(format!(
+                    "the embedding has {got} values and those of the enrolled speakers {dimension}: use the \
+                     recogniser that they were enrolled with"
+                )));
+            }
+            if document.speakers.len() >= SPEAKERS_MAX && !document.speakers.contains_key(name) {
+                return Err(Error::exhausted(format!(
+                    "{SPEAKERS_MAX} speakers are enrolled; remove some first"
+                )));
+            }
+            let none = || Voice { embeddings: 0, vector: vec![0.0; dimension] };
+            let voice = document.speakers.entry(name.to_owned()).or_insert_with(none);
+            voice.embeddings += 1;
+            let share = 1.0 / voice.embeddings as f32;
+            voice.vector.iter_mut().zip(&vector).for_each(|(mean, new)| *mean += (new - *mean) * share);
+            Ok(())
+        })
+    }
+
+    /// Forgets `name`, as durably; whether it was there.
+    ///
+    /// # Errors
+    /// Those of writing the file, and then nothing has changed.
+    pub fn remove(&self, name: &str) -> Result<bool> {
+        if !self.now().speakers.contains_key(name) {
+            return Ok(false);
+        }
+        let mut was_there = false;
+        self.change(|document| {
+            was_there = document.speakers.remove(name).is_some();
+            Ok(())
+        })?;
+        Ok(was_there)
+    }
+
+    /// Who is enrolled, sorted.
+    pub fn names(&self) -> Vec<String> {
+        self.now().speakers.keys().cloned().collect()
+    }
+
+    /// Whose voice is most like `embedding`, with the cosine similarity, -1 to 1. `None` when nobody is enrolled, and
+    /// for an embedding of another dimension or without a direction.
+    pub fn nearest(&self, embedding: &[f32]) -> Option<(String, f32)> {
+        let document = self.now();
+        let each = document.speakers.iter();
+        let each = each.filter_map(|(name, voice)| Some((name, cosine(&voice.vector, embedding)?)));
+        each.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, similarity)| (name.clone(), similarity))
+    }
+
+    /// How much `embedding` is like `name`'s voice: the cosine similarity, -1 to 1. `None` when `name` is not enrolled,
+    /// and for an embedding of another dimension or without a direction.
+    pub fn similarity(&self, name: &str, embedding: &[f32]) -> Option<f32> {
+        cosine(&self.now().speakers.get(name)?.vector, embedding)
+    }
+
+    fn now(&self) -> Arc<Document> {
+        self.0.document.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes a copy, writes it, and only then shows it.
+    fn change(&self, change: impl FnOnce(&mut Document) -> Result<()>) -> Result<()> {
+        let _one_at_a_time = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut document = Document::clone(&self.now());
+        change(&mut document)?;
+        if let Some(path) = &self.0.path {
+            write(path, &document)?;
+        }
+        *self.0.document.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(document);
+        Ok(())
+    }
+}
+
+impl Default for Speakers {
+    fn default() -> Speakers {
+        Speakers::in_memory()
+    }
+}
+
+fn unit(vector: &[f32]) -> Option<Vec<f32>> {
+    crate::post::unit(vector)
+}
+
+fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let lengths = (dot(mean, mean) * dot(embedding, embedding)).sqrt();
+    let fits = mean.len() == embedding.len() && lengths > 0.0 && lengths.is_finite();
+    fits.then(|| (dot(mean, embedding) / lengths).clamp(-1.0, 1.0) as f32)
+}
+
+/// The file's bytes; `None` where there is no file.
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(|error| Error::io(path, &error))?,
+    };
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| Error::io(path, &error))?;
+    Ok(Some(bytes))
+}
+
+fn parse(bytes: &[u8]) -> Result<Document> {
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(Error::data_loss("the file is too large"));
+    }
+    #[derive(Deserialize)]
+    struct Version {
+        format: u32,
+    }
+    let damaged = |error: serde_json::Error| Error::data_loss(error.to_string());
+    let Version { format } = serde_json::from_slice(bytes).map_err(damaged)?;
+    if format > FORMAT {
+        return Err(Error::precondition(format!(
+            "format {format} was written by a later version; use that one"
+        )));
+    }
+    let document: Document = serde_json::from_slice(bytes).map_err(damaged)?;
+    let sound = |voice: &Voice| {
+        voice.vector.len() == document.dimension
+            && voice.embeddings > 0
+            && voice.vector.iter().all(|value| value.is_finite())
+    };
+    if document.dimension > DIMENSION_MAX
+        || document.speakers.len() > SPEAKERS_MAX
+        || !document.speakers.values().all(sound)
+    {
+        return Err(Error::data_loss("its vectors are not what it says"));
+    }
+    Ok(document)
+}
+
+/// Renames a damaged file to the first free name.
+fn set_aside(path: &Path) -> Result<PathBuf> {
+    let aside = |number: u32| beside(path, &format!(".corrupt-{number}"));
+    let free = (1..=CORRUPT_MAX).map(aside).find(|aside| !aside.exists());
+    let aside = free.ok_or_else(|| {
+        let path = path.display();
+        Error::precondition(format!(
+            "{path} is damaged, and {CORRUPT_MAX} such files are kept already: remove some"
+        ))
+    })?;
+    std::fs::rename(path, &aside).map_err(|error| Error::io(path, &error))?;
+    sync_directory(path)?;
+    Ok(aside)
+}
+
+/// `path` with `suffix` after its name.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Replaces the file with `document`, durably.
+fn write(path: &Path, document: &Document) -> Result<()> {
+    let temporary = beside(path, ".tmp");
+    let bytes = serde_json::to_vec(document).map_err(|error| Error::internal(error.to_string()))?;
+    let written = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    written().map_err(|error| Error::io(path, &error).context("speakers cannot be saved"))?;
+    sync_directory(path)
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| Error::io(directory, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(folder: &tempfile::TempDir) -> PathBuf {
+        folder.path().join("speakers.json")
+    }
+
+    #[test]
+    fn enrolling_again_averages_and_the_nearest_is_found() {
+        let speakers = Speakers::in_memory();
+        assert_eq!(speakers.nearest(&[1.0, 0.0]), None);
+        speakers.enrol("Ada", &[2.0, 0.0]).unwrap();
+        speakers.enrol("Ada", &[0.0, 5.0]).unwrap();
+        speakers.enrol("Bob", &[-1.0, 0.0]).unwrap();
+        assert_eq!(speakers.names(), ["Ada", "Bob"]);
+        let similarity = speakers.similarity("Ada", &[1.0, 1.0]).unwrap();
+        assert!((similarity - 1.0).abs() < 1e-6, "both count alike: {similarity}");
+        assert_eq!(speakers.nearest(&[-3.0, 1.0]).unwrap().0, "Bob");
+        assert_eq!(speakers.similarity("Eve", &[1.0, 1.0]), None);
+        assert_eq!(speakers.nearest(&[1.0, 1.0, 1.0]), None);
+        assert!(speakers.remove("Ada").unwrap());
+        assert!(!speakers.remove("Ada").unwrap());
+        assert_eq!(speakers.clone().names(), ["Bob"]);
+    }
+
+    #[test]
+    fn what_cannot_be_enrolled_is_refused() {
+        let speakers = Speakers::in_memory();
+        let long = "x".repeat(NAME_BYTES_MAX + 1);
+        for name in ["", "  ", "a\nb", "a\tb", &long] {
+            assert!(speakers.enrol(name, &[1.0]).is_err(), "{name:?}");
+        }
+        for embedding in [&[][..], &[0.0, 0.0], &[f32::NAN, 1.0], &[f32::INFINITY]] {
+            assert!(speakers.enrol("Ada", embedding).is_err(), "{embedding:?}");
+        }
+        assert!(speakers.enrol("Ada", &vec![1.0; DIMENSION_MAX + 1]).is_err());
+        speakers.enrol("Ada", &[1.0, 0.0]).unwrap();
+        assert!(speakers.enrol("Bob", &[1.0]).unwrap_err().message().contains("recogniser"));
+        assert_eq!(speakers.names(), ["Ada"]);
+        for number in 1..SPEAKERS_MAX {
+            let mut document = Document::clone(&speakers.now());
+            let voice = Voice { embeddings: 1, vector: vec![1.0, 0.0] };
+            document.speakers.extend((0..SPEAKERS_MAX - 1).map(|n| (format!("n{n}"), voice.clone())));
+            *speakers.0.document.write().unwrap() = Arc::new(document);
+            if number == 1 {
+                break;
+            }
+        }
+        assert_eq!(
+            speakers.enrol("more", &[1.0, 0.0]).unwrap_err().kind(),
+            base::ErrorKind::ResourceExhausted
+        );
+        speakers.enrol("Ada", &[1.0, 0.0]).unwrap();
+    }
+
+    #[test]
+    fn a_file_keeps_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let speakers = Speakers::open(&path).unwrap();
+        speakers.enrol("Zoë \"Z\", a", &[0.1, 0.7, -0.3]).unwrap();
+        speakers.enrol("Bob", &[1.0, 2.0, 3.0]).unwrap();
+        speakers.remove("Bob").unwrap();
+        let again = Speakers::open(&path).unwrap();
+        assert_eq!(*again.now(), *speakers.now());
+        assert!(!beside(&path, ".tmp").exists());
+    }
+
+    #[test]
+    fn a_cut_at_any_byte_of_the_temporary_file_loses_no_acknowledged_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        Speakers::open(&path).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();
+        let next = {
+            let mut document = Document::clone(&Speakers::open(&path).unwrap().now());
+            document.speakers.insert("Bob".into(), Voice { embeddings: 1, vector: vec![0.0, 1.0] });
+            serde_json::to_vec(&document).unwrap()
+        };
+        for length in 0..=next.len() {
+            std::fs::write(beside(&path, ".tmp"), &next[..length]).unwrap();
+            let speakers = Speakers::open(&path).unwrap();
+            assert_eq!(speakers.names(), ["Ada"]);
+        }
+        let speakers = Speakers::open(&path).unwrap();
+        speakers.enrol("Cem", &[1.0, 0.5]).unwrap();
+        assert_eq!(Speakers::open(&path).unwrap().names(), ["Ada", "Cem"]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_set_aside_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        Speakers::open(&path).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let wrong_dimension =
+            br#"{"format":1,"dimension":3,"speakers":{"a":{"embeddings":1,"vector":[1.0]}}}"#;
+        let damaged = [&whole[..whole.len() / 2], b"", b"not json", wrong_dimension];
+        for (number, damaged) in damaged.iter().enumerate() {
+            std::fs::write(&path, damaged).unwrap();
+            let speakers = Speakers::open(&path).unwrap();
+            assert_eq!(speakers.names(), [""; 0]);
+            let aside = beside(&path, &format!(".corrupt-{}", number + 1));
+            assert_eq!(std::fs::read(aside).unwrap(), *damaged);
+            assert!(!path.exists());
+        }
+        std::fs::write(&path, br#"{"format":2,"anything":1}"#).unwrap();
+        assert_eq!(Speakers::open(&path).unwrap_err().kind(), base::ErrorKind::FailedPrecondition);
+        assert!(path.exists(), "a later version's file stays where it is");
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_saved_does_not_happen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("absent/speakers.json");
+        let speakers = Speakers::open(&path).unwrap();
+        assert!(speakers.enrol("Ada", &[1.0]).unwrap_err().message().contains("cannot be saved"));
+        assert_eq!(speakers.names(), [""; 0]);
+    }
+}

@@ -1,0 +1,307 @@
+//! Labels as text, in the formats of the field, each written as labels come.
+//!
+//! Formats that have a way to write any character use it; subtitles, label tracks and RTTM have none, so what would
+//! break a line or a field there becomes a space or an underscore.
+
+use std::io::Write;
+use std::path::Path;
+use std::str::FromStr;
+
+use base::{Error, Result};
+use serde_json::{Value, json};
+
+use crate::decode;
+use crate::pipeline::{Event, Summary};
+use crate::{Fault, Label};
+
+/// Faults that a JSON document keeps until its end; more are counted in its summary.
+const FAULTS_MAX: usize = 1000;
+
+/// A way to write labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Aligned columns for people; times as minutes, seconds and milliseconds.
+    Table,
+    /// One document: `format`, `file`, `labels`, `faults`, `summary`; times in seconds.
+    Json,
+    /// Comma-separated values as RFC 4180 has them, with a header: file, start, end, label, score.
+    Csv,
+    /// Subtitles.
+    Srt,
+    /// SPEAKER lines as NIST defines them; faults are comments.
+    Rttm,
+    /// A label track: start, end and label between tabs.
+    Audacity,
+}
+
+impl Format {
+    /// All formats, in the order in which help lists them.
+    pub const ALL: [Format; 6] =
+        [Format::Table, Format::Json, Format::Csv, Format::Srt, Format::Rttm, Format::Audacity];
+
+    /// What it is called on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Table => "table",
+            Format::Json => "json",
+            Format::Csv => "csv",
+            Format::Srt => "srt",
+            Format::Rttm => "rttm",
+            Format::Audacity => "audacity",
+        }
+    }
+}
+
+impl FromStr for Format {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Format> {
+        Format::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            let names: Vec<&str> = Format::ALL.into_iter().map(Format::name).collect();
+            Error::invalid(format!("format \"{text}\": it must be one of {}", names.join(", ")))
+        })
+    }
+}
+
+/// Writes the labels of one recording as they come.
+pub struct Writer<W: Write> {
+    format: Format,
+    out: W,
+    file_name: String,
+    labels: u64,
+    faults: Vec<Value>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes what the format begins with; `file_name` names the recording in formats that do.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn new(format: Format, out: W, file_name: &str) -> Result<Writer<W>> {
+        let file_name = match format {
+            Format::Rttm => {
+                let stem = Path::new(file_name).file_stem();
+                field(&stem.map_or(file_name.into(), |stem| stem.to_string_lossy()))
+            }
+            _ => file_name.to_owned(),
+        };
+        let mut writer = Writer { format, out, file_name, labels: 0, faults: Vec::new() };
+        match format {
+            Format::Table => writer.write("     start        end  score  label\n")?,
+            Format::Json => {
+                let file = Value::from(writer.file_name.as_str());
+                writer.write(&format!("{{\"format\":1,\"file\":{file},\"labels\":["))?;
+            }
+            Format::Csv => writer.write("file,start,end,label,score\r\n")?,
+            Format::Srt | Format::Rttm | Format::Audacity => {}
+        }
+        Ok(writer)
+    }
+
+    /// Writes a label.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn label(&mut self, label: &Label) -> Result<()> {
+        self.labels += 1;
+        let (start, end, score) = (label.start, label.end, label.score);
+        let line = match self.format {
+            Format::Table => {
+                let (start, end) = (minutes(start), minutes(end));
+                format!("{start:>10} {end:>10}  {score:>5.2}  {}\n", escaped(&label.text))
+            }
+            Format::Json => {
+                let comma = if self.labels > 1 { "," } else { "" };
+                format!("{comma}\n{}", label_value(label))
+            }
+            Format::Csv => {
+                let (file, text) = (quoted(&self.file_name), quoted(&label.text));
+                format!("{file},{start:.3},{end:.3},{text},{score:.4}\r\n")
+            }
+            Format::Srt => {
+                let (start, end) = (hours(start), hours(end));
+                format!("{}\n{start} --> {end}\n{}\n\n", self.labels, one_line(&label.text))
+            }
+            Format::Rttm => {
+                let (file, length, name) = (&self.file_name, end - start, field(&label.text));
+                format!("SPEAKER {file} 1 {start:.3} {length:.3} <NA> <NA> {name} {score:.4} <NA>\n")
+            }
+            Format::Audacity => format!("{start:.6}\t{end:.6}\t{}\n", one_line(&label.text)),
+        };
+        self.write(&line)
+    }
+
+    /// Writes a fault: in a table and in RTTM now, in JSON at the end. CSV, SRT and label tracks have no place for it.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn fault(&mut self, fault: &Fault) -> Result<()> {
+        match self.format {
+            Format::Table => self.write(&format!(
+                "{:>10} {:>10}      !  {}\n",
+                minutes(fault.at),
+                "",
+                escaped(&fault.what)
+            )),
+            Format::Rttm => self.write(&format!(";; fault at {:.3}: {}\n", fault.at, one_line(&fault.what))),
+            Format::Json if self.faults.len() < FAULTS_MAX => {
+                self.faults.push(json!({"at": seconds(fault.at), "what": fault.what}));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes what the format ends with and gives `out` back, flushed.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn finish(mut self, summary: &Summary) -> Result<W> {
+        match self.format {
+            Format::Json => {
+                let (faults, summary) =
+                    (Value::from(std::mem::take(&mut self.faults)), summary_value(summary));
+                self.write(&format!("\n],\"faults\":{faults},\"summary\":{summary}}}\n"))?;
+            }
+            Format::Table => {
+                let (length, labels, faults) = (minutes(summary.seconds), summary.labels, summary.faults);
+                let partial = if summary.partial { ", partial" } else { "" };
+                self.write(&format!("{length:>10} of sound: {labels} labels, {faults} faults{partial}\n"))?;
+            }
+            _ => {}
+        }
+        self.out.flush().map_err(failed)?;
+        Ok(self.out)
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        self.out.write_all(text.as_bytes()).map_err(failed)
+    }
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::io(Path::new("labels cannot be written"), &error)
+}
+
+/// An event as one line of JSON with its line feed; `None` for events that have no line (today all have one).
+///
+/// `{"type":"opened","format":..,"rate":..,"channels":..,"seconds":..}`, `{"type":"label","start":..,"end":..,
+/// "text":..,"score":..}` (with `"embedding"` where there is one), `{"type":"fault","at":..,"what":..}` or
+/// `{"type":"progress","seconds":..,"total":..}`; times in seconds, unknown ones null.
+pub fn ndjson(event: &Event) -> Option<String> {
+    let (kind, value) = match event {
+        Event::Opened(format) => ("opened", opened_value(format)),
+        Event::Label(label) => ("label", label_value(label)),
+        Event::Fault(fault) => ("fault", json!({"at": seconds(fault.at), "what": fault.what})),
+        Event::Progress { seconds: done, total } => {
+            ("progress", json!({"seconds": seconds(*done), "total": total.map(seconds)}))
+        }
+    };
+    Some(line(kind, value))
+}
+
+/// The summary as one line of JSON with its line feed: `{"type":"summary","seconds":..,"labels":..,"faults":..,
+/// "partial":..,"windows":..}`.
+pub fn ndjson_summary(summary: &Summary) -> String {
+    line("summary", summary_value(summary))
+}
+
+/// `value`, an object, with its type in front.
+fn line(kind: &str, value: Value) -> String {
+    let object = value.to_string();
+    format!("{{\"type\":\"{kind}\",{}\n", object.strip_prefix('{').unwrap_or("}"))
+}
+
+fn opened_value(format: &decode::Format) -> Value {
+    json!({
+        "format": format.container_and_codec,
+        "rate": format.rate,
+        "channels": format.channels,
+        "seconds": format.seconds.map(seconds),
+    })
+}
+
+fn label_value(label: &Label) -> Value {
+    let mut value = json!({
+        "start": seconds(label.start),
+        "end": seconds(label.end),
+        "text": label.text,
+        "score": shortest(label.score),
+    });
+    if let (Some(object), Some(embedding)) = (value.as_object_mut(), &label.embedding) {
+        object.insert("embedding".into(), embedding.iter().copied().map(shortest).collect());
+    }
+    value
+}
+
+fn summary_value(summary: &Summary) -> Value {
+    json!({
+        "seconds": seconds(summary.seconds),
+        "labels": summary.labels,
+        "faults": summary.faults,
+        "partial": summary.partial,
+        "windows": summary.windows,
+    })
+}
+
+/// Seconds to the microsecond: more digits say nothing about sound.
+fn seconds(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+/// A single as the double that prints like it, so that JSON has no digits that mean nothing.
+fn shortest(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// "MM:SS.mmm", minutes going on past 99.
+fn minutes(seconds: f64) -> String {
+    let millis = millis(seconds);
+    format!("{:02}:{:02}.{:03}", millis / 60_000, millis / 1000 % 60, millis % 1000)
+}
+
+/// "HH:MM:SS,mmm", as subtitles have it.
+fn hours(seconds: f64) -> String {
+    let millis = millis(seconds);
+    let minutes = millis / 60_000;
+    format!("{:02}:{:02}:{:02},{:03}", minutes / 60, minutes % 60, millis / 1000 % 60, millis % 1000)
+}
+
+fn millis(seconds: f64) -> u64 {
+    (seconds * 1000.0).round() as u64
+}
+
+/// On one line, control characters and backslashes as escapes.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '\\' => out.push_str("\\\\"),
+            letter if letter.is_control() => out.extend(letter.escape_default()),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+/// A field of RFC 4180.
+fn quoted(text: &str) -> String {
+    match text.contains(['"', ',', '\r', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
+/// Control characters as spaces.
+fn one_line(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// A field between spaces: without any of its own.
+fn field(text: &str) -> String {
+    let blank = |letter: char| letter.is_whitespace() || letter.is_control();
+    match text.is_empty() {
+        true => "<NA>".to_owned(),
+        false => text.chars().map(|letter| if blank(letter) { '_' } else { letter }).collect(),
+    }
+}

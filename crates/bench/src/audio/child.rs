@@ -1,0 +1,266 @@
+//! `millpond audio` as a child: how long it took without loading, what it used, and its memory meanwhile.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::Deserialize;
+
+use crate::BenchEnv;
+use crate::machine::{rss_kb_of, usage_of};
+use crate::process::{end_with_us, let_go};
+
+/// Time between two looks whether it has ended.
+const POLL: Duration = Duration::from_millis(20);
+/// Time between two samples of its memory.
+pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Samples kept at most: thirteen hours of them.
+const SAMPLES_MAX: usize = 100_000;
+/// How long it may take beside the recording's own length.
+const LOAD_MAX: Duration = Duration::from_secs(600);
+/// Bytes of a child's words that are shown when it fails.
+const WORDS_SHOWN: usize = 2000;
+
+/// How to run it.
+#[derive(Clone, Debug)]
+pub(super) struct Job<'a> {
+    pub(super) env: &'a BenchEnv,
+    /// The program, where it is not the usual one.
+    pub(super) program: &'a Path,
+    pub(super) recogniser: &'a str,
+    pub(super) recognisers: Option<&'a Path>,
+    pub(super) recording: &'a Path,
+    /// Length of the recording: a run may take that long and some.
+    pub(super) length: Duration,
+}
+
+/// Threads and cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Threads {
+    pub(super) threads: usize,
+    pub(super) intra: usize,
+    /// Cores it may use; all of them where absent.
+    pub(super) cores: Option<usize>,
+}
+
+/// What it says of itself.
+#[derive(Clone, Debug, Deserialize)]
+struct Timing {
+    load_s: Option<f64>,
+    files: Vec<FileTiming>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct FileTiming {
+    seconds: f64,
+    cpu_s: f64,
+    audio_s: f64,
+    partial: bool,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub(super) struct Ran {
+    /// Seconds of work, loading apart.
+    pub(super) seconds: f64,
+    /// Processor seconds of that time.
+    pub(super) cpu_s: f64,
+    /// Seconds of loading before.
+    pub(super) load_s: f64,
+    /// Start and end of each label in seconds.
+    pub(super) labels: Vec<(f64, f64)>,
+    /// Seconds since its start, and resident memory in MiB.
+    pub(super) samples: Vec<(f64, f64)>,
+    /// Most resident memory it ever had, in MiB, as the kernel counts it.
+    pub(super) peak_mb: f64,
+}
+
+impl Job<'_> {
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started, fails, does not end in time, or did not hear the whole recording.
+    pub(super) fn run(&self, threads: Threads) -> Result<Ran> {
+        let dir = self.env.cache_dir.join("run").join("audio");
+        std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
+        let place = |name: &str| dir.join(name);
+        let (timing, labels, log) = (place("timing.json"), place("labels.txt"), place("log.txt"));
+        let mut command = Command::new(self.program);
+        command
+            .args(["audio", "--recogniser", self.recogniser, "--format", "audacity"])
+            .args(["--threads", &threads.threads.to_string(), "--intra-op", &threads.intra.to_string()])
+            .arg("--cache-dir")
+            .arg(&self.env.cache_dir)
+            .arg("--timing")
+            .arg(&timing)
+            .arg("--output")
+            .arg(&labels);
+        if let Some(cores) = threads.cores {
+            command.args(["--cores", &cores.to_string()]);
+        }
+        let explicit = [
+            ("--onnxruntime", self.env.onnxruntime.explicit.as_deref()),
+            ("--libtorch", self.env.libtorch.explicit.as_deref()),
+            ("--recognisers", self.recognisers),
+        ];
+        for (flag, value) in explicit {
+            command.args(value.iter().flat_map(|value| [OsStr::new(flag), value.as_os_str()]));
+        }
+        command.arg(self.recording);
+        let watched = watch(command, &log, self.length + LOAD_MAX)?;
+        let timing: Timing = read_json(&timing)?;
+        let file = timing.files.first().ok_or_else(|| Error::internal("the run timed no file"))?;
+        if file.partial || (file.audio_s - self.length.as_secs_f64()).abs() > 1.0 {
+            let heard = format!("{:.1} s of {:.1} s were heard", file.audio_s, self.length.as_secs_f64());
+            return Err(Error::data_loss(format!("{heard}; {}", words(&log))));
+        }
+        Ok(Ran {
+            seconds: file.seconds,
+            cpu_s: file.cpu_s,
+            load_s: timing.load_s.unwrap_or(0.0),
+            labels: read_labels(&labels)?,
+            samples: watched.samples,
+            peak_mb: watched.peak_mb,
+        })
+    }
+}
+
+/// What was seen of a child.
+struct Watched {
+    samples: Vec<(f64, f64)>,
+    peak_mb: f64,
+}
+
+/// A child that does not outlive us.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let_go(self.0.id());
+    }
+}
+
+fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<Watched> {
+    let file = File::create(log).map_err(|e| Error::io(log, &e))?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+    let started = Instant::now();
+    let program = PathBuf::from(command.get_program());
+    let mut child = Guard(command.spawn().map_err(|e| Error::io(&program, &e))?);
+    end_with_us(child.0.id());
+    let mut seen = Watched { samples: Vec::new(), peak_mb: 0.0 };
+    let mut due = SAMPLE_INTERVAL;
+    loop {
+        match child.0.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(seen),
+            Ok(Some(status)) => {
+                let name = program.display();
+                return Err(Error::internal(format!("{name} ended with {status}; {}", words(log))));
+            }
+            Ok(None) if started.elapsed() < patience => {}
+            _ => return Err(Error::deadline(format!("{} does not end; {}", program.display(), words(log)))),
+        }
+        let elapsed = started.elapsed();
+        if elapsed >= due && seen.samples.len() < SAMPLES_MAX {
+            due += SAMPLE_INTERVAL;
+            // Zero when it has just ended.
+            let resident = rss_kb_of(child.0.id()) as f64 / 1024.0;
+            if resident > 0.0 {
+                seen.samples.push((elapsed.as_secs_f64(), resident));
+                seen.peak_mb = seen.peak_mb.max(usage_of(child.0.id()).peak_rss_kb as f64 / 1024.0);
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// The end of what a child said.
+pub(super) fn words(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let start = text.len().saturating_sub(WORDS_SHOWN);
+    let start = (start..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
+    format!("it said: {}", text.get(start..).unwrap_or_default().trim().replace('\n', "; "))
+}
+
+fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+    serde_json::from_slice(&bytes).map_err(|e| Error::internal(format!("{}: {e}", path.display())))
+}
+
+/// Start and end of each label of a track: three columns, apart by tabs.
+fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
+    let label = |line: &str| {
+        let mut columns = line.split('\t');
+        Some((columns.next()?.parse().ok()?, columns.next()?.parse().ok()?))
+    };
+    // A line that begins with a backslash belongs to the label before it.
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('\\'));
+    lines.map(|line| label(line).ok_or_else(|| Error::internal(format!("\"{line}\" is no label")))).collect()
+}
+
+/// Runs `start` while the calling thread, and so what it starts, may use only the first `count` of its cores.
+///
+/// # Errors
+/// When the system refuses; those of `start`.
+pub(super) fn on_cores<T>(count: usize, start: impl FnOnce() -> Result<T>) -> Result<T> {
+    let refused = |e: rustix::io::Errno| Error::internal(format!("the cores cannot be chosen: {e}"));
+    let before = sched_getaffinity(None).map_err(refused)?;
+    let mut first = CpuSet::new();
+    (0..CpuSet::MAX_CPU)
+        .filter(|&core| before.is_set(core))
+        .take(count.max(1))
+        .for_each(|core| first.set(core));
+    sched_setaffinity(None, &first).map_err(refused)?;
+    let started = start();
+    sched_setaffinity(None, &before).map_err(refused)?;
+    started
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_tracks_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("labels.txt");
+        std::fs::write(&path, "0.5\t1.25\tspeech\n\\\t100\t200\n2\t3\tspeech\n").unwrap();
+        assert_eq!(read_labels(&path).unwrap(), [(0.5, 1.25), (2.0, 3.0)]);
+        std::fs::write(&path, "soon\tlater\tx\n").unwrap();
+        assert!(read_labels(&path).is_err());
+    }
+
+    #[test]
+    fn a_child_is_watched_and_its_words_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let shell = |script: &str| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]);
+            watch(command, &log, Duration::from_secs(20))
+        };
+        let seen = shell("sleep 1.2").unwrap();
+        assert!(!seen.samples.is_empty() && seen.peak_mb > 0.0);
+        let error = shell("echo no model >&2; exit 3").err().unwrap();
+        assert!(error.message().contains("it said: no model"), "{error}");
+        let mut command = Command::new("/bin/sleep");
+        command.arg("60");
+        assert!(
+            watch(command, &log, Duration::from_millis(50)).err().unwrap().message().contains("does not end")
+        );
+    }
+
+    #[test]
+    fn cores_are_given_back() {
+        let count = || sched_getaffinity(None).unwrap().count();
+        let before = count();
+        assert_eq!(on_cores(1, || Ok(count())).unwrap(), 1);
+        assert_eq!(count(), before);
+    }
+}

@@ -1,0 +1,324 @@
+//! `bench audio`: a long recording through a recogniser, on more and more threads, for as long as it takes.
+//!
+//! Each figure is of a `millpond audio` of its own: what a person would run. (a) engine threads against threads inside
+//! an operator, (b) resident memory over the whole recording against the same program on the system's allocator,
+//! (c) the same model and recording through its Python package.
+
+mod child;
+mod memory;
+mod python;
+mod recording;
+mod report;
+mod sweep;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::{Error, Result};
+use clap::{Args, ValueEnum};
+
+use crate::BenchEnv;
+use crate::machine::{Machine, NoiseWatch};
+use crate::report::Progress;
+use child::{Job, Ran, Threads};
+use memory::Memory;
+use python::Reference;
+use report::{Against, Report};
+use sweep::Measured;
+
+/// Minutes of a recording at most: a day.
+const MINUTES_MAX: u32 = 1440;
+/// Minutes that the sweep and the comparison with Python take of it, where nothing is said.
+const SWEEP_MINUTES: u32 = 10;
+/// Rounds at most.
+const ROUNDS_MAX: usize = 100;
+/// Different numbers of threads of one kind at most.
+const COUNTS_MAX: usize = 16;
+/// Threads of one kind at most.
+const THREADS_MAX: usize = 256;
+/// What --quick makes of the sizes.
+const QUICK_MINUTES: u32 = 1;
+/// The program built with the system's allocator.
+const SYSTEM_BINARY: &str = "target/system/release/millpond";
+
+/// Measure a long recording: threads, memory over time, the Python package.
+///
+/// The recording is made of real clips and kept in the cache. Sweep: threads against threads inside an operator; with
+/// no more threads than cores a run may use only as many cores as it has threads, decoding included. Memory: resident
+/// memory of the whole recording, this program against the same one built without jemalloc. Python: the same model
+/// and recording through its package on one thread and one core. Loading is never counted.
+///
+/// Wanted: one thread inside an operator is the fastest at 2 threads and more; time never rises with threads up to the
+/// cores; 2 threads at least 1.85 times as fast as 1; memory grows by at most 3 % from minute 10 to the end, and its
+/// peak and mean are not above the system allocator's; at least 1.3 times as fast as the Python package.
+#[derive(Args, Clone, Debug)]
+pub struct AudioArgs {
+    /// Length of the recording in minutes
+    #[arg(long, default_value_t = 120)]
+    pub minutes: u32,
+    /// Minutes of it that the sweep and the comparison with Python take [default: at most 10]
+    #[arg(long, value_name = "MINUTES")]
+    pub sweep_minutes: Option<u32>,
+    /// What to recognise with
+    #[arg(long, value_name = "NAME", default_value = "vad")]
+    pub recogniser: String,
+    /// Directory of recognisers [default: as for `millpond audio`]
+    #[arg(long, value_name = "DIR")]
+    pub recognisers: Option<PathBuf>,
+    /// Numbers of engine threads
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+    pub threads: Vec<usize>,
+    /// Numbers of threads inside an operator
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
+    pub intra: Vec<usize>,
+    /// Rounds of the sweep and of the comparison with Python; each figure is the median over them
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// What to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "sweep,memory,python")]
+    pub parts: Vec<Part>,
+    /// Directory of clips to make the recording of [default: .cache/audio/clips, where `make recognisers` puts them]
+    #[arg(long, value_name = "DIR")]
+    pub clips: Option<PathBuf>,
+    /// Python with the recognisers' packages [default: .venv-audio/bin/python, which `make recognisers` makes]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
+    /// This program built without jemalloc [default: target/system/release/millpond, which `make bench-audio` builds]
+    #[arg(long, value_name = "PATH")]
+    pub system_binary: Option<PathBuf>,
+    /// One minute, one round, few threads: shows that it works, its figures mean nothing
+    #[arg(long)]
+    pub quick: bool,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write figures and charts as a page
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write the charts as pictures into this directory
+    #[arg(long, value_name = "DIR")]
+    pub png: Option<PathBuf>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Part {
+    /// Threads against threads inside an operator.
+    Sweep,
+    /// Memory over time, by allocator.
+    Memory,
+    /// The same through the Python package.
+    Python,
+}
+
+impl AudioArgs {
+    /// What shall be done: `--quick` applied, the rest checked.
+    fn resolved(&self) -> Result<AudioArgs> {
+        let mut args = self.clone();
+        if args.quick {
+            args.minutes = args.minutes.min(QUICK_MINUTES);
+            args.rounds = 1;
+            args.threads = vec![1, 2];
+            args.intra = vec![1, 2];
+        }
+        let sweep = args.sweep_minutes.unwrap_or(SWEEP_MINUTES).min(args.minutes);
+        args.sweep_minutes = Some(sweep);
+        if !(1..=MINUTES_MAX).contains(&args.minutes) || sweep == 0 {
+            return Err(Error::invalid(format!("--minutes and --sweep-minutes must be 1 to {MINUTES_MAX}")));
+        }
+        if !(1..=ROUNDS_MAX).contains(&args.rounds) {
+            return Err(Error::invalid(format!("--rounds must be 1 to {ROUNDS_MAX}")));
+        }
+        for (name, counts) in [("threads", &args.threads), ("intra", &args.intra)] {
+            let distinct = counts.iter().enumerate().all(|(place, count)| !counts[..place].contains(count));
+            let fits = counts.iter().all(|count| (1..=THREADS_MAX).contains(count));
+            if !(1..=COUNTS_MAX).contains(&counts.len()) || !distinct || !fits {
+                return Err(Error::invalid(format!(
+                    "--{name} must be up to {COUNTS_MAX} different numbers of 1 to {THREADS_MAX}"
+                )));
+            }
+        }
+        Ok(args)
+    }
+
+    fn sweep_minutes(&self) -> u32 {
+        self.sweep_minutes.unwrap_or(SWEEP_MINUTES).min(self.minutes)
+    }
+
+    fn wants(&self, part: Part) -> bool {
+        self.parts.contains(&part)
+    }
+}
+
+/// A path of the checkout: below the current directory, or in the one that the program was built in.
+fn in_checkout(env: &BenchEnv, path: &str) -> Option<PathBuf> {
+    // The program is target/release/millpond.
+    let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(path));
+    let here = std::env::current_dir().ok().map(|dir| dir.join(path));
+    here.into_iter().chain(checkout).find(|path| path.exists())
+}
+
+/// What all measurements share.
+struct Setup<'a> {
+    args: &'a AudioArgs,
+    env: &'a BenchEnv,
+    /// The whole recording, and the part for the sweep.
+    recording: PathBuf,
+    short: PathBuf,
+    cores: usize,
+}
+
+/// Runs `bench audio`.
+///
+/// # Errors
+/// When an argument is out of range, there are no clips or no recogniser, or a run fails. What is missing for a
+/// comparison (the other program, Python) is told and leaves its figures out.
+pub fn run(args: &AudioArgs, env: &BenchEnv) -> Result<()> {
+    let args = args.resolved()?;
+    let watch = NoiseWatch::start();
+    let clips = recording::clips_dir(env, args.clips.as_deref())?;
+    let (short, count) = recording::make(env, &clips, args.sweep_minutes())?;
+    let recording =
+        if args.wants(Part::Memory) { recording::make(env, &clips, args.minutes)?.0 } else { short.clone() };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let setup = Setup { args: &args, env, recording, short, cores };
+    let cells = if args.wants(Part::Sweep) { setup.sweep()? } else { Vec::new() };
+    let (jemalloc, system) = if args.wants(Part::Memory) { setup.memory()? } else { (None, None) };
+    let against = if args.wants(Part::Python) { setup.python()? } else { None };
+    let machine = Machine::look(None);
+    let measured = report::Figures { cells, jemalloc, system, against, clips: count, cores };
+    let report = Report::new(&args, measured, machine, watch.end());
+    report.print();
+    if let Some(path) = &args.json {
+        crate::report::write_json(path, &report)?;
+    }
+    if let Some(path) = &args.report {
+        crate::report::write_file(path, report.html().as_bytes())?;
+    }
+    args.png.as_deref().map_or(Ok(()), |dir| report.write_png(dir))
+}
+
+impl Setup<'_> {
+    fn job<'b>(&'b self, program: &'b Path, recording: &'b Path, minutes: u32) -> Job<'b> {
+        Job {
+            env: self.env,
+            program,
+            recogniser: &self.args.recogniser,
+            recognisers: self.args.recognisers.as_deref(),
+            recording,
+            length: Duration::from_secs(u64::from(minutes) * 60),
+        }
+    }
+
+    fn short_job(&self) -> Job<'_> {
+        self.job(&self.env.millpond, &self.short, self.args.sweep_minutes())
+    }
+
+    /// All rounds of all pairs.
+    fn sweep(&self) -> Result<Vec<sweep::Cell>> {
+        let args = self.args;
+        let pairs = |round| sweep::order(&args.threads, &args.intra, self.cores, round);
+        let progress = Progress::new((args.rounds * pairs(0).len()) as u64);
+        let job = self.short_job();
+        progress.say("one run that is not counted");
+        job.run(Threads { threads: 1, intra: 1, cores: None })?;
+        let mut measured = Vec::new();
+        for round in 0..args.rounds {
+            for threads in pairs(round) {
+                progress.say(format!(
+                    "round {} of {}, {} threads, {} inside",
+                    round + 1,
+                    args.rounds,
+                    threads.threads,
+                    threads.intra
+                ));
+                let ran = job.run(threads)?;
+                measured.push(Measured { threads, seconds: ran.seconds, cpu_s: ran.cpu_s });
+                progress.step();
+            }
+        }
+        Ok(sweep::cells(&pairs(0), &measured, self.cores))
+    }
+
+    /// This program's memory and the other one's, where there is another one.
+    fn memory(&self) -> Result<(Option<Memory>, Option<Memory>)> {
+        let progress = Progress::new(2);
+        let one = |program: &Path, name: &str| -> Result<Option<Memory>> {
+            progress.say(format!("{} minutes with {name}", self.args.minutes));
+            let threads = Threads { threads: self.cores, intra: 1, cores: None };
+            let ran = self.job(program, &self.recording, self.args.minutes).run(threads)?;
+            progress.step();
+            Ok(Memory::of(&ran, f64::from(self.args.minutes)))
+        };
+        let jemalloc = one(&self.env.millpond, "jemalloc")?;
+        let other = self.args.system_binary.clone().or_else(|| in_checkout(self.env, SYSTEM_BINARY));
+        let Some(other) = other else {
+            progress.line(&format!(
+                "memory with the system's allocator is left out: no {SYSTEM_BINARY}; run `make bench-audio`, or give \
+                 --system-binary PATH"
+            ));
+            return Ok((jemalloc, None));
+        };
+        Ok((jemalloc, one(&other, "the system's allocator")?))
+    }
+
+    /// This program and the package in turn, on one thread and one core.
+    fn python(&self) -> Result<Option<Against>> {
+        let args = self.args;
+        let progress = Progress::new(2 * args.rounds as u64);
+        let reference = match Reference::find(self.env, args.python.as_deref()) {
+            Ok(reference) => reference,
+            Err(error) => {
+                progress.line(&format!("the comparison with Python is left out: {error}"));
+                return Ok(None);
+            }
+        };
+        let mut ours: Vec<Ran> = Vec::new();
+        let mut theirs = Vec::new();
+        for round in 0..args.rounds {
+            progress.say(format!("round {} of {}, one thread", round + 1, args.rounds));
+            ours.push(self.short_job().run(Threads { threads: 1, intra: 1, cores: Some(1) })?);
+            progress.step();
+            progress.say(format!("round {} of {}, Python", round + 1, args.rounds));
+            theirs.push(reference.run(&args.recogniser, &self.short, 1)?);
+            progress.step();
+        }
+        Ok(Some(Against::new(&ours, &theirs)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: AudioArgs,
+    }
+
+    pub(super) fn parse(text: &str) -> Result<AudioArgs> {
+        let words = std::iter::once("audio").chain(text.split_whitespace());
+        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+    }
+
+    #[test]
+    fn defaults_are_the_published_ones() {
+        let args = parse("").unwrap();
+        assert_eq!((args.minutes, args.sweep_minutes(), args.rounds), (120, 10, 3));
+        assert_eq!((args.threads.as_slice(), args.intra.as_slice()), (&[1, 2, 4, 8][..], &[1, 2, 4][..]));
+        assert_eq!(args.parts, [Part::Sweep, Part::Memory, Part::Python]);
+        assert_eq!(parse("--minutes 3").unwrap().sweep_minutes(), 3);
+        assert_eq!(parse("--quick").unwrap().threads, [1, 2]);
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused() {
+        for wrong in
+            ["--minutes 0", "--minutes 9999", "--rounds 0", "--threads 0", "--threads 1,1", "--intra 999"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

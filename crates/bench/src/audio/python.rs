@@ -1,0 +1,132 @@
+//! The same model and recording through its Python package, on as many threads and cores.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use base::{Error, Result};
+use serde::Deserialize;
+
+use super::child::on_cores;
+use crate::BenchEnv;
+
+/// What runs Python with the libraries that the torch wheel needs, where the checkout has it.
+const WRAPPER: &str = "scripts/torch_python.sh";
+/// What runs the package.
+const SCRIPT: &str = "scripts/audio_reference.py";
+/// The environment that has the packages.
+const PYTHON: &str = ".venv-audio/bin/python";
+/// What to do where they are missing.
+const REMEDY: &str = "run `make recognisers`, or give --python PATH";
+
+/// Where the reference is.
+#[derive(Clone, Debug)]
+pub(super) struct Reference {
+    python: PathBuf,
+    script: PathBuf,
+    wrapper: Option<PathBuf>,
+}
+
+/// What the script prints: one line of JSON.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Answer {
+    /// Seconds of work, without imports and loading.
+    pub(super) seconds: f64,
+    /// Start and end of each label in seconds.
+    pub(super) segments: Vec<(f64, f64)>,
+}
+
+impl Reference {
+    /// Finds Python and the script.
+    ///
+    /// # Errors
+    /// `NotFound` with the remedy.
+    pub(super) fn find(env: &BenchEnv, python: Option<&Path>) -> Result<Reference> {
+        let missing = |what: &str| Error::not_found(format!("no {what}: {REMEDY}"));
+        let place = |path: &str| super::in_checkout(env, path).ok_or_else(|| missing(path));
+        let python = match python {
+            Some(python) if python.exists() => python.to_owned(),
+            Some(python) => return Err(missing(&python.display().to_string())),
+            None => place(PYTHON)?,
+        };
+        Ok(Reference { python, script: place(SCRIPT)?, wrapper: place(WRAPPER).ok() })
+    }
+
+    /// Runs it on `threads` threads and as many cores.
+    ///
+    /// # Errors
+    /// When it fails or prints something else.
+    pub(super) fn run(&self, recogniser: &str, recording: &Path, threads: usize) -> Result<Answer> {
+        let mut command = match &self.wrapper {
+            Some(wrapper) => {
+                let mut command = Command::new(wrapper);
+                command.arg(&self.python);
+                command
+            }
+            None => Command::new(&self.python),
+        };
+        command
+            .arg(&self.script)
+            .args(["--recogniser", recogniser, "--threads", &threads.to_string()])
+            .arg(recording)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = on_cores(threads, || command.spawn().map_err(|e| Error::io(&self.script, &e)))?;
+        let output = child.wait_with_output().map_err(|e| Error::io(&self.script, &e))?;
+        let (said, words) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if !output.status.success() {
+            let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+            return Err(Error::internal(format!("{} {}: {last}", self.script.display(), output.status)));
+        }
+        parse(&said)
+    }
+}
+
+/// The last line that is an answer: packages may print before it.
+fn parse(said: &str) -> Result<Answer> {
+    said.lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line).ok())
+        .ok_or_else(|| Error::internal("the reference printed no answer"))
+}
+
+/// The largest distance in milliseconds of a start or an end in one list from the nearest one of its kind in the
+/// other; `None` where only one of them has any.
+pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f64> {
+    if ours.is_empty() && theirs.is_empty() {
+        return Some(0.0);
+    }
+    let one_way = |from: &[(f64, f64)], to: &[(f64, f64)], of: fn(&(f64, f64)) -> f64| {
+        let to: Vec<f64> = to.iter().map(of).collect();
+        let apart = |place: f64| to.iter().map(|other| (place - other).abs()).reduce(f64::min);
+        from.iter().map(of).map(apart).try_fold(0.0, |most: f64, apart| Some(most.max(apart?)))
+    };
+    let ways = [(ours, theirs), (theirs, ours)];
+    let kinds: [fn(&(f64, f64)) -> f64; 2] = [|label| label.0, |label| label.1];
+    let all = ways.into_iter().flat_map(|(from, to)| kinds.map(|of| one_way(from, to, of)));
+    all.into_iter().try_fold(0.0, |most: f64, apart| Some(most.max(apart?))).map(|seconds| seconds * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_may_come_after_other_words() {
+        let said = "loading\n{\"seconds\": 1.5, \"segments\": [[0, 1.25]]}\n\n";
+        let answer = parse(said).unwrap();
+        assert_eq!((answer.seconds, answer.segments), (1.5, vec![(0.0, 1.25)]));
+        assert!(parse("nothing").is_err());
+    }
+
+    #[test]
+    fn differences_are_of_the_farthest_end() {
+        let close =
+            |value: Option<f64>, wanted: f64| assert!((value.unwrap() - wanted).abs() < 1e-6, "{value:?}");
+        close(differ_ms(&[(0.0, 1.0), (2.0, 3.0)], &[(0.01, 1.0), (2.0, 2.968)]), 32.0);
+        close(differ_ms(&[(0.0, 1.0)], &[(0.0, 1.0), (5.0, 6.0)]), 5000.0);
+        close(differ_ms(&[], &[]), 0.0);
+        assert_eq!(differ_ms(&[], &[(0.0, 1.0)]), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! A long recording made of real clips: decoded, mixed to one channel, one after another until it is long enough.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use audio::decode::{Decoder, Input};
+use audio::resample::{Channel, Mono};
+use base::{Error, Result};
+use hound::{SampleFormat, WavSpec, WavWriter};
+
+use crate::BenchEnv;
+use crate::models::cache;
+use crate::report::Progress;
+
+/// Samples a second of what is made.
+pub(super) const RATE: u32 = 16_000;
+/// Silence between two clips.
+const PAUSE_SAMPLES: usize = RATE as usize / 2;
+/// Clips looked for at most.
+const CLIPS_MAX: usize = 4096;
+/// Directories below each other that are looked into.
+const DEPTH_MAX: usize = 8;
+/// Files that may be clips.
+const EXTENSIONS: [&str; 6] = ["wav", "flac", "mp3", "ogg", "m4a", "aiff"];
+/// Where clips usually are.
+const USUAL_DIR: &str = ".cache/audio/clips";
+/// The file in its directory of the cache.
+const FILE: &str = "recording.wav";
+
+/// The directory of clips: given, named by the environment, or where the project's own are put.
+///
+/// # Errors
+/// `NotFound` with the remedy.
+pub(super) fn clips_dir(env: &BenchEnv, given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(dir) = given.or(env.audio_data.as_deref()) {
+        return match dir.is_dir() {
+            true => Ok(dir.to_owned()),
+            false => Err(Error::not_found(format!("{}: there is no such directory of clips", dir.display()))),
+        };
+    }
+    super::in_checkout(env, USUAL_DIR).ok_or_else(|| {
+        Error::not_found(format!("no clips in {USUAL_DIR}: run `make recognisers`, or give --clips DIR"))
+    })
+}
+
+/// A recording of `minutes` from the clips in `dir`; made where the cache does not have it. Also how many clips
+/// there were.
+///
+/// # Errors
+/// When there is no clip, none can be decoded, or the disk is full.
+pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf, usize)> {
+    let clips = clips(dir)?;
+    let wanted = u64::from(minutes) * 60 * u64::from(RATE);
+    let key = format!("recording-{minutes}m-{:016x}", key(&clips));
+    let made =
+        cache::ensure(&env.cache_dir, &key, wanted * 2, |part| write(&clips, wanted, &part.join(FILE)))?;
+    Ok((made.join(FILE), clips.len()))
+}
+
+/// Clips with their lengths in bytes, by path.
+fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    look(dir, 0, &mut found)?;
+    found.sort();
+    found.truncate(CLIPS_MAX);
+    match found.is_empty() {
+        true => Err(Error::not_found(format!("{}: no clip ({})", dir.display(), EXTENSIONS.join(", ")))),
+        false => Ok(found),
+    }
+}
+
+fn look(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()> {
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
+        let path = entry.map_err(|e| Error::io(dir, &e))?.path();
+        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        let extension =
+            path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+        if meta.is_dir() && depth < DEPTH_MAX {
+            look(&path, depth + 1, found)?;
+        } else if meta.is_file() && extension.is_some_and(|own| EXTENSIONS.contains(&own.as_str())) {
+            found.push((path, meta.len()));
+        }
+        if found.len() >= CLIPS_MAX {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// What tells two sets of clips apart.
+fn key(clips: &[(PathBuf, u64)]) -> u64 {
+    let bytes = clips.iter().flat_map(|(path, length)| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.into_bytes().into_iter().chain(length.to_le_bytes())
+    });
+    bytes.fold(RATE.into(), |hash, byte| crate::random::at(hash, byte.into()))
+}
+
+fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
+    let progress = Progress::new(wanted);
+    progress.say("samples of the recording, made once");
+    let spec =
+        WavSpec { channels: 1, sample_rate: RATE, bits_per_sample: 16, sample_format: SampleFormat::Int };
+    let failed = |error: hound::Error| Error::internal(format!("{}: {error}", path.display()));
+    let mut file = WavWriter::create(path, spec).map_err(failed)?;
+    let mut done = 0u64;
+    let mut put = |samples: &[f32]| -> Result<bool> {
+        for sample in samples {
+            if done == wanted {
+                return Ok(true);
+            }
+            file.write_sample((sample.clamp(-1.0, 1.0) * f32::from(i16::MAX)).round() as i16)
+                .map_err(failed)?;
+            done += 1;
+        }
+        progress.at(done, wanted);
+        Ok(done == wanted)
+    };
+    'all: loop {
+        let mut decoded = 0;
+        for (clip, _) in clips {
+            match one(clip, &mut put) {
+                Ok(true) => break 'all,
+                Ok(false) => decoded += 1,
+                Err(error) => progress.line(&format!("{}: left out: {error}", clip.display())),
+            }
+            if put(&[0.0; PAUSE_SAMPLES])? {
+                break 'all;
+            }
+        }
+        if decoded == 0 {
+            return Err(Error::invalid("no clip can be decoded"));
+        }
+    }
+    file.finalize().map_err(failed)
+}
+
+/// Puts one clip; whether the recording is full.
+fn one(clip: &Path, put: &mut dyn FnMut(&[f32]) -> Result<bool>) -> Result<bool> {
+    let file = File::open(clip).map_err(|e| Error::io(clip, &e))?;
+    let hint = clip.extension().and_then(|extension| extension.to_str());
+    let mut decoder = Decoder::open(Input::File(file), hint)?;
+    let format = decoder.format();
+    let mut mono = Mono::new(format.rate, format.channels, RATE, Channel::Mix)?;
+    let mut samples = Vec::new();
+    while let Some(block) = decoder.next()? {
+        samples.clear();
+        mono.push(&block.samples, &mut samples)?;
+        if put(&samples)? {
+            return Ok(true);
+        }
+    }
+    samples.clear();
+    mono.finish(&mut samples)?;
+    put(&samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clip(path: &Path, rate: u32, samples: usize) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let spec =
+            WavSpec { channels: 2, sample_rate: rate, bits_per_sample: 16, sample_format: SampleFormat::Int };
+        let mut file = WavWriter::create(path, spec).unwrap();
+        for sample in 0..samples {
+            let value = ((sample as f64 * 0.1).sin() * 8000.0) as i16;
+            (0..2).for_each(|_| file.write_sample(value).unwrap());
+        }
+        file.finalize().unwrap();
+    }
+
+    #[test]
+    fn clips_are_joined_until_it_is_long_enough() {
+        let dir = tempfile::tempdir().unwrap();
+        let clips = dir.path().join("clips");
+        clip(&clips.join("b.wav"), 16_000, 4_000);
+        clip(&clips.join("deep/a.WAV"), 44_100, 20_000);
+        std::fs::write(clips.join("c.wav"), b"no sound").unwrap();
+        std::fs::write(clips.join("notes.txt"), b"no clip").unwrap();
+        let env = crate::bare::tests::env(dir.path());
+        let (path, count) = make(&env, &clips, 1).unwrap();
+        assert_eq!(count, 3);
+        let reader = hound::WavReader::open(&path).unwrap();
+        assert_eq!((reader.spec().sample_rate, reader.spec().channels), (RATE, 1));
+        assert_eq!(reader.len(), 60 * RATE);
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        assert_eq!(make(&env, &clips, 1).unwrap().0, path);
+        assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), modified, "made once");
+    }
+
+    #[test]
+    fn nothing_to_join_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let env = crate::bare::tests::env(dir.path());
+        assert!(make(&env, dir.path(), 1).unwrap_err().message().contains("no clip"));
+        assert!(clips_dir(&env, Some(&dir.path().join("none"))).is_err());
+        std::fs::write(dir.path().join("c.wav"), b"no sound").unwrap();
+        assert_eq!(make(&env, dir.path(), 1).unwrap_err().message(), "no clip can be decoded");
+    }
+}

@@ -1,0 +1,431 @@
+//! What `bench audio` says: JSON, tables, charts, and whether what was wanted is met.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use base::Result;
+use serde::Serialize;
+
+use super::AudioArgs;
+use super::child::Ran;
+use super::memory::Memory;
+use super::python::{Answer, differ_ms};
+use super::sweep::{Cell, seconds};
+use crate::machine::{Machine, Noise};
+use crate::plot::{Chart, Series, escape, png, svg};
+use crate::report::{Table, write_file};
+use crate::stats::{median, ratio};
+
+/// Most that memory may grow, in percent.
+const GROWTH_MAX_PCT: f64 = 3.0;
+/// Least that two threads must bring.
+const SCALING_MIN: f64 = 1.85;
+/// Least that must be gained on the Python package.
+const SPEEDUP_MIN: f64 = 1.3;
+/// Most that a label's end may differ from the package's: the length of a window.
+const DIFFER_MAX_MS: f64 = 32.0;
+/// How the page looks.
+const STYLE: &str = "body{background:#fff;color:#1b1f24;font:15px/1.5 system-ui,sans-serif;max-width:60rem;\
+    margin:1.5rem auto;padding:0 1rem}h1{font-size:1.4rem}svg{width:100%;height:auto;margin:.5rem 0}\
+    pre{overflow-x:auto;padding:.8rem;border:1px solid #d9dee3}";
+
+/// What was measured.
+pub(super) struct Figures {
+    pub(super) cells: Vec<Cell>,
+    pub(super) jemalloc: Option<Memory>,
+    pub(super) system: Option<Memory>,
+    pub(super) against: Option<Against>,
+    pub(super) clips: usize,
+    pub(super) cores: usize,
+}
+
+/// This program and the Python package on the same recording.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Against {
+    /// Medians over the rounds, loading apart.
+    seconds: f64,
+    python_seconds: f64,
+    segments: usize,
+    python_segments: usize,
+    #[serde(skip)]
+    differ_ms: Option<f64>,
+    seconds_rounds: Vec<f64>,
+    python_seconds_rounds: Vec<f64>,
+}
+
+impl Against {
+    pub(super) fn new(ours: &[Ran], theirs: &[Answer]) -> Against {
+        let labels = ours.first().map(|ran| ran.labels.as_slice()).unwrap_or_default();
+        let segments = theirs.first().map(|answer| answer.segments.as_slice()).unwrap_or_default();
+        Against {
+            seconds: median(ours.iter().map(|ran| ran.seconds)),
+            python_seconds: median(theirs.iter().map(|answer| answer.seconds)),
+            segments: labels.len(),
+            python_segments: segments.len(),
+            differ_ms: differ_ms(labels, segments),
+            seconds_rounds: ours.iter().map(|ran| ran.seconds).collect(),
+            python_seconds_rounds: theirs.iter().map(|answer| answer.seconds).collect(),
+        }
+    }
+}
+
+/// What `bench audio` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    sweep: Vec<Cell>,
+    /// Time on one thread over time on two, one inside an operator.
+    scaling_2: Option<f64>,
+    memory: BTreeMap<&'static str, Memory>,
+    speedup_vs_python: Option<f64>,
+    segments_differ_ms: Option<f64>,
+    python: Option<Against>,
+    wanted: Vec<Wanted>,
+    setting: Setting,
+    machine: Machine,
+    noise: Noise,
+}
+
+#[derive(Debug, Serialize)]
+struct Setting {
+    recogniser: String,
+    minutes: u32,
+    /// The beginning of the recording that the sweep and the comparison with Python took.
+    sweep_minutes: u32,
+    rounds: usize,
+    clips: usize,
+    cores: usize,
+    quick: bool,
+}
+
+/// Something wanted, and what came of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Wanted {
+    what: &'static str,
+    value: f64,
+    met: bool,
+    /// Where it is not met.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_met_at: Vec<String>,
+}
+
+impl Wanted {
+    fn new(what: &'static str, value: f64, met: bool) -> Wanted {
+        Wanted { what, value, met, not_met_at: Vec::new() }
+    }
+
+    fn line(&self) -> String {
+        let mark = if self.met { "met" } else { "NOT met" };
+        let places: String = self.not_met_at.iter().map(|place| format!("\n  {place}")).collect();
+        format!("{} ({:.2}: {mark}){places}", self.what, self.value)
+    }
+}
+
+impl Report {
+    pub(super) fn new(args: &AudioArgs, figures: Figures, machine: Machine, noise: Noise) -> Report {
+        let Figures { cells, jemalloc, system, against, clips, cores } = figures;
+        let scaling_2 = seconds(&cells, 1, 1).zip(seconds(&cells, 2, 1)).map(|(one, two)| ratio(one, two));
+        let mut wanted: Vec<Wanted> =
+            [fastest_column(&cells), never_rises(&cells, cores)].into_iter().flatten().collect();
+        let scaling =
+            |value| Wanted::new("2 threads over 1: at least 1.85 times as fast", value, value >= SCALING_MIN);
+        wanted.extend(scaling_2.filter(|_| cores >= 2).map(scaling));
+        wanted.extend(jemalloc.as_ref().map(|own| {
+            let met = own.growth_pct <= GROWTH_MAX_PCT;
+            Wanted::new("memory growth from minute 10 to the end: at most 3 %", own.growth_pct, met)
+        }));
+        if let (Some(own), Some(other)) = (&jemalloc, &system) {
+            let (peak, mean) = (ratio(own.peak_mb, other.peak_mb), ratio(own.mean_mb, other.mean_mb));
+            wanted.push(Wanted::new("peak memory, jemalloc / system: at most 1", peak, peak <= 1.0));
+            wanted.push(Wanted::new("mean memory, jemalloc / system: at most 1", mean, mean <= 1.0));
+        }
+        let speedup_vs_python = against.as_ref().map(|own| ratio(own.python_seconds, own.seconds));
+        wanted.extend(speedup_vs_python.map(|value| {
+            Wanted::new(
+                "speed against the Python package, one thread: at least 1.3 times",
+                value,
+                value >= SPEEDUP_MIN,
+            )
+        }));
+        let segments_differ_ms = against.as_ref().and_then(|own| own.differ_ms);
+        wanted.extend(segments_differ_ms.map(|value| {
+            Wanted::new(
+                "labels' ends against the Python package: at most 32 ms apart",
+                value,
+                value <= DIFFER_MAX_MS,
+            )
+        }));
+        let memory = [("jemalloc", jemalloc), ("system", system)];
+        Report {
+            sweep: cells,
+            scaling_2,
+            memory: memory.into_iter().filter_map(|(name, memory)| Some((name, memory?))).collect(),
+            speedup_vs_python,
+            segments_differ_ms,
+            python: against,
+            wanted,
+            setting: Setting {
+                recogniser: args.recogniser.clone(),
+                minutes: args.minutes,
+                sweep_minutes: args.sweep_minutes(),
+                rounds: args.rounds,
+                clips,
+                cores,
+                quick: args.quick,
+            },
+            machine,
+            noise,
+        }
+    }
+
+    /// Tables and lines for people.
+    pub(super) fn print(&self) {
+        println!("{}", self.text());
+    }
+
+    fn text(&self) -> String {
+        let setting = &self.setting;
+        let mut text = format!(
+            "recogniser {}, a recording of {} minutes from {} clips, {} cores; loading is not counted\n",
+            setting.recogniser, setting.minutes, setting.clips, setting.cores
+        );
+        if !self.sweep.is_empty() {
+            let _ = write!(
+                text,
+                "\nsweep over {} minutes, median of {} rounds\n{}",
+                setting.sweep_minutes,
+                setting.rounds,
+                sweep_table(&self.sweep, setting.sweep_minutes)
+            );
+        }
+        if !self.memory.is_empty() {
+            let mut table = Table::new(&["memory", "peak MiB", "mean MiB", "growth %", "seconds"]);
+            for (name, memory) in &self.memory {
+                let figures = [memory.peak_mb, memory.mean_mb, memory.growth_pct, memory.seconds];
+                let cells = figures.map(|figure| format!("{figure:.1}"));
+                table.row([vec![(*name).to_owned()], cells.to_vec()].concat());
+            }
+            let _ = write!(text, "\nmemory over {} minutes\n{table}", setting.minutes);
+        }
+        if let Some(against) = &self.python {
+            let _ = writeln!(
+                text,
+                "\none thread: {:.2} s, {} labels; Python package {:.2} s, {} labels",
+                against.seconds, against.segments, against.python_seconds, against.python_segments
+            );
+        }
+        let lines: Vec<String> = self.wanted.iter().map(Wanted::line).collect();
+        let _ = write!(text, "\n{}\n{}\n{}", lines.join("\n"), self.machine.line(), self.noise.line());
+        text
+    }
+
+    /// The charts with the names of their files.
+    fn charts(&self) -> Vec<(&'static str, Chart)> {
+        let mut charts = Vec::new();
+        if !self.sweep.is_empty() {
+            charts.push((
+                "processing-time",
+                self.by_threads("Processing time", "seconds", |cell| cell.seconds),
+            ));
+            charts.push(("cpu-use", self.by_threads("CPU use", "percent of one core", |cell| cell.cpu_pct)));
+        }
+        if !self.memory.is_empty() {
+            charts.push(("memory", self.over_time()));
+        }
+        charts
+    }
+
+    fn by_threads(&self, what: &str, unit: &str, of: fn(&Cell) -> f64) -> Chart {
+        let mut steps: Vec<f64> = self.sweep.iter().map(|cell| cell.threads as f64).collect();
+        let mut inside: Vec<usize> = self.sweep.iter().map(|cell| cell.intra).collect();
+        steps.sort_by(f64::total_cmp);
+        steps.dedup();
+        inside.sort_unstable();
+        inside.dedup();
+        let line = |intra: usize| {
+            let own = self.sweep.iter().filter(|cell| cell.intra == intra);
+            let mut points: Vec<(f64, f64)> = own.map(|cell| (cell.threads as f64, of(cell))).collect();
+            points.sort_by(|one, other| one.0.total_cmp(&other.0));
+            Series { name: format!("{intra} inside an operator"), points }
+        };
+        Chart {
+            title: format!("{what} of {} minutes by engine threads", self.setting.sweep_minutes),
+            x: "engine threads".into(),
+            y: unit.into(),
+            series: inside.into_iter().map(line).collect(),
+            steps: Some(steps),
+            dots: true,
+        }
+    }
+
+    fn over_time(&self) -> Chart {
+        let line = |(name, memory): (&&'static str, &Memory)| Series {
+            name: if *name == "system" { "the system's allocator".into() } else { (*name).to_owned() },
+            points: memory.samples.clone(),
+        };
+        Chart {
+            title: format!("Resident memory over {} minutes of recording", self.setting.minutes),
+            x: "seconds since the start".into(),
+            y: "MiB".into(),
+            series: self.memory.iter().map(line).collect(),
+            steps: None,
+            dots: false,
+        }
+    }
+
+    /// Figures and charts as one page that needs nothing else.
+    pub(super) fn html(&self) -> String {
+        let charts: String = self.charts().iter().map(|(_, chart)| svg(&chart.picture()) + "\n").collect();
+        format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width\"><title>millpond bench audio</title>\n\
+             <style>{STYLE}</style></head><body>\n<h1>A long recording</h1>\n{charts}<pre>{}</pre>\n</body></html>",
+            escape(&self.text())
+        )
+    }
+
+    /// Each chart as a picture in `dir`.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub(super) fn write_png(&self, dir: &Path) -> Result<()> {
+        let write = |(name, chart): &(&str, Chart)| {
+            write_file(&dir.join(format!("audio-{name}.png")), &png(&chart.picture())?)
+        };
+        self.charts().iter().try_for_each(write)
+    }
+}
+
+fn sweep_table(cells: &[Cell], minutes: u32) -> Table {
+    let mut table = Table::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
+    for cell in cells {
+        table.row(vec![
+            cell.threads.to_string(),
+            cell.intra.to_string(),
+            cell.cores.to_string(),
+            format!("{:.2}", cell.seconds),
+            format!("{:.0}", cell.cpu_pct),
+            format!("{:.0}", ratio(f64::from(minutes) * 60.0, cell.seconds)),
+        ]);
+    }
+    table
+}
+
+/// Whether one thread inside an operator is the fastest wherever there are two engine threads or more: its time over
+/// that of the fastest other, at worst.
+fn fastest_column(cells: &[Cell]) -> Option<Wanted> {
+    let share = |cell: &Cell| {
+        let others = cells.iter().filter(|other| other.threads == cell.threads && other.intra > 1);
+        let best = others.map(|other| other.seconds).reduce(f64::min)?;
+        Some((cell.threads, ratio(cell.seconds, best)))
+    };
+    let own: Vec<(usize, f64)> =
+        cells.iter().filter(|cell| cell.intra == 1 && cell.threads >= 2).filter_map(share).collect();
+    let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
+    let slower = own.iter().filter(|(_, share)| *share > 1.0);
+    Some(Wanted {
+        what: "one thread inside an operator, time over the fastest other at 2 threads and more: at most 1",
+        value: worst,
+        met: worst <= 1.0,
+        not_met_at: slower.map(|(threads, share)| format!("{threads} threads: {share:.3}")).collect(),
+    })
+}
+
+/// Whether more threads ever take longer, up to one a core: time over that of the next lower number, at worst.
+fn never_rises(cells: &[Cell], cores: usize) -> Option<Wanted> {
+    let share = |cell: &Cell| {
+        let fewer = cells.iter().filter(|other| other.intra == cell.intra && other.threads < cell.threads);
+        let before = fewer.max_by_key(|other| other.threads)?;
+        Some((
+            format!("{} threads, {} inside", cell.threads, cell.intra),
+            ratio(cell.seconds, before.seconds),
+        ))
+    };
+    let own: Vec<(String, f64)> =
+        cells.iter().filter(|cell| cell.threads <= cores).filter_map(share).collect();
+    let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
+    let rises = own.iter().filter(|(_, share)| *share > 1.0);
+    Some(Wanted {
+        what: "time over that with fewer threads, up to the cores: at most 1",
+        value: worst,
+        met: worst <= 1.0,
+        not_met_at: rises.map(|(place, share)| format!("{place}: {share:.3}")).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::NoiseWatch;
+
+    fn cell(threads: usize, intra: usize, seconds: f64) -> Cell {
+        Cell { threads, intra, seconds, cpu_pct: 100.0, cores: 2, seconds_rounds: vec![seconds] }
+    }
+
+    fn memory(peak_mb: f64, growth_pct: f64) -> Memory {
+        let samples = vec![(0.5, peak_mb / 2.0), (1.0, peak_mb)];
+        Memory { peak_mb, mean_mb: peak_mb / 2.0, growth_pct, seconds: 2.0, samples }
+    }
+
+    fn report() -> Report {
+        let against = Against {
+            seconds: 2.0,
+            python_seconds: 3.0,
+            segments: 4,
+            python_segments: 4,
+            differ_ms: Some(1.0),
+            seconds_rounds: vec![2.0],
+            python_seconds_rounds: vec![3.0],
+        };
+        let figures = Figures {
+            cells: vec![cell(1, 1, 10.0), cell(2, 1, 5.2), cell(8, 1, 6.0), cell(2, 2, 6.0), cell(8, 2, 5.0)],
+            jemalloc: Some(memory(80.0, 1.0)),
+            system: Some(memory(100.0, 9.0)),
+            against: Some(against),
+            clips: 3,
+            cores: 2,
+        };
+        let args = super::super::tests::parse("--minutes 120").unwrap();
+        Report::new(&args, figures, Machine::look(None), NoiseWatch::start().end())
+    }
+
+    #[test]
+    fn the_json_has_the_published_names() {
+        let json = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["sweep"][1]["threads"], 2);
+        assert_eq!(
+            (json["sweep"][1]["seconds"].as_f64(), json["sweep"][1]["cpu_pct"].as_f64()),
+            (Some(5.2), Some(100.0))
+        );
+        assert_eq!(json["memory"]["jemalloc"]["peak_mb"], 80.0);
+        assert_eq!(json["memory"]["system"]["growth_pct"], 9.0);
+        assert_eq!(json["speedup_vs_python"], 1.5);
+        assert_eq!(json["segments_differ_ms"], 1.0);
+        assert!((json["scaling_2"].as_f64().unwrap() - 10.0 / 5.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_wanted_is_judged() {
+        let report = report();
+        let met: Vec<bool> = report.wanted.iter().map(|wanted| wanted.met).collect();
+        // Only the eight threads of the sweep are slower than with two inside.
+        assert_eq!(met, [false, true, true, true, true, true, true, true]);
+        assert_eq!(report.wanted[0].not_met_at, ["8 threads: 1.200"]);
+        assert!(report.text().contains("at most 3 % (1.00: met)"), "{}", report.text());
+        assert!(
+            never_rises(&[cell(1, 1, 1.0), cell(2, 1, 1.1), cell(4, 1, 9.0)], 2).is_some_and(|own| !own.met)
+        );
+        assert!(fastest_column(&[cell(1, 1, 1.0)]).is_none() && never_rises(&[], 2).is_none());
+    }
+
+    #[test]
+    fn the_page_and_the_pictures_have_all_charts() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = report();
+        let html = report.html();
+        assert_eq!(html.matches("<svg").count(), 3);
+        assert!(html.contains("CPU use") && html.contains("Resident memory"), "{html}");
+        report.write_png(dir.path()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+}

@@ -1,0 +1,86 @@
+//! Threads against threads inside an operator: each pair measured once a round, rounds forth and back.
+
+use serde::Serialize;
+
+use super::child::Threads;
+use crate::stats::median;
+
+/// One pair, as measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Cell {
+    pub(super) threads: usize,
+    pub(super) intra: usize,
+    /// Median over the rounds, loading apart.
+    pub(super) seconds: f64,
+    /// Processor time over time, in percent of one core.
+    pub(super) cpu_pct: f64,
+    /// Cores that the run could use.
+    pub(super) cores: usize,
+    /// Of each round.
+    pub(super) seconds_rounds: Vec<f64>,
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) threads: Threads,
+    pub(super) seconds: f64,
+    pub(super) cpu_s: f64,
+}
+
+/// All pairs in the order of a round. A run with no more threads than cores gets as many cores as it has threads, so
+/// that the thread that decodes has none of its own.
+pub(super) fn order(threads: &[usize], intra: &[usize], cores: usize, round: usize) -> Vec<Threads> {
+    let pair = |intra: usize| {
+        move |&threads: &usize| Threads { threads, intra, cores: (threads <= cores).then_some(threads) }
+    };
+    let mut pairs: Vec<Threads> = intra.iter().flat_map(|&intra| threads.iter().map(pair(intra))).collect();
+    if round % 2 == 1 {
+        pairs.reverse();
+    }
+    pairs
+}
+
+/// Medians over rounds, in the order of the first.
+pub(super) fn cells(pairs: &[Threads], measured: &[Measured], cores: usize) -> Vec<Cell> {
+    let cell = |pair: &Threads| {
+        let own: Vec<&Measured> = measured.iter().filter(|one| one.threads == *pair).collect();
+        let seconds_rounds: Vec<f64> = own.iter().map(|one| one.seconds).collect();
+        Cell {
+            threads: pair.threads,
+            intra: pair.intra,
+            seconds: median(seconds_rounds.iter().copied()),
+            cpu_pct: median(own.iter().map(|one| one.cpu_s / one.seconds.max(f64::MIN_POSITIVE) * 100.0)),
+            cores: pair.cores.unwrap_or(cores),
+            seconds_rounds,
+        }
+    };
+    pairs.iter().map(cell).collect()
+}
+
+/// Seconds of the pair of `threads` and `intra`.
+pub(super) fn seconds(cells: &[Cell], threads: usize, intra: usize) -> Option<f64> {
+    cells.iter().find(|cell| (cell.threads, cell.intra) == (threads, intra)).map(|cell| cell.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_go_forth_and_back_and_medians_are_taken() {
+        let forth = order(&[1, 4], &[1, 2], 2, 0);
+        let mut back = order(&[1, 4], &[1, 2], 2, 1);
+        assert_eq!(forth[0], Threads { threads: 1, intra: 1, cores: Some(1) });
+        assert_eq!(forth[3], Threads { threads: 4, intra: 2, cores: None });
+        back.reverse();
+        assert_eq!(back, forth);
+        let measured: Vec<Measured> = [3.0, 1.0, 2.0]
+            .into_iter()
+            .map(|seconds| Measured { threads: forth[0], seconds, cpu_s: seconds / 2.0 })
+            .collect();
+        let cells = cells(&forth[..1], &measured, 2);
+        assert_eq!((cells[0].seconds, cells[0].cpu_pct, cells[0].cores), (2.0, 50.0, 1));
+        assert_eq!((seconds(&cells, 1, 1), seconds(&cells, 2, 1)), (Some(2.0), None));
+    }
+}

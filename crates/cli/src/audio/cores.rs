@@ -1,0 +1,41 @@
+//! Leaving this process only some of the machine's cores.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::exit::{Failure, Outcome};
+
+/// Restricts the calling thread, and with it every thread that is started from here on, to the first `count` of the
+/// cores that it may use. To be called before any thread is started.
+///
+/// # Errors
+/// A usage failure when there are not so many; a failure when the system refuses.
+pub(crate) fn restrict(count: usize) -> Outcome {
+    let refused = |error: rustix::io::Errno| Failure::failed(format!("--cores {count}: {error}"));
+    let allowed = sched_getaffinity(None).map_err(refused)?;
+    let first = first(&allowed, count).ok_or_else(|| {
+        Failure::usage(format!("--cores {count}: this process may use {} cores", allowed.count()))
+    })?;
+    sched_setaffinity(None, &first).map_err(refused)
+}
+
+/// The first `count` of `allowed`; `None` where it has fewer, or none is asked for.
+fn first(allowed: &CpuSet, count: usize) -> Option<CpuSet> {
+    let mut chosen = CpuSet::new();
+    let cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+    cores.take(count).for_each(|core| chosen.set(core));
+    (count > 0 && chosen.count() as usize == count).then_some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cores_are_chosen() {
+        let mut allowed = CpuSet::new();
+        [1, 4, 7].into_iter().for_each(|core| allowed.set(core));
+        let chosen = first(&allowed, 2).unwrap();
+        assert!(chosen.is_set(1) && chosen.is_set(4) && chosen.count() == 2);
+        assert!(first(&allowed, 4).is_none() && first(&allowed, 0).is_none());
+    }
+}

@@ -1,0 +1,304 @@
+//! A recording to a running server: the answer is read while the upload still runs.
+//!
+//! The client of the other commands sends a whole request before it reads. Here both directions go on at the same
+//! time, or a long recording with many labels would fill the socket's buffers and stop.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use audio::decode::Input;
+use audio::pipeline::{Event, Summary};
+use base::{Error, Result};
+
+use crate::audio::lines::{LINE_BYTES_MAX, Said, parse};
+use crate::client::segment;
+use crate::exit::{Failure, Outcome};
+
+/// Longest wait for a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Longest silence of a server that is at work.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// Bytes sent at a time.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Lines of an answer's head at most.
+const HEAD_LINES_MAX: usize = 128;
+/// Bytes of an error's answer that are read.
+const ERROR_BYTES_MAX: u64 = 64 << 10;
+
+/// Where recordings are sent.
+pub(crate) struct Exchange {
+    authority: String,
+    path: String,
+}
+
+impl Exchange {
+    /// The recogniser's door of the server at `url`.
+    ///
+    /// # Errors
+    /// A usage failure for an address that is not `http://HOST[:PORT]`.
+    pub(crate) fn new(url: &str, recogniser: &str, embeddings: bool) -> Outcome<Exchange> {
+        let authority = match url.split_once("://") {
+            None => url,
+            Some(("http", rest)) => rest,
+            Some((scheme, _)) => {
+                return Err(Failure::usage(format!("--url {url}: this command does not speak {scheme}")));
+            }
+        };
+        let authority = authority.trim_end_matches('/');
+        if authority.is_empty() || authority.contains(['/', ' ', '\r', '\n']) {
+            return Err(Failure::usage(format!("--url {url}: write http://HOST:PORT")));
+        }
+        let query = if embeddings { "?embeddings=1" } else { "" };
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let authority = if has_port { authority.to_owned() } else { format!("{authority}:80") };
+        Ok(Exchange { authority, path: format!("/v1/audio/{}{query}", segment(recogniser)) })
+    }
+
+    /// Sends a recording and tells what the server finds.
+    ///
+    /// # Errors
+    /// `Unavailable` when nobody answers; the server's own error; what the sink says.
+    pub(crate) fn recognise(
+        &self,
+        input: Input,
+        hint: Option<&str>,
+        sink: &mut dyn FnMut(Event) -> Result<()>,
+    ) -> Result<Summary> {
+        let stream = self.connect()?;
+        let sending = stream.try_clone().map_err(|error| self.lost(&error))?;
+        let head = self.head(hint);
+        // The sender is left behind when the server ends the exchange early: its socket is shut, so it ends too.
+        let sender = std::thread::Builder::new()
+            .name("upload".into())
+            .spawn(move || upload(sending, &head, input))
+            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+        let answer = self.answer(BufReader::new(&stream), sink);
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        if answer.is_ok() || sender.is_finished() {
+            // What the file's own reading has to say goes before what the server made of its end.
+            match sender.join() {
+                Ok(Err(error)) if answer.is_err() => return Err(error),
+                Ok(_) => {}
+                Err(_) => return Err(Error::internal("the upload panicked")),
+            }
+        }
+        answer
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        let mut last = std::io::Error::from(ErrorKind::AddrNotAvailable);
+        for address in self.authority.to_socket_addrs().map_err(|error| self.lost(&error))? {
+            match TcpStream::connect_timeout(&address, CONNECT_MAX) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(SILENCE_MAX)).map_err(|error| self.lost(&error))?;
+                    return Ok(stream);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(self.lost(&last))
+    }
+
+    fn head(&self, hint: Option<&str>) -> String {
+        // The door takes a file's extension as well as a MIME type of audio.
+        let kind = match hint {
+            Some("mp3") => "audio/mpeg",
+            Some("wav") => "audio/wav",
+            Some("flac") => "audio/flac",
+            Some("ogg" | "oga") => "audio/ogg",
+            Some("m4a" | "mp4") => "audio/mp4",
+            _ => "application/octet-stream",
+        };
+        format!(
+            "POST {} HTTP/1.1\r\nhost: {}\r\nuser-agent: millpond/{}\r\naccept: application/x-ndjson\r\n\
+             content-type: {kind}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n",
+            self.path,
+            self.authority,
+            env!("CARGO_PKG_VERSION")
+        )
+    }
+
+    fn answer(&self, mut reader: impl BufRead, sink: &mut dyn FnMut(Event) -> Result<()>) -> Result<Summary> {
+        let (status, chunked) = read_head(&mut reader).map_err(|error| self.lost(&error))?;
+        let body: Box<dyn Read + '_> = if chunked { Box::new(Chunks::new(reader)) } else { Box::new(reader) };
+        if !(200..300).contains(&status) {
+            let mut text = String::new();
+            let _ = body.take(ERROR_BYTES_MAX).read_to_string(&mut text);
+            let said = serde_json::from_str::<serde_json::Value>(&text)
+                .ok()
+                .and_then(|json| json.get("error")?.as_str().map(str::to_owned));
+            let said = said.unwrap_or_else(|| text.trim().to_owned());
+            return Err(Error::invalid(format!("the server answered {status}: {said}")));
+        }
+        let mut lines = BufReader::new(body);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let read = (&mut lines).take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut line);
+            if read.map_err(|error| self.lost(&error))? == 0 {
+                return Err(Error::unavailable("the server ended its answer early"));
+            }
+            match parse(&line)? {
+                Said::Event(event) => sink(event)?,
+                Said::Summary(summary) => return Ok(summary),
+                Said::Nothing => {}
+            }
+        }
+    }
+
+    fn lost(&self, error: &std::io::Error) -> Error {
+        Error::unavailable(format!("no answer from http://{}: {error}", self.authority))
+    }
+}
+
+/// Sends the head and then the recording in chunks. A server that no longer listens is no error here: its answer
+/// says why.
+fn upload(mut stream: TcpStream, head: &str, input: Input) -> Result<()> {
+    let mut reader: Box<dyn Read> = match input {
+        Input::File(file) => Box::new(file),
+        Input::Stream(stream) => stream,
+    };
+    if stream.write_all(head.as_bytes()).is_err() {
+        return Ok(());
+    }
+    let mut bytes = vec![0; CHUNK_BYTES];
+    loop {
+        let count = reader
+            .read(&mut bytes)
+            .map_err(|error| Error::unavailable(format!("the recording cannot be read: {error}")))?;
+        let Some(part) = bytes.get(..count) else { return Ok(()) };
+        let sent = write!(stream, "{count:x}\r\n")
+            .and_then(|()| stream.write_all(part))
+            .and_then(|()| stream.write_all(b"\r\n"));
+        // A chunk of no bytes is the end.
+        if sent.is_err() || count == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Status, and whether the body comes in chunks.
+fn read_head(reader: &mut impl BufRead) -> std::io::Result<(u16, bool)> {
+    let wrong = || std::io::Error::new(ErrorKind::InvalidData, "the answer is no HTTP");
+    loop {
+        let first = read_line(reader)?;
+        let status: u16 = first.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
+        let mut chunked = false;
+        for place in 0.. {
+            let line = read_line(reader)?;
+            if line.is_empty() {
+                break;
+            }
+            if place == HEAD_LINES_MAX {
+                return Err(wrong());
+            }
+            let line = line.to_ascii_lowercase();
+            chunked |= line.strip_prefix("transfer-encoding:").is_some_and(|value| value.contains("chunked"));
+        }
+        // "Continue" comes before the answer proper.
+        if status != 100 {
+            return Ok((status, chunked));
+        }
+    }
+}
+
+fn read_line(reader: &mut impl BufRead) -> std::io::Result<String> {
+    let mut line = Vec::new();
+    reader.take(CHUNK_BYTES as u64).read_until(b'\n', &mut line)?;
+    if line.pop() != Some(b'\n') {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+}
+
+/// A body in chunks.
+struct Chunks<R> {
+    reader: R,
+    left: u64,
+    ended: bool,
+}
+
+impl<R: BufRead> Chunks<R> {
+    fn new(reader: R) -> Chunks<R> {
+        Chunks { reader, left: 0, ended: false }
+    }
+}
+
+impl<R: BufRead> Read for Chunks<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        if self.left == 0 && !self.ended {
+            let mut line = read_line(&mut self.reader)?;
+            if line.is_empty() {
+                // The end of the chunk before.
+                line = read_line(&mut self.reader)?;
+            }
+            let size = line.split(';').next().unwrap_or_default().trim();
+            self.left = u64::from_str_radix(size, 16)
+                .map_err(|_| std::io::Error::new(ErrorKind::InvalidData, "a chunk has no length"))?;
+            self.ended = self.left == 0;
+        }
+        if self.ended {
+            return Ok(0);
+        }
+        let count = (&mut self.reader).take(self.left).read(bytes)?;
+        if count == 0 && !bytes.is_empty() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        self.left -= count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn addresses() {
+        let new = |url: &str| Exchange::new(url, "vad", false).map(|exchange| exchange.authority);
+        assert_eq!(new("http://h:1/").unwrap(), "h:1");
+        assert_eq!(new("h").unwrap(), "h:80");
+        assert!(new("https://h:1").is_err() && new("http://").is_err() && new("h:1/x").is_err());
+        assert_eq!(Exchange::new("h:1", "a b", true).unwrap().path, "/v1/audio/a%20b?embeddings=1");
+    }
+
+    #[test]
+    fn chunks_are_joined() {
+        let body = b"4\r\nab\nc\r\n1;x\r\nd\r\n0\r\n\r\n";
+        let mut text = String::new();
+        Chunks::new(&body[..]).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "ab\ncd");
+        assert!(Chunks::new(&b"5\r\nab"[..]).read_to_string(&mut text).is_err());
+        assert!(Chunks::new(&b"what\r\n"[..]).read_to_string(&mut text).is_err());
+    }
+
+    /// A server that answers once it has seen the first bytes, and ends before it has read all.
+    #[test]
+    fn the_answer_is_read_while_the_upload_runs() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = listener.local_addr().unwrap().to_string();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = [0; 64];
+            stream.read_exact(&mut head).unwrap();
+            let body = "{\"type\":\"fault\",\"at\":1,\"what\":\"x\"}\n{\"type\":\"summary\",\"seconds\":2,\"labels\":0,\
+                        \"faults\":1,\"partial\":true}\n";
+            let head = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+            write!(stream, "{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).unwrap();
+            // Read on, so that closing does not throw the answer away.
+            let _ = std::io::copy(&mut stream.take(1 << 20), &mut std::io::sink());
+        });
+        let endless = Input::Stream(Box::new(std::io::repeat(7)));
+        let mut faults = 0;
+        let summary =
+            Exchange::new(&url, "vad", false).unwrap().recognise(endless, Some("mp3"), &mut |event| {
+                faults += u64::from(matches!(event, Event::Fault(_)));
+                Ok(())
+            });
+        let summary = summary.unwrap();
+        assert_eq!((summary.seconds, summary.partial, faults), (2.0, true, 1));
+        server.join().unwrap();
+    }
+}

@@ -1,0 +1,110 @@
+//! A server's answer about a recording: one JSON object a line, as the work goes on.
+
+use audio::decode::Format;
+use audio::pipeline::{Event, Summary};
+use audio::{Fault, Label};
+use base::{Error, Result};
+use serde::Deserialize;
+
+/// Longest line that is understood: a label with an embedding.
+pub(crate) const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// One line.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+enum Line {
+    Opened {
+        #[serde(default)]
+        seconds: Option<f64>,
+    },
+    Label {
+        start: f64,
+        end: f64,
+        text: String,
+        score: f32,
+        #[serde(default)]
+        embedding: Option<Vec<f32>>,
+    },
+    Fault {
+        at: f64,
+        what: String,
+    },
+    Progress {
+        seconds: f64,
+        #[serde(default)]
+        total: Option<f64>,
+    },
+    Summary {
+        seconds: f64,
+        labels: u64,
+        faults: u64,
+        partial: bool,
+        #[serde(default)]
+        windows: u64,
+    },
+    Error {
+        error: String,
+    },
+    /// What later servers may say.
+    #[serde(other)]
+    Other,
+}
+
+/// What a line says.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Event(Event),
+    Summary(Summary),
+    Nothing,
+}
+
+/// Understands a line.
+///
+/// # Errors
+/// `Internal` when it is no such line; the server's own error when it is one.
+pub(crate) fn parse(line: &[u8]) -> Result<Said> {
+    let line: Line = serde_json::from_slice(line).map_err(|error| {
+        Error::internal(format!("the server sent a line that is not understood: {error}"))
+    })?;
+    Ok(match line {
+        Line::Opened { seconds } => Said::Event(Event::Opened(Format {
+            container_and_codec: String::new(),
+            rate: 0,
+            channels: 0,
+            seconds,
+        })),
+        Line::Label { start, end, text, score, embedding } => {
+            Said::Event(Event::Label(Label { start, end, text, score, embedding }))
+        }
+        Line::Fault { at, what } => Said::Event(Event::Fault(Fault { at, what })),
+        Line::Progress { seconds, total } => Said::Event(Event::Progress { seconds, total }),
+        Line::Summary { seconds, labels, faults, partial, windows } => {
+            Said::Summary(Summary { seconds, labels, faults, partial, windows })
+        }
+        Line::Error { error } => return Err(Error::invalid(error)),
+        Line::Other => Said::Nothing,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_writes_is_understood() {
+        let label = Label { start: 1.0, end: 2.5, text: "speech".into(), score: 0.5, embedding: None };
+        let events = [Event::Label(label), Event::Fault(Fault { at: 3.0, what: "gone".into() })];
+        for event in events {
+            let Some(line) = audio::write::ndjson(&event) else { continue };
+            let Said::Event(back) = parse(line.as_bytes()).unwrap() else { panic!("{line}") };
+            assert_eq!(format!("{back:?}"), format!("{event:?}"));
+        }
+        assert!(matches!(
+            parse(br#"{"type":"progress","seconds":1}"#),
+            Ok(Said::Event(Event::Progress { .. }))
+        ));
+        assert!(matches!(parse(br#"{"type":"news"}"#), Ok(Said::Nothing)));
+        assert_eq!(parse(br#"{"type":"error","error":"empty"}"#).unwrap_err().message(), "empty");
+        assert!(parse(b"<html>").is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! One recogniser in this process: its model loaded as a server would, without doors.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use audio::recogniser::Recogniser;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget};
+use lifecycle::ModelConfig;
+use server::local::Local;
+use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+
+use crate::audio::cores;
+use crate::audio::place::{Found, PlaceArgs};
+use crate::environment;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::serve::{library_search, torch_search};
+
+/// How long a model may take to load; the first time a foreign one is converted.
+const LOAD_MAX: Duration = Duration::from_secs(600);
+/// Time between two looks at the model's directory while it loads.
+const POLL: Duration = Duration::from_millis(100);
+/// Threads of one kind.
+const THREADS_MAX: usize = 256;
+/// Runs waiting beside those being run, for each inference thread: enough that none waits for the decoder.
+const RUNS_PER_THREAD: usize = 2;
+
+/// How this process computes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "This machine")]
+pub(crate) struct EngineArgs {
+    /// Inference threads, which is runs of the model at the same time [default: one a core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Use only this many of the machine's cores, decoding included [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) cores: Option<usize>,
+    /// Threads inside one operator of the model [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) intra_op: Option<usize>,
+    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    #[arg(long, value_name = "PATH")]
+    onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    #[arg(long, value_name = "PATH")]
+    libtorch: Option<PathBuf>,
+    /// Where converted models are kept [default: the user's cache directory]
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+}
+
+/// A recogniser that is ready.
+pub(crate) struct Opened {
+    pub(crate) recogniser: Recogniser,
+    pub(crate) model: Arc<dyn audio::Model>,
+    /// Set to end the work early.
+    pub(crate) stop: Arc<AtomicBool>,
+    /// How long loading took.
+    pub(crate) load: Duration,
+    /// Last, so that it is dropped last: its end waits for whoever still holds a model.
+    local: Local,
+}
+
+impl EngineArgs {
+    /// Checks the numbers and gives up the cores that shall not be used. To be called before a thread is started.
+    ///
+    /// # Errors
+    /// A usage failure that names the flag.
+    pub(crate) fn prepare(&self) -> Outcome {
+        for (name, value) in [("threads", self.threads), ("intra-op", self.intra_op)] {
+            if value.is_some_and(|value| !(1..=THREADS_MAX).contains(&value)) {
+                return Err(Failure::usage(format!("--{name} must be 1 to {THREADS_MAX}")));
+            }
+        }
+        self.cores.map_or(Ok(()), cores::restrict)
+    }
+
+    /// Finds and loads the recogniser `name`, and no other model but the one it names.
+    ///
+    /// # Errors
+    /// A failure with the model's own reason.
+    pub(crate) fn open(&self, place: &PlaceArgs, name: &str) -> Outcome<Opened> {
+        let started = Instant::now();
+        let found = place.find(name)?;
+        let config = self.config(&found)?;
+        let waiting = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        waiting.enable_steady_tick(POLL);
+        let local = Local::open(&config, LOAD_MAX, &mut |line| waiting.set_message(line.to_owned()));
+        waiting.finish_and_clear();
+        let local = local?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (recogniser, model) = local.recogniser(name, &stop)?;
+        Ok(Opened { local, recogniser, model, stop, load: started.elapsed() })
+    }
+
+    fn config(&self, found: &Found) -> Outcome<Config> {
+        let program = std::env::current_exe().map_err(|error| {
+            Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}"))
+        })?;
+        let model = |name: &str, dir: PathBuf| {
+            let mut model = ModelConfig::new(name, dir);
+            model.session.intra_op_threads = self.intra_op.unwrap_or(model.session.intra_op_threads);
+            model
+        };
+        let mut models = vec![model(&found.name, found.dir.clone())];
+        if let Some(other) = found.model.as_deref().filter(|other| *other != found.name) {
+            let beside = found.dir.parent().map(|dir| dir.join(other)).unwrap_or_default();
+            models.push(model(other, beside));
+        }
+        let cache_dir = self.cache_dir.clone().unwrap_or_else(environment::cache_dir);
+        Ok(Config {
+            doors: DoorConfig::default(),
+            data: DataConfig {
+                workers: self.threads.unwrap_or(0),
+                oversubscribe: self.threads.is_some(),
+                ..DataConfig::default()
+            },
+            // Nobody is being served who would notice a load.
+            memory: MemoryConfig { load_rate: 0, fault_rate: 0, ..MemoryConfig::default() },
+            models: ModelsConfig {
+                models,
+                roots: Vec::new(),
+                poll: POLL,
+                load_threads: 1,
+                unload_threads: 1,
+                load_retries: 0,
+                load_retry_interval: Duration::ZERO,
+                background: false,
+                cache_dir: cache_dir.join("converted"),
+                converter: (program, vec!["convert".to_owned()]),
+            },
+            onnxruntime: library_search(self.onnxruntime.clone()),
+            libtorch: torch_search(self.libtorch.clone()),
+            audio: AudioConfig::default(),
+        })
+    }
+}
+
+impl Opened {
+    /// What the pipeline is told.
+    pub(crate) fn options(
+        &self,
+        embeddings: bool,
+        speakers: Option<audio::speakers::Speakers>,
+    ) -> audio::pipeline::Options {
+        let in_flight = self.local.workers().max(1) * RUNS_PER_THREAD;
+        audio::pipeline::Options { in_flight, embeddings, speakers, stop: self.stop.clone() }
+    }
+}

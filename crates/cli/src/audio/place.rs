@@ -1,0 +1,180 @@
+//! Where recognisers are: directories of models whose `millpond.toml` has a section `[recogniser]`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Deserialize;
+
+use crate::environment;
+use crate::exit::{Failure, Outcome};
+use crate::values::check_name;
+
+/// A directory of recognisers in a project's directory.
+const USUAL_DIR: &str = ".cache/recognisers";
+/// How far up from a starting directory it is looked for.
+const ANCESTORS_MAX: usize = 16;
+/// The settings file of a model.
+const MODEL_FILE: &str = "millpond.toml";
+/// A larger settings file is refused, as the server does.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Models of one directory that are looked at.
+const MODELS_MAX: usize = 4096;
+/// What to do where there are none.
+const REMEDY: &str = "run `make recognisers`, which makes the ready ones, or give --recognisers DIR";
+
+/// Which recognisers there are to choose from.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlaceArgs {
+    /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) recognisers: Option<PathBuf>,
+}
+
+/// One recogniser on disk.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Found {
+    /// Its directory's name, which is the model's.
+    pub(crate) name: String,
+    /// The model's directory.
+    pub(crate) dir: PathBuf,
+    /// The body of its `[recogniser]`, as TOML.
+    pub(crate) text: String,
+    /// The model that it uses, where that is not its own.
+    pub(crate) model: Option<String>,
+}
+
+/// The part of a settings file that is looked at here.
+#[derive(Deserialize)]
+struct ModelFile {
+    recogniser: Option<toml::Table>,
+}
+
+impl PlaceArgs {
+    /// The directory: given, from the environment, or the usual one.
+    ///
+    /// # Errors
+    /// A failure that says how to get recognisers.
+    pub(crate) fn dir(&self) -> Outcome<PathBuf> {
+        let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
+        let starts: Vec<PathBuf> = std::env::current_dir().ok().into_iter().chain(program).collect();
+        let given = self.recognisers.clone().or_else(|| environment::RECOGNISERS.path());
+        usual(given, &starts)
+    }
+
+    /// All recognisers, by name.
+    ///
+    /// # Errors
+    /// A failure when there is no directory, or nothing in it.
+    pub(crate) fn all(&self) -> Outcome<Vec<Found>> {
+        let dir = self.dir()?;
+        let found = in_dir(&dir)?;
+        if found.is_empty() {
+            let message = format!("{}: no model here has a section [recogniser]", dir.display());
+            return Err(Failure::failed(message).hint(REMEDY));
+        }
+        Ok(found)
+    }
+
+    /// The recogniser `name`.
+    ///
+    /// # Errors
+    /// A failure that names those there are.
+    pub(crate) fn find(&self, name: &str) -> Outcome<Found> {
+        check_name(name).map_err(|error| Failure::usage(format!("--recogniser: {}", error.message())))?;
+        let mut all = self.all()?;
+        let names: Vec<String> = all.iter().map(|found| found.name.clone()).collect();
+        let place = names.iter().position(|other| other == name).ok_or_else(|| {
+            Failure::failed(format!("there is no recogniser \"{name}\"; there are {}", names.join(", ")))
+                .hint(REMEDY)
+        })?;
+        Ok(all.swap_remove(place))
+    }
+}
+
+fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> Outcome<PathBuf> {
+    if let Some(dir) = given {
+        return match dir.is_dir() {
+            true => Ok(dir),
+            false => {
+                Err(Failure::failed(format!("--recognisers {}: there is no such directory", dir.display()))
+                    .hint(REMEDY))
+            }
+        };
+    }
+    let above = starts.iter().flat_map(|start| start.ancestors().take(ANCESTORS_MAX));
+    above
+        .map(|dir| dir.join(USUAL_DIR))
+        .find(|dir| dir.is_dir())
+        .ok_or_else(|| Failure::failed(format!("no {USUAL_DIR} was found")).hint(REMEDY))
+}
+
+/// The recognisers in `dir`, by name; models that are none are left out.
+fn in_dir(dir: &Path) -> Outcome<Vec<Found>> {
+    let unreadable = |error: std::io::Error| Failure::failed(format!("{}: {error}", dir.display()));
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable)?.take(MODELS_MAX) {
+        let dir = entry.map_err(unreadable)?.path();
+        let Some(name) = dir.file_name().and_then(|name| name.to_str()) else { continue };
+        let name = name.to_owned();
+        let Some(table) = section(&dir.join(MODEL_FILE))? else { continue };
+        let model = table.get("model").and_then(toml::Value::as_str).map(str::to_owned);
+        let text = toml::to_string(&table).map_err(|error| Failure::failed(format!("{name}: {error}")))?;
+        found.push(Found { name, dir, text, model });
+    }
+    found.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(found)
+}
+
+/// The section `[recogniser]` of a settings file; `None` where there is no file or no such section.
+fn section(file: &Path) -> Outcome<Option<toml::Table>> {
+    let unreadable = |why: &dyn std::fmt::Display| Failure::failed(format!("{}: {why}", file.display()));
+    let Ok(meta) = std::fs::metadata(file) else { return Ok(None) };
+    if meta.len() > FILE_BYTES_MAX {
+        return Err(unreadable(&"larger than 1 MiB"));
+    }
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable(&error))?;
+    let parsed: ModelFile =
+        toml::from_str(&text).map_err(|error| unreadable(&error.message().replace('\n', " ")))?;
+    Ok(parsed.recogniser)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(dir: &Path, name: &str, settings: &str) {
+        std::fs::create_dir_all(dir.join(name)).unwrap();
+        std::fs::write(dir.join(name).join(MODEL_FILE), settings).unwrap();
+    }
+
+    #[test]
+    fn models_with_a_section_are_recognisers() {
+        let dir = tempfile::tempdir().unwrap();
+        model(dir.path(), "vad", "intra-op-threads = 1\n[recogniser]\ntitle = \"Voice\"\n");
+        model(dir.path(), "plain", "[warmup]\nenabled = false\n");
+        model(dir.path(), "heads", "[recogniser]\nmodel = \"vad\"\n");
+        std::fs::create_dir(dir.path().join("empty")).unwrap();
+        let place = PlaceArgs { recognisers: Some(dir.path().into()) };
+        let names: Vec<String> = place.all().unwrap().into_iter().map(|found| found.name).collect();
+        assert_eq!(names, ["heads", "vad"]);
+        let vad = place.find("vad").unwrap();
+        assert_eq!((vad.text.as_str(), vad.model), ("title = \"Voice\"\n", None));
+        assert_eq!(place.find("heads").unwrap().model.as_deref(), Some("vad"));
+        let error = place.find("notes").unwrap_err();
+        assert_eq!(error.message(), "there is no recogniser \"notes\"; there are heads, vad");
+        assert!(place.find("../vad").is_err());
+        model(dir.path(), "broken", "[recogniser\n");
+        assert!(place.all().unwrap_err().message().contains("broken/millpond.toml"));
+    }
+
+    #[test]
+    fn the_usual_directory_is_looked_for_upwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let (there, below) = (dir.path().join(USUAL_DIR), dir.path().join("a/b"));
+        std::fs::create_dir_all(&there).unwrap();
+        std::fs::create_dir_all(&below).unwrap();
+        assert_eq!(usual(None, std::slice::from_ref(&below)).unwrap(), there);
+        assert!(usual(Some(dir.path().join("none")), &[below]).unwrap_err().message().contains("none"));
+        assert!(usual(None, &[]).is_err());
+    }
+}

@@ -1,0 +1,258 @@
+//! One recording after another: events to the output, to the bar and to whoever waits.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use audio::decode::Input;
+use audio::pipeline::{Event, Options, Summary};
+use audio::recogniser::{Kind, Recogniser};
+use audio::speakers::Speakers;
+use audio::{Fault, pipeline};
+use base::{Error, Result};
+use serde_json::json;
+
+use crate::audio::exchange::Exchange;
+use crate::audio::model::Opened;
+use crate::audio::output::{Output, Part};
+use crate::audio::progress::{Bar, clock, factor, summary};
+use crate::environment;
+use crate::exit::{Failure, Outcome};
+
+/// The name that stands for standard input.
+const STDIN: &str = "-";
+/// Faults of one recording that are told on standard error; the output has all of them.
+const FAULTS_SHOWN_MAX: u64 = 20;
+
+/// Who recognises.
+pub(crate) enum Source {
+    /// This process.
+    Here { opened: Box<Opened>, options: Options },
+    /// A running server.
+    Server(Exchange),
+}
+
+/// What came of one recording.
+pub(crate) struct Done {
+    name: String,
+    summary: Summary,
+    /// From its first byte to its last label.
+    work: Duration,
+    /// Processor time of that time, in seconds.
+    cpu_s: f64,
+    /// Why it ended early.
+    error: Option<String>,
+}
+
+impl Done {
+    /// Whether nothing is missing.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.error.is_none() && !self.summary.partial
+    }
+}
+
+impl Source {
+    /// A running server at `url`.
+    ///
+    /// # Errors
+    /// A usage failure for an address that is not `http://HOST[:PORT]`.
+    pub(crate) fn server(url: &str, recogniser: &str, embeddings: bool) -> Outcome<Source> {
+        Exchange::new(url, recogniser, embeddings).map(Source::Server)
+    }
+
+    /// How long loading took, where it was done here.
+    pub(crate) fn load(&self) -> Option<Duration> {
+        match self {
+            Source::Here { opened, .. } => Some(opened.load),
+            Source::Server(_) => None,
+        }
+    }
+
+    fn recognise(
+        &mut self,
+        input: Input,
+        hint: Option<&str>,
+        sink: &mut dyn FnMut(Event) -> Result<()>,
+    ) -> Result<Summary> {
+        match self {
+            Source::Here { opened, options } => {
+                pipeline::recognise(input, hint, &opened.recogniser, &opened.model, options, sink)
+            }
+            Source::Server(exchange) => exchange.recognise(input, hint, sink),
+        }
+    }
+}
+
+/// The enrolled voices for a recogniser of speakers: those in the file that was given, else in the usual one.
+///
+/// # Errors
+/// A failure when the file cannot be read.
+pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> Outcome<Option<Speakers>> {
+    if recogniser.kind != Kind::Embeddings {
+        return match given {
+            Some(_) => Err(Failure::usage("--speakers is for recognisers of speakers")),
+            None => Ok(None),
+        };
+    }
+    let file = given.map(Path::to_owned).or_else(environment::speakers_file);
+    Ok(file.map(|file| Speakers::open(&file)).transpose()?)
+}
+
+/// A recording's bytes, and what its name says about their form.
+///
+/// # Errors
+/// `NotFound` and the like, naming the file.
+pub(crate) fn open(file: &Path) -> Result<(Input, Option<String>)> {
+    if file == Path::new(STDIN) {
+        return Ok((Input::Stream(Box::new(std::io::stdin())), None));
+    }
+    let input = File::open(file).map_err(|error| Error::io(file, &error))?;
+    if input.metadata().is_ok_and(|meta| meta.is_dir()) {
+        return Err(Error::invalid(format!("{}: a directory is no recording", file.display())));
+    }
+    let hint = file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+    Ok((Input::File(input), hint))
+}
+
+/// Recognises one recording, whatever is wrong with it.
+///
+/// # Errors
+/// A failure when the output cannot be written: the other recordings have nowhere to go either.
+pub(crate) fn recognise(source: &mut Source, file: &Path, output: &mut Output) -> Outcome<Done> {
+    let name = file.display().to_string();
+    let (started, cpu_before) = (Instant::now(), cpu_seconds());
+    let mut progress = Watch { bar: Bar::new(&name), name: name.clone(), seen: Summary::default() };
+    let mut part: Option<Part<'_>> = None;
+    let mut output = Some(output);
+    let result = open(file).and_then(|(input, hint)| {
+        source.recognise(input, hint.as_deref(), &mut |event| {
+            progress.see(&event);
+            // A recording that cannot be opened has no part in the output.
+            if let Some(output) = output.take() {
+                part = Some(output.begin(&name)?);
+            }
+            part.as_mut().map_or(Ok(()), |part| part.event(&event))
+        })
+    });
+    let (work, cpu_s) = (started.elapsed(), cpu_seconds() - cpu_before);
+    let Watch { bar, mut seen, .. } = progress;
+    bar.finish();
+    let error = match result {
+        Ok(summary) => {
+            seen = summary;
+            None
+        }
+        Err(error) => {
+            (seen.partial, seen.faults) = (true, seen.faults + 1);
+            Some(error.message().to_owned())
+        }
+    };
+    if let Some(part) = part {
+        finish(part, &seen, error.as_deref())?;
+    } else if let (Some(output), None) = (output, &error) {
+        output.begin(&name)?.finish(&seen)?;
+    }
+    let done = Done { name, summary: seen, work, cpu_s, error };
+    done.tell();
+    Ok(done)
+}
+
+/// Ends the part of a recording; an error is its last fault.
+fn finish(mut part: Part<'_>, seen: &Summary, error: Option<&str>) -> Outcome {
+    if let Some(error) = error {
+        part.event(&Event::Fault(Fault { at: seen.seconds, what: error.to_owned() }))?;
+    }
+    Ok(part.finish(seen)?)
+}
+
+/// What somebody who waits sees, and what is known if the work ends early.
+struct Watch {
+    bar: Bar,
+    name: String,
+    seen: Summary,
+}
+
+impl Watch {
+    fn see(&mut self, event: &Event) {
+        match event {
+            Event::Opened(format) => self.bar.at(0.0, format.seconds),
+            Event::Progress { seconds, total } => {
+                self.seen.seconds = *seconds;
+                self.bar.at(*seconds, *total);
+            }
+            Event::Label(_) => self.seen.labels += 1,
+            Event::Fault(fault) => {
+                self.seen.faults += 1;
+                if self.seen.faults <= FAULTS_SHOWN_MAX {
+                    self.bar.line(&format!("warning: {}", fault_text(&self.name, fault)));
+                } else if self.seen.faults == FAULTS_SHOWN_MAX + 1 {
+                    self.bar.line(&format!("warning: {}: more faults are not shown", self.name));
+                }
+            }
+        }
+    }
+}
+
+fn fault_text(name: &str, fault: &Fault) -> String {
+    format!("{name} at {} ({:.2} s): {}", clock(fault.at), fault.at, fault.what)
+}
+
+impl Done {
+    /// Says on standard error how it went.
+    fn tell(&self) {
+        if let Some(error) = &self.error {
+            let kept = match self.summary.labels {
+                0 => String::new(),
+                labels => format!("; the {labels} labels up to {} are kept", clock(self.summary.seconds)),
+            };
+            eprintln!("error: {}: {error}{kept}", self.name);
+            return;
+        }
+        eprintln!("{}", summary(&self.name, self.summary.seconds, self.work.as_secs_f64(), peak_bytes()));
+        if self.summary.partial {
+            eprintln!("warning: {}: only a part could be recognised; the faults above say where", self.name);
+        }
+    }
+}
+
+/// The most memory that this process ever had; 0 where the system does not say.
+fn peak_bytes() -> u64 {
+    memory::process::memory().map_or(0, |memory| memory.rss_peak)
+}
+
+/// Writes what `--timing` is for: seconds of work and of the recording, and of loading apart.
+///
+/// # Errors
+/// A failure when the file cannot be written.
+pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[Done]) -> Outcome {
+    let files: Vec<_> = done
+        .iter()
+        .map(|done| {
+            json!({
+                "file": done.name,
+                "audio_s": done.summary.seconds,
+                "seconds": done.work.as_secs_f64(),
+                "cpu_s": done.cpu_s,
+                "real_time_factor": factor(done.work.as_secs_f64(), done.summary.seconds),
+                "labels": done.summary.labels,
+                "windows": done.summary.windows,
+                "faults": done.summary.faults,
+                "partial": !done.is_whole(),
+                "error": done.error,
+            })
+        })
+        .collect();
+    let report = json!({
+        "load_s": load.map(|load| load.as_secs_f64()),
+        "peak_bytes": peak_bytes(),
+        "files": files,
+    });
+    std::fs::write(path, crate::models::pretty(&report))
+        .map_err(|error| Failure::failed(format!("--timing {}: {error}", path.display())))
+}
+
+/// Processor time of this process.
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

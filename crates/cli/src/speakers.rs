@@ -1,0 +1,161 @@
+//! `millpond speakers`: enrolled voices, and whose voice a recording is.
+
+use std::path::{Path, PathBuf};
+
+use audio::pipeline;
+use audio::recogniser::Kind;
+use audio::speakers::Speakers;
+use clap::{Args, Subcommand};
+
+use crate::audio::model::{EngineArgs, Opened};
+use crate::audio::place::PlaceArgs;
+use crate::audio::work;
+use crate::environment;
+use crate::exit::{Exit, Failure, Outcome, print};
+use crate::table::Table;
+
+/// Similarity from which a voice is taken as known, where the recogniser does not say.
+const THRESHOLD: f32 = 0.6;
+
+/// `millpond speakers WHAT`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  millpond speakers enrol alice alice-1.wav alice-2.wav
+  millpond speakers identify unknown.wav
+  millpond audio meeting.mp3 --recogniser voiceprint --format rttm
+
+verify ends with 0 when the voice is that speaker's, with 1 when it is not.")]
+pub(crate) struct SpeakersArgs {
+    #[command(subcommand)]
+    what: What,
+    /// The recogniser that makes embeddings of voices
+    #[arg(long, value_name = "NAME", default_value = "voiceprint", global = true)]
+    recogniser: String,
+    #[command(flatten)]
+    place: GlobalPlace,
+    /// File of enrolled voices [default: millpond/speakers.json in the user's data directory]
+    #[arg(long, value_name = "FILE", global = true)]
+    speakers: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// [`PlaceArgs`] after the subcommand too.
+#[derive(Args, Clone, Debug)]
+struct GlobalPlace {
+    /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
+    #[arg(long, value_name = "DIR", global = true)]
+    recognisers: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// List who is enrolled
+    List,
+    /// Add recordings of a speaker's voice
+    Enrol {
+        /// Who speaks
+        name: String,
+        /// Recordings in which nobody else speaks
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Forget a speaker
+    Remove {
+        /// Who
+        name: String,
+    },
+    /// Say who of the enrolled speaks in each recording
+    Identify {
+        /// Recordings
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Say whether a recording is of a speaker
+    Verify {
+        /// Who it should be
+        name: String,
+        /// The recording
+        file: PathBuf,
+    },
+}
+
+/// Does what was asked for.
+///
+/// # Errors
+/// A failure when a model or a recording is at fault; a silent one with code 1 when a voice is not the speaker's.
+pub(crate) fn run(args: &SpeakersArgs) -> Outcome {
+    let file = args.speakers.clone().or_else(environment::speakers_file).ok_or_else(|| {
+        Failure::usage("there is no home directory to keep voices in; give --speakers FILE")
+    })?;
+    let speakers = Speakers::open(&file)?;
+    match &args.what {
+        What::List => print(&speakers.names().iter().map(|name| format!("{name}\n")).collect::<String>()),
+        What::Enrol { name, files } => {
+            let opened = open(args)?;
+            for recording in files {
+                speakers.enrol(name, &embed(&opened, recording)?)?;
+            }
+            print(&format!("enrolled {name} with {} recordings in {}\n", files.len(), file.display()))
+        }
+        What::Remove { name } => match speakers.remove(name)? {
+            true => print(&format!("removed {name}\n")),
+            false => Err(Failure::failed(format!("\"{name}\" is not enrolled in {}", file.display()))),
+        },
+        What::Identify { files } => identify(args, &speakers, files),
+        What::Verify { name, file } => verify(args, &speakers, name, file),
+    }
+}
+
+fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Outcome {
+    if speakers.names().is_empty() {
+        return Err(Failure::failed("nobody is enrolled").hint("millpond speakers enrol NAME FILE..."));
+    }
+    let opened = open(args)?;
+    let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);
+    let mut table = Table::new(["FILE", "SPEAKER", "SIMILARITY"]);
+    for file in files {
+        let Some((name, similarity)) = speakers.nearest(&embed(&opened, file)?) else { continue };
+        let who = if similarity >= threshold { name } else { format!("unknown (nearest: {name})") };
+        table.row([file.display().to_string(), who, format!("{similarity:.3}")]);
+    }
+    print(&table.text())
+}
+
+fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> Outcome {
+    let unknown = || Failure::failed(format!("\"{name}\" is not enrolled"));
+    if !speakers.names().iter().any(|other| other == name) {
+        return Err(unknown());
+    }
+    let opened = open(args)?;
+    let similarity = speakers.similarity(name, &embed(&opened, file)?).ok_or_else(unknown)?;
+    let same = similarity >= opened.recogniser.threshold().unwrap_or(THRESHOLD);
+    print(&format!(
+        "{}: {} (similarity {similarity:.3})\n",
+        if same { "yes" } else { "no" },
+        file.display()
+    ))?;
+    if same { Ok(()) } else { Err(Failure::silent(Exit::Failed)) }
+}
+
+fn open(args: &SpeakersArgs) -> Outcome<Opened> {
+    args.engine.prepare()?;
+    let place = PlaceArgs { recognisers: args.place.recognisers.clone() };
+    let opened = args.engine.open(&place, &args.recogniser)?;
+    if opened.recogniser.kind != Kind::Embeddings {
+        return Err(Failure::usage(format!(
+            "recogniser \"{}\" makes no embeddings of voices; give --recogniser NAME of one that does",
+            args.recogniser
+        )));
+    }
+    Ok(opened)
+}
+
+/// The unit vector of a recording's voice.
+fn embed(opened: &Opened, file: &Path) -> Outcome<Vec<f32>> {
+    let (input, hint) = work::open(file)?;
+    let options = opened.options(false, None);
+    let named = |error: base::Error| Failure::failed(format!("{}: {}", file.display(), error.message()));
+    pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options).map_err(named)
+}

@@ -1,0 +1,104 @@
+//! Answers: LibTorch's tensors wrapped as ours without a copy.
+//!
+//! An answer owns its tensor of LibTorch, which counts its own memory, so it stays valid after the session is gone. The
+//! exceptions are answers that are nothing but an input or a parameter handed through: those point into memory of
+//! ours that may go first, so they are copied.
+
+use std::ops::Range;
+use std::ptr::{NonNull, slice_from_raw_parts};
+
+use base::{Error, Result, Shape};
+use bytes::Bytes;
+
+use crate::api::{Library, RawTensor, RawView};
+use crate::element;
+use crate::module::Answer;
+
+/// One tensor of LibTorch's.
+pub(crate) struct Tensor {
+    raw: NonNull<RawTensor>,
+    library: &'static Library,
+}
+
+// SAFETY: LibTorch counts the holders of a tensor atomically and frees it on whichever thread is last.
+unsafe impl Send for Tensor {}
+// SAFETY: nothing is ever asked of it by a shared reference.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// Takes over what a call gave.
+    ///
+    /// # Safety
+    /// `raw` is null or a tensor that the caller owns.
+    pub(crate) unsafe fn own(library: &'static Library, raw: *mut RawTensor) -> Result<Tensor> {
+        let raw = NonNull::new(raw).ok_or_else(|| Error::exhausted("no memory for an answer"))?;
+        Ok(Tensor { raw, library })
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: the tensor is ours, and this is its last use.
+        unsafe { (self.library.call.mpt_tensor_drop)(self.raw.as_ptr()) }
+    }
+}
+
+/// Elements inside a tensor of LibTorch's.
+struct Owned {
+    tensor: Tensor,
+    data: *const [u8],
+}
+
+// SAFETY: the data belongs to the tensor, which is owned, is `Send`, and is never written to again.
+unsafe impl Send for Owned {}
+// SAFETY: as above; sharing gives reads only.
+unsafe impl Sync for Owned {}
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        let _alive = &self.tensor;
+        // SAFETY: the data is the tensor's own, of this length, and lives as long as the tensor.
+        unsafe { &*self.data }
+    }
+}
+
+/// Tensor number `index` of an answer, seen as `view`, as ours. `borrowed` are the addresses that it must not keep
+/// pointing into.
+///
+/// # Errors
+/// `InvalidArgument` for an element type that Millpond does not speak, `Internal` where the tensor contradicts itself.
+pub(crate) fn take(
+    answer: &Answer,
+    index: usize,
+    view: &RawView,
+    borrowed: &[Range<usize>],
+) -> Result<base::Tensor> {
+    let dtype = element::from_torch(view.dtype).ok_or_else(|| {
+        Error::invalid(format!("an output has element type {} of LibTorch, which is unknown", view.dtype))
+    })?;
+    let shape = shape(view)?;
+    if view.bytes == 0 {
+        return base::Tensor::from_bytes(dtype, shape, Bytes::new());
+    }
+    let address = view.data as usize;
+    let data = slice_from_raw_parts(view.data.cast(), view.bytes);
+    let bytes = match borrowed.iter().any(|range| range.contains(&address)) {
+        // SAFETY: the answer is alive, and the shim says that its tensor has so many bytes there.
+        true => Bytes::copy_from_slice(unsafe { &*data }),
+        false => Bytes::from_owner(Owned { tensor: answer.take(index)?, data }),
+    };
+    base::Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
+}
+
+/// The sizes of the tensor's axes.
+pub(crate) fn shape(view: &RawView) -> Result<Shape> {
+    let rank = usize::try_from(view.rank).map_err(|_| Error::internal("a tensor has a negative rank"))?;
+    if rank == 0 {
+        return Ok(Shape::new());
+    }
+    // SAFETY: the answer that the view is of is alive, and has so many sizes there.
+    let sizes = unsafe { std::slice::from_raw_parts(view.dims, rank) };
+    let size =
+        |&size: &i64| usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"));
+    sizes.iter().map(size).collect()
+}

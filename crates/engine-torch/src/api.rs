@@ -1,0 +1,220 @@
+//! The shim's C interface (`engines/torch/millpond_torch.h`) and the one copy of it that a process opens.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+
+use crate::fault;
+use crate::library::REMEDY;
+
+/// The number of the interface as it is declared below. Raised together with the header's.
+const ABI: i32 = 1;
+
+const OK: i32 = 0;
+const NO_DEVICE: i32 = 2;
+
+/// An argument of `forward` that is a tensor, and the other kinds.
+pub(crate) const TENSOR: i32 = 0;
+pub(crate) const INT: i32 = 1;
+pub(crate) const FLOAT: i32 = 2;
+pub(crate) const BOOL: i32 = 3;
+
+macro_rules! opaque {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        $($(#[$doc])* #[repr(C)] pub(crate) struct $name { _private: [u8; 0] })*
+    };
+}
+opaque! {
+    /// A loaded module.
+    RawModule,
+    /// The tensors that a run gave.
+    RawAnswer,
+    /// One of them.
+    RawTensor,
+    /// A module in the making.
+    RawBuilder,
+}
+
+/// Reads for the shim; see `mpt_read`.
+pub(crate) type Read = unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> usize;
+
+#[repr(C)]
+pub(crate) struct RawLoad {
+    pub(crate) context: *mut c_void,
+    pub(crate) read: Read,
+    pub(crate) bytes: u64,
+    pub(crate) arena: *mut c_void,
+    pub(crate) arena_bytes: usize,
+    pub(crate) cuda: i32,
+}
+
+#[repr(C)]
+pub(crate) struct RawDescription {
+    pub(crate) arena_used: usize,
+    pub(crate) stateful: i32,
+    pub(crate) arguments: i32,
+    pub(crate) results: i32,
+    pub(crate) declaration: *const c_char,
+}
+
+#[repr(C)]
+pub(crate) struct RawArgument {
+    pub(crate) name: *const c_char,
+    pub(crate) type_text: *const c_char,
+    pub(crate) kind: i32,
+    pub(crate) optional: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RawValue {
+    pub(crate) data: *const c_void,
+    pub(crate) dims: *const i64,
+    pub(crate) rank: i32,
+    pub(crate) dtype: i32,
+    pub(crate) given: i32,
+}
+
+#[repr(C)]
+pub(crate) struct RawView {
+    pub(crate) name: *const c_char,
+    pub(crate) data: *const c_void,
+    pub(crate) bytes: usize,
+    pub(crate) dims: *const i64,
+    pub(crate) rank: i32,
+    pub(crate) dtype: i32,
+}
+
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The shim's functions, by their names in C.
+        pub(crate) struct Functions { $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
+
+        impl Functions {
+            /// Looks every function up.
+            ///
+            /// # Safety
+            /// `library` is a handle of `dlopen` that is never closed, and of a shim whose interface is this one's.
+            unsafe fn of(library: *mut c_void) -> Result<Functions, &'static str> {
+                Ok(Functions { $($name: {
+                    // SAFETY: the handle is open and the name NUL-terminated.
+                    let symbol = unsafe { libc::dlsym(library, concat!(stringify!($name), "\0").as_ptr().cast()) };
+                    if symbol.is_null() {
+                        return Err(stringify!($name));
+                    }
+                    // SAFETY: the header declares the symbol of this name as a function of this type.
+                    unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(symbol) }
+                },)* })
+            }
+        }
+    };
+}
+functions! {
+    millpond_torch_version() -> *const c_char;
+    millpond_torch_message() -> *const c_char;
+    millpond_torch_start() -> i32;
+    mpt_module_load(*const RawLoad, *mut *mut RawModule) -> i32;
+    mpt_package_load(*const c_char, i32, *mut *mut RawModule) -> i32;
+    mpt_module_describe(*const RawModule, *mut RawDescription);
+    mpt_module_argument(*const RawModule, i32, *mut RawArgument) -> i32;
+    mpt_module_result(*const RawModule, i32) -> *const c_char;
+    mpt_module_fork(*const RawModule, *mut *mut RawModule) -> i32;
+    mpt_module_drop(*mut RawModule);
+    mpt_run(*const RawModule, *const RawValue, usize, i32, *mut *mut RawAnswer) -> i32;
+    mpt_answer_count(*const RawAnswer) -> usize;
+    mpt_answer_view(*const RawAnswer, usize, *mut RawView);
+    mpt_answer_take(*const RawAnswer, usize) -> *mut RawTensor;
+    mpt_answer_drop(*mut RawAnswer);
+    mpt_tensor_drop(*mut RawTensor);
+    mpt_builder_new(*mut *mut RawBuilder) -> i32;
+    mpt_builder_tensor(*mut RawBuilder, *const c_char, i32, *const i64, i32, i32, *mut *mut c_void) -> i32;
+    mpt_builder_view(*mut RawBuilder, *const c_char, *const c_char, i64, *const i64, i32, i32) -> i32;
+    mpt_builder_save(*mut RawBuilder, *const c_char, *const c_char) -> i32;
+    mpt_builder_drop(*mut RawBuilder);
+}
+
+/// The shim, open for as long as the process lives.
+pub(crate) struct Library {
+    pub(crate) path: PathBuf,
+    pub(crate) version: String,
+    pub(crate) call: Functions,
+}
+
+impl Library {
+    /// Opens the shim at `path`, and LibTorch with it. Its symbols stay its own (`RTLD_LOCAL`): other engines bring
+    /// libraries that have some of the same names. Never `RTLD_DEEPBIND`, which would give it another `malloc` than
+    /// the process's.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` where it does not load or is of another interface, with the remedy.
+    pub(crate) fn open(path: PathBuf) -> Result<Library> {
+        let unfit = |why: &str| Error::precondition(format!("{} {why}: {REMEDY}", path.display()));
+        let name = c_path(&path)?;
+        // SAFETY: the name is NUL-terminated. The library's initialisers are LibTorch's, which expect nothing.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: called on the thread of the failed call; null or a NUL-terminated text of the loader's.
+            let why = unsafe { text(libc::dlerror()) };
+            return Err(unfit(&format!("does not load ({why})")));
+        }
+        // SAFETY: the handle is open and the name NUL-terminated.
+        let abi = unsafe { libc::dlsym(handle, c"millpond_torch_abi".as_ptr()) };
+        if abi.is_null() {
+            return Err(unfit("is not Millpond's"));
+        }
+        // SAFETY: every version of the shim declares this symbol as this function.
+        let abi = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> i32>(abi)() };
+        if abi != ABI {
+            return Err(unfit(&format!("has interface {abi}, this program needs {ABI}")));
+        }
+        // SAFETY: the handle stays open, and the number says that the interface is the one declared here.
+        let call = unsafe { Functions::of(handle) }.map_err(|name| unfit(&format!("has no {name}")))?;
+        // SAFETY: the version is static and NUL-terminated.
+        let version = unsafe { text((call.millpond_torch_version)()) };
+        let library = Library { path, version, call };
+        // SAFETY: the first call, once a process (see `TorchEngine`).
+        library.check(unsafe { (library.call.millpond_torch_start)() })?;
+        Ok(library)
+    }
+
+    /// Turns what a call on this thread returned into a result.
+    ///
+    /// # Errors
+    /// What the shim says of the failure.
+    pub(crate) fn check(&self, code: i32) -> Result<()> {
+        if code == OK {
+            return Ok(());
+        }
+        // SAFETY: the message is NUL-terminated and lives until the next call on this thread.
+        let message = unsafe { text((self.call.millpond_torch_message)()) };
+        match code {
+            NO_DEVICE => Err(Error::precondition(message.split_whitespace().collect::<Vec<_>>().join(" "))),
+            _ => Err(fault::error(&message)),
+        }
+    }
+}
+
+/// `pointer`'s text; empty where it is null.
+///
+/// # Safety
+/// It is null or points to a NUL-terminated text that lives through the call.
+pub(crate) unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+/// `path` for a call.
+pub(crate) fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::invalid(format!("the path {} holds a NUL byte", path.display())))
+}
+
+/// `words` for a call.
+pub(crate) fn c_text(words: &str) -> Result<CString> {
+    CString::new(words).map_err(|_| Error::invalid(format!("{words:?} holds a NUL byte")))
+}

@@ -1,0 +1,166 @@
+//! Writes TorchScript modules without Python, for tests and benchmarks.
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+
+use base::{DType, Error, Result};
+
+use crate::api::{Library, RawBuilder, c_path, c_text};
+use crate::{TorchEngine, element};
+
+/// Where a parameter's elements come from.
+pub enum Data {
+    /// As many singles as it has elements.
+    Floats(Vec<f32>),
+    /// As many integers of 64 bits as it has elements.
+    Integers(Vec<i64>),
+    /// Singles, written by the function to the memory that is saved. One tensor is filled at a time.
+    Fill(Box<dyn FnMut(&mut [f32])>),
+    /// The elements of an earlier parameter, from one of its elements on: both lie in the same memory.
+    View {
+        /// The earlier parameter.
+        of: String,
+        /// Its element that is the first.
+        start: usize,
+    },
+}
+
+/// A tensor of a module.
+pub struct Parameter {
+    /// The attribute's name.
+    pub name: String,
+    /// Its axes.
+    pub dims: Vec<usize>,
+    /// Its elements.
+    pub data: Data,
+    /// It is a buffer: part of the module, but none of its parameters.
+    pub buffer: bool,
+}
+
+impl Parameter {
+    /// A parameter of singles.
+    pub fn floats(name: &str, dims: &[usize], elements: Vec<f32>) -> Parameter {
+        Parameter { name: name.to_owned(), dims: dims.to_vec(), data: Data::Floats(elements), buffer: false }
+    }
+
+    /// A parameter that `fill` writes.
+    pub fn filled(name: &str, dims: &[usize], fill: impl FnMut(&mut [f32]) + 'static) -> Parameter {
+        let data = Data::Fill(Box::new(fill));
+        Parameter { name: name.to_owned(), dims: dims.to_vec(), data, buffer: false }
+    }
+}
+
+/// Writes a module to `path`. `source` is its methods in TorchScript's language, such as
+/// `def forward(self, x):\n    return x @ self.weight\n`; each of `parameters` is an attribute.
+///
+/// # Errors
+/// `InvalidArgument` where the source does not compile or a parameter has other than its dims' elements; those of
+/// opening the engine and of writing the file.
+pub fn module(engine: &TorchEngine, path: &Path, source: &str, parameters: Vec<Parameter>) -> Result<()> {
+    let mut builder = Builder::new(engine.open()?)?;
+    for parameter in parameters {
+        let name = parameter.name.clone();
+        builder.add(parameter).map_err(|e| e.context(format!("parameter \"{name}\"")))?;
+    }
+    builder.save(source, path)
+}
+
+struct Builder {
+    raw: NonNull<RawBuilder>,
+    library: &'static Library,
+}
+
+impl Builder {
+    fn new(library: &'static Library) -> Result<Builder> {
+        let mut raw = null_mut();
+        // SAFETY: the out-pointer is valid; what it gets is ours.
+        library.check(unsafe { (library.call.mpt_builder_new)(&mut raw) })?;
+        let raw = NonNull::new(raw).ok_or_else(|| Error::internal("LibTorch gave no builder"))?;
+        Ok(Builder { raw, library })
+    }
+
+    fn add(&mut self, parameter: Parameter) -> Result<()> {
+        let count = parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+        let count = count.ok_or_else(|| Error::invalid("has more elements than fit memory"))?;
+        let fits = |given: usize| match given == count {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("takes {count} elements, got {given}"))),
+        };
+        let (name, buffer) = (&parameter.name, i32::from(parameter.buffer));
+        match parameter.data {
+            Data::Floats(elements) => {
+                fits(elements.len())?;
+                self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?.copy_from_slice(&elements);
+            }
+            Data::Integers(elements) => {
+                fits(elements.len())?;
+                self.tensor::<i64>(name, DType::I64, &parameter.dims, buffer)?.copy_from_slice(&elements);
+            }
+            Data::Fill(mut fill) => fill(self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?),
+            Data::View { of, start } => {
+                let (name, of, dims) = (c_text(name)?, c_text(&of)?, sizes(&parameter.dims));
+                let start = i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
+                // SAFETY: the builder is alive, the names are NUL-terminated, there are as many sizes as said.
+                let code = unsafe {
+                    let (raw, name, of) = (self.raw.as_ptr(), name.as_ptr(), of.as_ptr());
+                    let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
+                    (self.library.call.mpt_builder_view)(raw, name, of, start, dims, rank, buffer)
+                };
+                self.library.check(code)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A new tensor's memory, cleared.
+    fn tensor<T: bytemuck::Pod>(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        dims: &[usize],
+        buffer: i32,
+    ) -> Result<&mut [T]> {
+        let (name, dims) = (c_text(name)?, sizes(dims));
+        let number = element::to_torch(dtype).ok_or_else(|| Error::invalid("no such tensors"))?;
+        let mut data: *mut c_void = null_mut();
+        // SAFETY: the builder is alive, the name NUL-terminated, there are as many sizes as said, the out-pointer is
+        // valid.
+        let code = unsafe {
+            let (raw, name) = (self.raw.as_ptr(), name.as_ptr());
+            let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
+            (self.library.call.mpt_builder_tensor)(raw, name, number, dims, rank, buffer, &mut data)
+        };
+        self.library.check(code)?;
+        let count = dims.iter().map(|&size| size as usize).product();
+        if count == 0 || data.is_null() {
+            return Ok(&mut []);
+        }
+        // SAFETY: the tensor is new, contiguous and has so many elements of this type; nobody else has it until the
+        // builder is used again, which the borrow rules out.
+        unsafe {
+            std::ptr::write_bytes(data.cast::<T>(), 0, count);
+            Ok(std::slice::from_raw_parts_mut(data.cast::<T>(), count))
+        }
+    }
+
+    fn save(&mut self, source: &str, path: &Path) -> Result<()> {
+        let (source, path) = (c_text(source)?, c_path(path)?);
+        // SAFETY: the builder is alive and both texts are NUL-terminated.
+        let code = unsafe {
+            (self.library.call.mpt_builder_save)(self.raw.as_ptr(), source.as_ptr(), path.as_ptr())
+        };
+        self.library.check(code)
+    }
+}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        // SAFETY: the builder is ours, and this is its last use.
+        unsafe { (self.library.call.mpt_builder_drop)(self.raw.as_ptr()) }
+    }
+}
+
+fn sizes(dims: &[usize]) -> Vec<i64> {
+    dims.iter().map(|&size| size as i64).collect()
+}

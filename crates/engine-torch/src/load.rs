@@ -1,0 +1,139 @@
+//! Opening a model.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::ptr::null_mut;
+
+use base::{Error, ErrorKind, Result};
+use engine::{Arena, Device, LoadRequest, Session, SessionOptions};
+use memory::{Region, RegionMut};
+
+use crate::api::{Library, RawLoad, c_path};
+use crate::archive::{self, Archive};
+use crate::module::Module;
+use crate::session::TorchSession;
+
+/// A TorchScript module.
+pub(crate) const SCRIPT: &str = "model.pt";
+/// A package compiled by AOTInductor.
+pub(crate) const PACKAGE: &str = "model.pt2";
+/// More threads than this inside one run are a mistake.
+const THREADS_MAX: usize = 1024;
+
+/// What holds a model's parameters; dropped after the module.
+pub(crate) enum Home {
+    /// LibTorch's own allocator.
+    Heap,
+    /// The slot pool, and nobody can write to it.
+    Sealed(Region),
+    /// The slot pool; runs may write to it.
+    Writable(
+        #[expect(dead_code, reason = "LibTorch uses it through pointers; it only has to live")] RegionMut,
+    ),
+}
+
+/// Whether `graph` is a compiled package.
+pub(crate) fn is_package(graph: &Path) -> bool {
+    graph.extension() == Some(OsStr::new("pt2"))
+}
+
+/// Opens the model that `request` describes.
+pub(crate) fn load(library: &'static Library, request: &LoadRequest) -> Result<Box<dyn Session>> {
+    let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
+        true => error,
+        false => error.context(request.graph.display()),
+    };
+    if !(1..=THREADS_MAX).contains(&request.options.intra_op_threads) {
+        let count = request.options.intra_op_threads;
+        return Err(Error::invalid(format!("{count} threads inside one run; it must be 1 to {THREADS_MAX}")));
+    }
+    let (module, home) = match is_package(&request.graph) {
+        true => (package(library, &request.graph, &request.options).map_err(name)?, Home::Heap),
+        false => script(library, request).map_err(name)?,
+    };
+    Ok(Box::new(TorchSession::new(module, home, &request.options).map_err(name)?))
+}
+
+/// The number that the shim has for a device.
+fn cuda(device: Device) -> Result<i32> {
+    match device {
+        Device::Cpu => Ok(-1),
+        Device::Cuda(number) => i32::from(i8::MAX)
+            .min(i32::try_from(number).unwrap_or(i32::MAX))
+            .try_into()
+            .map_err(|_| Error::invalid("no such device")),
+    }
+}
+
+fn package(library: &'static Library, graph: &Path, options: &SessionOptions) -> Result<Module> {
+    if !options.trusted {
+        return Err(Error::denied(
+            "a compiled package is native code, which runs with all the server's rights; whoever vouches for it \
+             sets `trusted = true` in the model's millpond.toml",
+        ));
+    }
+    std::fs::File::open(graph).map_err(|e| Error::io(graph, &e))?;
+    let path = c_path(graph)?;
+    let mut raw = null_mut();
+    // SAFETY: the path is NUL-terminated, the out-pointer valid; what it gets is ours.
+    unsafe {
+        let code = (library.call.mpt_package_load)(path.as_ptr(), cuda(options.device)?, &mut raw);
+        library.check(code)?;
+        Module::own(library, raw)
+    }
+}
+
+fn script(library: &'static Library, request: &LoadRequest) -> Result<(Module, Home)> {
+    let mut archive = Archive::open(&request.graph, request.arena.as_ref())?;
+    let mut region = request.arena.as_ref().filter(|arena| arena.bytes > 0).map(Arena::region).transpose()?;
+    let memory = region.as_mut().map(RegionMut::as_mut_slice);
+    if let Some(memory) = &memory {
+        archive.trust(memory);
+    }
+    let (arena, arena_bytes) = memory.map_or((null_mut(), 0), |memory| (memory.as_mut_ptr(), memory.len()));
+    let load = RawLoad {
+        context: (&raw mut archive).cast(),
+        read: archive::read,
+        bytes: archive.bytes(),
+        arena: arena.cast(),
+        arena_bytes,
+        cuda: cuda(request.options.device)?,
+    };
+    let mut raw = null_mut();
+    // SAFETY: the archive is used by nobody else until the call returns. The memory is the region's, which nobody else
+    // touches and which outlives the module: both are handed on together, and dropped in that order.
+    let code = unsafe { (library.call.mpt_module_load)(&load, &mut raw) };
+    if let Err(error) = library.check(code) {
+        return Err(archive.take_failure().unwrap_or_else(|| unusable(error)));
+    }
+    // SAFETY: the call succeeded, so this is a module of ours.
+    let module = unsafe { Module::own(library, raw)? };
+    archive.finish()?;
+    let description = module.describe()?;
+    let home = match region {
+        Some(_) if description.arena_used == 0 || request.options.device != Device::Cpu => Home::Heap,
+        Some(region) if description.stateful => Home::Writable(region),
+        Some(region) => sealed(region),
+        None => Home::Heap,
+    };
+    Ok((module, home))
+}
+
+/// A damaged archive is told from a model that asks too much by what LibTorch calls it.
+fn unusable(error: Error) -> Error {
+    let message = error.message();
+    match error.kind() == ErrorKind::InvalidArgument && message.contains("PytorchStreamReader") {
+        true => Error::data_loss(message.to_owned()),
+        false => error,
+    }
+}
+
+/// The memory, which from now on nobody can write to: LibTorch has pointers that it could write through, and a model
+/// that did so unnoticed would change the answers of all requests.
+fn sealed(region: RegionMut) -> Home {
+    let region = region.freeze();
+    if let Err(error) = region.seal() {
+        tracing::warn!(%error, "a model's parameters stay writable");
+    }
+    Home::Sealed(region)
+}

@@ -1,0 +1,332 @@
+//! A loaded model and one run of it. A model without a state takes no lock: LibTorch allows runs at the same time, and
+//! nothing of ours changes after loading.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{DType, Error, NamedTensor, Result, Signature};
+use bytes::Bytes;
+use engine::{Session, SessionOptions};
+use smallvec::SmallVec;
+
+use crate::api::{BOOL, FLOAT, INT, RawValue, RawView, TENSOR, text};
+use crate::load::Home;
+use crate::module::{Answer, Module};
+use crate::signature::{self, Plan, Source};
+use crate::{answer, element};
+
+/// Inputs or outputs of a run up to which their bookkeeping needs no allocation.
+const FEW: usize = 8;
+
+/// What a session and its forks share.
+struct Model {
+    /// As loaded. A module with a state is never run itself: its forks are.
+    module: Module,
+    /// Holds the parameters; dropped after the module.
+    home: Home,
+    plan: Plan,
+    threads: usize,
+    stateful: bool,
+    parameter_bytes: u64,
+    metadata: BTreeMap<String, String>,
+}
+
+/// A model in LibTorch. Dropping it releases the module first, then the memory of its parameters.
+pub(crate) struct TorchSession {
+    model: Arc<Model>,
+}
+
+/// The same model with a state of its own.
+struct ForkedSession {
+    /// Dropped before the model whose parameters it uses.
+    module: Mutex<Module>,
+    model: Arc<Model>,
+}
+
+impl TorchSession {
+    /// Finds out what the module takes and gives.
+    ///
+    /// # Errors
+    /// Those of [`signature::plan`]; `InvalidArgument` where the outputs cannot be told.
+    pub(crate) fn new(module: Module, home: Home, options: &SessionOptions) -> Result<TorchSession> {
+        let description = module.describe()?;
+        let package = description.declaration.is_empty();
+        let plan = signature::plan(&description, &options.signature, package)?;
+        let parameter_bytes = match home {
+            Home::Heap => 0,
+            Home::Sealed(_) | Home::Writable(_) => description.arena_used as u64,
+        };
+        let metadata = [("forward".to_owned(), description.declaration)];
+        let mut model = Model {
+            module,
+            home,
+            plan,
+            threads: options.intra_op_threads,
+            stateful: description.stateful,
+            parameter_bytes,
+            metadata: metadata.into_iter().filter(|(_, value)| !value.is_empty()).collect(),
+        };
+        if model.plan.provisional {
+            model.try_out()?;
+        }
+        Ok(TorchSession { model: Arc::new(model) })
+    }
+}
+
+impl Model {
+    /// Learns the outputs from a run on zeros, where that can be done.
+    fn try_out(&mut self) -> Result<()> {
+        let learnt = match self.plan.trial() {
+            Some(inputs) => self.observe(&inputs),
+            None => Err(Error::invalid("the shapes of its inputs are not known")),
+        };
+        match learnt {
+            Ok(outputs) => self.plan.learn(outputs),
+            Err(error) if self.plan.outputs.is_empty() => {
+                return Err(Error::invalid(format!(
+                    "what forward returns cannot be told ({error}): list the outputs, or the inputs' shapes, in \
+                     [signature]"
+                )));
+            }
+            Err(error) => tracing::debug!(%error, "a trial run did not tell the types of the outputs"),
+        }
+        Ok(())
+    }
+
+    fn observe(&self, inputs: &[NamedTensor]) -> Result<Vec<(String, DType, usize)>> {
+        let (answer, _) = self.answer(inputs)?;
+        let view = |index| {
+            let view = answer.view(index).ok_or_else(|| Error::internal("an output is missing"))?;
+            let dtype = element::from_torch(view.dtype).ok_or_else(|| {
+                Error::invalid(format!("an output has element type {} of LibTorch", view.dtype))
+            })?;
+            Ok((name_of(&view), dtype, answer::shape(&view)?.len()))
+        };
+        (0..answer.len()).map(view).collect()
+    }
+
+    /// Runs once from the state as loaded.
+    fn answer(&self, inputs: &[NamedTensor]) -> Result<(Answer, Feeds)> {
+        match self.stateful {
+            true => self.answer_of(&self.module.fork()?, inputs),
+            false => self.answer_of(&self.module, inputs),
+        }
+    }
+
+    fn answer_of(&self, module: &Module, inputs: &[NamedTensor]) -> Result<(Answer, Feeds)> {
+        let feeds = Feeds::new(&self.plan, inputs)?;
+        let values = feeds.values(&self.plan);
+        // SAFETY: the feeds have a value for each argument of forward, of its kind, and hold its bytes and sizes.
+        let answer = unsafe { module.run(&values, self.threads) }?;
+        Ok((answer, feeds))
+    }
+
+    /// The wanted ones of an answer's tensors.
+    fn take(&self, answer: &Answer, feeds: &Feeds, wanted: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let mut borrowed: SmallVec<[Range<usize>; FEW]> = feeds.ranges().collect();
+        let parameters = match &self.home {
+            Home::Heap => None,
+            Home::Sealed(region) => Some((region.as_ptr().addr(), region.len())),
+            // Answers of a module with a state share no memory with it.
+            Home::Writable(_) => None,
+        };
+        borrowed.extend(parameters.map(|(start, bytes)| start..start + bytes));
+        let take = |source: &Source| {
+            let (index, view) = self.find(answer, source)?;
+            let tensor = answer::take(answer, index, &view, &borrowed)?;
+            Ok(NamedTensor { name: source.name.clone(), tensor })
+        };
+        if wanted.is_empty() {
+            return self.plan.outputs.iter().map(take).collect();
+        }
+        let named = |(guess, name): (usize, &Arc<str>)| {
+            let outputs = &self.plan.outputs;
+            let source = outputs.get(guess).filter(|source| source.name == *name);
+            let source = source.or_else(|| outputs.iter().find(|source| source.name == *name));
+            take(source.ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?)
+        };
+        wanted.iter().enumerate().map(named).collect()
+    }
+
+    /// Where in `answer` an output is.
+    fn find(&self, answer: &Answer, source: &Source) -> Result<(usize, RawView)> {
+        let there = answer.view(source.position);
+        let is = |view: &RawView, name: &str| name_of(view) == name;
+        let found = match &source.key {
+            Some(key) => match there.filter(|view| is(view, key)) {
+                Some(view) => Some((source.position, view)),
+                None => self.search(answer, key),
+            },
+            // Of a list or dictionary: by its key, or by its place where there are no keys.
+            None => self.search(answer, &source.name).or_else(|| {
+                let view = there.filter(|view| name_of(view).starts_with("output"))?;
+                Some((source.position, view))
+            }),
+        };
+        found.ok_or_else(|| {
+            let names: Vec<String> = self.names(answer).collect();
+            let (name, names) = (&source.name, names.join(", "));
+            Error::invalid(format!("the model gave no \"{name}\" this time, but {names}"))
+        })
+    }
+
+    fn search(&self, answer: &Answer, name: &str) -> Option<(usize, RawView)> {
+        let index = self.names(answer).position(|there| there == name)?;
+        Some((index, answer.view(index)?))
+    }
+
+    fn names(&self, answer: &Answer) -> impl Iterator<Item = String> {
+        (0..answer.len()).filter_map(|index| answer.view(index)).map(|view| name_of(&view))
+    }
+
+    fn fork(self: &Arc<Model>) -> Result<Box<dyn Session>> {
+        if !self.stateful {
+            return Err(Error::unimplemented("the model keeps no state inside"));
+        }
+        Ok(Box::new(ForkedSession { module: Mutex::new(self.module.fork()?), model: self.clone() }))
+    }
+}
+
+fn name_of(view: &RawView) -> String {
+    // SAFETY: views are used while their answer is alive, and its names are NUL-terminated.
+    unsafe { text(view.name) }
+}
+
+impl Session for TorchSession {
+    fn signature(&self) -> &Signature {
+        &self.model.plan.signature
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.model.metadata
+    }
+
+    fn parameter_bytes(&self) -> u64 {
+        self.model.parameter_bytes
+    }
+
+    fn stateful(&self) -> bool {
+        self.model.stateful
+    }
+
+    fn fork(&self) -> Result<Box<dyn Session>> {
+        self.model.fork()
+    }
+
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let (answer, feeds) = self.model.answer(inputs)?;
+        self.model.take(&answer, &feeds, outputs)
+    }
+}
+
+impl Session for ForkedSession {
+    fn signature(&self) -> &Signature {
+        &self.model.plan.signature
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.model.metadata
+    }
+
+    fn stateful(&self) -> bool {
+        true
+    }
+
+    fn fork(&self) -> Result<Box<dyn Session>> {
+        self.model.fork()
+    }
+
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        let module = self.module.lock().unwrap_or_else(PoisonError::into_inner);
+        let (answer, feeds) = self.model.answer_of(&module, inputs)?;
+        self.model.take(&answer, &feeds, outputs)
+    }
+}
+
+/// One argument of a run.
+struct Feed {
+    place: usize,
+    dtype: i32,
+    bytes: Bytes,
+    dims: SmallVec<[i64; 6]>,
+}
+
+/// The inputs of one run as LibTorch wants them.
+struct Feeds(SmallVec<[Feed; FEW]>);
+
+impl Feeds {
+    fn new(plan: &Plan, inputs: &[NamedTensor]) -> Result<Feeds> {
+        let mut feeds: SmallVec<[Feed; FEW]> = SmallVec::new();
+        for input in inputs {
+            let place = *plan
+                .inputs
+                .get(&*input.name)
+                .ok_or_else(|| Error::invalid(format!("the model has no input \"{}\"", input.name)))?;
+            let feed =
+                Feed::new(plan, place, input).map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
+            feeds.push(feed);
+        }
+        for (place, wanted) in plan.places.iter().enumerate() {
+            if wanted.required && !feeds.iter().any(|feed| feed.place == place) {
+                let name = plan.inputs.iter().find(|(_, at)| **at == place).map_or("", |(name, _)| name);
+                return Err(Error::invalid(format!("input \"{name}\" is missing")));
+            }
+        }
+        Ok(Feeds(feeds))
+    }
+
+    /// A value for every argument of forward. They point into the feeds.
+    fn values(&self, plan: &Plan) -> SmallVec<[RawValue; FEW]> {
+        let absent = RawValue { data: std::ptr::null(), dims: std::ptr::null(), rank: 0, dtype: 0, given: 0 };
+        let mut values = SmallVec::from_elem(absent, plan.places.len());
+        for feed in &self.0 {
+            if let Some(value) = values.get_mut(feed.place) {
+                *value = RawValue {
+                    data: feed.bytes.as_ptr().cast::<c_void>(),
+                    dims: feed.dims.as_ptr(),
+                    rank: feed.dims.len() as i32,
+                    dtype: feed.dtype,
+                    given: 1,
+                };
+            }
+        }
+        values
+    }
+
+    /// Where the inputs lie.
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.0.iter().map(|feed| {
+            let range = feed.bytes.as_ptr_range();
+            range.start.addr()..range.end.addr()
+        })
+    }
+}
+
+impl Feed {
+    fn new(plan: &Plan, place: usize, input: &NamedTensor) -> Result<Feed> {
+        let tensor = &input.tensor;
+        let dtype = element::to_torch(tensor.dtype())
+            .ok_or_else(|| Error::invalid(format!("LibTorch has no {} tensors", tensor.dtype())))?;
+        let scalar = match plan.places.get(place).map_or(TENSOR, |place| place.kind) {
+            INT => Some(DType::I64),
+            FLOAT => Some(DType::F64),
+            BOOL => Some(DType::Bool),
+            _ => None,
+        };
+        if let Some(wanted) = scalar
+            && (tensor.dtype() != wanted || !tensor.shape().is_empty())
+        {
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            return Err(Error::invalid(format!("is {dtype} of shape {shape:?}, it must be one {wanted}")));
+        }
+        let bytes = tensor.aligned_bytes().ok_or_else(|| Error::invalid("LibTorch has no string tensors"))?;
+        // Anything but 0 and 1 in a C++ bool is undefined behaviour over there.
+        if tensor.dtype() == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
+            return Err(Error::invalid("a bool element is neither 0 nor 1"));
+        }
+        let dims = tensor.shape().iter().map(|&size| size as i64).collect();
+        Ok(Feed { place, dtype, bytes, dims })
+    }
+}

@@ -1,0 +1,270 @@
+//! What a module takes and gives: what its graph says, what the model's settings say, and what a trial run shows.
+//!
+//! TorchScript knows the names and kinds of what forward takes, and of what it gives at best the number. Everything
+//! else is for `[signature]` to say; where it is silent about outputs and complete about inputs, one run on zeros tells.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use base::{DType, Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec};
+use bytes::Bytes;
+use engine::{SignatureFile, TensorText};
+
+use crate::api::{BOOL, FLOAT, INT, TENSOR};
+use crate::module::{Argument, Description};
+
+/// A trial run's inputs have so many bytes together at most.
+const TRIAL_BYTES_MAX: usize = 256 << 20;
+
+/// One argument of forward, in its order.
+pub(crate) struct Place {
+    /// A tensor or which kind of scalar.
+    pub(crate) kind: i32,
+    /// The input for it has to be there.
+    pub(crate) required: bool,
+}
+
+/// One output.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Source {
+    /// What a request calls it.
+    pub(crate) name: Arc<str>,
+    /// What the module calls it; absent where only its position is known.
+    pub(crate) key: Option<String>,
+    /// Where in an answer it is expected.
+    pub(crate) position: usize,
+}
+
+/// What a module takes and gives, and how that maps to forward.
+pub(crate) struct Plan {
+    /// What clients see.
+    pub(crate) signature: Signature,
+    /// The arguments of forward.
+    pub(crate) places: Vec<Place>,
+    /// By an input's name, the argument that it is.
+    pub(crate) inputs: HashMap<String, usize>,
+    /// In the signature's order. Empty until a trial run has told.
+    pub(crate) outputs: Vec<Source>,
+    /// The outputs are only what the types say.
+    pub(crate) provisional: bool,
+}
+
+/// Joins what a module says of itself and what its settings say.
+///
+/// # Errors
+/// `InvalidArgument` where they contradict each other, saying what forward takes or gives; where an argument is of a
+/// kind that a request cannot carry.
+pub(crate) fn plan(description: &Description, file: &SignatureFile, package: bool) -> Result<Plan> {
+    let (specs, places) = match package {
+        true => declared_inputs(file)?,
+        false => inputs(&description.arguments, file).map_err(|e| takes(e, description))?,
+    };
+    let inputs =
+        specs.iter().map(|(spec, place)| (spec.name.clone(), *place)).collect::<HashMap<String, usize>>();
+    let mut signature =
+        Signature { inputs: specs.into_iter().map(|(spec, _)| spec).collect(), outputs: vec![] };
+    let (outputs, provisional) = match file.outputs.is_empty() {
+        false => (declared_outputs(description, file, &mut signature)?, false),
+        true => (typed_outputs(description, &mut signature), true),
+    };
+    Ok(Plan { signature, places, inputs, outputs, provisional })
+}
+
+fn takes(error: Error, description: &Description) -> Error {
+    Error::invalid(format!("{error}; the model is {}", description.declaration))
+}
+
+type Specs = (Vec<(TensorSpec, usize)>, Vec<Place>);
+
+/// What a package takes: it says nothing itself.
+fn declared_inputs(file: &SignatureFile) -> Result<Specs> {
+    if file.inputs.is_empty() || file.outputs.is_empty() {
+        return Err(Error::invalid(
+            "a compiled package does not say what it takes and gives: list its inputs and outputs in [signature]",
+        ));
+    }
+    let specs = file.inputs.iter().map(TensorText::spec).zip(0..);
+    let specs = specs.map(|(spec, place)| Ok((spec?, place))).collect::<Result<Vec<_>>>()?;
+    let places = specs.iter().map(|_| Place { kind: TENSOR, required: true }).collect();
+    Ok((specs, places))
+}
+
+fn inputs(arguments: &[Argument], file: &SignatureFile) -> Result<Specs> {
+    let names: Vec<&str> = arguments.iter().map(|argument| argument.name.as_str()).collect();
+    let required = arguments.iter().filter(|argument| !argument.optional).count();
+    let matched = matched(&file.inputs, &names, required).ok_or_else(|| {
+        let declared: Vec<&str> = file.inputs.iter().map(|text| text.name.as_str()).collect();
+        Error::invalid(format!(
+            "[signature] lists inputs {}, forward takes {}",
+            declared.join(", "),
+            names.join(", ")
+        ))
+    })?;
+    let mut specs = Vec::new();
+    for (place, argument) in arguments.iter().enumerate() {
+        let text = matched.iter().zip(&file.inputs).find(|(at, _)| **at == place).map(|(_, text)| text);
+        if let Some(spec) = input(argument, text)? {
+            specs.push((spec, place));
+        }
+    }
+    let places = arguments.iter().map(|argument| Place { kind: argument.kind, required: !argument.optional });
+    Ok((specs, places.collect()))
+}
+
+/// Which of `names` each of `texts` is: by name where it knows all of them, by position where it knows none. `None`
+/// where it is neither, or there are too many or too few.
+fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<usize>> {
+    let known: Vec<Option<usize>> =
+        texts.iter().map(|text| names.iter().position(|name| *name == text.name)).collect();
+    if known.iter().all(Option::is_some) {
+        let mut once = known.clone();
+        once.sort_unstable();
+        once.dedup();
+        return (once.len() == known.len()).then(|| known.into_iter().flatten().collect());
+    }
+    let by_position = known.iter().all(Option::is_none) && (required..=names.len()).contains(&texts.len());
+    by_position.then(|| (0..texts.len()).collect())
+}
+
+/// The input for `argument`; `None` for one that a request cannot give and need not.
+fn input(argument: &Argument, text: Option<&TensorText>) -> Result<Option<TensorSpec>> {
+    let scalar = match argument.kind {
+        TENSOR => None,
+        INT => Some(DType::I64),
+        FLOAT => Some(DType::F64),
+        BOOL => Some(DType::Bool),
+        _ if argument.optional && text.is_none() => return Ok(None),
+        _ => {
+            let (name, type_text) = (&argument.name, &argument.type_text);
+            return Err(Error::invalid(format!(
+                "forward takes \"{name}\" as {type_text}; a request can give tensors, int, float and bool"
+            )));
+        }
+    };
+    let name = text.map_or(&argument.name, |text| &text.name).clone();
+    let optional = argument.optional;
+    let Some(dtype) = scalar else {
+        let spec = text.map(TensorText::spec).transpose()?;
+        let (dtype, shape) = spec.map_or((DType::F32, None), |spec| (spec.dtype, spec.shape));
+        return Ok(Some(TensorSpec { name, dtype, shape, optional }));
+    };
+    let says = |text: &TensorText| text.dtype.as_deref().is_some_and(|given| given != dtype.name());
+    let has_axes = |text: &TensorText| text.shape.as_ref().is_some_and(|shape| !shape.is_empty());
+    if text.is_some_and(|text| says(text) || has_axes(text)) {
+        return Err(Error::invalid(format!(
+            "forward takes \"{}\" as {}, which is {dtype} of shape []",
+            argument.name, argument.type_text
+        )));
+    }
+    Ok(Some(TensorSpec { name, dtype, shape: Some(vec![]), optional }))
+}
+
+/// The outputs that the settings list.
+fn declared_outputs(
+    description: &Description,
+    file: &SignatureFile,
+    signature: &mut Signature,
+) -> Result<Vec<Source>> {
+    signature.outputs = file.outputs.iter().map(TensorText::spec).collect::<Result<_>>()?;
+    let keys = description.results.as_ref().map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
+    let matched = match &keys {
+        None => (0..file.outputs.len()).collect(),
+        Some(names) => matched(&file.outputs, names, names.len()).ok_or_else(|| {
+            let declared: Vec<&str> = file.outputs.iter().map(|text| text.name.as_str()).collect();
+            takes(
+                Error::invalid(format!(
+                    "[signature] lists outputs {}, forward gives {}",
+                    declared.join(", "),
+                    names.join(", ")
+                )),
+                description,
+            )
+        })?,
+    };
+    let source = |(position, text): (usize, &TensorText)| Source {
+        name: text.name.as_str().into(),
+        key: match &description.results {
+            Some(names) => names.get(position).cloned(),
+            None => None,
+        },
+        position,
+    };
+    Ok(matched.into_iter().zip(&file.outputs).map(source).collect())
+}
+
+/// The outputs that the module's types tell, as singles of any shape.
+fn typed_outputs(description: &Description, signature: &mut Signature) -> Vec<Source> {
+    let names = description.results.iter().flatten();
+    signature.outputs = names
+        .clone()
+        .map(|name| TensorSpec { name: name.clone(), dtype: DType::F32, shape: None, optional: false })
+        .collect();
+    let source = |(position, name): (usize, &String)| Source {
+        name: name.as_str().into(),
+        key: Some(name.clone()),
+        position,
+    };
+    names.enumerate().map(source).collect()
+}
+
+impl Plan {
+    /// Zeros for a trial run, with 1 where an axis may have any size; `None` where a shape is not known or too large.
+    pub(crate) fn trial(&self) -> Option<Vec<NamedTensor>> {
+        let mut left = TRIAL_BYTES_MAX;
+        let mut inputs = Vec::new();
+        for spec in self.signature.inputs.iter().filter(|spec| !spec.optional) {
+            let size = |dim: &Dim| match dim {
+                Dim::Fixed(size) => *size,
+                Dim::Dynamic(_) => 1,
+            };
+            let shape: Shape = spec.shape.as_ref()?.iter().map(size).collect();
+            let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
+            let bytes = spec.dtype.bytes_for(elements)?;
+            left = left.checked_sub(bytes)?;
+            let zeros = Bytes::from(vec![0; bytes]);
+            let tensor = Tensor::from_bytes(spec.dtype, shape, zeros).ok()?;
+            inputs.push(NamedTensor::new(spec.name.as_str(), tensor));
+        }
+        Some(inputs)
+    }
+
+    /// Takes the outputs of a trial run as the module's: name, type and rank.
+    pub(crate) fn learn(&mut self, outputs: Vec<(String, DType, usize)>) {
+        let specs = outputs.iter().map(|(name, dtype, rank)| TensorSpec {
+            name: name.clone(),
+            dtype: *dtype,
+            shape: Some(vec![Dim::Dynamic(None); *rank]),
+            optional: false,
+        });
+        self.signature.outputs = specs.collect();
+        let source = |(position, (name, ..)): (usize, &(String, DType, usize))| Source {
+            name: name.as_str().into(),
+            key: Some(name.clone()),
+            position,
+        };
+        self.outputs = outputs.iter().enumerate().map(source).collect();
+        self.provisional = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(names: &[&str]) -> Vec<TensorText> {
+        names.iter().map(|&name| TensorText { name: name.into(), dtype: None, shape: None }).collect()
+    }
+
+    #[test]
+    fn names_match_by_name_or_by_position_and_never_by_both() {
+        let of = |given: &[&str], names: &[&str], required| matched(&texts(given), names, required);
+        assert_eq!(of(&[], &["a", "b"], 2), Some(vec![]));
+        assert_eq!(of(&["b", "a"], &["a", "b"], 2), Some(vec![1, 0]));
+        assert_eq!(of(&["x", "y"], &["a", "b"], 2), Some(vec![0, 1]));
+        assert_eq!(of(&["x"], &["a", "b"], 1), Some(vec![0]));
+        assert_eq!(of(&["x"], &["a", "b"], 2), None);
+        assert_eq!(of(&["x", "a"], &["a", "b"], 2), None);
+        assert_eq!(of(&["a", "a"], &["a", "b"], 2), None);
+        assert_eq!(of(&["x", "y", "z"], &["a", "b"], 2), None);
+    }
+}

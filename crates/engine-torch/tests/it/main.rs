@@ -1,0 +1,16 @@
+//! Tests of `engine-torch` from outside, in one binary. They need the shim in `.venv` (`make torch` builds it;
+//! `MILLPOND_TEST_LIBTORCH` names another) and one of them a model (`make test-rust` fetches it), and fail without.
+#![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
+
+// Under the name that other crates use it by.
+extern crate millpond_engine_torch as engine_torch;
+
+mod conformance;
+mod damage;
+mod library;
+mod memory_use;
+mod running;
+mod silero;
+mod state;
+mod support;
+mod threads;

@@ -1,0 +1,122 @@
+//! Models that keep something from run to run.
+
+use engine::Session;
+use engine_torch::build::{Data, Parameter};
+
+use crate::support::{Written, answer, floats, store};
+
+fn buffer(name: &str, elements: &[f32]) -> Parameter {
+    let data = Data::Floats(elements.to_vec());
+    Parameter { name: name.into(), dims: vec![elements.len()], data, buffer: true }
+}
+
+fn one(session: &dyn Session, value: f32) -> f32 {
+    answer(session, floats("x", &[1], &[value]))[0]
+}
+
+/// Adds up what it is given, by setting an attribute or by writing to one.
+fn adders() -> [(&'static str, Written); 4] {
+    let sum = || vec![buffer("sum", &[10.0])];
+    let viewed = vec![
+        buffer("sum", &[10.0, 7.0]),
+        Parameter {
+            name: "part".into(),
+            dims: vec![1],
+            data: Data::View { of: "sum".into(), start: 0 },
+            buffer: true,
+        },
+    ];
+    [
+        (
+            "sets",
+            Written::new("def forward(self, x):\n    self.sum = self.sum + x\n    return self.sum\n", sum()),
+        ),
+        ("writes", Written::new("def forward(self, x):\n    self.sum.add_(x)\n    return self.sum\n", sum())),
+        (
+            "writes a view",
+            Written::new("def forward(self, x):\n    self.sum[0:1] += x\n    return self.sum\n", sum()),
+        ),
+        (
+            "reads through another attribute",
+            Written::new("def forward(self, x):\n    self.part.add_(x)\n    return self.sum\n", viewed),
+        ),
+    ]
+}
+
+#[test]
+fn every_run_starts_as_loaded_and_a_fork_goes_on() {
+    let store = store(64 << 20);
+    for (name, module) in adders() {
+        for session in [module.load(), module.load_into(&store).unwrap()] {
+            assert!(session.stateful(), "{name}");
+            assert_eq!([one(&*session, 1.0), one(&*session, 2.0)], [11.0, 12.0], "{name}");
+            let (first, second) = (session.fork().unwrap(), session.fork().unwrap());
+            assert_eq!([one(&*first, 1.0), one(&*first, 2.0)], [11.0, 13.0], "{name}");
+            assert_eq!(one(&*second, 5.0), 15.0, "{name}: forks do not know each other");
+            assert_eq!(one(&*session, 1.0), 11.0, "{name}: nor does the session");
+            assert_eq!(one(&*first.fork().unwrap(), 1.0), 11.0, "{name}: a fork of a fork is as loaded");
+            drop(session);
+            assert_eq!(one(&*first, 0.0), 13.0, "{name}: a fork outlives the session");
+        }
+    }
+    assert_eq!(store.pool().stats().used, 0);
+}
+
+#[test]
+fn an_answer_stays_when_the_state_goes_on() {
+    for (name, module) in adders() {
+        let fork = module.load().fork().unwrap();
+        let first = fork.run(&[floats("x", &[1], &[1.0])], &[]).unwrap();
+        one(&*fork, 100.0);
+        assert_eq!(first[0].tensor.to_vec::<f32>().unwrap()[0], 11.0, "{name}");
+    }
+}
+
+#[test]
+fn an_input_that_is_kept_outlives_its_request() {
+    let source = "def forward(self, x):\n    y = self.last\n    self.last = x\n    return y\n";
+    let fork = Written::new(source, vec![buffer("last", &[0.0])]).load().fork().unwrap();
+    let mut last = vec![0.0];
+    for round in 1..50 {
+        let now = vec![round as f32; 1000];
+        assert_eq!(answer(&*fork, floats("x", &[1000], &now)), last);
+        last = now;
+    }
+}
+
+#[test]
+fn training_only_state_is_none() {
+    let source =
+        "def forward(self, x):\n    if self.training:\n        self.sum.add_(x)\n    return x + self.sum\n";
+    let session = Written::new(source, vec![buffer("sum", &[10.0])]).load();
+    assert!(!session.stateful());
+    assert_eq!([one(&*session, 1.0), one(&*session, 1.0)], [11.0, 11.0]);
+    assert_eq!(session.fork().err().unwrap().kind(), base::ErrorKind::Unimplemented);
+}
+
+#[test]
+fn statistics_that_normalisation_updates_are_state() {
+    let source = |training: &str| {
+        format!(
+            "def forward(self, x):\n    return torch.batch_norm(x, None, None, self.mean, self.var, {training}, 0.5, \
+             1e-5, False)\n"
+        )
+    };
+    let buffers = || vec![buffer("mean", &[0.0]), buffer("var", &[1.0])];
+    assert!(!Written::new(&source("self.training"), buffers()).load().stateful());
+    assert!(!Written::new(&source("False"), buffers()).load().stateful());
+    let store = store(64 << 20);
+    let session = Written::new(&source("True"), buffers()).load_into(&store).unwrap();
+    assert!(session.stateful());
+    let x = floats("x", &[2, 1], &[1.0, 3.0]);
+    assert_eq!(answer(&*session, x.clone()), answer(&*session, x));
+}
+
+#[test]
+fn writing_to_what_was_computed_is_no_state() {
+    let source = "def forward(self, x):\n    y = x * self.scale\n    y.add_(1.0)\n    z = self.scale.clone()\n    \
+                  z.mul_(2.0)\n    return y + z\n";
+    let session = Written::new(source, vec![Parameter::floats("scale", &[1], vec![3.0])]).load();
+    assert!(!session.stateful());
+    assert_eq!([one(&*session, 1.0), one(&*session, 1.0)], [10.0, 10.0]);
+}

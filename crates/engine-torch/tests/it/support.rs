@@ -1,0 +1,98 @@
+//! The engine, modules written for a test, and an arena to load them into.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+use base::{NamedTensor, Result, Tensor};
+use engine::{Arena, Engine, LoadRequest, Session, SessionOptions, SignatureFile, TensorText};
+use engine_torch::build::{self, Parameter};
+use engine_torch::{LibrarySearch, TorchEngine};
+use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+
+/// Where the shim of the tests is.
+pub(crate) fn search() -> LibrarySearch {
+    LibrarySearch {
+        explicit: std::env::var_os("MILLPOND_TEST_LIBTORCH").map(PathBuf::from),
+        virtual_env: None,
+        start_dirs: vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))],
+    }
+}
+
+/// The engine, which finds its library.
+pub(crate) fn torch() -> TorchEngine {
+    search().find().unwrap_or_else(|e| panic!("these tests need LibTorch, run `make torch`: {e}"));
+    TorchEngine::new(search())
+}
+
+/// A pool of its own, so that what a test counts is its own too.
+pub(crate) fn store(bytes_max: u64) -> Arc<ParameterStore> {
+    let config = PoolConfig { bytes_max, huge_pages: false, fault_rate: Rate::unlimited() };
+    let pool = SlotPool::new(config).unwrap();
+    ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true })
+}
+
+/// A module in a directory that goes with it.
+pub(crate) struct Written {
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Written {
+    pub(crate) fn new(source: &str, parameters: Vec<Parameter>) -> Written {
+        let written = Written { dir: tempfile::tempdir().unwrap() };
+        build::module(&torch(), &written.path(), source, parameters).unwrap();
+        written
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("model.pt")
+    }
+
+    pub(crate) fn load(&self) -> Box<dyn Session> {
+        self.try_load(SignatureFile::default()).unwrap()
+    }
+
+    pub(crate) fn try_load(&self, signature: SignatureFile) -> Result<Box<dyn Session>> {
+        load(&self.path(), signature, None)
+    }
+
+    /// Loads into an arena of `store`'s pool.
+    pub(crate) fn load_into(&self, store: &Arc<ParameterStore>) -> Result<Box<dyn Session>> {
+        let bytes = torch().arena_bytes(&self.path())?;
+        let arena = Arena { store: store.clone(), bytes, stop: Arc::default() };
+        load(&self.path(), SignatureFile::default(), Some(arena))
+    }
+}
+
+pub(crate) fn load(graph: &Path, signature: SignatureFile, arena: Option<Arena>) -> Result<Box<dyn Session>> {
+    let options = SessionOptions { signature, ..SessionOptions::default() };
+    torch().load(&LoadRequest { graph: graph.to_owned(), arena, options, ..LoadRequest::default() })
+}
+
+/// A line of `[signature]`; a shape of `None` is any.
+pub(crate) fn text(name: &str, dtype: &str, shape: Option<&[i64]>) -> TensorText {
+    TensorText { name: name.into(), dtype: Some(dtype.into()), shape: shape.map(<[i64]>::to_vec) }
+}
+
+pub(crate) fn floats(name: &str, shape: &[usize], elements: &[f32]) -> NamedTensor {
+    NamedTensor::new(name, Tensor::from_vec(shape, elements.to_vec()).unwrap())
+}
+
+/// One input in, one output out.
+pub(crate) fn answer(session: &dyn Session, input: NamedTensor) -> Vec<f32> {
+    session.run(&[input], &[]).unwrap().remove(0).tensor.to_vec().unwrap()
+}
+
+/// Serialises tests that count what the whole process has.
+pub(crate) static ALONE: LazyLock<std::sync::Mutex<()>> = LazyLock::new(Default::default);
+
+/// Runs one test of this binary in a process of its own, with `key` set to `value`. The test does its work only where
+/// `key` is set.
+pub(crate) fn child(test: &str, key: &str, value: &std::ffi::OsStr) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(key, value)
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{test}: {out}\n{err}");
+}

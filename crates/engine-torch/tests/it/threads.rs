@@ -1,0 +1,45 @@
+//! A run takes as many threads as it was told, on whichever thread it is.
+
+use engine::{Engine, LoadRequest, SessionOptions};
+use engine_torch::build::Parameter;
+
+use crate::support::{Written, child, floats, torch};
+
+/// Set in the process that counts: the others' threads are not there.
+const CHILD: &str = "MILLPOND_TEST_COUNTS_THREADS";
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Has four fresh threads run products of 1024 x 1024 after one another, and gives how many threads came beside them.
+fn extra(intra_op_threads: usize) -> usize {
+    let weights = vec![Parameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
+    let module = Written::new("def forward(self, x):\n    return x @ self.weight\n", weights);
+    let options = SessionOptions { intra_op_threads, ..SessionOptions::default() };
+    let request = LoadRequest { graph: module.path(), options, ..LoadRequest::default() };
+    let session = torch().load(&request).unwrap();
+    let before = threads();
+    let mut most = 0;
+    for _ in 0..4 {
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                session.run(&[floats("x", &[1024, 1024], &vec![1.0; 1 << 20])], &[]).unwrap();
+                threads() - before - 1
+            });
+            most = most.max(run.join().unwrap());
+        });
+    }
+    most
+}
+
+#[test]
+fn fresh_threads_bring_no_others() {
+    if std::env::var_os(CHILD).is_some() {
+        assert_eq!(extra(1), 0);
+        assert_eq!(extra(2), 1, "a model that asks for two threads gets them");
+        assert_eq!(extra(1), 0, "and leaves the others alone");
+        return;
+    }
+    child("threads::fresh_threads_bring_no_others", CHILD, "1".as_ref());
+}

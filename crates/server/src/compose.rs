@@ -1,0 +1,126 @@
+//! What answers requests, put together: engines, parameter memory, lifecycle, workers. Doors come on top of it (`run`),
+//! or nothing does (`local`).
+
+use std::sync::Arc;
+
+use base::Result;
+use engine::Engine;
+use engine_onnx::OnnxEngine;
+use engine_torch::TorchEngine;
+use lifecycle::{Lifecycle, LifecycleConfig};
+use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+use metrics::Metrics;
+use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
+
+use crate::config::{Config, MemoryConfig};
+use crate::observer::MetricsObserver;
+use crate::stats::Stats;
+use crate::warmup::RecordedRequests;
+
+/// Part of the machine's memory that the slot pool may take when nothing is said.
+const POOL_SHARE: f64 = 0.8;
+
+/// Models, workers and what they count.
+pub(crate) struct Core {
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) scheduler: Arc<Scheduler>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) memory: Arc<ParameterStore>,
+    /// Name and version of the engine that is always there.
+    pub(crate) engine_version: String,
+}
+
+impl Config {
+    /// Puts numbers where the thread counts say "as many as fit".
+    ///
+    /// # Errors
+    /// `InvalidArgument` for counts that contradict each other.
+    pub(crate) fn plan_threads(&mut self) -> Result<()> {
+        let plan = ThreadPolicy {
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            workers: self.data.workers,
+            runtime_threads: self.data.runtime_threads,
+            doors: self.doors.threads,
+            pin: self.data.pin,
+            oversubscribe: self.data.oversubscribe,
+        }
+        .plan()?;
+        (self.data.workers, self.data.pin, self.doors.threads) = (plan.workers, plan.pin, plan.doors);
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Starts the workers and begins to load the models, which may ask for `run_threads_max` threads inside one run.
+    /// Thread counts must have been planned.
+    ///
+    /// # Errors
+    /// `NotFound` or `FailedPrecondition` when ONNX Runtime cannot be used, `InvalidArgument` for settings that
+    /// contradict each other.
+    pub(crate) fn compose(config: &Config, run_threads_max: usize) -> Result<Core> {
+        let onnx = OnnxEngine::open(&config.onnxruntime)?;
+        let engine_version = format!("{} {}", onnx.name(), onnx.version());
+        let torch = TorchEngine::new(config.libtorch.clone());
+        Core::start(config, vec![Arc::new(onnx), Arc::new(torch)], engine_version, run_threads_max)
+    }
+
+    /// The same with these engines.
+    pub(crate) fn start(
+        config: &Config,
+        engines: Vec<Arc<dyn Engine>>,
+        engine_version: String,
+        run_threads_max: usize,
+    ) -> Result<Core> {
+        let store = parameter_store(&config.memory)?;
+        let (metrics, stats) = (Arc::new(Metrics::default()), Arc::new(Stats::default()));
+        let scheduler = Scheduler::start(&SchedulerConfig {
+            workers: config.data.workers,
+            queue_max: config.data.queue_max,
+            pin: config.data.pin,
+        })?;
+        let observer = Arc::new(MetricsObserver { metrics: metrics.clone(), stats: stats.clone() });
+        let lifecycle = Lifecycle::start(
+            lifecycle_config(config, run_threads_max),
+            engines,
+            store.clone(),
+            Arc::new(RecordedRequests),
+            observer,
+        )?;
+        Ok(Core { lifecycle, scheduler, metrics, stats, memory: store, engine_version })
+    }
+}
+
+fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
+    let machine = memory::process::machine()?;
+    let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
+    let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
+    let pool = SlotPool::new(PoolConfig {
+        bytes_max,
+        huge_pages: config.huge_pages,
+        fault_rate: rate(config.fault_rate),
+    })?;
+    Ok(ParameterStore::new(pool, StoreConfig { read_rate: rate(config.load_rate), direct: config.direct }))
+}
+
+fn lifecycle_config(config: &Config, run_threads_max: usize) -> LifecycleConfig {
+    let models = &config.models;
+    LifecycleConfig {
+        models: models.models.clone(),
+        roots: models.roots.clone(),
+        poll: models.poll,
+        load_threads: models.load_threads,
+        unload_threads: models.unload_threads,
+        retries: models.load_retries,
+        retry_interval: models.load_retry_interval,
+        swap_reserve: config.memory.swap_reserve,
+        cache_dir: models.cache_dir.clone(),
+        converter: lifecycle::Converter {
+            program: models.converter.0.clone(),
+            args: models.converter.1.clone(),
+        },
+        home: config.memory.home,
+        background: models.background,
+        threads_max: run_threads_max,
+    }
+}

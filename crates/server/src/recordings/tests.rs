@@ -1,0 +1,472 @@
+//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A recording here has 1000
+//! samples a second, and the model says of each sample how sure it is: the sample itself.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::fake::FakeEngine;
+use engine::fake::publish::publish;
+use lifecycle::{ParameterHome, Root};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::app::App;
+use crate::compose::Core;
+use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+use crate::http_door;
+use crate::listen::{Door, Wire};
+
+const WAIT_MAX: Duration = Duration::from_secs(30);
+const RATE: u32 = 1000;
+
+const LOUD: &str = "millpond-fake 1\ninput x float32 n 1\noutput y float32 n 1\ny = echo x\n";
+const LOUD_SETTINGS: &str = r#"
+[recogniser]
+title = "Loud places"
+kind = "events"
+rate = 1000
+window = 1
+hop = 1
+batch = 256
+features = { kind = "raw" }
+output = { name = "y", classes = ["loud"] }
+events = { on = 0.5, off = 0.35, min = "0ms", gap = "0ms", pad = "0ms" }
+"#;
+
+const VOICE: &str = "millpond-fake 1\ninput x float32 n 4\noutput y float32 n 4\ny = echo x\n";
+const VOICE_SETTINGS: &str = r#"
+[recogniser]
+title = "Voices"
+kind = "embeddings"
+rate = 1000
+window = 4
+hop = 4
+batch = 8
+features = { kind = "raw" }
+embeddings = { threshold = 0.6 }
+"#;
+
+/// A server in this process; its directories go with it.
+struct Served {
+    app: Arc<App>,
+    address: SocketAddr,
+    fake: FakeEngine,
+    stop: watch::Sender<bool>,
+    runtime: Option<tokio::runtime::Runtime>,
+    _dirs: tempfile::TempDir,
+}
+
+fn served(change: impl FnOnce(&mut Config)) -> Served {
+    let dirs = tempfile::tempdir().unwrap();
+    let root = dirs.path().join("models");
+    let place = |name: &str, graph: &str, settings: &str| {
+        publish(&root.join(name).join("1"), graph, &[]).unwrap();
+        std::fs::write(root.join(name).join("millpond.toml"), settings).unwrap();
+    };
+    place("loud", LOUD, LOUD_SETTINGS);
+    place("voice", VOICE, VOICE_SETTINGS);
+    place("plain", LOUD, "");
+    place("broken", LOUD, "[recogniser]\nkind = \"riddles\"\n");
+    let mut config = configuration(dirs.path(), &root);
+    change(&mut config);
+    let fake = FakeEngine::new();
+    let core = Core::start(&config, vec![Arc::new(fake.clone())], "fake 1".to_owned(), 2).unwrap();
+    assert!(core.lifecycle.wait_settled(WAIT_MAX));
+    let app = Arc::new(App::new(&config, core));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let door = Door {
+        name: "http",
+        wire: Wire::Http1,
+        listener,
+        service: http_door::service(app.clone()),
+        metrics: app.metrics.clone(),
+        config: app.doors.clone(),
+        lanes: None,
+    };
+    runtime.spawn(door.serve(stopped));
+    Served { app, address, fake, stop, runtime: Some(runtime), _dirs: dirs }
+}
+
+fn configuration(dir: &Path, root: &Path) -> Config {
+    let models = ModelsConfig {
+        models: Vec::new(),
+        roots: vec![Root::new(root)],
+        poll: Duration::from_millis(50),
+        load_threads: 1,
+        unload_threads: 1,
+        load_retries: 0,
+        load_retry_interval: Duration::from_secs(1),
+        background: false,
+        cache_dir: dir.join("cache"),
+        converter: (dir.join("none"), Vec::new()),
+    };
+    let memory = MemoryConfig {
+        home: ParameterHome::Pool,
+        pool_bytes_max: Some(64 << 20),
+        huge_pages: false,
+        direct: false,
+        ..MemoryConfig::default()
+    };
+    Config {
+        // Smaller and shorter than any recording here: neither may count.
+        doors: DoorConfig {
+            body_bytes_max: 16,
+            request_timeout: Duration::from_millis(1),
+            client_timeout: Duration::from_secs(5),
+            ..DoorConfig::default()
+        },
+        data: DataConfig { workers: 2, ..DataConfig::default() },
+        memory,
+        models,
+        onnxruntime: engine_onnx::LibrarySearch::default(),
+        libtorch: engine_torch::LibrarySearch::default(),
+        audio: AudioConfig { speakers_dir: Some(dir.join("speakers")), ..AudioConfig::default() },
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
+        self.app.recordings.wait_ended();
+        self.app.scheduler.shutdown();
+        self.app.lifecycle.shutdown();
+    }
+}
+
+/// A WAV file of these samples; with `endless`, one whose length nobody knows, as of a recording that still goes on.
+fn wave(samples: &[f32], endless: bool) -> Vec<u8> {
+    let bytes = samples.len() as u32 * 2;
+    let (riff, data) = if endless { (u32::MAX, u32::MAX) } else { (36 + bytes, bytes) };
+    let mut file = b"RIFF".to_vec();
+    file.extend(riff.to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    file.extend(RATE.to_le_bytes());
+    file.extend((RATE * 2).to_le_bytes());
+    file.extend(b"\x02\0\x10\0data");
+    file.extend(data.to_le_bytes());
+    file.extend(samples.iter().flat_map(|sample| ((sample * 32_767.0) as i16).to_le_bytes()));
+    file
+}
+
+/// Silence with one loud second from `at`, all of it `seconds` long.
+fn loud_at(at: usize, seconds: usize) -> Vec<f32> {
+    let rate = RATE as usize;
+    (0..seconds * rate).map(|n| if (at * rate..(at + 1) * rate).contains(&n) { 0.8 } else { 0.0 }).collect()
+}
+
+/// Status, head and body; a body in chunks is joined, and must be whole.
+struct Answer {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    /// Its lines of one type.
+    fn lines(&self, kind: &str) -> Vec<Value> {
+        let lines = self.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter(|line| line["type"] == kind).collect()
+    }
+
+    fn parse(bytes: &[u8]) -> Answer {
+        let text = String::from_utf8_lossy(bytes);
+        let end = text.find("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text}")) + 4;
+        let head = text[..end].to_ascii_lowercase();
+        let status = head[9..12].parse().unwrap();
+        let mut rest = &bytes[end..];
+        if !head.contains("transfer-encoding: chunked") {
+            return Answer { status, head, body: rest.to_vec() };
+        }
+        let mut body = Vec::new();
+        loop {
+            let line = rest.windows(2).position(|pair| pair == b"\r\n").expect("the answer was broken off");
+            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+            if length == 0 {
+                return Answer { status, head, body };
+            }
+            body.extend_from_slice(&rest[line + 2..line + 2 + length]);
+            rest = &rest[line + 4 + length..];
+        }
+    }
+}
+
+impl Served {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        stream
+    }
+
+    /// Sends a request whole, and then reads its answer whole.
+    fn ask(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
+             Content-Length: {}\r\n\r\n",
+            self.address,
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        Answer::parse(&all)
+    }
+
+    fn post(&self, path: &str, body: &[u8]) -> Answer {
+        self.ask("POST", path, "application/octet-stream", body)
+    }
+
+    /// A recording in chunks, of which nothing has been sent yet.
+    fn begin(&self, path: &str) -> TcpStream {
+        let mut stream = self.connect();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: audio/wav\r\n\
+             Transfer-Encoding: chunked\r\n\r\n",
+            self.address
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream
+    }
+
+    fn until_active(&self, count: usize) {
+        let deadline = Instant::now() + WAIT_MAX;
+        while self.app.recordings.active() != count {
+            assert!(Instant::now() < deadline, "never {count} recordings");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn chunk(stream: &mut TcpStream, bytes: &[u8]) {
+    stream.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream.write_all(b"\r\n").unwrap();
+}
+
+/// Reads on until `wanted` has come.
+fn read_until(stream: &mut TcpStream, all: &mut Vec<u8>, wanted: &str) {
+    let mut buffer = [0; 4096];
+    while !String::from_utf8_lossy(all).contains(wanted) {
+        let count = stream.read(&mut buffer).unwrap();
+        assert!(count > 0, "no {wanted} in {}", String::from_utf8_lossy(all));
+        all.extend_from_slice(&buffer[..count]);
+    }
+}
+
+fn close_to(value: &Value, wanted: f64) {
+    let value = value.as_f64().unwrap();
+    assert!((value - wanted).abs() < 0.05, "{value} is not {wanted}");
+}
+
+fn form(file_name: &str, file: &[u8]) -> Vec<u8> {
+    let head =
+        format!("--edge\r\nContent-Disposition: form-data; name=\"f\"; filename=\"{file_name}\"\r\n\r\n");
+    [head.as_bytes(), file, b"\r\n--edge--\r\n"].concat()
+}
+
+#[test]
+fn a_recording_becomes_labels_in_every_way_of_sending_and_answering() {
+    let served = served(|_| {});
+    let file = wave(&loud_at(3, 10), false);
+    let raw = served.post("/v1/audio/loud", &file);
+    assert!(raw.status == 200 && raw.head.contains("application/x-ndjson"), "{}", raw.text());
+    let labels = raw.lines("label");
+    assert_eq!(labels.len(), 1);
+    close_to(&labels[0]["start"], 3.0);
+    close_to(&labels[0]["end"], 4.0);
+    assert_eq!(labels[0]["text"], "loud");
+    let last: Value = serde_json::from_str(raw.text().lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["type"], &last["labels"], &last["partial"]),
+        (&"summary".into(), &1.into(), &false.into())
+    );
+    close_to(&last["seconds"], 10.0);
+    let sent = served.ask(
+        "POST",
+        "/v1/audio/loud?spool=1",
+        "multipart/form-data; boundary=edge",
+        &form("a.wav", &file),
+    );
+    assert_eq!(sent.lines("label"), labels);
+    for (format, word) in
+        [("json", "\"loud\""), ("csv", "loud"), ("srt", "-->"), ("rttm", "loud"), ("audacity", "loud")]
+    {
+        let answer = served.post(&format!("/v1/audio/loud?format={format}"), &file);
+        assert!(answer.status == 200 && answer.text().contains(word), "{format}: {}", answer.text());
+    }
+    let metrics = served.ask("GET", "/metrics", "", b"");
+    assert!(metrics.text().contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"ok\"} 7"));
+    assert!(
+        metrics.text().contains("millpond_recording_seconds_total{model=\"loud\"} 70"),
+        "{}",
+        metrics.text()
+    );
+    assert!(metrics.text().contains("millpond_recordings_active 0"));
+}
+
+#[test]
+fn results_come_while_the_recording_still_does() {
+    let served = served(|_| {});
+    let file = wave(&loud_at(3, 120), true);
+    let mut stream = served.begin("/v1/audio/loud");
+    let (first, rest) = file.split_at(file.len() / 2);
+    chunk(&mut stream, first);
+    let mut all = Vec::new();
+    read_until(&mut stream, &mut all, "\"label\"");
+    chunk(&mut stream, rest);
+    stream.write_all(b"0\r\n\r\n").unwrap();
+    stream.read_to_end(&mut all).unwrap();
+    let answer = Answer::parse(&all);
+    assert_eq!(answer.lines("label").len(), 1);
+    close_to(&answer.lines("summary")[0]["seconds"], 120.0);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_status() {
+    let served = served(|config| config.audio.bytes_max = 100_000);
+    let file = wave(&loud_at(0, 2), false);
+    for (path, status) in [
+        ("/v1/audio/nobody", 404),
+        ("/v1/audio/plain", 404),
+        ("/v1/audio/broken", 409),
+        ("/v1/audio/loud?format=opera", 400),
+        ("/v1/audio/loud?colour=red", 400),
+        ("/v1/audio/loud/identify", 409),
+    ] {
+        let answer = served.post(path, &file);
+        assert_eq!(answer.status, status, "{path}: {}", answer.text());
+        assert!(answer.json()["error"].is_string());
+    }
+    assert_eq!(served.post("/v1/audio/loud", b"<html>This is no recording, but a page.</html>").status, 400);
+    assert_eq!(served.post("/v1/audio/loud", b"").status, 400);
+    assert_eq!(served.post("/v1/audio/loud", &vec![0; 200_000]).status, 413);
+    assert_eq!(served.ask("POST", "/v1/audio/loud", "text/html", b"x").status, 400);
+    served.until_active(0);
+}
+
+#[test]
+fn places_are_bounded_and_given_back_by_clients_that_go() {
+    let served = served(|config| config.audio.recordings_max = 1);
+    let mut stream = served.begin("/v1/audio/loud");
+    chunk(&mut stream, &wave(&loud_at(3, 60), true));
+    served.until_active(1);
+    let refused = served.post("/v1/audio/loud", &wave(&loud_at(0, 2), false));
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(refused.head.contains("retry-after: 2"), "{}", refused.head);
+    drop(stream);
+    served.until_active(0);
+    assert_eq!(served.post("/v1/audio/loud", &wave(&loud_at(0, 2), false)).status, 200);
+}
+
+#[test]
+fn a_client_that_goes_ends_runs_that_wait() {
+    let served = served(|_| {});
+    served.fake.run_gate().close();
+    let mut stream = served.begin("/v1/audio/loud");
+    chunk(&mut stream, &wave(&loud_at(3, 60), true));
+    served.until_active(1);
+    drop(stream);
+    served.fake.run_gate().open();
+    served.until_active(0);
+}
+
+#[test]
+fn a_client_that_falls_silent_is_told() {
+    let served = served(|config| config.doors.client_timeout = Duration::from_millis(200));
+    let mut stream = served.begin("/v1/audio/loud");
+    chunk(&mut stream, &wave(&loud_at(3, 60), true));
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).unwrap();
+    let answer = Answer::parse(&all);
+    let told = answer.status == 408 || answer.lines("error")[0]["kind"] == "client_timeout";
+    assert!(told, "{}", answer.text());
+    served.until_active(0);
+}
+
+#[test]
+fn a_failed_run_is_told_in_the_answer() {
+    let served = served(|_| {});
+    served.fake.fail_runs(1000);
+    let answer = served.post("/v1/audio/loud", &wave(&loud_at(3, 60), false));
+    let told = answer.status == 500 || answer.lines("error")[0]["kind"] == "internal";
+    assert!(told, "{} {}", answer.status, answer.text());
+}
+
+#[test]
+fn recognisers_are_listed_and_described() {
+    let served = served(|_| {});
+    let list = served.ask("GET", "/v1/audio", "", b"").json();
+    let names: Vec<&str> =
+        list["recognisers"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["broken", "loud", "voice"]);
+    let loud = &list["recognisers"][1];
+    assert_eq!(
+        (&loud["kind"], &loud["rate"], &loud["title"]),
+        (&"events".into(), &1000.into(), &"Loud places".into())
+    );
+    assert_eq!(loud["classes"][0], "loud");
+    assert!(list["recognisers"][0]["error"].as_str().unwrap().contains("broken"));
+    assert_eq!(served.ask("GET", "/v1/audio/openapi.json", "", b"").json()["openapi"], "3.1.0");
+    let page = served.ask("GET", "/audio", "", b"");
+    assert!(page.text().contains("page-audio.js") && page.head.contains("media-src blob:"));
+    assert_eq!(served.ask("DELETE", "/v1/audio/loud", "", b"").status, 405);
+}
+
+/// A voice that is one of four samples.
+fn voice(place: usize, seconds: usize) -> Vec<u8> {
+    let samples: Vec<f32> =
+        (0..seconds * RATE as usize).map(|n| if n % 4 == place { 0.9 } else { 0.01 }).collect();
+    wave(&samples, false)
+}
+
+#[test]
+fn speakers_are_enrolled_told_apart_and_forgotten() {
+    let served = served(|_| {});
+    let nobody = served.post("/v1/audio/voice/identify", &voice(0, 4)).json();
+    assert_eq!((&nobody["speaker"], &nobody["accepted"]), (&Value::Null, &false.into()));
+    for (name, place) in [("Ada", 0), ("Bo%20K", 1)] {
+        let path = format!("/v1/audio/voice/speakers/{name}");
+        let enrolled = served.ask("PUT", &path, "audio/wav", &voice(place, 4));
+        assert_eq!(enrolled.status, 200, "{}", enrolled.text());
+    }
+    let known = served.ask("GET", "/v1/audio/voice/speakers", "", b"").json();
+    assert_eq!(known["speakers"], serde_json::json!(["Ada", "Bo K"]));
+    let found = served.post("/v1/audio/voice/identify", &voice(1, 8)).json();
+    assert_eq!((&found["speaker"], &found["accepted"]), (&"Bo K".into(), &true.into()));
+    let stranger = served.post("/v1/audio/voice/verify/Ada", &voice(2, 8)).json();
+    assert_eq!(stranger["accepted"], false, "{stranger}");
+    assert_eq!(served.post("/v1/audio/voice/verify/Ada", &voice(0, 8)).json()["accepted"], true);
+    assert_eq!(served.post("/v1/audio/voice/verify/Cy", &voice(0, 8)).status, 404);
+    let labels = served.post("/v1/audio/voice", &voice(0, 8)).lines("label");
+    assert!(!labels.is_empty() && labels.iter().all(|label| label["text"] == "Ada"), "{labels:?}");
+    let labels = served.post("/v1/audio/voice?embeddings=1", &voice(0, 8)).lines("label");
+    assert_eq!(labels[0]["embedding"].as_array().unwrap().len(), 4);
+    assert_eq!(served.ask("DELETE", "/v1/audio/voice/speakers/Ada", "", b"").status, 200);
+    assert_eq!(served.ask("DELETE", "/v1/audio/voice/speakers/Ada", "", b"").status, 404);
+    assert_eq!(
+        served.ask("GET", "/v1/audio/voice/speakers", "", b"").json()["speakers"],
+        serde_json::json!(["Bo K"])
+    );
+    let other = "PUT /v1/audio/voice/speakers/Eve HTTP/1.1\r\nHost: x\r\nOrigin: http://evil.example\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let mut stream = served.connect();
+    stream.write_all(other.as_bytes()).unwrap();
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).unwrap();
+    assert_eq!(Answer::parse(&all).status, 403);
+}

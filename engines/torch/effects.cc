@@ -1,0 +1,144 @@
+#include "effects.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/inliner.h>
+
+namespace {
+
+using millpond::Effects;
+using torch::jit::AliasDb;
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+void each_node(Block *block, const std::function<void(Node *)> &act) {
+  for (Node *node : block->nodes()) {
+    act(node);
+    for (Block *inner : node->blocks()) {
+      each_node(inner, act);
+    }
+  }
+}
+
+// `self.training` is false from here on, and what it guards is gone: a normalisation layer counts its batches in
+// training only.
+void evaluate(std::shared_ptr<Graph> &graph) {
+  std::vector<Node *> flags;
+  each_node(graph->block(), [&](Node *node) {
+    const bool flag = node->kind() == c10::prim::GetAttr && node->s(c10::attr::name) == "training";
+    if (flag && node->output()->type()->kind() == c10::TypeKind::BoolType) {
+      flags.push_back(node);
+    }
+  });
+  for (Node *node : flags) {
+    torch::jit::WithInsertPoint here(node);
+    node->output()->replaceAllUsesWith(graph->insertConstant(false));
+  }
+  torch::jit::ConstantPropagationImmutableTypes(graph);
+  torch::jit::EliminateDeadCode(graph);
+}
+
+// Normalisation in training mode updates its statistics, which its declaration does not say.
+bool updates_statistics(Node *node) {
+  static const std::vector<std::pair<const char *, const char *>> kinds = {
+      {"aten::batch_norm", "training"},
+      {"aten::native_batch_norm", "training"},
+      {"aten::_batch_norm_impl_index", "training"},
+      {"aten::instance_norm", "use_input_stats"},
+  };
+  for (const auto &[kind, flag] : kinds) {
+    if (node->kind() == c10::Symbol::fromQualString(kind)) {
+      const auto mode = torch::jit::constant_as<bool>(node->namedInput(flag));
+      const bool kept = node->namedInput("running_mean")->type()->kind() != c10::TypeKind::NoneType;
+      return kept && mode.value_or(true);
+    }
+  }
+  return false;
+}
+
+// The names that lead from the module to what `node` reads.
+bool path_of(const Graph &graph, const Node *node, std::vector<std::string> &path) {
+  path.push_back(node->s(c10::attr::name));
+  for (const Value *from = node->input(); from != graph.inputs().at(0); from = from->node()->input()) {
+    if (from->node()->kind() != c10::prim::GetAttr) {
+      return false;
+    }
+    path.push_back(from->node()->s(c10::attr::name));
+  }
+  std::reverse(path.begin(), path.end());
+  return true;
+}
+
+bool holds_tensors_inside(const c10::TypePtr &type) {
+  switch (type->kind()) {
+    case c10::TypeKind::ListType:
+    case c10::TypeKind::DictType:
+    case c10::TypeKind::TupleType:
+      return true;
+    case c10::TypeKind::OptionalType:
+      return holds_tensors_inside(type->containedType(0));
+    default:
+      return false;
+  }
+}
+
+} // namespace
+
+namespace millpond {
+
+Effects effects_of(const torch::jit::Module &module) {
+  auto graph = torch::jit::toGraphFunction(module.get_method("forward").function()).graph()->copy();
+  torch::jit::Inline(*graph);
+  evaluate(graph);
+
+  Effects effects;
+  std::vector<Node *> reads;
+  bool containers = false;
+  each_node(graph->block(), [&](Node *node) {
+    const auto kind = node->kind();
+    if (kind == c10::prim::SetAttr) {
+      effects.stateful = true;
+    } else if (kind == c10::prim::CallMethod || updates_statistics(node)) {
+      // A call through an interface: what is behind it shows only when it runs.
+      effects.stateful = effects.written_unknown = true;
+    } else if (kind == c10::prim::GetAttr) {
+      // What an object holds is read by itself.
+      if (node->output()->type()->kind() != c10::TypeKind::ClassType) {
+        reads.push_back(node);
+      }
+      containers = containers || holds_tensors_inside(node->output()->type());
+    }
+  });
+  // With attributes as objects of their own, which keeps a write to an input from counting as one to every
+  // attribute. What lies in a container has no object of its own.
+  const AliasDb aliases(graph, /*isFrozen=*/!containers);
+  for (const Node *node : reads) {
+    if (!aliases.hasWriters(node->output())) {
+      continue;
+    }
+    effects.stateful = true;
+    std::vector<std::string> path;
+    const bool named = node->output()->type()->kind() == c10::TypeKind::TensorType && path_of(*graph, node, path);
+    if (named) {
+      effects.written.push_back(std::move(path));
+    } else {
+      effects.written_unknown = true;
+    }
+  }
+  const auto inputs = graph->inputs().slice(1);
+  effects.writes_inputs =
+      std::any_of(inputs.begin(), inputs.end(), [&](const Value *input) { return aliases.hasWriters(input); });
+  return effects;
+}
+
+} // namespace millpond

@@ -1,0 +1,33 @@
+// No exception leaves the shim: every entry runs its body through `guarded`.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "millpond_torch.h"
+
+#define MPT_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace millpond {
+
+// A device that was asked for is not there.
+struct NoDevice {
+  std::string why;
+};
+
+// Stores what the exception in flight says for `millpond_torch_message`.
+int32_t caught() noexcept;
+
+template <typename Body>
+int32_t guarded(Body &&body) noexcept {
+  try {
+    std::forward<Body>(body)();
+    return MPT_OK;
+  } catch (...) {
+    return caught();
+  }
+}
+
+} // namespace millpond

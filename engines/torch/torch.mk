@@ -1,0 +1,35 @@
+# The LibTorch engine: the wheel, without the parts of CUDA that only a GPU needs, and the shim that the server opens at
+# the first model of this kind. Included by the Makefile; `.venv` itself is made there.
+
+TORCH_SHIM_DIR := .venv/millpond
+TORCH_SHIM := $(TORCH_SHIM_DIR)/libmillpond_torch.so
+TORCH_SOURCES := $(wildcard engines/torch/*.cc)
+TORCH_HEADERS := $(wildcard engines/torch/*.h)
+TORCH_CXX ?= g++
+TORCH_CXXFLAGS := -std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter
+
+.PHONY: torch
+torch: .venv/torch-ready ## the LibTorch engine in .venv (550 MB to fetch the first time)
+
+.venv/torch-packages: requirements/torch.txt .venv/ready
+	$(call say,LibTorch into .venv (550 MB the first time))
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--requirement requirements/torch.txt
+	@touch $@
+
+$(TORCH_SHIM_DIR)/%.o: engines/torch/%.cc $(TORCH_HEADERS) .venv/torch-packages
+	@mkdir -p $(TORCH_SHIM_DIR)
+	@echo "$(TORCH_CXX) $<"
+	@torch=$$(echo .venv/lib/python3*/site-packages/torch); \
+	$(TORCH_CXX) $(TORCH_CXXFLAGS) -isystem "$$torch/include" -isystem "$$torch/include/torch/csrc/api/include" -c $< -o $@
+
+# The wheel's own libtorch.so needs all of CUDA and holds nothing; compiled packages ask for it by name.
+$(TORCH_SHIM): $(TORCH_SOURCES:engines/torch/%.cc=$(TORCH_SHIM_DIR)/%.o)
+	@$(TORCH_CXX) -shared -Wl,-soname,libtorch.so -o $(TORCH_SHIM_DIR)/libtorch.so -x c /dev/null
+	@torch=$$(echo .venv/lib/python3*/site-packages/torch); site=$${torch#.venv/}; \
+	$(TORCH_CXX) -shared -o $@.tmp $^ -L"$$torch/lib" -ltorch_cpu -lc10 -Wl,--no-undefined,--allow-shlib-undefined \
+		-Wl,-rpath,'$$ORIGIN:$$ORIGIN/../'"$$site/lib"
+	@mv $@.tmp $@
+
+.venv/torch-ready: $(TORCH_SHIM)
+	@touch $@

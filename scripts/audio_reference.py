@@ -1,0 +1,93 @@
+"""What the Python package of a recogniser says about a recording, and how long it takes, as one line of JSON.
+
+    scripts/torch_python.sh .venv-audio/bin/python scripts/audio_reference.py --recogniser vad FILE
+
+vad, vad-onnx, vad-sequence   {"seconds", "segments": [[start, end], ...]}, silero-vad with its defaults
+voiceprint                    {"seconds", "embedding": [256 numbers]}, resemblyzer; --prepared also writes the wave as
+                              the package prepares it (louder, without pauses), which the embedding is of
+
+"seconds" includes reading the file, not importing packages or loading the model.
+"""
+
+import argparse
+import json
+import pathlib
+import time
+import warnings
+
+import numpy as np
+import soundfile
+
+RATE_HZ = 16_000
+# What an untimed first run takes: TorchScript compiles while it runs.
+WARM_UP_SECONDS = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recogniser", choices=("vad", "vad-onnx", "vad-sequence", "voiceprint"), required=True)
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads inside an operation")
+    parser.add_argument("--prepared", type=pathlib.Path, help="where to write the wave that was embedded")
+    parser.add_argument("file", type=pathlib.Path)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    run = voiceprint(arguments) if arguments.recogniser == "voiceprint" else voice_activity(arguments)
+    began = time.perf_counter()
+    answer = run(arguments.file)
+    print(json.dumps({"seconds": round(time.perf_counter() - began, 6), **answer}))
+
+
+def voice_activity(arguments: argparse.Namespace):
+    """Runs the detector over a file."""
+    import silero_vad
+    import torch
+
+    form = {"vad": {}, "vad-onnx": {"onnx": True}, "vad-sequence": {"sequence": True}}[arguments.recogniser]
+    model = silero_vad.load_silero_vad(**form)
+    # After loading: the package sets one thread when it is imported.
+    torch.set_num_threads(arguments.threads)
+    sequence = arguments.recogniser == "vad-sequence"
+    detect = silero_vad.get_speech_timestamps_sequence if sequence else silero_vad.get_speech_timestamps
+    silence = np.zeros(WARM_UP_SECONDS * RATE_HZ, np.float32)
+    detect(silence if sequence else torch.from_numpy(silence), model)
+
+    def run(path: pathlib.Path) -> dict:
+        samples = read(path)
+        found = detect(samples if sequence else torch.from_numpy(samples), model)
+        return {"segments": [[part["start"] / RATE_HZ, part["end"] / RATE_HZ] for part in found]}
+
+    return run
+
+
+def voiceprint(arguments: argparse.Namespace):
+    """Embeds a file."""
+    import resemblyzer
+    import torch
+
+    encoder = resemblyzer.VoiceEncoder("cpu", verbose=False)
+    torch.set_num_threads(arguments.threads)
+    encoder.embed_utterance(np.zeros(WARM_UP_SECONDS * RATE_HZ, np.float32) + 1e-3)
+
+    def run(path: pathlib.Path) -> dict:
+        samples = resemblyzer.preprocess_wav(read(path))
+        embedding = encoder.embed_utterance(samples)
+        if arguments.prepared:
+            soundfile.write(arguments.prepared, samples, RATE_HZ, subtype="FLOAT")
+        return {"embedding": [float(value) for value in embedding]}
+
+    return run
+
+
+def read(path: pathlib.Path) -> np.ndarray:
+    """The mean of the channels at 16 kHz."""
+    samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    samples = samples.mean(axis=1)
+    if rate != RATE_HZ:
+        import librosa
+
+        samples = librosa.resample(samples, orig_sr=rate, target_sr=RATE_HZ)
+    return np.ascontiguousarray(samples, dtype=np.float32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Trains a recogniser of sounds: a logistic regression on Google's speech embedding, written as one ONNX model.
+
+    .venv-audio/bin/python scripts/train_head.py --clips my-sounds --to models/my-sounds
+
+`my-sounds/CLASS/*.wav` (or flac, ogg, mp3) are recordings of each class; a recording is cut into windows of 0.79 s.
+Without --clips it trains on what any machine has: --speech, a folder of voices, and sounds that are made up here.
+What it prints is measured on recordings that it has not been trained on, one in four of each class.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import librosa
+import numpy as np
+import onnxruntime
+
+import sound_graph
+
+RATE_HZ = 16_000
+HOP_SAMPLES = sound_graph.WINDOW_SAMPLES // 2
+# Windows of a class that are quieter than this teach nothing about it; its own class is "silence".
+LEVEL_MIN_DB = -45.0
+SILENCE = "silence"
+SUFFIXES = {".wav", ".flac", ".ogg", ".mp3"}
+MADE_UP_CLIPS = 24
+MADE_UP_SECONDS = 3
+STEPS = 600
+RATE_OF_LEARNING = 0.5
+WEIGHT_DECAY = 1e-3
+HELD_OUT = 4
+
+# A class to its recordings, each f32[samples] at 16 kHz.
+Clips = dict[str, list[np.ndarray]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--clips", type=pathlib.Path, help="folder with a folder of recordings for each class")
+    source.add_argument("--speech", type=pathlib.Path, help="folder of voices; the other classes are made up")
+    parser.add_argument("--to", type=pathlib.Path, required=True, help="the model's directory")
+    parser.add_argument("--version", type=int, default=1)
+    parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path(".cache/audio/parts"))
+    parser.add_argument("--template", type=pathlib.Path, default=pathlib.Path("recognisers/sounds/millpond.toml"))
+    arguments = parser.parse_args()
+
+    clips = read(arguments.clips) if arguments.clips else made_up(arguments.speech)
+    classes = sorted(clips)
+    if len(classes) < 2:
+        sys.exit(f"{arguments.clips}: {len(classes)} folders of recordings, at least 2 wanted")
+    graph = sound_graph.embedding_graph(arguments.models)
+    vectors = {name: embed(graph, name, recordings) for name, recordings in clips.items()}
+    report(classes, vectors)
+    weight, bias = fit(classes, {name: np.concatenate(parts) for name, parts in vectors.items()})
+    write(sound_graph.with_head(graph, weight, bias), classes, arguments)
+
+
+def read(folder: pathlib.Path) -> Clips:
+    """The user's recordings."""
+    paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
+    clips: Clips = {}
+    for path in paths:
+        clips.setdefault(path.parent.name, []).append(librosa.load(path, sr=RATE_HZ, mono=True)[0])
+    return clips
+
+
+def made_up(speech: pathlib.Path) -> Clips:
+    """Real voices, and noise, tones and silence out of a random generator."""
+    random = np.random.default_rng(2026)
+    count = MADE_UP_SECONDS * RATE_HZ
+    time = np.arange(count) / RATE_HZ
+    clips: Clips = {"voice": [], "noise": [], "tone": [], SILENCE: []}
+    for path in sorted(speech.glob("*.wav")):
+        samples = librosa.load(path, sr=RATE_HZ, mono=True)[0]
+        clips["voice"] += [samples[start : start + count] for start in range(0, samples.size, count)]
+    for _ in range(MADE_UP_CLIPS):
+        loudness = 10 ** random.uniform(-2, -0.5)
+        clips["noise"].append(loudness * coloured(random, count))
+        steps = random.uniform(100, 3000, size=6).repeat(count // 6 + 1)[:count]
+        phase = 2 * np.pi * np.cumsum(steps) / RATE_HZ
+        overtone = random.uniform(0, 0.5)
+        clips["tone"].append(loudness * (np.sin(phase) + overtone * np.sin(2 * phase + time)))
+        clips[SILENCE].append(10 ** random.uniform(-6, -3) * random.normal(size=count))
+    return clips
+
+
+def coloured(random: np.random.Generator, count: int) -> np.ndarray:
+    """Noise between white and brown."""
+    spectrum = np.fft.rfft(random.normal(size=count))
+    frequency = np.maximum(np.fft.rfftfreq(count, 1 / RATE_HZ), 20.0)
+    noise = np.fft.irfft(spectrum * frequency ** -random.uniform(0, 1), count)
+    return noise / np.abs(noise).max()
+
+
+def embed(graph, name: str, recordings: list[np.ndarray]) -> list[np.ndarray]:
+    """Per recording, the vectors f32[windows, 96] of its windows."""
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = []
+    for samples in recordings:
+        samples = np.clip(samples, -1, 1).astype(np.float32)
+        samples = np.pad(samples, (0, max(0, sound_graph.WINDOW_SAMPLES - samples.size)))
+        windows = np.lib.stride_tricks.sliding_window_view(samples, sound_graph.WINDOW_SAMPLES)[::HOP_SAMPLES]
+        level = 20 * np.log10(np.sqrt((windows**2).mean(axis=1)) + 1e-9)
+        windows = windows if name == SILENCE else windows[level > LEVEL_MIN_DB]
+        if len(windows):
+            found.append(session.run(["embedding"], {"samples": np.ascontiguousarray(windows)})[0])
+    if not found:
+        sys.exit(f"{name}: no recording is louder than {LEVEL_MIN_DB} dB")
+    return found
+
+
+def report(classes: list[str], vectors: dict[str, list[np.ndarray]]) -> None:
+    """Prints how a head does on recordings that it has not seen."""
+    train, test = {}, {}
+    for name, parts in vectors.items():
+        held = [part for index, part in enumerate(parts) if index % HELD_OUT == 0]
+        rest = [part for index, part in enumerate(parts) if index % HELD_OUT != 0]
+        test[name], train[name] = np.concatenate(held), np.concatenate(rest or held)
+    weight, bias = fit(classes, train)
+    for index, name in enumerate(classes):
+        right = (np.argmax(test[name] @ weight + bias, axis=1) == index).mean()
+        print(f"  {name}: {right:.0%} of {len(test[name])} windows of unseen recordings ({len(train[name])} seen)")
+
+
+def fit(classes: list[str], vectors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Logistic regression by gradient descent, every class of equal weight: f32[96, classes], f32[classes]."""
+    inputs = np.concatenate([vectors[name] for name in classes]).astype(np.float64)
+    answers = np.concatenate([np.full(len(vectors[name]), index) for index, name in enumerate(classes)])
+    shares = np.bincount(answers, minlength=len(classes))
+    importance = (1 / (shares[answers] * len(classes)))[:, None]
+    mean, deviation = inputs.mean(axis=0), inputs.std(axis=0) + 1e-3
+    inputs = (inputs - mean) / deviation
+    wanted = np.eye(len(classes))[answers]
+    weight, bias = np.zeros((inputs.shape[1], len(classes))), np.zeros(len(classes))
+    for _ in range(STEPS):
+        logits = inputs @ weight + bias
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+        error = (odds / odds.sum(axis=1, keepdims=True) - wanted) * importance
+        weight -= RATE_OF_LEARNING * (inputs.T @ error + WEIGHT_DECAY * weight)
+        bias -= RATE_OF_LEARNING * error.sum(axis=0)
+    # The head takes vectors as they are, so what was done to them is put into it.
+    weight /= deviation[:, None]
+    return weight, bias - mean @ weight
+
+
+def write(model, classes: list[str], arguments: argparse.Namespace) -> None:
+    """The version and the settings beside it, each whole or not at all."""
+    version = arguments.to / str(arguments.version)
+    version.mkdir(parents=True, exist_ok=True)
+    partial = version / ".model.onnx.tmp"
+    partial.write_bytes(model.SerializeToString())
+    partial.rename(version / "model.onnx")
+    names = ", ".join(f'"{name}"' for name in classes)
+    settings = arguments.template.read_text()
+    start = settings.index("classes = [")
+    settings = settings[:start] + f"classes = [{names}]" + settings[settings.index("]", start) + 1 :]
+    (arguments.to / "millpond.toml").write_text(settings)
+    print(f"{version / 'model.onnx'}: {names}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""`POST /v1/audio/{recogniser}`: uploads of every kind, and results while they still run."""
+
+import json
+
+import pytest
+import requests
+from listening import Upload, command, lines, post
+from recordings import MEETING, read, speech, wave_bytes
+from reference import segments
+from test_truth import assert_same
+
+
+def test_recognisers_are_listed(server):
+    answer = requests.get(f"{server.url}/v1/audio", timeout=20)
+    assert answer.status_code == 200, answer.text
+    listed = {entry["name"]: entry for entry in answer.json()["recognisers"]}
+    assert set(listed) == {"vad", "vad-onnx", "vad-sequence", "voiceprint", "sounds", "notes"}
+    assert not [entry for entry in listed.values() if "error" in entry], listed
+
+
+@pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "vad-sequence"])
+def test_a_raw_body(server, recogniser):
+    answer = post(server.url, recogniser, MEETING.read_bytes(), **{"Content-Type": "audio/wav"})
+    assert answer.status_code == 200, answer.text
+    assert_same(lines(answer).spans(), segments(MEETING, recogniser))
+
+
+def test_a_chunked_body_without_a_type(server):
+    recording = MEETING.read_bytes()
+    pieces = (recording[start : start + 9_999] for start in range(0, len(recording), 9_999))
+    assert_same(lines(post(server.url, "vad", pieces)).spans(), segments(MEETING))
+
+
+def test_a_form(server):
+    with MEETING.open("rb") as file:
+        answer = requests.post(f"{server.url}/v1/audio/vad", files={"file": ("meeting.wav", file)}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert_same(lines(answer).spans(), segments(MEETING))
+
+
+def test_results_come_while_the_upload_still_runs(server):
+    recording = wave_bytes(speech(200))
+    upload = Upload(server.http, "/v1/audio/vad")
+    upload.send(recording[: len(recording) * 3 // 4])
+    # The last quarter is not sent before a label has come.
+    upload.read_until(b'"type":"label"')
+    upload.send(recording[len(recording) * 3 // 4 :])
+    upload.end()
+    assert b'"error"' not in upload.read_until(b'"type":"summary"')
+    upload.close()
+
+
+def test_a_client_that_leaves_frees_its_place(server):
+    recording = wave_bytes(speech(60))
+    for _ in range(8):
+        upload = Upload(server.http, "/v1/audio/vad-onnx")
+        upload.send(recording[: len(recording) // 2])
+        upload.close()
+    answer = post(server.url, "vad-onnx", recording)
+    for _ in range(20):
+        if answer.status_code != 429:
+            break
+        answer = post(server.url, "vad-onnx", recording)
+    assert answer.status_code == 200, answer.text
+    assert not lines(answer).errors
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "srt", "rttm", "audacity"])
+def test_formats_are_those_of_the_command(server, form):
+    answer = post(server.url, f"vad-onnx?format={form}", MEETING.read_bytes(), **{"Content-Type": "audio/wav"})
+    assert answer.status_code == 200, answer.text
+    done = command("audio", MEETING, "--recogniser", "vad-onnx", "--format", form)
+    assert done.returncode == 0, done.stderr
+    if form == "json":
+        assert json.loads(answer.text)["labels"] == json.loads(done.stdout)["labels"]
+    elif form == "rttm":
+        # The first columns say which file it is.
+        spans = [[line.split()[3:5] for line in text.splitlines()] for text in (answer.text, done.stdout)]
+        assert spans[0] == spans[1] and len(spans[0]) == len(segments(MEETING))
+    else:
+        assert len(answer.text.splitlines()) == len(done.stdout.splitlines())
+
+
+def test_the_command_by_way_of_a_server(server):
+    done = command("audio", MEETING, "--recogniser", "vad", "--format", "json", "--url", server.url)
+    assert done.returncode == 0, done.stderr
+    assert_same([(label["start"], label["end"]) for label in json.loads(done.stdout)["labels"]], segments(MEETING))
+
+
+def test_what_cannot_be_asked(server):
+    assert post(server.url, "nobody", b"x").status_code == 404
+    assert post(server.url, "vad?format=wax", b"x").status_code == 400
+    assert post(server.url, "vad", b"").status_code == 400
+
+
+def test_a_model_with_a_memory_begins_anew_with_each_request(server):
+    """The plain protocol's requests know no streams: every one starts from the state as loaded."""
+    frame = read(MEETING)[160_000:160_512].tolist()
+    tensors = [
+        {"name": "x", "datatype": "FP32", "shape": [1, 512], "data": frame},
+        {"name": "sr", "datatype": "INT64", "shape": [], "data": [16_000]},
+    ]
+    url = f"{server.url}/v2/models/vad/infer"
+    answers = [requests.post(url, json={"inputs": tensors}, timeout=20) for _ in range(5)]
+    assert all(answer.status_code == 200 for answer in answers), answers[0].text
+    assert len({answer.json()["outputs"][0]["data"][0] for answer in answers}) == 1
