@@ -138,7 +138,10 @@ std::vector<millpond::Result> run(const mpt_module &module, const mpt_value *val
     const auto outputs = common.package->boxed_run(std::move(inputs));
     std::vector<millpond::Result> results;
     for (size_t i = 0; i < outputs.size(); i++) {
-      results.push_back({"output_" + std::to_string(i), millpond::outgoing(outputs[i], false)});
+      // A constant of the package's lies in memory that goes with it.
+      const auto &output = outputs[i];
+      const bool shared = output.use_count() > 1 || output.storage().use_count() > 1;
+      results.push_back({"output_" + std::to_string(i), millpond::outgoing(output, shared)});
     }
     return results;
   }

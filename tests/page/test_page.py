@@ -6,50 +6,28 @@ import json
 import millpond
 import pytest
 from models import stamped
-from screen import DESKTOP, PHONE, PICTURES, SWAPPED, UNLOADED, connection, in_card, js, look, open_page, picture, wait
+from screen import (
+    CONTRASTS,
+    DESKTOP,
+    GRAPHIC_CONTRAST_MIN,
+    PHONE,
+    PICTURES,
+    SWAPPED,
+    TEXT_CONTRAST_MIN,
+    UNLOADED,
+    connection,
+    in_card,
+    js,
+    look,
+    open_page,
+    picture,
+    wait,
+)
 from selenium.webdriver import ActionChains, Keys
 
 pytestmark = pytest.mark.usefixtures("traffic")
 
-# WCAG 2.2 AA: text, and graphics that carry meaning.
-TEXT_CONTRAST_MIN, GRAPHIC_CONTRAST_MIN = 4.5, 3.0
 TABS_MAX = 80
-
-# Every visible text and every line of a chart with its contrast to what lies behind it.
-CONTRASTS = """
-const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-const rgba = (colour) => {
-  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-  return [...canvas.getImageData(0, 0, 1, 1).data];
-};
-const luminance = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-  .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-const behind = (node) => {
-  for (let at = node; at; at = at.parentElement) {
-    const colour = rgba(getComputedStyle(at).backgroundColor);
-    if (colour[3] === 255) return colour;
-  }
-  return [255, 255, 255];
-};
-const contrast = (a, b) => {
-  const [high, low] = [luminance(a), luminance(b)].sort((x, y) => y - x);
-  return (high + 0.05) / (low + 0.05);
-};
-const texts = [], lines = [];
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const node = walker.currentNode.parentElement, words = walker.currentNode.textContent.trim();
-  if (!words || !node.checkVisibility() || node.closest("noscript")) continue;
-  const style = getComputedStyle(node);
-  texts.push([words, contrast(rgba(node instanceof SVGElement ? style.fill : style.color), behind(node))]);
-}
-for (const node of document.querySelectorAll(".series, .mark")) {
-  lines.push([node.getAttribute("class"), contrast(rgba(getComputedStyle(node).stroke), behind(node))]);
-}
-return { texts, lines };
-"""
-
 
 def test_it_asks_no_other_host_and_reports_no_error(browser, server):
     open_page(browser, server.url)

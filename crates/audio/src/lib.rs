@@ -3,7 +3,7 @@
 //! Four stages, each a module of its own and each streaming: [`decode`] reads a file block by block and says what is
 //! wrong where; [`resample`] mixes to one channel at the model's rate; [`features`] and [`segment`] make the windows
 //! that a model takes; [`post`] makes labels of what it gives. [`pipeline`] joins them as a [`recogniser`] describes,
-//! [`speakers`] keeps enrolled voices, [`write`] prints labels in the formats of the field.
+//! [`speakers`] keeps enrolled voices, [`mod@write`] prints labels in the formats of the field.
 //!
 //! No model runs here: the pipeline is handed a [`Model`], a function from tensors to tensors, by whoever has one.
 //! Nothing here opens a socket or starts more threads than the caller's.

@@ -103,7 +103,7 @@ pub fn recognise(
         post: Post::new(recogniser, options.embeddings, options.speakers.clone()),
         order: Order::new(sink),
         found: Vec::new(),
-        hop: recogniser.hop_seconds(),
+        recogniser,
         total: None,
         told: (Instant::now(), 0.0),
     };
@@ -186,7 +186,9 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn Taker, outcome: Outcome) -> 
         Err(error) => {
             let count = outcome.facts.len();
             let what = format!("{count} windows could not be recognised: {}", error.message());
-            return taker.fault(Fault { at: outcome.first as f64 * recogniser.hop_seconds(), what });
+            // A window stands for its middle, so a label before this fault may start after the window does.
+            let at = recogniser.middle_seconds(outcome.first);
+            return taker.fault(Fault { at, what });
         }
     };
     for (index, Facts { real, level }) in outcome.facts.into_iter().enumerate() {
@@ -202,8 +204,7 @@ struct Labels<'a> {
     order: Order<'a>,
     /// Labels on their way from `post` to `order`.
     found: Vec<Label>,
-    /// Seconds from window to window.
-    hop: f64,
+    recogniser: &'a Recogniser,
     /// As announced.
     total: Option<f64>,
     /// When progress was told last, and how much.
@@ -235,7 +236,7 @@ impl Taker for Labels<'_> {
     }
 
     fn window(&mut self, frames: Frames<'_>) -> Result<()> {
-        let seconds = (frames.window + 1) as f64 * self.hop;
+        let seconds = self.recogniser.done_seconds(frames.window, frames.real);
         self.post.window(frames, &mut self.found)?;
         self.hand_over()?;
         self.order.release(self.post.settled())?;

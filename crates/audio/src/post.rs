@@ -1,6 +1,6 @@
 //! From what a model gives to labels: events with hysteresis, scenes, speakers.
 //!
-//! Windows come in time order, some perhaps missing; labels leave as soon as they are final. [`Post::settled`] says how
+//! Windows come in time order, some perhaps missing; labels leave as soon as they are final. `Post::settled` says how
 //! far that is, so that whoever collects them can put them in time order. What is kept is bounded: a little for each
 //! class, the frames of a moving mean, and one embedding.
 
@@ -49,6 +49,8 @@ pub(crate) struct Post {
     embeddings: bool,
     speakers: Option<Speakers>,
     started: Option<Started>,
+    /// The first window that may come.
+    next: u64,
 }
 
 /// What is known with the first window: how many frames and classes there are.
@@ -67,14 +69,19 @@ enum Meaning {
 impl Post {
     /// For `recogniser`'s kind; `embeddings` and `speakers` are for those that give embeddings.
     pub(crate) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Post {
-        Post { recogniser: recogniser.clone(), embeddings, speakers, started: None }
+        Post { recogniser: recogniser.clone(), embeddings, speakers, started: None, next: 0 }
     }
 
     /// Takes the next window; windows that were left out since the last one are silence.
     ///
     /// # Errors
-    /// `InvalidArgument` when what the model gives is not what the recogniser says.
+    /// `InvalidArgument` when what the model gives is not what the recogniser says; `Internal` for a window that came
+    /// before.
     pub(crate) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) -> Result<()> {
+        if frames.window < self.next {
+            return Err(Error::internal("windows must come in order"));
+        }
+        self.next = frames.window + 1;
         let started = match &mut self.started {
             Some(started) => started,
             none => {

@@ -261,9 +261,19 @@ impl Recogniser {
         )))
     }
 
-    /// Seconds from one window to the next.
-    pub(crate) fn hop_seconds(&self) -> f64 {
-        self.spec.hop as f64 * self.row_samples as f64 / f64::from(self.rate)
+    /// Where the middle hop of window `window` begins, in seconds.
+    pub(crate) fn middle_seconds(&self, window: u64) -> f64 {
+        let rows = window as f64 * self.spec.hop as f64 + (self.spec.window - self.spec.hop) as f64 / 2.0;
+        self.seconds(rows)
+    }
+
+    /// What is done of the recording with window `window`, of which `real` rows are the recording's, in seconds.
+    pub(crate) fn done_seconds(&self, window: u64, real: usize) -> f64 {
+        self.seconds(window as f64 * self.spec.hop as f64 + real.min(self.spec.hop) as f64)
+    }
+
+    fn seconds(&self, rows: f64) -> f64 {
+        rows * self.row_samples as f64 / f64::from(self.rate)
     }
 }
 

@@ -9,6 +9,9 @@ use base::{DType, Error, Result};
 use crate::api::{Library, RawBuilder, c_path, c_text};
 use crate::{TorchEngine, element};
 
+/// Writes a tensor's elements.
+pub type Fill = Box<dyn FnMut(&mut [f32])>;
+
 /// Where a parameter's elements come from.
 pub enum Data {
     /// As many singles as it has elements.
@@ -16,7 +19,7 @@ pub enum Data {
     /// As many integers of 64 bits as it has elements.
     Integers(Vec<i64>),
     /// Singles, written by the function to the memory that is saved. One tensor is filled at a time.
-    Fill(Box<dyn FnMut(&mut [f32])>),
+    Fill(Fill),
     /// The elements of an earlier parameter, from one of its elements on: both lie in the same memory.
     View {
         /// The earlier parameter.

@@ -23,7 +23,9 @@ pub(crate) fn error(text: &str) -> Error {
 /// The line that says what is wrong.
 fn line(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let last_exception = lines().filter_map(after_exception).last();
+    // One may be raised for another: "RuntimeError: AssertionError: ...".
+    let innermost = |line| std::iter::successors(after_exception(line), |rest| after_exception(rest)).last();
+    let last_exception = lines().filter_map(innermost).next_back();
     let said = last_exception.or_else(|| lines().next()).unwrap_or("LibTorch failed and does not say why");
     let end = said.char_indices().map(|(at, _)| at).find(|&at| at >= MESSAGE_BYTES_MAX);
     said[..end.unwrap_or(said.len())].to_owned()

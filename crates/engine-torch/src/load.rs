@@ -55,13 +55,10 @@ pub(crate) fn load(library: &'static Library, request: &LoadRequest) -> Result<B
 }
 
 /// The number that the shim has for a device.
-fn cuda(device: Device) -> Result<i32> {
+fn cuda(device: Device) -> i32 {
     match device {
-        Device::Cpu => Ok(-1),
-        Device::Cuda(number) => i32::from(i8::MAX)
-            .min(i32::try_from(number).unwrap_or(i32::MAX))
-            .try_into()
-            .map_err(|_| Error::invalid("no such device")),
+        Device::Cpu => -1,
+        Device::Cuda(number) => i32::try_from(number).unwrap_or(i32::MAX),
     }
 }
 
@@ -77,7 +74,7 @@ fn package(library: &'static Library, graph: &Path, options: &SessionOptions) ->
     let mut raw = null_mut();
     // SAFETY: the path is NUL-terminated, the out-pointer valid; what it gets is ours.
     unsafe {
-        let code = (library.call.mpt_package_load)(path.as_ptr(), cuda(options.device)?, &mut raw);
+        let code = (library.call.mpt_package_load)(path.as_ptr(), cuda(options.device), &mut raw);
         library.check(code)?;
         Module::own(library, raw)
     }
@@ -97,7 +94,7 @@ fn script(library: &'static Library, request: &LoadRequest) -> Result<(Module, H
         bytes: archive.bytes(),
         arena: arena.cast(),
         arena_bytes,
-        cuda: cuda(request.options.device)?,
+        cuda: cuda(request.options.device),
     };
     let mut raw = null_mut();
     // SAFETY: the archive is used by nobody else until the call returns. The memory is the region's, which nobody else
@@ -111,7 +108,7 @@ fn script(library: &'static Library, request: &LoadRequest) -> Result<(Module, H
     archive.finish()?;
     let description = module.describe()?;
     let home = match region {
-        Some(_) if description.arena_used == 0 || request.options.device != Device::Cpu => Home::Heap,
+        Some(_) if description.arena_used == 0 => Home::Heap,
         Some(region) if description.stateful => Home::Writable(region),
         Some(region) => sealed(region),
         None => Home::Heap,

@@ -83,6 +83,13 @@ fn declared_inputs(file: &SignatureFile) -> Result<Specs> {
             "a compiled package does not say what it takes and gives: list its inputs and outputs in [signature]",
         ));
     }
+    // Its code trusts what it is given: another shape would have it read past the end.
+    if let Some(text) = file.inputs.iter().find(|text| text.shape.is_none() || text.dtype.is_none()) {
+        return Err(Error::invalid(format!(
+            "input \"{}\" of a compiled package needs its dtype and shape in [signature]",
+            text.name
+        )));
+    }
     let specs = file.inputs.iter().map(TensorText::spec).zip(0..);
     let specs = specs.map(|(spec, place)| Ok((spec?, place))).collect::<Result<Vec<_>>>()?;
     let places = specs.iter().map(|_| Place { kind: TENSOR, required: true }).collect();

@@ -16,7 +16,8 @@ use crate::recordings;
 /// Time between two looks at what is being loaded.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Models that are served to this program alone; stopped when dropped.
+/// Models that are served to this program alone; stopped when dropped. What [`Local::recogniser`] gave should be dropped
+/// before: a model that is still held is waited for.
 pub struct Local {
     core: Core,
 }

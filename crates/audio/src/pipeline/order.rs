@@ -140,14 +140,14 @@ mod tests {
     fn nothing_leaves_before_it_is_settled() {
         let order = starts(|order| {
             order.label(label(5.0)).unwrap();
-            order.fault(Fault { at: 3.0, what: "damaged".into() }).unwrap();
+            order.fault(Fault { at: 3.5, what: "damaged".into() }).unwrap();
             order.release(3.0).unwrap();
             order.label(label(3.0)).unwrap();
             order.label(label(4.0)).unwrap();
             order.release(5.0).unwrap();
             order.label(label(5.0)).unwrap();
         });
-        assert_eq!(order, [3.0, 3.0, 4.0, 5.0, 5.0]);
+        assert_eq!(order, [3.0, 3.5, 4.0, 5.0, 5.0]);
     }
 
     #[test]

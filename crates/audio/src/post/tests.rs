@@ -14,8 +14,8 @@ fn recogniser(more: &str) -> Recogniser {
     Recogniser::parse("test", more).unwrap()
 }
 
-fn events(rule: &str) -> Recogniser {
-    recogniser(&format!("kind = \"events\"\nrate = 16000\nwindow = 512\n[events]\n{rule}"))
+fn events(window: u64, rule: &str) -> Recogniser {
+    recogniser(&format!("kind = \"events\"\nrate = 16000\nwindow = {window}\n[events]\n{rule}"))
 }
 
 /// Windows of one frame each, in order, with the last one partly padding; what settles as it goes along is checked.
@@ -92,15 +92,15 @@ proptest! {
         values in probabilities(),
         (on, off) in (0.3f64..0.8, 0.0f64..0.3),
         (min, gap, pad) in (0u64..400, 0u64..400, 0u64..300),
-        tail in 1u64..=512,
+        (window, tail) in (500u64..=512).prop_flat_map(|window| (Just(window), 1..=window)),
     ) {
         let off = on - off;
         let rule = format!("on = {on}\noff = {off}\nmin = \"{min}ms\"\ngap = \"{gap}ms\"\npad = \"{pad}ms\"\n");
-        let recogniser = events(&rule);
-        let samples = (values.len() as u64 - 1) * 512 + tail;
+        let recogniser = events(window, &rule);
+        let samples = (values.len() as u64 - 1) * window + tail;
         let windows: Vec<_> = values.iter().map(|value| Some(vec![*value])).collect();
         let found = labels(&recogniser, &windows, samples);
-        prop_assert_eq!(spans(&found, 16000.0), naive(&values, &recogniser.events, samples));
+        prop_assert_eq!(spans(&found, 16000.0), naive(&values, &recogniser.events, window, samples));
     }
 
     #[test]
@@ -108,7 +108,7 @@ proptest! {
         columns in prop::collection::vec(probabilities(), 1..6),
         holes in prop::collection::vec(0usize..200, 0..5),
     ) {
-        let recogniser = events("min = \"60ms\"\npad = \"40ms\"\n");
+        let recogniser = events(512, "min = \"60ms\"\npad = \"40ms\"\n");
         let length = columns.iter().map(Vec::len).min().unwrap();
         let samples = length as u64 * 512;
         let rows: Vec<_> = (0..length)
@@ -123,7 +123,7 @@ proptest! {
             for class in 0..columns.len() {
                 let name = class.to_string();
                 let mine: Vec<Label> = found.iter().filter(|label| label.text == name).cloned().collect();
-                prop_assert_eq!(spans(&mine, 16000.0), naive(&column(class), &recogniser.events, samples));
+                prop_assert_eq!(spans(&mine, 16000.0), naive(&column(class), &recogniser.events, 512, samples));
             }
         }
     }
@@ -149,7 +149,7 @@ proptest! {
 
 #[test]
 fn an_event_has_the_mean_of_its_frames() {
-    let recogniser = events("min = \"0ms\"\ngap = \"64ms\"\npad = \"100ms\"\n");
+    let recogniser = events(512, "min = \"0ms\"\ngap = \"64ms\"\npad = \"100ms\"\n");
     let values = [0.0, 0.8, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1];
     let windows: Vec<_> = values.iter().map(|value| Some(vec![*value])).collect();
     let found = labels(&recogniser, &windows, 11 * 512);
@@ -159,7 +159,7 @@ fn an_event_has_the_mean_of_its_frames() {
 
 #[test]
 fn a_rising_onset_starts_a_new_event() {
-    let recogniser = events("min = \"0ms\"\npad = \"0ms\"\nonset = { output = \"o\", on = 0.5 }\n");
+    let recogniser = events(512, "min = \"0ms\"\npad = \"0ms\"\nonset = { output = \"o\", on = 0.5 }\n");
     let mut post = Post::new(&recogniser, false, None);
     let mut found = Vec::new();
     for (window, onset) in [0.9, 0.1, 0.1, 0.7, 0.8, 0.1, 0.9].into_iter().enumerate() {

@@ -78,7 +78,8 @@ fn what_is_left_out_has_its_default() {
     let mel = Recogniser::parse("x", mel).unwrap();
     assert_eq!(mel.axes, [Axis::Windows, Axis::Rows, Axis::Features]);
     assert_eq!((mel.width, mel.row_samples), (64, 160));
-    assert!((mel.hop_seconds() - 0.96).abs() < 1e-9);
+    assert!((mel.done_seconds(0, 96) - 0.96).abs() < 1e-9);
+    assert!((mel.middle_seconds(2) - 1.92).abs() < 1e-9);
 }
 
 #[test]

@@ -228,6 +228,17 @@ fn runs_that_fail_are_faults_and_the_rest_goes_on() {
 }
 
 #[test]
+fn faults_of_windows_that_overlap_are_in_order_too() {
+    let every_other = |inputs: &[NamedTensor], number: usize| match number % 3 {
+        2 => Err(Error::internal("no luck")),
+        _ => column((0..windows(inputs).len()).map(|window| (window % 2) as f32).collect()),
+    };
+    let text = "hop = 64\nbatch = 7\n[events]\nmin = \"0s\"\npad = \"0s\"\ngap = \"0s\"";
+    let heard = hear_bursts(10.0, &events(text), plain(Answers::AtOnce, every_other), 3);
+    assert!(heard.labels.len() > 500 && heard.faults.len() > 50);
+}
+
+#[test]
 fn a_stream_that_fails_is_replaced_by_a_fresh_one() {
     let streams = Arc::new(AtomicUsize::new(0));
     let made = streams.clone();

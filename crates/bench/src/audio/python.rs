@@ -91,19 +91,22 @@ fn parse(said: &str) -> Result<Answer> {
         .ok_or_else(|| Error::internal("the reference printed no answer"))
 }
 
+/// One end of a label.
+type End = fn(&(f64, f64)) -> f64;
+
 /// The largest distance in milliseconds of a start or an end in one list from the nearest one of its kind in the
 /// other; `None` where only one of them has any.
 pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f64> {
     if ours.is_empty() && theirs.is_empty() {
         return Some(0.0);
     }
-    let one_way = |from: &[(f64, f64)], to: &[(f64, f64)], of: fn(&(f64, f64)) -> f64| {
+    let one_way = |from: &[(f64, f64)], to: &[(f64, f64)], of: End| {
         let to: Vec<f64> = to.iter().map(of).collect();
         let apart = |place: f64| to.iter().map(|other| (place - other).abs()).reduce(f64::min);
         from.iter().map(of).map(apart).try_fold(0.0, |most: f64, apart| Some(most.max(apart?)))
     };
     let ways = [(ours, theirs), (theirs, ours)];
-    let kinds: [fn(&(f64, f64)) -> f64; 2] = [|label| label.0, |label| label.1];
+    let kinds: [End; 2] = [|label| label.0, |label| label.1];
     let all = ways.into_iter().flat_map(|(from, to)| kinds.map(|of| one_way(from, to, of)));
     all.into_iter().try_fold(0.0, |most: f64, apart| Some(most.max(apart?))).map(|seconds| seconds * 1e3)
 }

@@ -16,7 +16,7 @@ pub(super) struct Cell {
     pub(super) cpu_pct: f64,
     /// Cores that the run could use.
     pub(super) cores: usize,
-    /// Of each round.
+    /// Of each round in which it was measured: one that is far slower than others is measured once.
     pub(super) seconds_rounds: Vec<f64>,
 }
 
@@ -58,6 +58,12 @@ pub(super) fn cells(pairs: &[Threads], measured: &[Measured], cores: usize) -> V
     pairs.iter().map(cell).collect()
 }
 
+/// Whether a pair took more than `factor` times as long as the fastest one in the rounds so far.
+pub(super) fn is_slow(measured: &[Measured], pair: Threads, factor: f64) -> bool {
+    let fastest = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
+    measured.iter().any(|one| one.threads == pair && one.seconds > factor * fastest)
+}
+
 /// Seconds of the pair of `threads` and `intra`.
 pub(super) fn seconds(cells: &[Cell], threads: usize, intra: usize) -> Option<f64> {
     cells.iter().find(|cell| (cell.threads, cell.intra) == (threads, intra)).map(|cell| cell.seconds)
@@ -81,6 +87,8 @@ mod tests {
             .collect();
         let cells = cells(&forth[..1], &measured, 2);
         assert_eq!((cells[0].seconds, cells[0].cpu_pct, cells[0].cores), (2.0, 50.0, 1));
+        assert!(is_slow(&measured, forth[0], 2.5) && !is_slow(&measured, forth[0], 3.0));
+        assert!(!is_slow(&measured, forth[1], 0.1), "it was not measured");
         assert_eq!((seconds(&cells, 1, 1), seconds(&cells, 2, 1)), (Some(2.0), None));
     }
 }

@@ -14,6 +14,8 @@ use crate::exit::{Failure, Outcome};
 struct Sink {
     out: Box<dyn Write>,
     gone: bool,
+    /// Drop everything up to the next line: the head of a table that has one already.
+    skip_line: bool,
 }
 
 impl Write for Sink {
@@ -21,6 +23,11 @@ impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.gone {
             return Ok(bytes.len());
+        }
+        if self.skip_line {
+            let end = bytes.iter().position(|byte| *byte == b'\n').map(|end| end + 1);
+            self.skip_line = end.is_none();
+            return Ok(end.unwrap_or(bytes.len()));
         }
         match self.out.write(bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
@@ -47,6 +54,8 @@ pub(crate) struct Output {
     name: PathBuf,
     /// Taken while a recording is being written.
     out: Option<Lines>,
+    /// Whether a recording has been begun.
+    begun: bool,
 }
 
 /// One recording's part.
@@ -69,7 +78,12 @@ impl Output {
             }
             None => (Box::new(std::io::stdout()), "standard output".into()),
         };
-        Ok(Output { format, name, out: Some(LineWriter::new(Sink { out, gone: false })) })
+        Ok(Output {
+            format,
+            name,
+            begun: false,
+            out: Some(LineWriter::new(Sink { out, gone: false, skip_line: false })),
+        })
     }
 
     /// Begins the part of the recording `name`.
@@ -77,8 +91,11 @@ impl Output {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn begin(&mut self, name: &str) -> Result<Part<'_>> {
-        let out =
+        let mut out =
             self.out.take().ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
+        // One table, one head, however many recordings: its first column names them.
+        out.get_mut().skip_line = self.begun && self.format == Format::Csv;
+        self.begun = true;
         let writer = Writer::new(self.format, out, name)?;
         Ok(Part { output: self, writer })
     }
@@ -114,5 +131,29 @@ impl Part<'_> {
     pub(crate) fn finish(self, summary: &Summary) -> Result<()> {
         self.output.out = Some(self.writer.finish(summary)?);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use audio::Label;
+
+    #[test]
+    fn a_table_of_several_recordings_has_one_head() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("labels.csv");
+        let mut output = Output::open(Some(&path), Format::Csv).unwrap();
+        for name in ["a.wav", "b.wav"] {
+            let mut part = output.begin(name).unwrap();
+            let label = Label { start: 0.0, end: 1.0, text: "speech".into(), score: 1.0, embedding: None };
+            part.event(&Event::Label(label)).unwrap();
+            part.finish(&Summary::default()).unwrap();
+        }
+        output.close().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let starts: Vec<&str> = text.lines().filter_map(|line| line.split(',').next()).collect();
+        assert_eq!(starts, ["file", "a.wav", "b.wav"], "{text}");
+        assert!(Output::open(Some(dir.path()), Format::Csv).is_err());
     }
 }

@@ -40,7 +40,10 @@ pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
             "LibTorch",
             Verdict::Warn,
             "not there",
-            format!("TorchScript models (model.pt) cannot be served; ONNX models can. {error}."),
+            format!(
+                "TorchScript models (model.pt) cannot be served; ONNX models can. `make torch` makes the shim. \
+                 {error}."
+            ),
         ),
     }
 }

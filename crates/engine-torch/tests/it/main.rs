@@ -9,6 +9,7 @@ mod conformance;
 mod damage;
 mod library;
 mod memory_use;
+mod package;
 mod running;
 mod silero;
 mod state;

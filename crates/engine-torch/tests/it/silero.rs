@@ -75,34 +75,3 @@ fn silero_gives_what_its_package_gives() {
     drop((first, second, session));
     assert_eq!(store.pool().stats().used, 0);
 }
-#[test]
-fn tmp_clip() {
-    let session = load(&model(), Default::default(), None).unwrap();
-    let fork = session.fork().unwrap();
-    let raw = std::fs::read("/tmp/w/h1/clip.f32").unwrap();
-    let samples: Vec<f32> = raw.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    let text = std::fs::read_to_string("/tmp/w/h1/ref.json").unwrap();
-    let expected: Vec<f32> = text.trim_matches(['[', ']']).split(", ").map(|t| t.parse().unwrap()).collect();
-    let mut worst = 0f32;
-    for (samples, expected) in samples.chunks_exact(WINDOW).zip(expected) {
-        worst = worst.max((window(&*fork, samples) - expected).abs());
-    }
-    let start = std::time::Instant::now();
-    for samples in samples.chunks_exact(WINDOW) {
-        window(&*fork, samples);
-    }
-    let (a, n) = (start.elapsed(), samples.len() / WINDOW);
-    let start = std::time::Instant::now();
-    for samples in samples.chunks_exact(WINDOW) {
-        window(&*session, samples);
-    }
-    eprintln!("worst {worst} fork {:?} a window, session {:?}", a / n as u32, start.elapsed() / n as u32);
-    let mut times = vec![];
-    let fork = load(&model(), Default::default(), None).unwrap().fork().unwrap();
-    for samples in samples.chunks_exact(WINDOW).take(6) {
-        let s = std::time::Instant::now();
-        window(&*fork, samples);
-        times.push(s.elapsed());
-    }
-    eprintln!("first runs {times:?}");
-}

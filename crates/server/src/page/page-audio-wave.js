@@ -1,6 +1,6 @@
 // The picture of a recording: its waveform, and under it a lane of labels for each class, over the same seconds.
 
-const RULER = 18, WAVE = 0.5, LANE_MIN = 15, LANES_MAX = 6, GUTTER = 2;
+const RULER = 18, WAVE = 0.5, LANE_MIN = 15, LANE_MAX = 40, LANES_MAX = 6, GUTTER = 2;
 // Peaks are taken of so many samples; at the rate below that is a hundredth of a second.
 const PEAK_SAMPLES = 80, PEAK_RATE = 8000;
 // The browser holds a decoded recording in memory whole; larger files are labelled, but not drawn.
@@ -127,7 +127,7 @@ export class Wave {
   }
 
   boxes(pen, { height, from, span, x, middle, colour }) {
-    const lanes = Math.max(1, Math.min(LANES_MAX, this.lanes.size)), each = Math.max(LANE_MIN, (height - middle) / lanes);
+    const lanes = Math.max(1, Math.min(LANES_MAX, this.lanes.size)), each = Math.min(LANE_MAX, Math.max(LANE_MIN, (height - middle) / lanes));
     pen.textAlign = "left";
     for (const label of this.labels) {
       if (label.end < from || label.start > from + span) continue;

@@ -47,16 +47,19 @@ impl Pieces {
     /// The next piece; `None` after the last.
     ///
     /// # Errors
-    /// `ClientTimeout` when there is none in time, `InvalidArgument` when the body breaks off.
+    /// `ClientTimeout` when there is none in time, `Cancelled` when the body breaks off, `InvalidArgument` when it is
+    /// no form.
     pub(super) async fn next(&mut self, timeout: Duration) -> Result<Option<Bytes>> {
         in_time(timeout, self.piece()).await
     }
 
     async fn piece(&mut self) -> Result<Option<Bytes>> {
-        let broken = |error: &dyn std::fmt::Display| Error::invalid(format!("the body broke off: {error}"));
         match self {
-            Pieces::Raw(body) => body.next().await.transpose().map_err(|error| broken(&error)),
-            Pieces::Form(field) => field.chunk().await.map_err(|error| broken(&error)),
+            Pieces::Raw(body) => {
+                let piece = body.next().await.transpose();
+                piece.map_err(|error| Error::cancelled(format!("the upload broke off: {error}")))
+            }
+            Pieces::Form(field) => field.chunk().await.map_err(|error| wrong(&error)),
             #[cfg(test)]
             Pieces::Given(pieces, stall) => match pieces.pop_front() {
                 Some(piece) => Ok(Some(piece.into())),
@@ -64,6 +67,17 @@ impl Pieces {
                 None => Ok(None),
             },
         }
+    }
+}
+
+/// What is wrong with a form, or with the connection that it comes by.
+fn wrong(error: &multer::Error) -> Error {
+    match error {
+        multer::Error::StreamReadFailed(error) => Error::cancelled(format!("the upload broke off: {error}")),
+        multer::Error::StreamSizeExceeded { limit } => {
+            Error::too_large(format!("the form has more than {limit} bytes; send the recording in parts"))
+        }
+        error => Error::invalid(format!("the form cannot be read: {error}")),
     }
 }
 
@@ -111,13 +125,14 @@ fn raw(body: Body, hint: Option<String>) -> Result<Sent> {
 }
 
 async fn form(content_type: &str, body: Body, limits: UploadLimits) -> Result<Sent> {
-    let wrong = |error: multer::Error| Error::invalid(format!("the form cannot be read: {error}"));
-    let boundary = multer::parse_boundary(content_type).map_err(wrong)?;
+    let boundary = multer::parse_boundary(content_type).map_err(|error| wrong(&error))?;
     let size = SizeLimit::new().whole_stream(limits.bytes_max.saturating_add(FORM_BYTES_MAX));
     let constraints = Constraints::new().size_limit(size);
     let mut form = Multipart::with_constraints(body.into_data_stream(), boundary, constraints);
     for _ in 0..FORM_FIELDS_MAX {
-        let field = in_time(limits.piece_timeout, async { form.next_field().await.map_err(wrong) }).await?;
+        let field =
+            in_time(limits.piece_timeout, async { form.next_field().await.map_err(|error| wrong(&error)) })
+                .await?;
         let Some(field) = field else { break };
         if field.file_name().is_none() && field.name() != Some("file") {
             continue;

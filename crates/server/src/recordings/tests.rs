@@ -384,6 +384,21 @@ fn a_client_that_goes_ends_runs_that_wait() {
     drop(stream);
     served.fake.run_gate().open();
     served.until_active(0);
+    let metrics = served.ask("GET", "/metrics", "", b"");
+    assert!(
+        metrics.text().contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"cancelled\"} 1")
+    );
+}
+
+#[test]
+fn a_client_that_reads_only_at_the_end_gets_its_answer() {
+    // Refused at once, while megabytes still come; and answered while they do.
+    let served = served(|_| {});
+    let refused = served.post("/v1/audio/nobody", &vec![0; 20 << 20]);
+    assert_eq!(refused.status, 404);
+    let file = wave(&loud_at(3, 60), false);
+    let trailing = [&file[..], &vec![0; 20 << 20][..]].concat();
+    assert_eq!(served.post("/v1/audio/loud", &trailing).lines("label").len(), 1);
 }
 
 #[test]

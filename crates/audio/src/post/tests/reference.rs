@@ -6,7 +6,7 @@ use crate::recogniser::Events;
 pub(super) type Span = (u64, u64);
 
 /// The frame that ends an event begun at frame `start`: where it ends, and the first frame after the decision.
-fn end_of(values: &[f32], start: usize, rule: &Events) -> Option<(usize, usize)> {
+fn end_of(values: &[f32], start: usize, rule: &Events, window: f64) -> Option<(usize, usize)> {
     let mut quiet = None;
     for (frame, value) in values.iter().enumerate().skip(start) {
         let value = f64::from(*value);
@@ -14,7 +14,7 @@ fn end_of(values: &[f32], start: usize, rule: &Events) -> Option<(usize, usize)>
             quiet = None;
         } else if value < rule.off {
             let from = *quiet.get_or_insert(frame);
-            if (frame - from) as f64 * 512.0 >= rule.gap {
+            if (frame - from) as f64 * window >= rule.gap {
                 return Some((from, frame + 1));
             }
         }
@@ -22,15 +22,16 @@ fn end_of(values: &[f32], start: usize, rule: &Events) -> Option<(usize, usize)>
     None
 }
 
-/// The events of windows of 512 samples in a recording of `samples`.
-pub(super) fn naive(values: &[f32], rule: &Events, samples: u64) -> Vec<Span> {
+/// The events of windows of `window` samples in a recording of `samples`.
+pub(super) fn naive(values: &[f32], rule: &Events, window: u64, samples: u64) -> Vec<Span> {
+    let window = window as f64;
     let mut raw: Vec<(f64, f64)> = Vec::new();
     let mut frame = 0;
     while let Some(start) = (frame..values.len()).find(|at| f64::from(values[*at]) >= rule.on) {
-        let ending = end_of(values, start, rule);
-        let end = ending.map_or(samples as f64, |(end, _)| end as f64 * 512.0);
-        if end - start as f64 * 512.0 > rule.min {
-            raw.push((start as f64 * 512.0, end));
+        let ending = end_of(values, start, rule, window);
+        let end = ending.map_or(samples as f64, |(end, _)| end as f64 * window);
+        if end - start as f64 * window > rule.min {
+            raw.push((start as f64 * window, end));
         }
         frame = ending.map_or(values.len(), |(_, after)| after);
     }

@@ -1,0 +1,210 @@
+"""The page for recordings as people see it: a recording is chosen, drawn, labelled and played."""
+
+import json
+import pathlib
+import shutil
+import wave
+
+import millpond
+import pytest
+import requests
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from selenium.webdriver import ActionChains, Keys
+
+CACHE = pathlib.Path(__file__).resolve().parents[2] / ".cache"
+RECOGNISER = "vad-onnx"
+CLIP = CACHE / "audio/clips/meeting.wav"
+TABS_MAX = 30
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    made = CACHE / "recognisers" / RECOGNISER
+    assert made.exists() and CLIP.exists(), f"no {made}: run `make recognisers`"
+    root = tmp_path_factory.mktemp("recognisers")
+    shutil.copytree(made, root / RECOGNISER)
+    server = millpond.Server(root, log=tmp_path_factory.mktemp("log") / "server.log").wait_ready()
+    yield server
+    assert server.stop() == 0, server.log_text()
+
+
+def open_audio(browser, server) -> None:
+    browser.get(f"{server.url}/audio")
+    wait(lambda: js(browser, "document.querySelectorAll('#recogniser option').length"), "a recogniser is listed")
+
+
+def state(browser) -> str:
+    return js(browser, "document.getElementById('state').dataset.state")
+
+
+def listen(browser, path: pathlib.Path, until: tuple[str, ...] = ("done",)) -> None:
+    browser.find_element("id", "file").send_keys(str(path))
+    browser.find_element("id", "start").click()
+    wait(lambda: state(browser) in until, f"the page says {until}")
+
+
+def texts(browser, selector: str) -> list[str]:
+    return js(browser, "[...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+
+
+def drawn(browser) -> bool:
+    """Whether the picture has more than one colour."""
+    return js(
+        browser,
+        "new Set(new Uint32Array(document.getElementById('wave').getContext('2d')"
+        ".getImageData(0, 0, 600, 150).data.buffer)).size > 20",
+    )
+
+
+def position(browser) -> float:
+    return float(js(browser, "document.getElementById('wave').getAttribute('aria-valuenow') ?? '0'"))
+
+
+def clock(seconds: float) -> str:
+    """As the page writes it."""
+    whole = int(seconds)
+    return f"{whole // 60}:{whole % 60:02}" + f"{seconds - whole:.1f}"[1:]
+
+
+def lengthened(path: pathlib.Path, times: int) -> pathlib.Path:
+    with wave.open(str(CLIP)) as clip:
+        frames, parameters = clip.readframes(clip.getnframes()), clip.getparams()
+    with wave.open(str(path), "wb") as long:
+        long.setparams(parameters)
+        for _ in range(times):
+            long.writeframes(frames)
+    return path
+
+
+def test_it_asks_no_other_host_and_reports_no_error(browser, server):
+    open_audio(browser, server)
+    listen(browser, CLIP)
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert len(asked) >= 5
+    # The browser's own buttons for playing are data: addresses.
+    asked = [url.removeprefix("blob:") for url in asked if not url.startswith("data:")]
+    assert [url for url in asked if not url.startswith(server.url)] == []
+    assert browser.get_log("browser") == []
+
+
+def test_labels_are_those_of_the_server(browser, server):
+    open_audio(browser, server)
+    listen(browser, CLIP)
+    answer = requests.post(f"{server.url}/v1/audio/{RECOGNISER}", data=CLIP.read_bytes(), timeout=60)
+    labels = [entry for entry in map(json.loads, answer.text.splitlines()) if entry["type"] == "label"]
+    assert labels
+    assert texts(browser, "#labels .when")[0] == f"{clock(labels[0]['start'])}–{clock(labels[0]['end'])}"
+    assert texts(browser, "#labels .text") == [label["text"] for label in labels]
+    assert texts(browser, "#legend li") == ["speech"]
+    assert f"{len(labels)} labels" in js(browser, "document.getElementById('state').textContent")
+    wait(lambda: drawn(browser), "the recording is drawn")
+
+
+def test_labels_come_while_it_listens(browser, server, tmp_path):
+    open_audio(browser, server)
+    listen(browser, lengthened(tmp_path / "long.wav", 60), until=("listening",))
+    wait(lambda: texts(browser, "#labels .text") and state(browser) == "listening", "labels before the end")
+    assert js(browser, "document.querySelector('#progress progress').value") < 1
+    browser.find_element("id", "stop").click()
+    wait(lambda: js(browser, "document.getElementById('state').textContent") == "stopped", "it stopped")
+
+    def idle() -> bool:
+        return "millpond_recordings_active 0\n" in requests.get(f"{server.url}/metrics", timeout=10).text
+
+    wait(idle, "the server stopped too")
+
+
+def focused(browser) -> str:
+    return js(browser, "document.activeElement.closest('#labels') ? 'label' : document.activeElement.id")
+
+
+def test_by_keyboard_alone(browser, server):
+    open_audio(browser, server)
+    browser.find_element("id", "file").send_keys(str(CLIP))
+    browser.execute_script("document.getElementById('recording').focus()")
+
+    def tab_to(name: str) -> None:
+        for _ in range(TABS_MAX):
+            ActionChains(browser).send_keys(Keys.TAB).perform()
+            if focused(browser) == name:
+                return
+        raise AssertionError(f"Tab does not reach {name}")
+
+    tab_to("start")
+    ActionChains(browser).send_keys(Keys.ENTER).perform()
+    wait(lambda: state(browser) == "done", "done")
+    tab_to("wave")
+    ActionChains(browser).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT).perform()
+    wait(lambda: abs(position(browser) - 2) < 0.1, "arrows move the position")
+    tab_to("label")
+    ActionChains(browser).send_keys(Keys.ARROW_DOWN).perform()
+    second = js(browser, "document.querySelectorAll('#labels .when')[1].textContent.split('–')[0]")
+    wait(lambda: clock(position(browser)) == second, "arrows go to the next label")
+    wait(lambda: texts(browser, "#labels [aria-current] .when") != [], "the label at the position is marked")
+    assert js(browser, "getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is visible"
+
+
+def test_a_click_seeks_and_playing_moves(browser, server):
+    open_audio(browser, server)
+    listen(browser, CLIP)
+    canvas = browser.find_element("id", "wave")
+    ActionChains(browser).move_to_element(canvas).click().perform()
+    wait(lambda: abs(position(browser) - 15) < 0.2, "the middle of 30 s")
+    js(browser, "document.getElementById('audio').play()")
+    wait(lambda: position(browser) > 15.3, "the position moves")
+    js(browser, "document.getElementById('audio').pause()")
+
+
+def test_what_is_no_recording_and_what_is_damaged_is_said(browser, server, tmp_path):
+    open_audio(browser, server)
+    text = tmp_path / "notes.wav"
+    text.write_text("This is no recording.\n" * 100)
+    listen(browser, text, until=("failed",))
+    assert "no recording" in js(browser, "document.getElementById('problem').textContent")
+    cut = tmp_path / "cut.wav"
+    cut.write_bytes(CLIP.read_bytes()[:400_000])
+    listen(browser, cut, until=("damaged",))
+    faults = wait(lambda: texts(browser, "#faults li"), "the fault is listed")
+    assert "12." in faults[0] or "early" in faults[0], faults
+    assert texts(browser, "#labels .text"), "what is there is labelled"
+
+
+def test_the_pages_lead_to_each_other(browser, server):
+    browser.get(f"{server.url}/")
+    browser.find_element("link text", "recordings").click()
+    wait(lambda: browser.title == "Millpond: recordings", "the page for recordings")
+    browser.find_element("link text", "models").click()
+    wait(lambda: browser.title == "Millpond", "the live page")
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser, server):
+    look(browser, PHONE)
+    open_audio(browser, server)
+    listen(browser, CLIP)
+    assert js(browser, "document.documentElement.scrollWidth") <= PHONE[0]
+    small = "[...document.querySelectorAll('main button, main select')].filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 40).length"
+    assert js(browser, small) == 0, "large enough for a finger"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_legible(browser, server, scheme):
+    look(browser, DESKTOP, scheme)
+    open_audio(browser, server)
+    listen(browser, CLIP)
+    found = browser.execute_script(CONTRASTS)
+    assert len(found["texts"]) > 20
+    assert [entry for entry in found["texts"] if entry[1] < TEXT_CONTRAST_MIN] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"), [("audio-light", DESKTOP, "light"), ("audio-dark", DESKTOP, "dark"), ("audio-phone", PHONE, "light")]
+)
+def test_pictures(browser, server, name, size, scheme):
+    look(browser, size, scheme)
+    open_audio(browser, server)
+    listen(browser, CLIP)
+    wait(lambda: drawn(browser), "the recording is drawn")
+    path = PICTURES / f"{name}.png"
+    picture(browser, path)
+    assert path.stat().st_size > 20_000
