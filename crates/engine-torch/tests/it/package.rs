@@ -37,23 +37,3 @@ fn a_package_runs_where_it_is_trusted() {
     let error = load(true, vague).err().unwrap();
     assert!(error.message().contains("dtype and shape"), "{error}");
 }
-#[test]
-fn tmp_real() {
-    let store = crate::support::store(64 << 20);
-    for name in ["scripted", "traced"] {
-        let path = std::path::PathBuf::from(format!("/tmp/w/h1/{name}.pt"));
-        let bytes = torch().arena_bytes(&path).unwrap();
-        let arena = engine::Arena { store: store.clone(), bytes, stop: Default::default() };
-        let session = crate::support::load(&path, Default::default(), Some(arena)).unwrap();
-        let mut times = vec![];
-        let mut got = vec![];
-        for at in 0..8 {
-            let s = std::time::Instant::now();
-            got = session.run(&[floats(&session.signature().inputs[0].name, &[1 + at % 3, 3, 8, 8], &vec![1.0; (1 + at % 3) * 192])], &[]).unwrap();
-            times.push(s.elapsed());
-        }
-        let _ = got;
-        let got = crate::support::answer(&*session, floats(&session.signature().inputs[0].name, &[1, 3, 8, 8], &[1.0; 192]));
-        eprintln!("{name}: stateful {} {:?} {times:?}", session.stateful(), got);
-    }
-}
