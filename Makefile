@@ -118,7 +118,7 @@ test-audio: build recognisers ## audio recognition against its Python references
 	.venv-audio/bin/python -m pytest -c tests/audio/pytest.ini $(AUDIO_TESTS)
 
 .PHONY: test-page
-test-page: build browser .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
+test-page: build browser recognisers .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
 	$(call say,the live page in headless Chromium)
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 

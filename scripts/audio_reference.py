@@ -6,12 +6,14 @@ vad, vad-onnx, vad-sequence   {"seconds", "segments": [[start, end], ...]}, sile
 voiceprint                    {"seconds", "embedding": [256 numbers]}, resemblyzer; --prepared also writes the wave as
                               the package prepares it (louder, without pauses), which the embedding is of
 
-"seconds" includes reading the file, not importing packages or loading the model.
+"seconds" includes reading the file, not importing packages or loading the model. FILE may be -: then every line of
+standard input names a recording, and each gets its line.
 """
 
 import argparse
 import json
 import pathlib
+import sys
 import time
 import warnings
 
@@ -28,13 +30,14 @@ def main() -> None:
     parser.add_argument("--recogniser", choices=("vad", "vad-onnx", "vad-sequence", "voiceprint"), required=True)
     parser.add_argument("--threads", type=int, default=1, help="torch's threads inside an operation")
     parser.add_argument("--prepared", type=pathlib.Path, help="where to write the wave that was embedded")
-    parser.add_argument("file", type=pathlib.Path)
+    parser.add_argument("file", metavar="FILE")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     run = voiceprint(arguments) if arguments.recogniser == "voiceprint" else voice_activity(arguments)
-    began = time.perf_counter()
-    answer = run(arguments.file)
-    print(json.dumps({"seconds": round(time.perf_counter() - began, 6), **answer}))
+    for path in [arguments.file] if arguments.file != "-" else map(str.strip, sys.stdin):
+        began = time.perf_counter()
+        answer = run(pathlib.Path(path))
+        print(json.dumps({"seconds": round(time.perf_counter() - began, 6), **answer}), flush=True)
 
 
 def voice_activity(arguments: argparse.Namespace):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import select
 import socket
 import subprocess
 import sys
@@ -90,6 +91,12 @@ class Upload:
 
     def end(self) -> None:
         self.socket.sendall(b"0\r\n\r\n")
+
+    def read_now(self, wait_s: float = 0.02) -> bytes:
+        """Everything received so far, after a short wait for more."""
+        if select.select([self.socket], [], [], wait_s)[0]:
+            self.received += self.socket.recv(READ_BYTES)
+        return self.received
 
     def read_until(self, wanted: bytes) -> bytes:
         """Everything received so far, once `wanted` is in it."""

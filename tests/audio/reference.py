@@ -1,4 +1,4 @@
-"""The Python packages' own answers, each asked once."""
+"""The Python packages' own answers. Each package is loaded once, each recording asked about once."""
 
 import functools
 import json
@@ -11,17 +11,32 @@ PYTHON = REPOSITORY / ".venv-audio/bin/python"
 TIMEOUT_S = 150
 
 
+def command(recogniser: str, *arguments) -> list[str]:
+    script = [REPOSITORY / "scripts/torch_python.sh", PYTHON, REPOSITORY / "scripts/audio_reference.py"]
+    return [*map(str, [*script, "--recogniser", recogniser, *arguments])]
+
+
 @functools.cache
-def ask(recogniser: str, path: pathlib.Path, prepared: pathlib.Path | None = None) -> dict:
-    command = [REPOSITORY / "scripts/torch_python.sh", PYTHON, REPOSITORY / "scripts/audio_reference.py"]
-    extra = ["--prepared", prepared] if prepared else []
+def started(recogniser: str) -> subprocess.Popen:
+    """A process that answers one line for each line; it ends with its standard input, that is with the tests."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(recogniser, "-"), cwd=REPOSITORY, text=True, bufsize=1, stdin=pipe, stdout=pipe)
+
+
+@functools.cache
+def segments(path: pathlib.Path, recogniser: str = "vad") -> list[tuple[float, float]]:
+    process = started(recogniser)
+    process.stdin.write(f"{path}\n")
+    line = process.stdout.readline()
+    assert line, f"the reference of {recogniser} ended with {process.wait()}"
+    return [(start, end) for start, end in json.loads(line)["segments"]]
+
+
+def embedding(path: pathlib.Path, prepared: pathlib.Path) -> list[float]:
+    """Of a recording; `prepared` is written: the wave that the package makes of it first."""
     done = subprocess.run(
-        [*map(str, [*command, "--recogniser", recogniser, *extra, path])],
+        command("voiceprint", "--prepared", prepared, path),
         cwd=REPOSITORY, text=True, capture_output=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def segments(path: pathlib.Path, recogniser: str = "vad") -> list[tuple[float, float]]:
-    return [(start, end) for start, end in ask(recogniser, path)["segments"]]
+    return json.loads(done.stdout)["embedding"]

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from listening import RECOGNISERS, command, listen
 from recordings import CLIPS, FIRST_SPEAKER, MEETING, RATE_HZ, SECOND_SPEAKER, cut, encoded, read, tones, wave
-from reference import ask, segments
+from reference import embedding, segments
 
 # One window of the detector.
 TOLERANCE_S = 0.032
@@ -69,7 +69,7 @@ def test_other_rates_and_two_channels(rate, tmp_path):
 def test_the_voiceprint_is_the_packages(tmp_path):
     """Of the wave as the package prepares it."""
     prepared, store = tmp_path / "prepared.wav", tmp_path / "speakers.json"
-    wanted = np.array(ask("voiceprint", MEETING, prepared)["embedding"])
+    wanted = np.array(embedding(MEETING, prepared))
     enrolled = command("speakers", "--speakers", store, "enrol", "both", prepared)
     assert enrolled.returncode == 0, enrolled.stderr
     (found,) = vectors(json.loads(store.read_text()))
