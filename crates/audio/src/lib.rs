@@ -42,11 +42,12 @@ pub trait Model: Send + Sync {
 
     /// The same model for one stream: consecutive items lie along axis 0 of the first input, run one after the other,
     /// and the state goes from item to item and from run to run: inside the model, and from the outputs to the inputs
-    /// that `carried` names. One run at a time.
+    /// that `carried` names. An item is `lanes` rows of axis 0, as many streams side by side in the batch of a model whose
+    /// state has one. One run at a time.
     ///
     /// # Errors
     /// When the model has no such input or output, or cannot have a state of its own.
-    fn stream(&self, carried: Vec<Carry>) -> Result<Arc<dyn Model>>;
+    fn stream(&self, carried: Vec<Carry>, lanes: usize) -> Result<Arc<dyn Model>>;
 }
 
 /// An input that is an output of the item before.

@@ -9,6 +9,7 @@
 //! fails. Only when several runs fail one after the other is the last error returned.
 
 mod batch;
+mod group;
 mod order;
 mod runs;
 mod source;
@@ -160,8 +161,10 @@ fn drive(
     taker: &mut dyn Taker,
 ) -> Result<Ending> {
     let fit = Fit::new(recogniser, model.signature())?;
-    let mut runs = Runs::new(recogniser, fit, model, options)?;
+    let at_hand = matches!(input, Input::File(_));
     let mut source = Source::open(input, hint, recogniser)?;
+    let seconds = source.format().seconds.filter(|_| at_hand);
+    let mut runs = Runs::new(recogniser, fit, model, options, seconds)?;
     taker.opened(source.format())?;
     loop {
         let more = source.step(&mut |window, facts| {

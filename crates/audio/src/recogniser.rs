@@ -28,6 +28,8 @@ const VALUES_MAX: usize = 1 << 26;
 const ELEMENTS_MAX: usize = 1 << 22;
 /// Seconds of one piece, its lead-in not counted.
 const PIECE_SECONDS_MAX: f64 = 3600.0;
+/// Pieces side by side in one batch.
+const LANES_MAX: usize = 32;
 /// Names of classes.
 const CLASSES_MAX: usize = 1 << 16;
 /// Frames of the moving mean before the thresholds.
@@ -112,6 +114,8 @@ pub(crate) struct State {
 pub(crate) struct Pieces {
     pub(crate) length: u64,
     pub(crate) lead_in: u64,
+    /// Pieces that run side by side in one batch, where the state is inside the model.
+    pub(crate) lanes: usize,
 }
 
 /// How an output is read.
@@ -240,6 +244,11 @@ impl Recogniser {
     /// The similarity, -1 to 1, from which on a voice is a speaker's, for recognisers that give embeddings.
     pub fn threshold(&self) -> Option<f32> {
         (self.kind == Kind::Embeddings).then_some(self.embeddings.threshold)
+    }
+
+    /// From one window to the next, in seconds.
+    pub(crate) fn hop_seconds(&self) -> f64 {
+        (self.spec.hop as u64 * self.row_samples) as f64 / f64::from(self.rate)
     }
 
     /// Values of one window as the model sees it: context and window.

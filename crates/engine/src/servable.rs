@@ -72,13 +72,14 @@ impl Servable {
     }
 
     /// The same version for one stream of requests: a run's items (axis 0) run one after the other, and the state goes
-    /// from item to item and from run to run. The state is inside where the model is [`Servable::stateful`]; `carried`
+    /// from item to item and from run to run. An item is `lanes` rows of axis 0: as many streams side by side, in the
+    /// batch of a model whose state has one. The state is inside where the model is [`Servable::stateful`]; `carried`
     /// names outputs that become inputs. Runs are not merged with others', and inputs are not checked against the
     /// signature. Whoever holds it keeps the version from being released.
     ///
     /// # Errors
     /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
-    pub fn stream(self: &Arc<Self>, carried: Vec<Carry>) -> Result<Arc<Servable>> {
+    pub fn stream(self: &Arc<Self>, carried: Vec<Carry>, lanes: usize) -> Result<Arc<Servable>> {
         Ok(Arc::new(Servable {
             id: self.id.clone(),
             engine: self.engine,
@@ -86,7 +87,7 @@ impl Servable {
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,
             recogniser: self.recogniser.clone(),
-            session: Box::new(StreamSession::new(self, carried)?),
+            session: Box::new(StreamSession::new(self, carried, lanes)?),
             signature: self.signature.clone(),
             schedule: ScheduleOptions { mode: Mode::Sync, max_batch: usize::MAX, ..self.schedule.clone() },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },

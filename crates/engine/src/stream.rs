@@ -27,6 +27,8 @@ pub struct Carry {
 /// A session for one stream.
 pub(crate) struct StreamSession {
     runner: Runner,
+    /// Rows of axis 0 that make an item.
+    lanes: usize,
     /// The carried inputs as they stand; also what makes runs wait for each other.
     state: Mutex<Vec<(Carry, Tensor)>>,
 }
@@ -48,11 +50,11 @@ impl Runner {
 }
 
 impl StreamSession {
-    /// A stream of `servable`, at its beginning.
+    /// A stream of `servable`, at its beginning, whose items are `lanes` rows of axis 0.
     ///
     /// # Errors
     /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
-    pub(crate) fn new(servable: &Arc<Servable>, carried: Vec<Carry>) -> Result<StreamSession> {
+    pub(crate) fn new(servable: &Arc<Servable>, carried: Vec<Carry>, lanes: usize) -> Result<StreamSession> {
         let signature = servable.signature();
         for carry in &carried {
             if signature.input(&carry.input).is_none() || signature.output(&carry.output).is_none() {
@@ -67,7 +69,7 @@ impl StreamSession {
             false => Runner::Shared(servable.clone()),
         };
         let state = carried.into_iter().map(|carry| (carry.clone(), carry.initial)).collect();
-        Ok(StreamSession { runner, state: Mutex::new(state) })
+        Ok(StreamSession { runner, lanes: lanes.max(1), state: Mutex::new(state) })
     }
 
     /// Runs one item and takes its state.
@@ -116,33 +118,39 @@ impl Session for StreamSession {
         true
     }
 
-    /// Axis 0 of the first input counts the items; every input with as many on axis 0 is cut apart, each item keeping
-    /// an axis 0 of 1, and the others go to every item. Outputs are joined along axis 0.
+    /// Axis 0 of the first input holds the items, `lanes` rows each; every input with as many rows is cut apart, each
+    /// item keeping an axis 0 of `lanes`, and the others go to every item. Outputs are joined along axis 0.
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let count = inputs.first().and_then(|input| input.tensor.shape().first().copied());
-        let count =
+        let rows =
             count.ok_or_else(|| Error::invalid("a stream's first input counts its items on axis 0"))?;
+        let lanes = self.lanes;
+        if !rows.is_multiple_of(lanes) {
+            return Err(Error::invalid(format!("{rows} rows are no items of {lanes} rows each")));
+        }
+        let count = rows / lanes;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answers: Vec<Vec<NamedTensor>> = Vec::with_capacity(count);
         for index in 0..count {
-            let item = inputs.iter().map(|input| item_of(input, index, count)).collect::<Result<_>>()?;
+            let item =
+                inputs.iter().map(|input| item_of(input, index, rows, lanes)).collect::<Result<_>>()?;
             answers.push(self.item(&mut state, item, outputs)?);
         }
         join(&answers)
     }
 }
 
-/// Item `index` of an input with `count` items; the whole input where axis 0 is something else.
-fn item_of(input: &NamedTensor, index: usize, count: usize) -> Result<NamedTensor> {
+/// Item `index`, `lanes` of the `rows` of an input; the whole input where axis 0 is something else.
+fn item_of(input: &NamedTensor, index: usize, rows: usize, lanes: usize) -> Result<NamedTensor> {
     let tensor = &input.tensor;
     let (Some(&first), Some(bytes)) = (tensor.shape().first(), tensor.bytes()) else {
         return Ok(input.clone());
     };
-    if first != count {
+    if first != rows {
         return Ok(input.clone());
     }
-    let each = bytes.len() / count;
-    let shape: Shape = std::iter::once(1).chain(tensor.shape()[1..].iter().copied()).collect();
+    let each = bytes.len() / rows * lanes;
+    let shape: Shape = std::iter::once(lanes).chain(tensor.shape()[1..].iter().copied()).collect();
     let tensor = Tensor::from_bytes(tensor.dtype(), shape, bytes.slice(index * each..(index + 1) * each))?;
     Ok(NamedTensor { name: input.name.clone(), tensor })
 }

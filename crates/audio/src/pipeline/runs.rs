@@ -11,6 +11,10 @@
 //! A window of a lead-in goes to two pieces, and counts in the earlier one. Only the earliest piece's answers leave at
 //! once; those of the others, which are small, wait. A window waits in memory until its run starts, and pieces are
 //! opened only as far ahead as runs may be under way.
+//!
+//! A model whose state is inside may take several pieces in the lanes of one batch: a small model's run costs about the same
+//! for eight windows as for one. Pieces that share a batch are a [`Group`]; otherwise a group is one piece. Lanes need all
+//! their pieces at hand, so they are for recordings that can be read as fast as they run, and not for those that arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,10 +26,11 @@ use crossbeam_channel::{Select, TryRecvError};
 
 use super::Options;
 use super::batch::{self, Answer};
+use super::group::{Group, Member, lane_of, side_by_side};
 use super::source::Facts;
+use crate::Model;
 use crate::recogniser::{Fit, Recogniser};
 use crate::segment::Window;
-use crate::{Model, Pending};
 
 /// Runs under way at most, whatever a caller asks for.
 const IN_FLIGHT_MAX: usize = 256;
@@ -55,8 +60,10 @@ struct Plan {
     run: usize,
     /// Runs always have so many, the last ones filled up with zeros.
     fill: Option<usize>,
-    /// Each piece is a stream of the model.
+    /// Each group is a stream of the model.
     stream: bool,
+    /// Pieces of a group.
+    lanes: usize,
 }
 
 /// Runs under way and windows that wait for theirs.
@@ -67,8 +74,11 @@ pub(super) struct Runs {
     plan: Plan,
     in_flight: usize,
     stop: Arc<AtomicBool>,
-    /// The earliest first.
+    /// The earliest first, none left out.
     open: VecDeque<Piece>,
+    /// Those with pieces that are open, the earliest first.
+    groups: VecDeque<Group>,
+    finished: bool,
     /// The number of the next to be opened.
     next: u64,
     /// Windows so far.
@@ -81,6 +91,7 @@ pub(super) struct Runs {
 
 /// Windows that run one after the other.
 struct Piece {
+    number: u64,
     /// Its first window, the first that counts, and the one after its last.
     first: u64,
     keep: u64,
@@ -88,29 +99,20 @@ struct Piece {
     /// The next that it waits for.
     next: u64,
     chunks: VecDeque<Chunk>,
-    /// Its stream, or the model itself; `None` before the first run and after one that failed.
-    model: Option<Arc<dyn Model>>,
-    /// The state that is handed on from run to run here.
-    carried: Vec<NamedTensor>,
-    running: Option<Running>,
+    running: bool,
     done: VecDeque<Outcome>,
 }
 
 /// The windows of one run.
-struct Chunk {
-    first: u64,
-    facts: Vec<Facts>,
-    values: Vec<f32>,
-}
-
-struct Running {
-    pending: Pending,
-    first: u64,
-    facts: Vec<Facts>,
+pub(super) struct Chunk {
+    pub(super) first: u64,
+    pub(super) facts: Vec<Facts>,
+    pub(super) values: Vec<f32>,
 }
 
 impl Plan {
-    fn new(recogniser: &Recogniser, fit: &Fit, stateful: bool) -> Result<Plan> {
+    /// `pieces_max`: as many as can be at hand together.
+    fn new(recogniser: &Recogniser, fit: &Fit, stateful: bool, pieces_max: u64) -> Result<Plan> {
         let Recogniser { batch, sequence, pieces, .. } = recogniser;
         let whole = (pieces.length + pieces.lead_in) as usize;
         let (length, lead_in) = (pieces.length, pieces.lead_in);
@@ -132,22 +134,27 @@ impl Plan {
             if fit.items.is_some_and(|items| items > 1) {
                 return Err(refuse("a model with a state must take one window at a time"));
             }
-            return Ok(Plan { length, lead_in, run: *batch, fill: None, stream: true });
+            let lanes = match fit.items.is_none() && fit.carried.is_empty() {
+                true => (pieces.lanes as u64).min(pieces_max).max(1) as usize,
+                false => 1,
+            };
+            recogniser.may_wait(whole * lanes)?;
+            return Ok(Plan { length, lead_in, run: *batch, fill: None, stream: true, lanes });
         }
         if *sequence {
             let run = fit.items.unwrap_or(if fit.carried.is_empty() { whole } else { *batch });
             if fit.carried.is_empty() && run < whole {
                 return Err(refuse(&format!("pieces of {whole} windows do not fit the {run} of the model")));
             }
-            return Ok(Plan { length, lead_in, run, fill: fit.items, stream: false });
+            return Ok(Plan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1 });
         }
         let run = fit.items.unwrap_or(*batch);
-        Ok(Plan { length: run as u64, lead_in: 0, run, fill: fit.items, stream: false })
+        Ok(Plan { length: run as u64, lead_in: 0, run, fill: fit.items, stream: false, lanes: 1 })
     }
 }
 
 impl Runs {
-    /// For one recording.
+    /// For one recording, of which `seconds` are at hand: pieces may wait for each other only within them.
     ///
     /// # Errors
     /// `InvalidArgument` when the model cannot be run as the recogniser says.
@@ -156,15 +163,20 @@ impl Runs {
         fit: Fit,
         model: &Arc<dyn Model>,
         options: &Options,
+        seconds: Option<f64>,
     ) -> Result<Runs> {
+        let windows = seconds.map_or(0.0, |seconds| seconds / recogniser.hop_seconds());
+        let pieces_max = (windows / recogniser.pieces.length as f64).ceil() as u64;
         Ok(Runs {
-            plan: Plan::new(recogniser, &fit, model.stateful())?,
+            plan: Plan::new(recogniser, &fit, model.stateful(), pieces_max)?,
             recogniser: recogniser.clone(),
             fit,
             model: model.clone(),
             in_flight: options.in_flight.clamp(1, IN_FLIGHT_MAX),
             stop: options.stop.clone(),
             open: VecDeque::new(),
+            groups: VecDeque::new(),
+            finished: false,
             next: 0,
             pushed: 0,
             failures: 0,
@@ -180,13 +192,10 @@ impl Runs {
     pub(super) fn push(&mut self, window: Window<'_>, facts: Facts, deliver: Deliver<'_>) -> Result<()> {
         let Plan { length, lead_in, run, .. } = self.plan;
         while window.index + lead_in >= self.next * length {
-            // One more than can run, so that its windows are there when a run ends.
-            while self.open.len() > self.in_flight {
+            while self.open.len() >= self.open_max() {
                 self.wait(deliver)?;
             }
-            let keep = self.next * length;
-            self.open.push_back(Piece::new(keep.saturating_sub(lead_in), keep, keep + length));
-            self.next += 1;
+            self.open_piece();
         }
         for piece in &mut self.open {
             if (piece.first..piece.end).contains(&window.index) {
@@ -195,6 +204,26 @@ impl Runs {
         }
         self.pushed = window.index + 1;
         self.pump(deliver)
+    }
+
+    /// Pieces that may be open: those of one group more than can run, so that its windows are there when a run ends.
+    fn open_max(&self) -> usize {
+        match self.plan.lanes {
+            1 => self.in_flight + 1,
+            // Lanes wait for whole pieces, so fewer of them.
+            lanes => (self.in_flight.div_ceil(2) + 1) * lanes,
+        }
+    }
+
+    fn open_piece(&mut self) {
+        let Plan { length, lead_in, lanes, .. } = self.plan;
+        let keep = self.next * length;
+        self.open.push_back(Piece::new(self.next, keep.saturating_sub(lead_in), keep, keep + length));
+        let group = self.next / lanes as u64;
+        if self.groups.back().is_none_or(|last| last.number != group) {
+            self.groups.push_back(Group::new(group));
+        }
+        self.next += 1;
     }
 
     /// Runs what is left; no more windows come.
@@ -206,6 +235,7 @@ impl Runs {
         // Pieces of which no more than the lead-in came have nothing to say.
         self.open.retain(|piece| piece.keep < pushed);
         self.open.iter_mut().for_each(|piece| piece.end = piece.end.min(pushed));
+        self.finished = true;
         self.pump(deliver)?;
         while !self.open.is_empty() {
             self.wait(deliver)?;
@@ -231,8 +261,8 @@ impl Runs {
     fn wait(&mut self, deliver: Deliver<'_>) -> Result<()> {
         self.check_stop()?;
         let mut select = Select::new();
-        let running = self.open.iter().filter_map(|piece| piece.running.as_ref());
-        if running.map(|running| select.recv(&running.pending)).count() == 0 {
+        let running = self.groups.iter().filter_map(|group| group.pending.as_ref());
+        if running.map(|pending| select.recv(pending)).count() == 0 {
             return Err(Error::internal("pieces wait and no run is under way"));
         }
         // A timeout is no error: the caller comes back.
@@ -243,13 +273,13 @@ impl Runs {
 
     /// Takes the answers that are there, starts what can start, delivers what is next.
     fn pump(&mut self, deliver: Deliver<'_>) -> Result<()> {
-        for index in 0..self.open.len() {
+        for index in 0..self.groups.len() {
             self.collect(index)?;
         }
-        let mut under_way = self.open.iter().filter(|piece| piece.running.is_some()).count();
-        for index in 0..self.open.len() {
+        let mut under_way = self.groups.iter().filter(|group| group.pending.is_some()).count();
+        for index in 0..self.groups.len() {
             while under_way < self.in_flight && self.start(index)? {
-                under_way += usize::from(self.open[index].running.is_some());
+                under_way += usize::from(self.groups[index].pending.is_some());
             }
         }
         while let Some(piece) = self.open.front_mut() {
@@ -261,82 +291,135 @@ impl Runs {
             }
             self.open.pop_front();
         }
+        let (open, lanes) = (&self.open, self.plan.lanes as u64);
+        let first = open.front().map_or(self.next, |piece| piece.number) / lanes;
+        self.groups.retain(|group| group.number >= first && (group.pending.is_some() || !open.is_empty()));
         Ok(())
     }
 
-    /// Takes the answer of piece `index`'s run, if it is there.
+    /// Takes the answer of a group's run, if it is there.
     fn collect(&mut self, index: usize) -> Result<()> {
-        let Some(piece) = self.open.get_mut(index) else { return Ok(()) };
-        let Some(running) = &piece.running else { return Ok(()) };
-        let outputs = match running.pending.try_recv() {
+        let Some(group) = self.groups.get_mut(index) else { return Ok(()) };
+        let Some(pending) = &group.pending else { return Ok(()) };
+        let outputs = match pending.try_recv() {
             Err(TryRecvError::Empty) => return Ok(()),
             Err(TryRecvError::Disconnected) => Err(Error::internal("a run ended without an answer")),
             Ok(outputs) => outputs,
         };
-        match piece.running.take() {
-            Some(Running { first, facts, .. }) => self.ended(index, first, facts, outputs),
-            None => Ok(()),
-        }
+        group.pending = None;
+        let members = std::mem::take(&mut group.members);
+        self.ended(index, members, outputs)
     }
 
-    /// Starts the next run of piece `index`, if it may; whether it tried.
+    /// Starts a group's next run, if it may; whether it tried.
     fn start(&mut self, index: usize) -> Result<bool> {
-        let Runs { recogniser, fit, plan, model, open, .. } = self;
-        let Some(piece) = open.get_mut(index) else { return Ok(false) };
-        let Some(chunk) = piece.ready(plan.run) else { return Ok(false) };
-        let Chunk { first, facts, mut values } = chunk;
-        let count = plan.fill.unwrap_or(facts.len());
-        values.resize(count * recogniser.window_values(), 0.0);
-        let stream = match &piece.model {
+        let Some(chunks) = self.take_chunks(index) else { return Ok(false) };
+        let Runs { recogniser, fit, plan, model, groups, .. } = self;
+        let Some(group) = groups.get_mut(index) else { return Ok(false) };
+        let longest = chunks.iter().map(|(_, chunk)| chunk.facts.len()).max().unwrap_or(0);
+        let count = plan.fill.unwrap_or(longest);
+        let values = side_by_side(&chunks, plan.lanes, count, recogniser.window_values());
+        let stream = match &group.model {
             Some(stream) => stream.clone(),
             None => {
-                let stream = if plan.stream { model.stream(fit.carried.clone())? } else { model.clone() };
+                let stream = match plan.stream {
+                    true => model.stream(fit.carried.clone(), plan.lanes)?,
+                    false => model.clone(),
+                };
                 if !plan.stream {
                     let initial = fit.carried.iter();
                     let initial = initial.map(|c| NamedTensor::new(c.input.clone(), c.initial.clone()));
-                    piece.carried = initial.collect();
+                    group.carried = initial.collect();
                 }
-                piece.model.insert(stream).clone()
+                group.model.insert(stream).clone()
             }
         };
-        let windows = batch::tensor(recogniser, values, count)?;
+        let windows = batch::tensor(recogniser, values, count * plan.lanes)?;
         let mut inputs = vec![NamedTensor::new(fit.input.clone(), windows)];
-        inputs.extend(fit.constants.iter().chain(&piece.carried).cloned());
+        inputs.extend(fit.constants.iter().chain(&group.carried).cloned());
+        let member = |(piece, chunk): (u64, Chunk)| Member { piece, first: chunk.first, facts: chunk.facts };
+        let members: Vec<Member> = chunks.into_iter().map(member).collect();
         match stream.start(inputs) {
-            Ok(pending) => piece.running = Some(Running { pending, first, facts }),
-            Err(error) => self.ended(index, first, facts, Err(error))?,
+            Ok(pending) => (group.pending, group.members, group.count) = (Some(pending), members, count),
+            Err(error) => {
+                group.count = count;
+                self.ended(index, members, Err(error))?;
+            }
         }
         Ok(true)
     }
 
-    /// Makes an outcome of a run's windows that count.
-    fn ended(
-        &mut self,
-        index: usize,
-        first: u64,
-        mut facts: Vec<Facts>,
-        outputs: Result<Vec<NamedTensor>>,
-    ) -> Result<()> {
-        let Some(piece) = self.open.get_mut(index) else { return Ok(()) };
-        let skip = (piece.keep.saturating_sub(first) as usize).min(facts.len());
-        let answer = match outputs {
+    /// The next windows of all pieces of a group, if they are all there and no run is under way.
+    fn take_chunks(&mut self, index: usize) -> Option<Vec<(u64, Chunk)>> {
+        let (lanes, run) = (self.plan.lanes as u64, self.plan.run);
+        let group = self.groups.get(index)?;
+        let pieces = group.number * lanes..(group.number + 1) * lanes;
+        // With pieces still to come, the others would run ahead of them.
+        if group.pending.is_some() || !(self.finished || self.next >= pieces.end) {
+            return None;
+        }
+        let members = || self.open.iter().filter(|piece| pieces.contains(&piece.number));
+        if members().all(Piece::exhausted) || !members().all(|piece| piece.exhausted() || piece.ready(run)) {
+            return None;
+        }
+        let members = self.open.iter_mut().filter(|piece| pieces.contains(&piece.number));
+        let take = |piece: &mut Piece| {
+            let chunk = piece.chunks.pop_front()?;
+            piece.running = true;
+            Some((piece.number, chunk))
+        };
+        Some(members.filter_map(take).collect())
+    }
+
+    /// Makes outcomes of a run's windows that count.
+    fn ended(&mut self, index: usize, members: Vec<Member>, outputs: Result<Vec<NamedTensor>>) -> Result<()> {
+        let Some(group) = self.groups.get_mut(index) else { return Ok(()) };
+        match &outputs {
             Ok(outputs) => {
-                let count = self.plan.fill.unwrap_or(facts.len());
-                let answer = batch::answer(&self.recogniser, &self.fit, &outputs, count, skip..facts.len())?;
-                piece.carry(&self.fit, &outputs)?;
+                group.carry(&self.fit, outputs)?;
                 (self.failures, self.succeeded) = (0, true);
-                Ok(answer)
             }
             Err(error) => {
                 self.failures += 1;
                 if self.failures >= FAILURES_MAX {
-                    return Err(error.context(format!("{FAILURES_MAX} runs failed one after the other")));
+                    return Err(error
+                        .clone()
+                        .context(format!("{FAILURES_MAX} runs failed one after the other")));
                 }
                 // Where the state has got to is not known.
-                piece.model = None;
+                group.model = None;
                 self.error = Some(error.clone());
-                Err(error)
             }
+        }
+        let count = group.count;
+        for member in members {
+            let lane = (member.piece % self.plan.lanes as u64) as usize;
+            let outputs = match &outputs {
+                Ok(outputs) => Ok(lane_of(outputs, lane, self.plan.lanes)?),
+                Err(error) => Err(error.clone()),
+            };
+            self.member_ended(member, count, outputs)?;
+        }
+        Ok(())
+    }
+
+    fn member_ended(
+        &mut self,
+        member: Member,
+        count: usize,
+        outputs: Result<Vec<NamedTensor>>,
+    ) -> Result<()> {
+        let Some(piece) = self.open.iter_mut().find(|piece| piece.number == member.piece) else {
+            return Ok(());
+        };
+        piece.running = false;
+        let Member { first, mut facts, .. } = member;
+        let skip = (piece.keep.saturating_sub(first) as usize).min(facts.len());
+        let answer = match outputs {
+            Ok(outputs) => {
+                Ok(batch::answer(&self.recogniser, &self.fit, &outputs, count, skip..facts.len())?)
+            }
+            Err(error) => Err(error),
         };
         facts.drain(..skip);
         if !facts.is_empty() {
@@ -347,18 +430,9 @@ impl Runs {
 }
 
 impl Piece {
-    fn new(first: u64, keep: u64, end: u64) -> Piece {
-        Piece {
-            first,
-            keep,
-            end,
-            next: first,
-            chunks: VecDeque::new(),
-            model: None,
-            carried: Vec::new(),
-            running: None,
-            done: VecDeque::new(),
-        }
+    fn new(number: u64, first: u64, keep: u64, end: u64) -> Piece {
+        let (chunks, done) = (VecDeque::new(), VecDeque::new());
+        Piece { number, first, keep, end, next: first, chunks, running: false, done }
     }
 
     /// Takes its next window.
@@ -375,24 +449,20 @@ impl Piece {
         }
     }
 
-    /// The next run's windows, if they are all there and none is under way.
-    fn ready(&mut self, run: usize) -> Option<Chunk> {
-        let chunk = self.chunks.front()?;
-        let all = chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end;
-        if self.running.is_none() && all { self.chunks.pop_front() } else { None }
+    /// Whether the next run's windows are all there.
+    fn ready(&self, run: usize) -> bool {
+        let whole =
+            |chunk: &Chunk| chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end;
+        self.chunks.front().is_some_and(whole)
     }
 
-    /// Hands the state on to the next run.
-    fn carry(&mut self, fit: &Fit, outputs: &[NamedTensor]) -> Result<()> {
-        for (carry, now) in fit.carried.iter().zip(&mut self.carried) {
-            let next = outputs.iter().find(|output| output.name == carry.output);
-            now.tensor = next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
-        }
-        Ok(())
+    /// Whether none of its windows waits or is still to come.
+    fn exhausted(&self) -> bool {
+        self.next >= self.end && self.chunks.is_empty()
     }
 
     /// Whether all of its windows have come and gone.
     fn is_done(&self) -> bool {
-        self.next >= self.end && self.chunks.is_empty() && self.running.is_none() && self.done.is_empty()
+        self.exhausted() && !self.running && self.done.is_empty()
     }
 }

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use toml::Value;
 
 use super::{
-    Activation, Axis, CLASSES_MAX, Classes, Constant, ELEMENTS_MAX, Embeddings, Events, Kind, Onset, Output,
-    PIECE_SECONDS_MAX, Pieces, SMOOTH_MAX, Scenes, State, within,
+    Activation, Axis, CLASSES_MAX, Classes, Constant, ELEMENTS_MAX, Embeddings, Events, Kind, LANES_MAX,
+    Onset, Output, PIECE_SECONDS_MAX, Pieces, SMOOTH_MAX, Scenes, State, within,
 };
 use crate::features::FeatureFile;
 use crate::resample::Channel;
@@ -80,11 +80,12 @@ pub(super) struct StateFile {
 pub(super) struct PiecesFile {
     length: String,
     lead_in: String,
+    lanes: usize,
 }
 
 impl Default for PiecesFile {
     fn default() -> Self {
-        PiecesFile { length: "60s".into(), lead_in: "5s".into() }
+        PiecesFile { length: "60s".into(), lead_in: "5s".into(), lanes: 1 }
     }
 }
 
@@ -164,7 +165,10 @@ impl PiecesFile {
         within("pieces.length (seconds)", length, hop.min(PIECE_SECONDS_MAX), PIECE_SECONDS_MAX)?;
         within("pieces.lead-in (seconds)", lead_in, 0.0, length)?;
         let length = ((length / hop).round() as u64).max(1);
-        Ok(Pieces { length, lead_in: ((lead_in / hop).ceil() as u64).min(length) })
+        if !(1..=LANES_MAX).contains(&self.lanes) {
+            return Err(Error::invalid(format!("pieces.lanes must be 1 to {LANES_MAX}")));
+        }
+        Ok(Pieces { length, lead_in: ((lead_in / hop).ceil() as u64).min(length), lanes: self.lanes })
     }
 }
 

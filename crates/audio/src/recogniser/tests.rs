@@ -57,7 +57,7 @@ fn vad() -> Signature {
 fn a_full_section_is_read() {
     let vad_recogniser = Recogniser::parse("vad", VAD).unwrap();
     assert_eq!((vad_recogniser.title.as_str(), vad_recogniser.kind), ("Voice activity", Kind::Events));
-    assert_eq!(vad_recogniser.pieces, Pieces { length: 1875, lead_in: 157 });
+    assert_eq!(vad_recogniser.pieces, Pieces { length: 1875, lead_in: 157, lanes: 1 });
     let Events { min, gap, pad, .. } = vad_recogniser.events;
     assert_eq!((min, gap, pad), (4000.0, 1600.0, 480.0));
     let fit = Fit::new(&vad_recogniser, &vad()).unwrap();

@@ -19,7 +19,7 @@ pub(crate) const RATE: u32 = 16_000;
 pub(crate) type Run = dyn Fn(&[NamedTensor], usize) -> Result<Vec<NamedTensor>> + Send + Sync;
 
 /// Makes a stream of a model.
-pub(crate) type MakeStream = dyn Fn(Vec<Carry>) -> Result<Arc<dyn Model>> + Send + Sync;
+pub(crate) type MakeStream = dyn Fn(Vec<Carry>, usize) -> Result<Arc<dyn Model>> + Send + Sync;
 
 /// How answers come back.
 #[derive(Clone, Copy, PartialEq)]
@@ -93,9 +93,9 @@ impl Model for Fake {
         Ok(pending)
     }
 
-    fn stream(&self, carried: Vec<Carry>) -> Result<Arc<dyn Model>> {
+    fn stream(&self, carried: Vec<Carry>, lanes: usize) -> Result<Arc<dyn Model>> {
         match &self.stream {
-            Some(stream) => stream(carried),
+            Some(stream) => stream(carried, lanes),
             None => Err(Error::unimplemented("no streams")),
         }
     }
@@ -205,6 +205,14 @@ pub(crate) fn upload(samples: &[f32], most: usize, wait: Duration) -> (Input, Ar
     let read = Arc::new(AtomicUsize::new(0));
     let upload = Upload { bytes: Cursor::new(wav(samples)), most, wait, read: read.clone() };
     (Input::Stream(Box::new(upload)), read)
+}
+
+/// `samples` as a file.
+pub(crate) fn recording(samples: &[f32]) -> Input {
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, &wav(samples)).unwrap();
+    std::io::Seek::rewind(&mut file).unwrap();
+    Input::File(file)
 }
 
 /// `samples` as an upload that does not wait.

@@ -78,7 +78,7 @@ fn no_more_is_alive_than_asked_for_however_long_the_recording_is() {
 
 /// A model with a state inside: each stream notes the windows that it sees, and says 1 once it has seen `needs`.
 fn counting(needs: usize, seen: Arc<Mutex<Vec<Vec<f32>>>>, answers: Answers) -> Fake {
-    let stream = move |carried: Vec<Carry>| {
+    let stream = move |carried: Vec<Carry>, _: usize| {
         assert!(carried.is_empty());
         let mut all = seen.lock().unwrap();
         let (stream, seen, busy) = (all.len(), seen.clone(), AtomicBool::new(false));
@@ -145,7 +145,7 @@ fn decay(inputs: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
 
 /// `decay` as a model that can be run as a stream, as an engine's can.
 fn decaying() -> Fake {
-    let stream = |carried: Vec<Carry>| {
+    let stream = |carried: Vec<Carry>, _: usize| {
         let state = Mutex::new(carried[0].initial.clone());
         let run = move |inputs: &[NamedTensor], _: usize| {
             let mut state = state.lock().unwrap();
@@ -179,6 +179,54 @@ fn a_state_handed_on_gives_the_same_in_streams_in_sequences_and_in_one_piece() {
         );
         assert_eq!(hear(format!("sequence = true\nbatch = 8\n{STATE}{pieces}")), whole, "runs of a sequence");
     }
+}
+
+/// Says yes from a lane's 11th window on; a window's samples tell its number, and each lane must see them in order.
+fn counting_in_lanes(lanes_wanted: usize) -> Fake {
+    let stream = move |_: Vec<Carry>, lanes: usize| {
+        assert_eq!(lanes, lanes_wanted);
+        let seen: Mutex<Vec<Vec<usize>>> = Mutex::new(vec![Vec::new(); lanes]);
+        let run = move |inputs: &[NamedTensor], _: usize| {
+            let mut seen = seen.lock().unwrap();
+            let windows = windows(inputs);
+            assert_eq!(windows.len() % lanes, 0);
+            let answers = windows.iter().enumerate().map(|(row, window)| {
+                let (own, number) = (&mut seen[row % lanes], (window[0] * 1000.0).round() as usize);
+                // Zeros after the end of a lane that is shorter.
+                let next = own.last().is_none_or(|last| number == last + 1 || number == 0);
+                assert!(next, "{number} after {own:?}");
+                own.push(number);
+                if own.len() > 10 { 1.0 } else { 0.0 }
+            });
+            column(answers.collect())
+        };
+        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn Model>)
+    };
+    Fake { stateful: true, stream: Some(Box::new(stream)), ..energy_detector(Answers::OutOfOrder) }
+}
+
+#[test]
+fn pieces_in_lanes_give_what_they_give_alone() {
+    for (windows, lanes, used) in [(333, 3, 3), (333, 8, 7), (1000, 8, 8), (40, 8, 1), (801, 4, 4)] {
+        for runs in [1, 4] {
+            let text = format!(
+                "batch = 7\n[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = {lanes}\n[events]\n\
+                 min = \"0s\"\npad = \"0s\""
+            );
+            let model: Arc<dyn Model> = Arc::new(counting_in_lanes(used));
+            let heard =
+                hear(recording(&numbered(windows)), &events(&text), &model, &in_flight(runs)).unwrap();
+            let spans: Vec<_> = heard.labels.iter().map(|label| (label.start, label.end)).collect();
+            assert_eq!(spans, [(10.0 * 0.032, windows as f64 * 0.032)], "{windows} windows in {lanes} lanes");
+        }
+    }
+}
+
+#[test]
+fn what_still_arrives_has_one_lane() {
+    let text = "[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = 8\n[events]\nmin = \"0s\"";
+    let model: Arc<dyn Model> = Arc::new(counting_in_lanes(1));
+    assert_eq!(hear(sound(&numbered(333)), &events(text), &model, &in_flight(2)).unwrap().labels.len(), 1);
 }
 
 #[test]
@@ -242,7 +290,7 @@ fn faults_of_windows_that_overlap_are_in_order_too() {
 fn a_stream_that_fails_is_replaced_by_a_fresh_one() {
     let streams = Arc::new(AtomicUsize::new(0));
     let made = streams.clone();
-    let stream = move |_: Vec<Carry>| {
+    let stream = move |_: Vec<Carry>, _: usize| {
         let number = made.fetch_add(1, Ordering::SeqCst);
         let run = move |inputs: &[NamedTensor], run: usize| match (number, run) {
             (0, 2) => Err(Error::unavailable("this version has gone")),

@@ -31,7 +31,7 @@ const MINUTES_MAX: u32 = 1440;
 /// Minutes that the sweep and the comparison with Python take of it, where nothing is said. Recognisers with a state
 /// cut a recording into pieces of some minutes that run side by side: with few of them, what is left over at the end
 /// would show instead of what a thread brings.
-const SWEEP_MINUTES: u32 = 16;
+const SWEEP_MINUTES: u32 = 64;
 /// A pair of the sweep that took so many times as long as the fastest is not measured again.
 const SLOW_FACTOR: f64 = 8.0;
 /// Rounds at most.
@@ -60,7 +60,7 @@ pub struct AudioArgs {
     /// Length of the recording in minutes
     #[arg(long, default_value_t = 120)]
     pub minutes: u32,
-    /// Minutes of it that the sweep and the comparison with Python take [default: at most 16]
+    /// Minutes of it that the sweep and the comparison with Python take [default: at most 64]
     #[arg(long, value_name = "MINUTES")]
     pub sweep_minutes: Option<u32>,
     /// What to recognise with
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn defaults_are_the_published_ones() {
         let args = parse("").unwrap();
-        assert_eq!((args.minutes, args.sweep_minutes(), args.rounds), (120, 16, 3));
+        assert_eq!((args.minutes, args.sweep_minutes(), args.rounds), (120, 64, 3));
         assert_eq!((args.threads.as_slice(), args.intra.as_slice()), (&[1, 2, 4, 8][..], &[1, 2, 4][..]));
         assert_eq!(args.parts, [Part::Sweep, Part::Memory, Part::Python]);
         assert_eq!(parse("--minutes 3").unwrap().sweep_minutes(), 3);

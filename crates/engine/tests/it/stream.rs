@@ -98,7 +98,7 @@ proptest! {
     ) {
         let servable = servable(inside);
         let carry = || if inside { Vec::new() } else { carried(0) };
-        let (stream, other) = (servable.stream(carry()).unwrap(), servable.stream(carry()).unwrap());
+        let (stream, other) = (servable.stream(carry(), 1).unwrap(), servable.stream(carry(), 1).unwrap());
         let (mut so_far, mut expected) = (0, Vec::new());
         let mut got = Vec::new();
         for run in &runs {
@@ -113,7 +113,7 @@ proptest! {
 #[test]
 fn a_stream_starts_where_it_is_told_and_keeps_its_version() {
     let servable = servable(false);
-    let stream = servable.stream(carried(100)).unwrap();
+    let stream = servable.stream(carried(100), 1).unwrap();
     assert!(stream.stateful() && !stream.plan().batchable);
     let origin: Weak<Servable> = Arc::downgrade(&servable);
     drop(servable);
@@ -126,14 +126,26 @@ fn a_stream_starts_where_it_is_told_and_keeps_its_version() {
 fn what_the_model_does_not_have_is_refused() {
     let mut wrong = carried(0);
     wrong[0].output = "elsewhere".into();
-    let error = servable(false).stream(wrong).err().unwrap();
+    let error = servable(false).stream(wrong, 1).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("elsewhere"), "{error}");
 }
 
 #[test]
 fn inputs_of_another_length_go_to_every_item() {
-    let stream = servable(false).stream(Vec::new()).unwrap();
+    let stream = servable(false).stream(Vec::new(), 1).unwrap();
     let answer = stream.run(&[named("x", &[1, 2, 3]), named("before", &[10])], &[]).unwrap();
     assert_eq!(answer[0].tensor.to_vec::<i64>().unwrap(), [11, 12, 13]);
+}
+
+#[test]
+fn lanes_go_side_by_side() {
+    let mut two = carried(0);
+    two[0].initial = Tensor::from_vec([1].as_slice(), vec![0i64]).unwrap();
+    let stream = servable(false).stream(two, 2).unwrap();
+    // The fake reads the first row of an item only: rows 0, 2 and 4.
+    let answer = stream.run(&[named("x", &[1, 100, 2, 100, 3, 100])], &["sum".into()]).unwrap();
+    assert_eq!(answer[0].tensor.to_vec::<i64>().unwrap(), [1, 3, 6]);
+    let error = stream.run(&[named("x", &[1, 2, 3])], &[]).unwrap_err();
+    assert!(error.message().contains("3 rows"), "{error}");
 }

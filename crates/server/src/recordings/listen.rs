@@ -191,7 +191,7 @@ fn prepare(app: &App, name: &str) -> Result<Prepared> {
     let place = recordings.places.take().ok_or_else(|| {
         app.metrics.refused.get_or_create(&KindLabels { kind: "recordings_max" }).inc();
         let text = format!(
-            "{} recordings are being listened to already; try again later or raise --audio-recordings",
+            "{} recordings are being listened to already; try again later or raise --recordings",
             recordings.config.recordings_max
         );
         Error::exhausted(text).with_retry_after(RETRY_AFTER)

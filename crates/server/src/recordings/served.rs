@@ -79,14 +79,14 @@ impl Model for ServedModel {
         }
     }
 
-    fn stream(&self, carried: Vec<Carry>) -> Result<Arc<dyn Model>> {
+    fn stream(&self, carried: Vec<Carry>, lanes: usize) -> Result<Arc<dyn Model>> {
         let carried = carried
             .into_iter()
             .map(|Carry { input, output, initial }| engine::Carry { input, output, initial })
             .collect();
         Ok(Arc::new(ServedModel {
             scheduler: self.scheduler.clone(),
-            servable: self.servable.stream(carried)?,
+            servable: self.servable.stream(carried, lanes)?,
             streams: true,
             stop: self.stop.clone(),
         }))

@@ -1,0 +1,110 @@
+//! Pieces that run together in one batch, a lane each.
+
+use std::sync::Arc;
+
+use base::{Error, NamedTensor, Result, Shape, Tensor};
+use bytes::Bytes;
+
+use super::runs::Chunk;
+use super::source::Facts;
+use crate::recogniser::Fit;
+use crate::{Model, Pending};
+
+/// Pieces whose runs are one.
+pub(super) struct Group {
+    pub(super) number: u64,
+    /// Its stream, or the model itself; `None` before the first run and after one that failed.
+    pub(super) model: Option<Arc<dyn Model>>,
+    /// The state that is handed on from run to run here.
+    pub(super) carried: Vec<NamedTensor>,
+    /// The run that is under way, whose windows it has, and how many of each lane.
+    pub(super) pending: Option<Pending>,
+    pub(super) members: Vec<Member>,
+    pub(super) count: usize,
+}
+
+/// One piece's windows of a run.
+pub(super) struct Member {
+    /// The piece's number.
+    pub(super) piece: u64,
+    /// Its first window.
+    pub(super) first: u64,
+    pub(super) facts: Vec<Facts>,
+}
+
+impl Group {
+    pub(super) fn new(number: u64) -> Group {
+        let (carried, members) = (Vec::new(), Vec::new());
+        Group { number, model: None, carried, pending: None, members, count: 0 }
+    }
+
+    /// Hands the state on to the next run.
+    pub(super) fn carry(&mut self, fit: &Fit, outputs: &[NamedTensor]) -> Result<()> {
+        for (carry, now) in fit.carried.iter().zip(&mut self.carried) {
+            let next = outputs.iter().find(|output| output.name == carry.output);
+            now.tensor = next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
+        }
+        Ok(())
+    }
+}
+
+/// The values of a run: `count` times one window of each of `lanes` lanes, `each` values a window. Piece number `p` has
+/// lane `p % lanes`; where a lane has no window there are zeros.
+pub(super) fn side_by_side(chunks: &[(u64, Chunk)], lanes: usize, count: usize, each: usize) -> Vec<f32> {
+    let mut values = vec![0.0; count * lanes * each];
+    for (piece, chunk) in chunks {
+        let lane = (piece % lanes as u64) as usize;
+        for (window, from) in chunk.values.chunks_exact(each.max(1)).enumerate().take(count) {
+            let at = (window * lanes + lane) * each;
+            values[at..at + each].copy_from_slice(from);
+        }
+    }
+    values
+}
+
+/// One lane of a run's outputs.
+///
+/// # Errors
+/// `InvalidArgument` where an output does not keep the lanes apart.
+pub(super) fn lane_of(outputs: &[NamedTensor], lane: usize, lanes: usize) -> Result<Vec<NamedTensor>> {
+    if lanes == 1 {
+        return Ok(outputs.to_vec());
+    }
+    outputs.iter().map(|output| lane_of_one(output, lane, lanes)).collect()
+}
+
+fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedTensor> {
+    let shape = output.tensor.shape();
+    let rows = shape.first().copied().filter(|rows| *rows > 0 && rows.is_multiple_of(lanes));
+    let (Some(rows), Some(bytes)) = (rows, output.tensor.bytes()) else {
+        let name = &output.name;
+        return Err(Error::invalid(format!(
+            "output \"{name}\" of shape {shape:?} has not {lanes} lanes: use lanes = 1"
+        )));
+    };
+    let each = bytes.len() / rows;
+    let own: Vec<u8> =
+        (lane..rows).step_by(lanes).flat_map(|row| &bytes[row * each..(row + 1) * each]).copied().collect();
+    let own_shape: Shape = std::iter::once(rows / lanes).chain(shape[1..].iter().copied()).collect();
+    let tensor = Tensor::from_bytes(output.tensor.dtype(), own_shape, Bytes::from(own))?;
+    Ok(NamedTensor { name: output.name.clone(), tensor })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_go_in_and_come_out_again() {
+        let chunk = |values: &[f32]| Chunk { first: 0, facts: Vec::new(), values: values.to_vec() };
+        let chunks = [(4, chunk(&[1.0, 1.5, 2.0, 2.5])), (6, chunk(&[5.0, 5.5]))];
+        let values = side_by_side(&chunks, 4, 2, 2);
+        let expected = [1.0, 1.5, 0.0, 0.0, 5.0, 5.5, 0.0, 0.0, 2.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        assert_eq!(values, expected);
+        let outputs = [NamedTensor::new("y", Tensor::from_vec([8, 2].as_slice(), values).unwrap())];
+        let lane = |lane| lane_of(&outputs, lane, 4).unwrap()[0].tensor.to_vec::<f32>().unwrap();
+        assert_eq!(lane(0), [1.0, 1.5, 2.0, 2.5]);
+        assert_eq!(lane(2), [5.0, 5.5, 0.0, 0.0]);
+        assert!(lane_of(&outputs, 0, 3).is_err());
+    }
+}
