@@ -211,8 +211,14 @@ impl Runs {
         match self.plan.lanes {
             1 => self.in_flight + 1,
             // Lanes wait for whole pieces, so fewer of them.
-            lanes => (self.in_flight.div_ceil(2) + 1) * lanes,
+            lanes => (self.runs_max() + 1) * lanes,
         }
+    }
+
+    /// Runs that may be under way. Groups of lanes are few and long: were more of them started than there are threads to
+    /// run them, they would all end late, and the last would run alone.
+    fn runs_max(&self) -> usize {
+        if self.plan.lanes == 1 { self.in_flight } else { self.in_flight.div_ceil(2) }
     }
 
     fn open_piece(&mut self) {
@@ -278,7 +284,7 @@ impl Runs {
         }
         let mut under_way = self.groups.iter().filter(|group| group.pending.is_some()).count();
         for index in 0..self.groups.len() {
-            while under_way < self.in_flight && self.start(index)? {
+            while under_way < self.runs_max() && self.start(index)? {
                 under_way += usize::from(self.groups[index].pending.is_some());
             }
         }
