@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::plot::escape;
+
 use super::score::Step;
 
 const WIDTH: f64 = 860.0;
@@ -136,22 +138,6 @@ pub(super) fn chart(lines: &[Line<'_>], target_ms: f64) -> String {
 fn nice(step: f64) -> f64 {
     let power = 10f64.powf(step.max(1.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power).into_iter().find(|&nice| nice >= step).unwrap_or(step)
-}
-
-/// `text` as HTML or XML text or attribute.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::chart::{Line, chart, escape};
+use super::chart::{Line, chart};
 use super::score::{Scored, Step};
 use super::search::{Found, GridFound, Rung};
 use super::space::Point;
 use crate::machine::{Machine, Noise};
+use crate::plot::escape;
 use crate::report::{Table, ms};
 use crate::stats::ratio;
 
