@@ -71,6 +71,26 @@ enum Input {
     File(File),
 }
 
+impl Input {
+    /// Fills `buffer` from `offset` and shows `each` part of it on the way.
+    fn fill(
+        &mut self,
+        path: &Path,
+        buffer: &mut [u8],
+        offset: u64,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        match self {
+            Input::Paced(reader) => reader.read_exact_at(buffer, offset, each),
+            Input::File(file) => {
+                file.read_exact_at(buffer, offset).map_err(|e| Error::io(path, &e))?;
+                each(buffer);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A stored record, of which some may have been read.
 struct Record {
     start: u64,
@@ -149,8 +169,7 @@ impl Archive {
             let mut done = 0;
             while done < bytes {
                 piece.resize((bytes - done).min(PIECE_BYTES as u64) as usize, 0);
-                self.fill(&mut piece, start + done)?;
-                hasher.update(&piece);
+                self.input.fill(&self.path, &mut piece, start + done, |part| hasher.update(part))?;
                 done += piece.len() as u64;
             }
             if hasher.finalize() != checksum {
@@ -163,30 +182,27 @@ impl Archive {
     /// Fills as much of `buffer` from `offset` as there is, and checks it.
     fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let count = self.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
-        let buffer = &mut buffer[..count];
-        self.fill(buffer, offset)?;
-        let end = offset + count as u64;
-        let mut at = self.records.partition_point(|record| record.start + record.bytes <= offset);
-        while let Some(record) = self.records.get_mut(at).filter(|record| record.start < end) {
-            if !record.take(buffer, offset) {
-                return Err(self.mismatch(offset));
-            }
-            at += 1;
-        }
-        Ok(count)
-    }
-
-    fn fill(&mut self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        match &mut self.input {
-            Input::Paced(reader) => reader.read_exact_at(buffer, offset),
-            Input::File(file) => file.read_exact_at(buffer, offset).map_err(|e| Error::io(&self.path, &e)),
-        }
+        let (mut at, mut fits) = (offset, true);
+        let records = &mut self.records;
+        self.input.fill(&self.path, &mut buffer[..count], offset, |part| {
+            fits &= take(records, part, at);
+            at += part.len() as u64;
+        })?;
+        if fits { Ok(count) } else { Err(self.mismatch(offset)) }
     }
 
     fn mismatch(&self, offset: u64) -> Error {
         let path = self.path.display();
         Error::data_loss(format!("{path}: damaged at or after byte {offset}: its checksum does not fit"))
     }
+}
+
+/// Takes note of `buffer`, read at `offset`. False where a record is complete with it and not what its checksum says.
+fn take(records: &mut [Record], buffer: &[u8], offset: u64) -> bool {
+    let end = offset + buffer.len() as u64;
+    let first = records.partition_point(|record| record.start + record.bytes <= offset);
+    let mut touched = records[first..].iter_mut().take_while(|record| record.start < end);
+    touched.all(|record| record.take(buffer, offset))
 }
 
 impl Record {
