@@ -78,11 +78,14 @@ impl<'a> Arms<'a> {
         Ok(Arms { args, model, server, answers: workload.answers.clone(), doors, round })
     }
 
-    /// Asks every arm for a while, unmeasured.
-    pub(super) fn acquaint(&self) -> Result<()> {
+    /// Asks every arm for a while, unmeasured, and says how many answers a second the fastest gave.
+    pub(super) fn acquaint(&self) -> Result<f64> {
         let clients = self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
         let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };
-        self.args.arms.iter().try_for_each(|&arm| self.measure(arm, clients, time).map(drop))
+        self.args
+            .arms
+            .iter()
+            .try_fold(0.0, |most: f64, &arm| Ok(most.max(self.measure(arm, clients, time)?.qps())))
     }
 
     /// One measurement of `time`.

@@ -29,6 +29,11 @@ use point::Round;
 
 /// Rounds at most.
 const ROUNDS_MAX: usize = 100;
+/// A measurement of a slow model takes longer, until it has about so many answers: among 50 one more or less is 2 %, which
+/// is what the arms may differ by.
+const ANSWERS_WANTED: f64 = 500.0;
+/// How many times longer at most.
+const LONGER_MAX: f64 = 4.0;
 /// Different numbers of clients at most.
 const CLIENT_COUNTS_MAX: usize = 64;
 /// What --quick makes of the sizes.
@@ -63,7 +68,7 @@ pub struct BatchArgs {
     /// all rounds
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Time of one measurement, after its warm-up
+    /// Time of one measurement, after its warm-up; up to 4 times longer for a model that gives fewer than 500 answers in it
     #[arg(long, default_value = "1s", value_parser = units::parse_duration)]
     pub time: Duration,
     /// Items of a merged batch at most
@@ -200,17 +205,23 @@ fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Resul
     for round in 0..args.rounds {
         let arms = Arms::start(args, env, workload, round)?;
         progress.say(format!("{model}: letting every arm see its requests"));
-        arms.acquaint()?;
+        let qps = arms.acquaint()?;
+        let time = if args.quick { args.time } else { enough(args.time, qps) };
         for &clients in &args.clients {
             for arm in [false, true].into_iter().flat_map(|back| args.order(back)) {
                 progress.say(format!("{model}, {clients} clients, {}", arm.name()));
-                rounds.push(arms.measure(arm, clients, args.time)?);
+                rounds.push(arms.measure(arm, clients, time)?);
                 progress.step();
             }
         }
         arms.stop()?;
     }
     Ok(rounds)
+}
+
+/// How long to measure a model that gives `qps` answers a second.
+fn enough(time: Duration, qps: f64) -> Duration {
+    time.mul_f64((ANSWERS_WANTED / (qps * time.as_secs_f64())).clamp(1.0, LONGER_MAX))
 }
 
 #[cfg(test)]
@@ -246,6 +257,15 @@ mod tests {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse("--quick --clients 70").unwrap().clients, QUICK_CLIENTS);
+    }
+
+    #[test]
+    fn slow_models_are_measured_longer() {
+        let second = Duration::from_secs(1);
+        let cases = [(5000.0, 1.0), (500.0, 1.0), (250.0, 2.0), (50.0, 4.0), (0.0, 4.0)];
+        for (qps, seconds) in cases {
+            assert_eq!(enough(second, qps), Duration::from_secs_f64(seconds), "{qps}");
+        }
     }
 
     #[test]

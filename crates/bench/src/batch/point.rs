@@ -80,7 +80,8 @@ pub(super) struct Round {
 }
 
 impl Round {
-    fn qps(&self) -> f64 {
+    /// Answers a second.
+    pub(super) fn qps(&self) -> f64 {
         ratio(self.seen.answered as f64, self.seen.time.as_secs_f64())
     }
 }
