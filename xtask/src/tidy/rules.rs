@@ -20,6 +20,10 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("lifecycle", &["base", "metrics", "memory", "engine"]),
     ("schedule", &["base", "metrics", "memory", "engine"]),
     ("protocol", &["base"]),
+    ("kernels", &["base"]),
+    ("storage", &["base", "metrics", "memory"]),
+    ("matching", &["base", "kernels"]),
+    ("search", &["base", "metrics", "memory", "storage", "kernels", "matching"]),
     (
         "server",
         &[
@@ -46,6 +50,10 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "engine-torch",
             "audio",
             "protocol",
+            "kernels",
+            "storage",
+            "matching",
+            "search",
             "server",
         ],
     ),

@@ -1,0 +1,376 @@
+//! Inner products and squared distances of f32 vectors: one with one, and many with many.
+//!
+//! Many with many is what clustering, exact truth and batches need. One side is packed into [`Panels`] of 16 columns,
+//! so that a tile of 6 rows and 16 columns needs two loads and six broadcasts for twelve fused multiply-adds, and its
+//! sums stay in registers: the arrangement of Goto and van de Geijn ("Anatomy of high-performance matrix
+//! multiplication", 2008) for 16 registers of eight lanes.
+
+use crate::cpu;
+
+/// The inner product of two vectors of the same length.
+///
+/// # Panics
+/// Where the lengths differ.
+#[inline]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "vectors of different lengths");
+    #[cfg(target_arch = "x86_64")]
+    if cpu::avx2() {
+        // SAFETY: the processor has AVX2 and FMA.
+        return unsafe { wide::dot(a, b) };
+    }
+    dot_scalar(a, b)
+}
+
+/// The squared distance of two vectors of the same length.
+///
+/// # Panics
+/// Where the lengths differ.
+#[inline]
+pub fn l2(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "vectors of different lengths");
+    #[cfg(target_arch = "x86_64")]
+    if cpu::avx2() {
+        // SAFETY: the processor has AVX2 and FMA.
+        return unsafe { wide::l2(a, b) };
+    }
+    l2_scalar(a, b)
+}
+
+/// The squared distance of `shifted` to the vector that `codes` stand for, of which `step` times a code is a value:
+/// `sum((shifted - step * code)^2)`. With `shifted` the query less the lowest value of each dimension it is the
+/// distance of the query to a vector that is kept as one byte a dimension.
+///
+/// # Panics
+/// Where the lengths differ.
+#[inline]
+pub fn l2_bytes(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
+    assert!(shifted.len() == codes.len() && step.len() == codes.len(), "vectors of different lengths");
+    #[cfg(target_arch = "x86_64")]
+    if cpu::avx2() {
+        // SAFETY: the processor has AVX2 and FMA.
+        return unsafe { wide::l2_bytes(shifted, step, codes) };
+    }
+    l2_bytes_scalar(shifted, step, codes)
+}
+
+/// The inner product of `scaled` with codes of one byte: `sum(scaled * code)`.
+///
+/// # Panics
+/// Where the lengths differ.
+#[inline]
+pub fn dot_bytes(scaled: &[f32], codes: &[u8]) -> f32 {
+    assert_eq!(scaled.len(), codes.len(), "vectors of different lengths");
+    #[cfg(target_arch = "x86_64")]
+    if cpu::avx2() {
+        // SAFETY: the processor has AVX2 and FMA.
+        return unsafe { wide::dot_bytes(scaled, codes) };
+    }
+    dot_bytes_scalar(scaled, codes)
+}
+
+fn dot_scalar(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn l2_scalar(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
+}
+
+fn l2_bytes_scalar(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
+    let values = step.iter().zip(codes).map(|(step, code)| step * f32::from(*code));
+    shifted.iter().zip(values).map(|(shifted, value)| (shifted - value) * (shifted - value)).sum()
+}
+
+fn dot_bytes_scalar(scaled: &[f32], codes: &[u8]) -> f32 {
+    scaled.iter().zip(codes).map(|(scaled, code)| scaled * f32::from(*code)).sum()
+}
+
+/// Columns of a panel.
+const COLUMNS: usize = 16;
+/// Rows of a tile.
+const ROWS: usize = 6;
+/// Rows that meet one panel before the next is taken: they stay in the second-level cache, the panel in the first.
+const ROWS_IN_CACHE: usize = 96;
+
+/// Vectors packed for products with many others.
+#[derive(Clone, Debug)]
+pub struct Panels {
+    /// Panel after panel; in each, dimension after dimension, the values of its 16 columns.
+    values: Vec<f32>,
+    /// Squared length of each column; infinite for those that only fill the last panel.
+    squares: Vec<f32>,
+    dims: usize,
+    count: usize,
+}
+
+impl Panels {
+    /// Packs `vectors`, `dims` values each.
+    ///
+    /// # Panics
+    /// Where the vectors are not whole.
+    pub fn new(vectors: &[f32], dims: usize) -> Panels {
+        assert!(dims > 0 && vectors.len().is_multiple_of(dims), "vectors that are not whole");
+        let count = vectors.len() / dims;
+        let panels = count.div_ceil(COLUMNS);
+        let mut values = vec![0.0; panels * COLUMNS * dims];
+        let mut squares = vec![f32::INFINITY; panels * COLUMNS];
+        for (column, vector) in vectors.chunks_exact(dims).enumerate() {
+            let panel = &mut values[column / COLUMNS * COLUMNS * dims..][..COLUMNS * dims];
+            for (value, place) in vector.iter().zip(panel.chunks_exact_mut(COLUMNS)) {
+                place[column % COLUMNS] = *value;
+            }
+            squares[column] = dot(vector, vector);
+        }
+        Panels { values, squares, dims, count }
+    }
+
+    /// How many vectors were packed.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// For each of `points` the nearest packed vector, the first of equals, and the squared distance less the
+    /// point's own squared length.
+    ///
+    /// # Panics
+    /// Where nothing was packed, the points are not whole, or `nearest` has not one place for each of them.
+    pub fn nearest(&self, points: &[f32], nearest: &mut [(u32, f32)]) {
+        assert!(self.count > 0, "nothing to be near to");
+        assert_eq!(points.len(), nearest.len() * self.dims, "points that do not fit their places");
+        nearest.fill((0, f32::INFINITY));
+        self.tiles(points, |row, column, products| {
+            let squares = &self.squares[column..column + COLUMNS];
+            let best = &mut nearest[row];
+            for (offset, (product, square)) in products.iter().zip(squares).enumerate() {
+                let cost = square - 2.0 * product;
+                if cost < best.1 {
+                    *best = ((column + offset) as u32, cost);
+                }
+            }
+        });
+    }
+
+    /// Inner products of each of `points` with every packed vector: `products[point * count + vector]`.
+    ///
+    /// # Panics
+    /// Where the points are not whole, or `products` has not one place for each pair.
+    pub fn products(&self, points: &[f32], products: &mut [f32]) {
+        assert_eq!(points.len() / self.dims * self.count, products.len(), "products that do not fit their places");
+        self.tiles(points, |row, column, tile| {
+            let width = COLUMNS.min(self.count - column);
+            products[row * self.count + column..][..width].copy_from_slice(&tile[..width]);
+        });
+    }
+
+    /// Calls `give(point, first column, products with the 16 columns)` for every point and panel.
+    fn tiles(&self, points: &[f32], mut give: impl FnMut(usize, usize, &[f32; COLUMNS])) {
+        assert!(points.len().is_multiple_of(self.dims), "points that are not whole");
+        for (block, points) in points.chunks(ROWS_IN_CACHE * self.dims).enumerate() {
+            for (panel, values) in self.values.chunks_exact(COLUMNS * self.dims).enumerate() {
+                for (tile, rows) in points.chunks(ROWS * self.dims).enumerate() {
+                    let mut sums = [[0.0; COLUMNS]; ROWS];
+                    products_of_tile(rows, values, self.dims, &mut sums);
+                    let first = block * ROWS_IN_CACHE + tile * ROWS;
+                    for (row, sums) in sums.iter().take(rows.len() / self.dims).enumerate() {
+                        give(first + row, panel * COLUMNS, sums);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Products of up to [`ROWS`] rows with the columns of one panel.
+fn products_of_tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
+    assert_eq!(panel.len(), dims * COLUMNS, "a panel of another size");
+    #[cfg(target_arch = "x86_64")]
+    if cpu::avx2() && rows.len() == ROWS * dims {
+        // SAFETY: the processor has AVX2 and FMA; the sizes were just checked.
+        unsafe { wide::tile(rows, panel, dims, sums) };
+        return;
+    }
+    tile_scalar(rows, panel, dims, sums);
+}
+
+fn tile_scalar(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
+    for (row, sums) in rows.chunks_exact(dims).zip(sums) {
+        for (value, columns) in row.iter().zip(panel.as_chunks::<COLUMNS>().0) {
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum += value * column;
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use std::arch::x86_64::*;
+
+    use super::{COLUMNS, ROWS};
+
+    /// Lanes of a register.
+    const LANES: usize = 8;
+
+    #[target_feature(enable = "avx2,fma")]
+    fn sum(values: __m256) -> f32 {
+        let halves = _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps::<1>(values));
+        let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
+        _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
+    }
+
+    /// `step(sums, offset)` for every whole register of `length` values, into two independent sums.
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    fn two_sums(length: usize, mut step: impl FnMut(__m256, usize) -> __m256) -> f32 {
+        let (mut first, mut second) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+        let mut at = 0;
+        while at + 2 * LANES <= length {
+            first = step(first, at);
+            second = step(second, at + LANES);
+            at += 2 * LANES;
+        }
+        if at + LANES <= length {
+            first = step(first, at);
+        }
+        sum(_mm256_add_ps(first, second))
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+        let whole = a.len() / LANES * LANES;
+        // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
+        let body = two_sums(whole, |sums, at| unsafe {
+            _mm256_fmadd_ps(_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(b.as_ptr().add(at)), sums)
+        });
+        body + super::dot_scalar(&a[whole..], &b[whole..])
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn l2(a: &[f32], b: &[f32]) -> f32 {
+        let whole = a.len() / LANES * LANES;
+        // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
+        let body = two_sums(whole, |sums, at| unsafe {
+            let gap =
+                _mm256_sub_ps(_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(b.as_ptr().add(at)));
+            _mm256_fmadd_ps(gap, gap, sums)
+        });
+        body + super::l2_scalar(&a[whole..], &b[whole..])
+    }
+
+    /// Eight codes as numbers.
+    ///
+    /// # Safety
+    /// Eight bytes must lie at `codes`.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn numbers(codes: *const u8) -> __m256 {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { _mm_loadl_epi64(codes.cast()) };
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn l2_bytes(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
+        let whole = codes.len() / LANES * LANES;
+        // SAFETY: `two_sums` gives offsets with LANES codes left, and the other two are as long.
+        let body = two_sums(whole, |sums, at| unsafe {
+            let shifted = _mm256_loadu_ps(shifted.as_ptr().add(at));
+            let step = _mm256_loadu_ps(step.as_ptr().add(at));
+            let gap = _mm256_fnmadd_ps(step, numbers(codes.as_ptr().add(at)), shifted);
+            _mm256_fmadd_ps(gap, gap, sums)
+        });
+        body + super::l2_bytes_scalar(&shifted[whole..], &step[whole..], &codes[whole..])
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn dot_bytes(scaled: &[f32], codes: &[u8]) -> f32 {
+        let whole = codes.len() / LANES * LANES;
+        // SAFETY: `two_sums` gives offsets with LANES codes left, and `scaled` is as long.
+        let body = two_sums(whole, |sums, at| unsafe {
+            _mm256_fmadd_ps(
+                _mm256_loadu_ps(scaled.as_ptr().add(at)),
+                numbers(codes.as_ptr().add(at)),
+                sums,
+            )
+        });
+        body + super::dot_bytes_scalar(&scaled[whole..], &codes[whole..])
+    }
+
+    /// # Safety
+    /// `rows` must hold ROWS vectors of `dims` values, `panel` `dims` times COLUMNS values.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
+        let mut low = [_mm256_setzero_ps(); ROWS];
+        let mut high = [_mm256_setzero_ps(); ROWS];
+        for at in 0..dims {
+            // SAFETY: `at` is below `dims`, so both loads and every broadcast lie inside, by the caller's promise.
+            unsafe {
+                let left = _mm256_loadu_ps(panel.as_ptr().add(at * COLUMNS));
+                let right = _mm256_loadu_ps(panel.as_ptr().add(at * COLUMNS + LANES));
+                for row in 0..ROWS {
+                    let value = _mm256_broadcast_ss(&*rows.as_ptr().add(row * dims + at));
+                    low[row] = _mm256_fmadd_ps(value, left, low[row]);
+                    high[row] = _mm256_fmadd_ps(value, right, high[row]);
+                }
+            }
+        }
+        for row in 0..ROWS {
+            // SAFETY: a row of sums has COLUMNS places, two registers.
+            unsafe {
+                _mm256_storeu_ps(sums[row].as_mut_ptr(), low[row]);
+                _mm256_storeu_ps(sums[row].as_mut_ptr().add(LANES), high[row]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn close(a: f32, b: f32) -> bool {
+        (a - b).abs() <= 1e-4 * (1.0 + a.abs().max(b.abs()))
+    }
+
+    proptest! {
+        #[test]
+        fn the_chosen_variant_agrees_with_the_scalar_one(
+            pairs in prop::collection::vec((-4.0_f32..4.0, -4.0_f32..4.0, any::<u8>()), 0..80),
+        ) {
+            let a: Vec<f32> = pairs.iter().map(|p| p.0).collect();
+            let b: Vec<f32> = pairs.iter().map(|p| p.1).collect();
+            let codes: Vec<u8> = pairs.iter().map(|p| p.2).collect();
+            let step: Vec<f32> = b.iter().map(|b| b.abs() / 200.0).collect();
+            prop_assert!(close(dot(&a, &b), dot_scalar(&a, &b)));
+            prop_assert!(close(l2(&a, &b), l2_scalar(&a, &b)));
+            prop_assert!(close(dot_bytes(&step, &codes), dot_bytes_scalar(&step, &codes)));
+            prop_assert!(close(l2_bytes(&a, &step, &codes), l2_bytes_scalar(&a, &step, &codes)));
+        }
+
+        #[test]
+        fn many_with_many_agrees_with_one_with_one(
+            dims in 1_usize..20, rows in 0_usize..30, count in 1_usize..40, seed in any::<u32>(),
+        ) {
+            let value = |at: usize| (((at as u32).wrapping_mul(2_654_435_761) ^ seed) % 19) as f32 - 9.0;
+            let points: Vec<f32> = (0..rows * dims).map(value).collect();
+            let vectors: Vec<f32> = (0..count * dims).map(|at| value(at + 7777)).collect();
+            let panels = Panels::new(&vectors, dims);
+            let mut products = vec![0.0; rows * count];
+            panels.products(&points, &mut products);
+            let mut nearest = vec![(0, 0.0); rows];
+            panels.nearest(&points, &mut nearest);
+            for (row, point) in points.chunks_exact(dims).enumerate() {
+                let mut best = (0, f32::INFINITY);
+                for (column, vector) in vectors.chunks_exact(dims).enumerate() {
+                    prop_assert_eq!(products[row * count + column], dot_scalar(point, vector));
+                    let cost = dot_scalar(vector, vector) - 2.0 * dot_scalar(point, vector);
+                    if cost < best.1 {
+                        best = (column as u32, cost);
+                    }
+                }
+                prop_assert_eq!(nearest[row], best);
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Dot products of 8-bit integer codes.
+//!
+//! Codes are symmetric: they lie in -127..=127, never -128. That is what lets AVX2 multiply them in pairs: the
+//! instruction that multiplies bytes wants one unsigned operand and saturates at 16 bits, so the sign of one operand is
+//! moved to the other, and two products of at most 127 * 127 still fit.
+
+/// The smallest code that the kernels accept; -128 has no positive counterpart.
+pub const CODE_MIN: i8 = -127;
+/// Most dimensions of a vector: beyond it the 32-bit sum of products could overflow.
+pub const DIMS_MAX: usize = (i32::MAX as usize) / (127 * 127);
+/// Queries that [`dot_block`] takes through one row before it goes to the next.
+const QUERIES_PER_PASS: usize = 4;
+
+/// The dot product of two codes of the same length. Panics where the lengths differ.
+pub fn dot(left: &[i8], right: &[i8]) -> i32 {
+    assert_eq!(left.len(), right.len(), "codes of different lengths");
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::avx2() {
+        // SAFETY: the processor has AVX2, and the lengths are equal.
+        return unsafe { avx2::dot(left, right) };
+    }
+    scalar::dot(left, right)
+}
+
+/// Dot products of one query with `out.len()` rows that lie one after another in `rows`, each as long as the query.
+/// Panics where the lengths do not fit.
+pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
+    assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
+    if query.is_empty() {
+        return out.fill(0);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::avx2() {
+        for (row, out) in rows.chunks_exact(query.len()).zip(out) {
+            // SAFETY: the processor has AVX2, and the chunk is as long as the query.
+            *out = unsafe { avx2::dot(query, row) };
+        }
+        return;
+    }
+    for (row, out) in rows.chunks_exact(query.len()).zip(out) {
+        *out = scalar::dot(query, row);
+    }
+}
+
+/// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is loaded once for four queries, so a
+/// tile that fits into the cache is read at the speed of arithmetic rather than of memory. Panics where the lengths do
+/// not fit.
+pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
+    assert!(dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims), "not whole vectors");
+    let (query_count, row_count) = (queries.len() / dims, rows.len() / dims);
+    assert_eq!(out.len(), query_count * row_count, "products do not fill the output");
+    let mut start = 0;
+    while start < query_count {
+        let taken = (query_count - start).min(QUERIES_PER_PASS);
+        let queries = &queries[start * dims..(start + taken) * dims];
+        let out = &mut out[start * row_count..(start + taken) * row_count];
+        if taken < QUERIES_PER_PASS {
+            for (query, out) in queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1))) {
+                dot_many(query, rows, out);
+            }
+        } else {
+            dot_four(queries, rows, dims, out);
+        }
+        start += taken;
+    }
+}
+
+fn dot_four(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
+    let row_count = rows.len() / dims;
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::avx2() {
+        for (row, code) in rows.chunks_exact(dims).enumerate() {
+            // SAFETY: the processor has AVX2; there are four queries of `dims` codes, and `code` has `dims` codes.
+            let sums = unsafe { avx2::dot_four(queries, code) };
+            for (query, sum) in sums.into_iter().enumerate() {
+                out[query * row_count + row] = sum;
+            }
+        }
+        return;
+    }
+    for (query, out) in queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1))) {
+        for (code, out) in rows.chunks_exact(dims).zip(out) {
+            *out = scalar::dot(query, code);
+        }
+    }
+}
+
+/// Turns `values` into symmetric codes and returns the scale: `value = code * scale`. A vector of zeros, or one with a
+/// value that is no number, becomes zeros with scale 0.
+pub fn quantise(values: &[f32], codes: &mut [i8]) -> f32 {
+    assert_eq!(values.len(), codes.len(), "one code for each value");
+    let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    let inverse = 127.0 / largest;
+    if !(largest.is_finite() && inverse.is_finite()) || values.iter().any(|value| value.is_nan()) {
+        codes.fill(0);
+        return 0.0;
+    }
+    for (value, code) in values.iter().zip(codes) {
+        *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+    }
+    largest / 127.0
+}
+
+mod scalar {
+    pub(super) fn dot(left: &[i8], right: &[i8]) -> i32 {
+        left.iter().zip(right).map(|(&left, &right)| i32::from(left) * i32::from(right)).sum()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::QUERIES_PER_PASS;
+    use std::arch::x86_64::*;
+
+    /// Products of 32 codes, as eight partial sums.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn products(left: __m256i, right: __m256i) -> __m256i {
+        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(left), _mm256_sign_epi8(right, left));
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    }
+
+    /// The sum of eight 32-bit lanes.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn sum(lanes: __m256i) -> i32 {
+        let half = _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
+        let quarter = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0b01_00_11_10));
+        _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0b10_11_00_01)))
+    }
+
+    /// # Safety
+    /// AVX2 is there, and both slices have the same length.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn dot(left: &[i8], right: &[i8]) -> i32 {
+        let (mut first, mut second) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+        let mut at = 0;
+        while at + 64 <= left.len() {
+            // SAFETY: 64 codes from `at` are inside both slices, by the condition and the caller's promise.
+            let (l0, r0, l1, r1) = unsafe {
+                (
+                    _mm256_loadu_si256(left.as_ptr().add(at).cast()),
+                    _mm256_loadu_si256(right.as_ptr().add(at).cast()),
+                    _mm256_loadu_si256(left.as_ptr().add(at + 32).cast()),
+                    _mm256_loadu_si256(right.as_ptr().add(at + 32).cast()),
+                )
+            };
+            first = _mm256_add_epi32(first, products(l0, r0));
+            second = _mm256_add_epi32(second, products(l1, r1));
+            at += 64;
+        }
+        sum(_mm256_add_epi32(first, second)) + super::scalar::dot(&left[at..], &right[at..])
+    }
+
+    /// # Safety
+    /// AVX2 is there, and `queries` holds four vectors as long as `row`.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn dot_four(queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
+        let dims = row.len();
+        let mut sums = [_mm256_setzero_si256(); QUERIES_PER_PASS];
+        let mut at = 0;
+        while at + 32 <= dims {
+            // SAFETY: 32 codes from `at` are inside the row.
+            let code = unsafe { _mm256_loadu_si256(row.as_ptr().add(at).cast()) };
+            let size = _mm256_abs_epi8(code);
+            for (query, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: 32 codes from `at` are inside each of the four queries.
+                let other = unsafe { _mm256_loadu_si256(queries.as_ptr().add(query * dims + at).cast()) };
+                let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(other, code));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+            at += 32;
+        }
+        let mut out = [0; QUERIES_PER_PASS];
+        for (query, out) in out.iter_mut().enumerate() {
+            let rest = &queries[query * dims + at..(query + 1) * dims];
+            *out = sum(sums[query]) + super::scalar::dot(rest, &row[at..]);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn codes(length: usize) -> impl Strategy<Value = Vec<i8>> {
+        prop::collection::vec(CODE_MIN..=127, length)
+    }
+
+    fn scene() -> impl Strategy<Value = (usize, Vec<i8>, Vec<i8>)> {
+        (1usize..150, 0usize..10, 0usize..6)
+            .prop_flat_map(|(dims, queries, rows)| (Just(dims), codes(dims * queries), codes(dims * rows)))
+    }
+
+    proptest! {
+        #[test]
+        fn every_way_gives_the_reference(scene in scene()) {
+            let (dims, queries, rows) = scene;
+            let row_count = rows.len() / dims;
+            let naive: Vec<i32> = queries
+                .chunks_exact(dims)
+                .flat_map(|query| rows.chunks_exact(dims).map(|row| scalar::dot(query, row)).collect::<Vec<_>>())
+                .collect();
+            let mut block = vec![0; naive.len()];
+            dot_block(&queries, &rows, dims, &mut block);
+            prop_assert_eq!(&block, &naive);
+            for (query, expected) in queries.chunks_exact(dims).zip(naive.chunks_exact(row_count.max(1))) {
+                let mut many = vec![0; row_count];
+                dot_many(query, &rows, &mut many);
+                prop_assert_eq!(&many[..], expected);
+                for (row, expected) in rows.chunks_exact(dims).zip(expected) {
+                    prop_assert_eq!(dot(query, row), *expected);
+                }
+            }
+        }
+
+        #[test]
+        fn a_code_is_within_half_a_step(values in prop::collection::vec(-1e3f32..1e3, 0..80)) {
+            let mut codes = vec![0; values.len()];
+            let scale = quantise(&values, &mut codes);
+            for (value, code) in values.iter().zip(&codes) {
+                prop_assert!((value - f32::from(*code) * scale).abs() <= scale * 0.5001 + 1e-6);
+                prop_assert!(*code >= CODE_MIN);
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_do_not_saturate() {
+        for (left, right) in [(127, 127), (-127, 127), (-127, -127)] {
+            let (left, right) = (vec![left; 4096], vec![right; 4096]);
+            assert_eq!(dot(&left, &right), scalar::dot(&left, &right));
+        }
+    }
+
+    #[test]
+    fn odd_values_become_zeros() {
+        let mut codes = [5; 2];
+        for values in [[0.0, 0.0], [f32::NAN, 1.0], [f32::INFINITY, 1.0], [1e-45, 0.0]] {
+            assert_eq!(quantise(&values, &mut codes), 0.0);
+            assert_eq!(codes, [0, 0]);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The inner loops of search: distances, table look-ups, bit counts, top-k.
+//!
+//! Every kernel has a scalar reference in the same file, and a property test that holds every variant which this
+//! machine can run against it. The variant is chosen once, by what the processor has.
+
+#![allow(unsafe_code)]
+
+pub mod bfloat;
+pub mod binary;
+pub mod cpu;
+pub mod float;
+pub mod graph;
+pub mod hadamard;
+pub mod integer;
+pub mod pq;
+pub mod rabitq;
+mod topk;
+
+pub use cpu::prefetch;
+pub use topk::TopK;

@@ -1,0 +1,163 @@
+//! The k smallest of a stream of costs.
+//!
+//! A heap moves log k entries for every cost that gets in. Here what gets in is only appended; once twice as many
+//! wait as are wanted, most of the worse half is thrown away and the threshold falls. What falls is found from a small
+//! sample, in one pass without branches that depend on the data: the exact selection is left for the end. The
+//! threshold is what lets a scan skip whole blocks.
+
+/// Room beyond `k` at least, so that a small `k` does not select after every other push.
+const ROOM_MIN: usize = 32;
+/// Keys looked at to find what is thrown away.
+const SAMPLE: usize = 16;
+/// Which of the sorted sample everything worse than is thrown away: a bit over the middle, because about half is
+/// wanted and to keep too few means to select exactly after all.
+const SAMPLE_KEPT: usize = 10;
+
+/// Keeps the `k` smallest costs that are pushed, with the row each belongs to; equal costs by row.
+#[derive(Clone, Debug)]
+pub struct TopK {
+    /// The cost's bits, mapped so that they order as the cost does, above the row.
+    keys: Vec<u64>,
+    k: usize,
+    threshold: f32,
+}
+
+impl Default for TopK {
+    fn default() -> TopK {
+        TopK { keys: Vec::new(), k: 0, threshold: f32::NEG_INFINITY }
+    }
+}
+
+impl TopK {
+    /// An empty one for the `k` smallest.
+    pub fn new(k: usize) -> TopK {
+        let mut top = TopK::default();
+        top.reset(k);
+        top
+    }
+
+    /// Empties it, for the `k` smallest of what comes now; keeps its memory.
+    pub fn reset(&mut self, k: usize) {
+        self.keys.clear();
+        self.keys.reserve(Self::capacity(k));
+        self.k = k;
+        self.threshold = if k == 0 { f32::NEG_INFINITY } else { f32::INFINITY };
+    }
+
+    /// A cost must be below this to get in; infinite until enough have.
+    #[inline]
+    pub fn threshold(&self) -> f32 {
+        self.threshold
+    }
+
+    /// Offers one. Infinite costs and NaN never get in.
+    #[inline]
+    pub fn push(&mut self, cost: f32, row: u32) {
+        if cost < self.threshold {
+            self.keys.push(key(cost, row));
+            if self.keys.len() >= Self::capacity(self.k) {
+                self.thin();
+            }
+        }
+    }
+
+    /// The `k`-th smallest cost of what was pushed so far; infinite while fewer were.
+    pub fn worst(&mut self) -> f32 {
+        if self.k == 0 || self.keys.len() < self.k {
+            return f32::INFINITY;
+        }
+        self.shrink();
+        self.threshold
+    }
+
+    /// Sorts what there is, best first, and gives it.
+    pub fn sorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
+        self.shrink();
+        self.keys.sort_unstable();
+        self.keys.iter().map(|key| parts(*key))
+    }
+
+    /// Gives the `k` best in no particular order.
+    pub fn unsorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
+        self.shrink();
+        self.keys.iter().map(|key| parts(*key))
+    }
+
+    fn capacity(k: usize) -> usize {
+        k + k.max(ROOM_MIN)
+    }
+
+    /// Throws away about the worse half, never one of the `k` best.
+    fn thin(&mut self) {
+        let stride = self.keys.len() / SAMPLE;
+        let mut sample: [u64; SAMPLE] = std::array::from_fn(|at| self.keys[at * stride]);
+        sample.sort_unstable();
+        let pivot = sample[SAMPLE_KEPT];
+        let kept: usize = self.keys.iter().map(|key| usize::from(*key <= pivot)).sum();
+        if kept < self.k || kept > self.keys.len() - ROOM_MIN / 4 {
+            return self.shrink();
+        }
+        let mut place = 0;
+        for at in 0..self.keys.len() {
+            let key = self.keys[at];
+            self.keys[place] = key;
+            place += usize::from(key <= pivot);
+        }
+        self.keys.truncate(kept);
+        self.threshold = parts(pivot).0;
+    }
+
+    fn shrink(&mut self) {
+        if self.k > 0 && self.keys.len() >= self.k {
+            let (_, worst, _) = self.keys.select_nth_unstable(self.k - 1);
+            self.threshold = parts(*worst).0;
+            self.keys.truncate(self.k);
+        }
+    }
+}
+
+#[inline]
+fn key(cost: f32, row: u32) -> u64 {
+    // Adding zero turns -0 into 0, so that the two are equal here as well.
+    let bits = (cost + 0.0).to_bits();
+    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(ordered) << 32 | u64::from(row)
+}
+
+#[inline]
+fn parts(key: u64) -> (f32, u32) {
+    let ordered = (key >> 32) as u32;
+    let bits = if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered };
+    (f32::from_bits(bits), key as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn it_keeps_what_sorting_keeps(costs in prop::collection::vec(-50_i32..50, 0..400), k in 0_usize..60) {
+            let mut all: Vec<(f32, u32)> = costs.iter().zip(0..).map(|(cost, row)| (*cost as f32 / 4.0, row)).collect();
+            let mut top = TopK::new(k);
+            for &(cost, row) in &all {
+                top.push(cost, row);
+            }
+            all.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            all.truncate(k);
+            let worst = top.worst();
+            prop_assert_eq!(worst, if k > 0 && all.len() == k { all[k - 1].0 } else { f32::INFINITY });
+            prop_assert_eq!(top.sorted().collect::<Vec<_>>(), all);
+        }
+    }
+
+    #[test]
+    fn what_is_no_cost_never_gets_in() {
+        let mut top = TopK::new(3);
+        for cost in [f32::NAN, f32::INFINITY, 1.0, -0.0, f32::NEG_INFINITY] {
+            top.push(cost, 7);
+        }
+        assert_eq!(top.sorted().map(|(cost, _)| cost).collect::<Vec<_>>(), [f32::NEG_INFINITY, 0.0, 1.0]);
+    }
+}

@@ -1,0 +1,141 @@
+//! From a root to a pairing: along edges that both graphs have, the most alike first.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::edge::{Edge, apart, turn};
+use crate::evidence::{ERROR_SCALE, Evidence};
+use crate::graph::{VERTICES_MAX, Vertex};
+use crate::matcher::Pair;
+use crate::roots::Root;
+use crate::star::{Star, places};
+use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, TURN_ERROR_MAX};
+
+/// The mark of a vertex without a partner.
+const ALONE: u16 = u16::MAX;
+
+/// One graph, as the growth sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Side<'a> {
+    pub(crate) vertices: &'a [Vertex],
+    pub(crate) stars: &'a [Star],
+}
+
+/// A pairing while it grows; reused from root to root.
+#[derive(Debug)]
+pub(crate) struct Pairing {
+    pub(crate) pairs: Vec<Pair>,
+    pub(crate) evidence: Evidence,
+    /// Partner of each probe vertex, and of each record vertex.
+    partner: [u16; VERTICES_MAX],
+    partner_back: [u16; VERTICES_MAX],
+    /// Error, then probe and record vertex: the smallest error first, ties by index.
+    waiting: BinaryHeap<Reverse<Waiting>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Waiting {
+    error: u32,
+    probe: u8,
+    record: u8,
+    length_error: u16,
+    angle_error: u16,
+}
+
+impl Default for Pairing {
+    fn default() -> Pairing {
+        Pairing {
+            pairs: Vec::with_capacity(VERTICES_MAX),
+            evidence: Evidence::default(),
+            partner: [ALONE; VERTICES_MAX],
+            partner_back: [ALONE; VERTICES_MAX],
+            waiting: BinaryHeap::with_capacity(VERTICES_MAX),
+        }
+    }
+}
+
+impl Pairing {
+    /// Whether the two vertices are partners.
+    pub(crate) fn holds(&self, probe: u8, record: u8) -> bool {
+        self.partner[usize::from(probe)] == u16::from(record)
+    }
+
+    fn clear(&mut self) {
+        for pair in &self.pairs {
+            self.partner[usize::from(pair.probe)] = ALONE;
+            self.partner_back[usize::from(pair.record)] = ALONE;
+        }
+        self.pairs.clear();
+        self.waiting.clear();
+        self.evidence = Evidence::default();
+    }
+
+    /// Grows a pairing from `root`.
+    pub(crate) fn grow(&mut self, root: Root, probe: Side<'_>, record: Side<'_>) {
+        self.clear();
+        let turned = |i: u8, j: u8| {
+            turn(probe.vertices[usize::from(i)].direction)
+                .wrapping_sub(turn(record.vertices[usize::from(j)].direction))
+        };
+        let about = turned(root.probe, root.record);
+        let mut next =
+            Some(Waiting { error: 0, probe: root.probe, record: root.record, length_error: 0, angle_error: 0 });
+        while let Some(pair) = next {
+            if self.both_alone(pair.probe, pair.record) && apart(turned(pair.probe, pair.record), about) <= TURN_ERROR_MAX {
+                self.accept(pair, probe, record);
+                self.look_around(pair.probe, pair.record, probe, record);
+            }
+            next = self.waiting.pop().map(|Reverse(waiting)| waiting);
+        }
+    }
+
+    fn both_alone(&self, probe: u8, record: u8) -> bool {
+        self.partner[usize::from(probe)] == ALONE && self.partner_back[usize::from(record)] == ALONE
+    }
+
+    fn accept(&mut self, pair: Waiting, probe: Side<'_>, record: Side<'_>) {
+        let (i, j) = (usize::from(pair.probe), usize::from(pair.record));
+        self.partner[i] = u16::from(pair.record);
+        self.partner_back[j] = u16::from(pair.probe);
+        self.pairs.push(Pair { probe: pair.probe, record: pair.record });
+        self.evidence.pairs += 1;
+        self.evidence.kinds += u32::from(probe.vertices[i].kind == record.vertices[j].kind);
+        self.evidence.length_error += u32::from(pair.length_error);
+        self.evidence.angle_error += u32::from(pair.angle_error);
+    }
+
+    /// Compares the edges of a new pair: those to two free vertices offer a pair, those to two partners support it.
+    fn look_around(&mut self, i: u8, j: u8, probe: Side<'_>, record: Side<'_>) {
+        let (star, other) = (&probe.stars[usize::from(i)], &record.stars[usize::from(j)]);
+        for (lane, edge) in star.edges().enumerate() {
+            for other_lane in places(other.alike(edge)) {
+                let (k, l) = (star.to[lane], other.to[other_lane]);
+                if self.holds(k, l) {
+                    self.support(edge, other.edge(other_lane));
+                } else if self.both_alone(k, l) {
+                    self.offer(edge, other.edge(other_lane), k, l);
+                }
+            }
+        }
+    }
+
+    fn support(&mut self, edge: Edge, candidate: Edge) {
+        let (length_error, angle_error) = errors(edge, candidate);
+        self.evidence.supports += 1;
+        self.evidence.support_error += u32::from(length_error) + u32::from(angle_error);
+    }
+
+    fn offer(&mut self, edge: Edge, candidate: Edge, k: u8, l: u8) {
+        let (length_error, angle_error) = errors(edge, candidate);
+        let error = u32::from(length_error) + u32::from(angle_error);
+        self.waiting.push(Reverse(Waiting { error, probe: k, record: l, length_error, angle_error }));
+    }
+}
+
+/// The errors of two edges that are alike: of the length, and of both angles together, 0 to [`ERROR_SCALE`] each.
+fn errors(a: Edge, b: Edge) -> (u16, u16) {
+    let length = u32::from(a.length.abs_diff(b.length)) * ERROR_SCALE / u32::from(LENGTH_ERROR_MAX);
+    let angle = (u32::from(apart(a.start, b.start)) + u32::from(apart(a.end, b.end))) * ERROR_SCALE
+        / (2 * u32::from(ANGLE_ERROR_MAX));
+    (length as u16, angle as u16)
+}

@@ -1,0 +1,31 @@
+//! Keypoint graphs and how alike two of them are.
+//!
+//! A graph is up to 256 points of an image, each with a position, a direction, a type and, for photographs, a
+//! 32-byte binary descriptor. Its edges join each point to near ones; an edge has a length and the angles of its two
+//! ends against it, which stay the same when the image is moved or turned. Matching looks for edges that both graphs
+//! have, lets them vote for pairs of points to start from, grows a pairing from each such root along further edges,
+//! and scores how unlikely the best pairing is as a coincidence. The idea is that of the published description of
+//! `SourceAFIS`; the voting, the growth, the score and the extension to descriptors and scale are our own.
+//!
+//! This crate owns the graph, its record (what lies in a page of a segment), ISO/IEC 19794-2 templates, the matcher
+//! and graphs made up for tests and benches. It does no I/O, starts no thread, and its scores depend on nothing but
+//! the two graphs: all geometry is in integers.
+
+mod described;
+mod edge;
+mod evidence;
+mod graph;
+mod grow;
+pub mod iso;
+mod matcher;
+mod overlap;
+mod probe;
+mod roots;
+mod star;
+mod tuning;
+pub mod synthetic;
+
+pub use evidence::Evidence;
+pub use graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
+pub use matcher::{Explanation, Pair, Scratch, explain, score};
+pub use probe::{Options, Probe};

@@ -1,0 +1,106 @@
+//! Laying one image over the other, and what of each lies within the other's outline.
+//!
+//! Two impressions of a finger share a part of it; within that part most points should have partners. The outline is
+//! an octagon (the extent along eight directions): nearly as tight as a convex hull, and tested in a few additions.
+
+use crate::evidence::Evidence;
+use crate::graph::Vertex;
+use crate::matcher::Pair;
+
+/// How far outside of the outline a point may lie, in pixels.
+const MARGIN: f32 = 6.0;
+
+/// The extent of points across, down and along both diagonals.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Outline {
+    low: [f32; 4],
+    high: [f32; 4],
+}
+
+impl Outline {
+    pub(crate) fn around(vertices: &[Vertex]) -> Outline {
+        let mut outline = Outline { low: [f32::MAX; 4], high: [f32::MIN; 4] };
+        for vertex in vertices {
+            let along = directions(f32::from(vertex.x), f32::from(vertex.y));
+            for axis in 0..4 {
+                outline.low[axis] = outline.low[axis].min(along[axis] - MARGIN);
+                outline.high[axis] = outline.high[axis].max(along[axis] + MARGIN);
+            }
+        }
+        outline
+    }
+
+    fn contains(&self, x: f32, y: f32) -> bool {
+        let along = directions(x, y);
+        (0..4).fold(true, |inside, axis| inside & (along[axis] >= self.low[axis]) & (along[axis] <= self.high[axis]))
+    }
+}
+
+fn directions(x: f32, y: f32) -> [f32; 4] {
+    // The diagonals are not made to unit length: their margin is a little narrower.
+    [x, y, x + y, x - y]
+}
+
+/// A rotation and a shift, of probe to record.
+#[derive(Clone, Copy, Debug)]
+struct Placement {
+    cos: f32,
+    sin: f32,
+    probe: [f32; 2],
+    record: [f32; 2],
+}
+
+impl Placement {
+    /// The rotation and shift with the least squared distance between partners: the two-dimensional case of Kabsch's
+    /// solution (1976). Sums are of integers, so their order does not matter.
+    fn of(pairs: &[Pair], probe: &[Vertex], record: &[Vertex]) -> Option<Placement> {
+        let count = pairs.len() as i64;
+        let (mut p, mut r) = ([0_i64; 2], [0_i64; 2]);
+        let (mut along, mut across) = (0_i64, 0_i64);
+        for pair in pairs {
+            let (a, b) = (probe.get(usize::from(pair.probe))?, record.get(usize::from(pair.record))?);
+            let (ax, ay, bx, by) = (i64::from(a.x), i64::from(a.y), i64::from(b.x), i64::from(b.y));
+            p = [p[0] + ax, p[1] + ay];
+            r = [r[0] + bx, r[1] + by];
+            along += ax * bx + ay * by;
+            across += ax * by - ay * bx;
+        }
+        let along = (count * along - p[0] * r[0] - p[1] * r[1]) as f32;
+        let across = (count * across - p[0] * r[1] + p[1] * r[0]) as f32;
+        let norm = (along * along + across * across).sqrt();
+        if norm <= 0.0 || !norm.is_finite() {
+            return None;
+        }
+        let mean = |sum: [i64; 2]| [sum[0] as f32 / count as f32, sum[1] as f32 / count as f32];
+        Some(Placement { cos: along / norm, sin: across / norm, probe: mean(p), record: mean(r) })
+    }
+
+    fn forth(&self, vertex: Vertex) -> (f32, f32) {
+        let (x, y) = (f32::from(vertex.x) - self.probe[0], f32::from(vertex.y) - self.probe[1]);
+        (self.cos * x - self.sin * y + self.record[0], self.sin * x + self.cos * y + self.record[1])
+    }
+
+    fn back(&self, vertex: Vertex) -> (f32, f32) {
+        let (x, y) = (f32::from(vertex.x) - self.record[0], f32::from(vertex.y) - self.record[1]);
+        (self.cos * x + self.sin * y + self.probe[0], self.cos * y - self.sin * x + self.probe[1])
+    }
+}
+
+/// Fills in what of each graph lies within the other.
+pub(crate) fn cover(
+    pairs: &[Pair],
+    probe: (&[Vertex], &Outline),
+    record: (&[Vertex], &Outline),
+    evidence: &mut Evidence,
+) {
+    evidence.probe_vertices = probe.0.len() as u32;
+    evidence.record_vertices = record.0.len() as u32;
+    let Some(placement) = Placement::of(pairs, probe.0, record.0) else {
+        evidence.probe_covered = evidence.probe_vertices;
+        evidence.record_covered = evidence.record_vertices;
+        return;
+    };
+    let inside = |(x, y): (f32, f32), outline: &Outline| u32::from(outline.contains(x, y));
+    evidence.probe_covered = probe.0.iter().map(|&vertex| inside(placement.forth(vertex), record.1)).sum();
+    evidence.record_covered = record.0.iter().map(|&vertex| inside(placement.back(vertex), probe.1)).sum();
+}

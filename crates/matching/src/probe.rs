@@ -1,0 +1,129 @@
+//! The query's side: its edges, filed so that those like a given edge are found at once.
+
+use kernels::graph::{EDGES, Edges};
+
+use crate::edge::{Edge, tame};
+use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
+use crate::overlap::Outline;
+use crate::star::{Coordinates, Star, stars};
+use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX};
+
+/// What a search may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The most bits by which two descriptors of the same point may differ, of 256.
+    pub descriptor_bits_max: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { descriptor_bits_max: 64 }
+    }
+}
+
+/// A query, ready to be scored against many records. Immutable: threads share it.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    pub(crate) vertices: Vec<Vertex>,
+    pub(crate) stars: Vec<Star>,
+    pub(crate) cells: Cells,
+    pub(crate) outline: Outline,
+    /// Empty, or one per vertex.
+    pub(crate) descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,
+    pub(crate) options: Options,
+}
+
+impl Probe {
+    /// Files the edges of `graph`; its first [`VERTICES_MAX`] vertices count.
+    #[must_use]
+    pub fn new(graph: &Graph, options: Options) -> Probe {
+        let vertices: Vec<Vertex> = graph.vertices.iter().take(VERTICES_MAX).copied().map(tame).collect();
+        let mut own = Vec::new();
+        stars(&vertices, &mut Coordinates::default(), &mut own);
+        let cells = Cells::new(&own);
+        let outline = Outline::around(&vertices);
+        let count = if graph.described() { vertices.len() } else { 0 };
+        let descriptors = graph.descriptors.iter().take(count).copied().collect();
+        Probe { vertices, stars: own, cells, outline, descriptors, options }
+    }
+}
+
+/// Bits of an angle that choose a cell: 16 columns a turn, each 22.5° wide.
+const CELL_BITS: u32 = 4;
+const CELLS: usize = 1 << (2 * CELL_BITS);
+
+/// All edges of a probe by the angles of their two ends. An edge lies in every cell that an edge like it can fall
+/// into, so that one look finds all that are like a given edge.
+#[derive(Clone, Debug)]
+pub(crate) struct Cells {
+    /// Where each cell begins in `blocks`; one more marks the end.
+    first: Vec<u32>,
+    blocks: Vec<Block>,
+}
+
+/// Edges of one cell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    edges: Edges,
+    /// The vertex each starts at.
+    pub(crate) from: [u8; EDGES],
+}
+
+impl Cells {
+    fn new(stars: &[Star]) -> Cells {
+        let mut filed: Vec<Vec<(Edge, u8)>> = vec![Vec::new(); CELLS];
+        for (from, star) in stars.iter().enumerate() {
+            for edge in star.edges() {
+                for start in reached(edge.start) {
+                    for end in reached(edge.end) {
+                        filed[start << CELL_BITS | end].push((edge, from as u8));
+                    }
+                }
+            }
+        }
+        let mut cells = Cells { first: Vec::with_capacity(CELLS + 1), blocks: Vec::new() };
+        for cell in &filed {
+            cells.first.push(cells.blocks.len() as u32);
+            cells.blocks.extend(cell.chunks(EDGES).map(Block::of));
+        }
+        cells.first.push(cells.blocks.len() as u32);
+        cells
+    }
+
+    /// The edges that an edge with these angles can be like, and some that it is not.
+    pub(crate) fn like(&self, start: u16, end: u16) -> &[Block] {
+        let cell = column(start) << CELL_BITS | column(end);
+        &self.blocks[self.first[cell] as usize..self.first[cell + 1] as usize]
+    }
+}
+
+impl Block {
+    fn of(filed: &[(Edge, u8)]) -> Block {
+        let mut block = Block { edges: Edges::NONE, from: [0; EDGES] };
+        for (place, (edge, from)) in filed.iter().enumerate().take(EDGES) {
+            block.edges.length[place] = edge.length;
+            block.edges.start[place] = edge.start;
+            block.edges.end[place] = edge.end;
+            block.from[place] = *from;
+        }
+        block
+    }
+
+    /// The places of the edges that are like `edge`, as bits.
+    pub(crate) fn alike(&self, edge: Edge) -> u32 {
+        self.edges.alike([edge.length, edge.start, edge.end], LENGTH_ERROR_MAX, ANGLE_ERROR_MAX).into()
+    }
+}
+
+fn column(angle: u16) -> usize {
+    usize::from(angle >> (16 - CELL_BITS))
+}
+
+/// The columns of all angles like this one, each once: the tolerance is less than half a turn.
+fn reached(angle: u16) -> impl Iterator<Item = usize> {
+    let low = column(angle.wrapping_sub(ANGLE_ERROR_MAX));
+    let high = column(angle.wrapping_add(ANGLE_ERROR_MAX));
+    let columns = 1 << CELL_BITS;
+    let count = (high + columns - low) % columns + 1;
+    (0..count).map(move |step| (low + step) % columns)
+}

@@ -1,0 +1,65 @@
+//! Where to start: pairs of vertices that many edges of their surroundings speak for.
+//!
+//! Every vertex has a direction, so a pair of vertices says how one image lies over the other. Two edges that are
+//! alike, one of each graph, vote for the pair of vertices they start at; edges that vote for the same pair agree on
+//! how the images lie. The pairs with the most votes are grown first, and few of them suffice.
+
+use crate::probe::Cells;
+use crate::star::{Star, places};
+use crate::tuning::{ROOTS_MAX, VOTES_MIN};
+
+/// A pair of vertices to grow from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub(crate) probe: u8,
+    pub(crate) record: u8,
+    pub(crate) votes: u8,
+}
+
+/// Counts the votes for every pair; `votes` has a row of `probes` for each vertex of the record.
+pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Vec<u8>) {
+    votes.clear();
+    votes.resize(probes * record.len(), 0);
+    if probes == 0 {
+        return;
+    }
+    for (star, row) in record.iter().zip(votes.chunks_exact_mut(probes)) {
+        for edge in star.edges() {
+            for block in cells.like(edge.start, edge.end) {
+                for place in places(block.alike(edge)) {
+                    // A row is as long as the probe has vertices, of which this is one; at most 81 votes.
+                    row[usize::from(block.from[place])] += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The pairs with the most votes, best first, at most [`ROOTS_MAX`]; of equal ones those of lower record and probe
+/// vertices.
+pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
+    roots.clear();
+    let (eights, rest) = votes.as_chunks::<8>();
+    for (chunk, eight) in eights.iter().enumerate() {
+        // Most pairs have too few votes: eight of them are passed at once.
+        if u64::from_ne_bytes(*eight) & TOO_FEW != 0 {
+            gather(eight, chunk * 8, probes, roots);
+        }
+    }
+    gather(rest, eights.len() * 8, probes, roots);
+    // Stable: equal ones stay in the order of their vertices.
+    roots.sort_by(|a, b| b.votes.cmp(&a.votes));
+    roots.truncate(ROOTS_MAX);
+}
+
+/// Has no bit in common with eight counts below [`VOTES_MIN`].
+const TOO_FEW: u64 = u64::from_ne_bytes([!(VOTES_MIN - 1); 8]);
+const _: () = assert!(VOTES_MIN.is_power_of_two());
+
+fn gather(votes: &[u8], first: usize, probes: usize, roots: &mut Vec<Root>) {
+    for (index, &count) in (first..).zip(votes) {
+        if count >= VOTES_MIN {
+            roots.push(Root { probe: (index % probes) as u8, record: (index / probes) as u8, votes: count });
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! One hard limit on the memory of a collection: bytes are reserved before they are allocated.
+//!
+//! Everything that grows with the data takes part: rows that are not sealed yet, codes and maps of open segments, the
+//! working memory of sealing and merging. What stays small whatever the data (threads, names, one page per reader) does
+//! not. A reservation that does not fit is refused at once; whoever asked decides whether to wait, to do less, or to
+//! pass the refusal on.
+
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::units::format_bytes;
+use base::{Error, Result};
+
+/// A limit shared by all that belong to one collection.
+pub struct Budget {
+    limit: u64,
+    used: AtomicU64,
+    peak: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What a budget has seen. All sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetStats {
+    /// The limit.
+    pub limit: u64,
+    /// Reserved now.
+    pub used: u64,
+    /// The most that was ever reserved at once; never above the limit.
+    pub peak: u64,
+    /// Reservations refused since the start.
+    pub refused: u64,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes, all free.
+    pub fn new(limit: u64) -> Arc<Budget> {
+        Arc::new(Budget { limit, used: AtomicU64::new(0), peak: AtomicU64::new(0), refused: AtomicU64::new(0) })
+    }
+
+    /// Takes `bytes` for `what` ("a merge of 3 segments"), which the error names.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where less is free.
+    pub fn reserve(self: &Arc<Budget>, bytes: u64, what: &str) -> Result<Reservation> {
+        self.take(bytes, what)?;
+        Ok(Reservation { budget: self.clone(), bytes })
+    }
+
+    /// Bytes that are not reserved.
+    pub fn free(&self) -> u64 {
+        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    /// What it has seen.
+    pub fn stats(&self) -> BudgetStats {
+        BudgetStats {
+            limit: self.limit,
+            used: self.used.load(Ordering::Relaxed),
+            peak: self.peak.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+
+    fn take(&self, bytes: u64, what: &str) -> Result<()> {
+        let grown = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown) {
+            Ok(before) => {
+                self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(used) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Error::exhausted(format!(
+                    "{what} needs {}, but {} of the collection's {} are in use; raise its memory budget, or delete points",
+                    format_bytes(bytes),
+                    format_bytes(used),
+                    format_bytes(self.limit)
+                )))
+            }
+        }
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(f)
+    }
+}
+
+/// Bytes of a [`Budget`], given back when this is dropped.
+#[must_use = "dropping it gives the bytes back"]
+pub struct Reservation {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// How many bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Changes it to `bytes`. Shrinking never fails.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where it grows by more than is free; it is then as it was.
+    pub fn resize(&mut self, bytes: u64, what: &str) -> Result<()> {
+        if bytes > self.bytes {
+            self.budget.take(bytes - self.bytes, what)?;
+        } else {
+            self.budget.give_back(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Cuts `bytes` off as a reservation of its own, so that bytes change hands without being free in between.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where this one has less.
+    pub fn split(&mut self, bytes: u64, what: &str) -> Result<Reservation> {
+        if bytes > self.bytes {
+            return Err(Error::exhausted(format!(
+                "{what} needs {}, but only {} are set aside for it; raise the collection's memory budget",
+                format_bytes(bytes),
+                format_bytes(self.bytes)
+            )));
+        }
+        self.bytes -= bytes;
+        Ok(Reservation { budget: self.budget.clone(), bytes })
+    }
+
+    /// Takes as much of `bytes` as is free, up to all of it.
+    pub fn refill(&mut self, bytes: u64) {
+        if bytes > self.bytes {
+            let wanted = (bytes - self.bytes).min(self.budget.free());
+            // Another thread may have been faster; then the next call tries again.
+            if self.budget.take(wanted, "").is_ok() {
+                self.bytes += wanted;
+            }
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}
+
+impl Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({})", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::ErrorKind;
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_changes_nothing() {
+        let budget = Budget::new(100);
+        let mut first = budget.reserve(60, "rows").unwrap();
+        let error = budget.reserve(41, "a merge").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+        assert!(error.message().contains("a merge needs 41"), "{error}");
+        let second = budget.reserve(40, "rows").unwrap();
+        assert!(first.resize(61, "rows").is_err() && first.bytes() == 60);
+        first.resize(10, "rows").unwrap();
+        assert_eq!(budget.free(), 50);
+        drop(second);
+        assert!(budget.reserve(u64::MAX, "too much").is_err());
+        assert_eq!(budget.stats(), BudgetStats { limit: 100, used: 10, peak: 100, refused: 3 });
+    }
+
+    #[test]
+    fn bytes_change_hands_without_being_free() {
+        let budget = Budget::new(100);
+        let mut aside = budget.reserve(80, "sealing").unwrap();
+        let segment = aside.split(50, "a segment").unwrap();
+        assert!(aside.split(31, "a segment").is_err());
+        assert_eq!((aside.bytes(), segment.bytes(), budget.free()), (30, 50, 20));
+        aside.refill(80);
+        assert_eq!((aside.bytes(), budget.free()), (50, 0));
+        drop(segment);
+        aside.refill(80);
+        assert_eq!((aside.bytes(), budget.free()), (80, 20));
+    }
+
+    #[test]
+    fn threads_never_take_more_than_there_is() {
+        let budget = Budget::new(1000);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for round in 0..2000_u64 {
+                        let held = budget.reserve(200 + round % 300, "rows");
+                        assert!(budget.stats().used <= 1000);
+                        drop(held);
+                    }
+                });
+            }
+        });
+        assert_eq!(budget.stats().used, 0);
+        assert!(budget.stats().peak <= 1000);
+    }
+}

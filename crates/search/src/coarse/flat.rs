@@ -1,0 +1,359 @@
+//! Every row is compared: for small segments, and the reference for the others.
+//!
+//! Rows are stored as bytes with a scale for each row, or as bfloat16 where rows are so few that the better scores
+//! cost nothing. Codes are compared a tile at a time, and several queries with the same tile, so that codes come from
+//! memory once for all of them. The best few are compared exactly where the caller has the vectors.
+
+use std::borrow::Cow;
+
+use base::{Error, Result};
+use half::bf16;
+use kernels::{TopK, bfloat, float, integer};
+
+use super::refine::{as_compared, inverse_length};
+use super::trial::Trial;
+use super::{
+    Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query, section, whole_queries,
+};
+use crate::filter::Filter;
+
+/// Bytes of the codes that are compared with several queries before the next are: half of a second-level cache.
+const TILE_BYTES: usize = 256 * 1024;
+/// Queries that are taken through a tile together.
+const QUERIES_MAX: usize = 16;
+/// Up to this many bytes rows are stored as bfloat16: a query goes through them in a tenth of a millisecond.
+const BFLOAT_BYTES_MAX: usize = 2 << 20;
+/// A filter that allows fewer than one row in this many has its rows compared one by one.
+const ONE_BY_ONE: usize = 8;
+/// Candidates compared exactly beyond those asked for, at least.
+const EXTRA_MIN: usize = 16;
+
+/// Which codes there are (u32: 0 bytes, 1 bfloat16).
+const CODING: u32 = section::FLAT_FIRST;
+/// The codes, row by row.
+const CODES: u32 = section::FLAT_FIRST + 1;
+/// The scale of each row of bytes (f32).
+const SCALES: u32 = section::FLAT_FIRST + 2;
+/// The squared length of each row (f32).
+const SQUARES: u32 = section::FLAT_FIRST + 3;
+
+/// How rows are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Codes {
+    /// Symmetric bytes, and each row's scale.
+    Bytes {
+        /// `rows * dims` codes.
+        codes: Vec<i8>,
+        /// What a code of a row is worth.
+        scales: Vec<f32>,
+    },
+    /// The upper halves of 32-bit floats, `rows * dims` of them.
+    Bfloat(Vec<bf16>),
+}
+
+/// The index.
+#[derive(Clone, Debug)]
+pub struct Flat {
+    metric: Metric,
+    dims: usize,
+    codes: Codes,
+    /// Squared lengths, for distances.
+    squares: Vec<f32>,
+    recall: Option<Recall>,
+}
+
+/// Working memory of one search.
+#[derive(Default)]
+struct Work {
+    /// Queries as compared, `dims` values each.
+    queries: Vec<f32>,
+    bytes: Vec<i8>,
+    scales: Vec<f32>,
+    tops: Vec<TopK>,
+    integers: Vec<i32>,
+    products: Vec<f32>,
+    rows: Vec<u32>,
+    scores: Vec<f32>,
+}
+
+pub(super) fn build(build: &Build) -> Result<Built> {
+    let rows = build.check()?;
+    let bytes = rows * build.dims > BFLOAT_BYTES_MAX / 2;
+    let vectors = as_compared(build.vectors, build.dims, build.metric);
+    let mut index = Flat {
+        metric: build.metric,
+        dims: build.dims,
+        codes: if bytes { to_bytes(&vectors, build.dims) } else { to_bfloat(&vectors) },
+        squares: vectors.chunks_exact(build.dims).map(|vector| float::dot(vector, vector)).collect(),
+        recall: None,
+    };
+    let order: Vec<u32> = (0..rows as u32).collect();
+    if let Some(trial) = Trial::new(&vectors, &order, build)? {
+        index.recall = Some(Recall { points: vec![trial.recall(&index, 1)?] });
+    }
+    Ok(Built { order, index: Box::new(index) })
+}
+
+fn to_bytes(vectors: &[f32], dims: usize) -> Codes {
+    let mut codes = vec![0; vectors.len()];
+    let rows = vectors.chunks_exact(dims).zip(codes.chunks_exact_mut(dims));
+    let scales = rows.map(|(vector, codes)| integer::quantise(vector, codes)).collect();
+    Codes::Bytes { codes, scales }
+}
+
+fn to_bfloat(vectors: &[f32]) -> Codes {
+    let mut codes = Vec::with_capacity(vectors.len());
+    bfloat::narrow(vectors, &mut codes);
+    Codes::Bfloat(codes)
+}
+
+impl Flat {
+    /// Opens the index.
+    ///
+    /// # Errors
+    /// `DataLoss` where a section is missing or does not fit the others.
+    pub(super) fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<Flat> {
+        let find = |kind| section::find(sections, kind);
+        let coding = section::words(find(CODING)?, 1)?.next();
+        let (bytes, values) = (find(CODES)?, header.rows * header.dims);
+        let codes = match coding {
+            Some(0) if bytes.len() == values => Codes::Bytes {
+                // The code that has no positive counterpart is not one of ours, but harmless as the next one.
+                codes: bytes.iter().map(|byte| (*byte as i8).max(integer::CODE_MIN)).collect(),
+                scales: section::floats(find(SCALES)?, header.rows)?,
+            },
+            Some(1) if bytes.len() == 2 * values => {
+                Codes::Bfloat(bytes.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect())
+            }
+            _ => return Err(Error::data_loss("the flat index's codes do not fit its header; build the segment again")),
+        };
+        let squares = section::floats(find(SQUARES)?, header.rows)?;
+        Ok(Flat { metric: header.metric, dims: header.dims, codes, squares, recall: header.recall.clone() })
+    }
+
+    /// How rows are stored.
+    pub fn codes(&self) -> &Codes {
+        &self.codes
+    }
+
+    fn tile_rows(&self) -> usize {
+        let row = match self.codes {
+            Codes::Bytes { .. } => self.dims,
+            Codes::Bfloat(_) => 2 * self.dims,
+        };
+        (TILE_BYTES / row).max(1)
+    }
+
+    fn prepare(&self, queries: &[f32], kept: usize, work: &mut Work) {
+        let count = queries.len() / self.dims;
+        work.queries.clear();
+        for query in queries.chunks_exact(self.dims) {
+            let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
+            work.queries.extend(query.iter().map(|value| value * scale));
+        }
+        work.tops.resize_with(work.tops.len().max(count), TopK::default);
+        work.tops[..count].iter_mut().for_each(|top| top.reset(kept));
+        if let Codes::Bytes { .. } = self.codes {
+            work.bytes.resize(queries.len(), 0);
+            work.scales.clear();
+            let pairs = work.queries.chunks_exact(self.dims).zip(work.bytes.chunks_exact_mut(self.dims));
+            work.scales.extend(pairs.map(|(query, bytes)| integer::quantise(query, bytes)));
+        }
+    }
+
+    /// Products of all prepared queries with some rows, query by query.
+    fn products(&self, rows: std::ops::Range<usize>, work: &mut Work) {
+        let (dims, values) = (self.dims, rows.start * self.dims..rows.end * self.dims);
+        let count = work.queries.len() / dims;
+        work.products.resize(count * rows.len(), 0.0);
+        match &self.codes {
+            Codes::Bfloat(codes) => bfloat::dot_block(&work.queries, &codes[values], dims, &mut work.products),
+            Codes::Bytes { codes, scales } => {
+                work.integers.resize(count * rows.len(), 0);
+                integer::dot_block(&work.bytes, &codes[values], dims, &mut work.integers);
+                let scales = &scales[rows.clone()];
+                let products = work.products.chunks_exact_mut(rows.len());
+                for ((products, integers), scale) in
+                    products.zip(work.integers.chunks_exact(rows.len())).zip(&work.scales)
+                {
+                    for ((product, integer), row) in products.iter_mut().zip(integers).zip(scales) {
+                        *product = *integer as f32 * scale * row;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lower is nearer: minus the product, or the squared distance without the query's own part.
+    fn cost(&self, row: usize, product: f32) -> f32 {
+        if self.metric == Metric::L2 { self.squares[row] - 2.0 * product } else { -product }
+    }
+
+    fn rank(&self, rows: std::ops::Range<usize>, allow: Option<&Filter>, work: &mut Work) {
+        self.products(rows.clone(), work);
+        for (products, top) in work.products.chunks_exact(rows.len()).zip(&mut work.tops) {
+            for (row, product) in rows.clone().zip(products) {
+                if allow.is_none_or(|allow| allow.contains(row as u32)) {
+                    top.push(self.cost(row, *product), row as u32);
+                }
+            }
+        }
+    }
+
+    fn rank_all(&self, allow: Option<&Filter>, work: &mut Work) {
+        let rows = self.squares.len();
+        match allow {
+            Some(allow) if allow.count() as usize * ONE_BY_ONE < rows => {
+                let allowed = allow.iter().take_while(|row| (*row as usize) < rows);
+                allowed.for_each(|row| self.rank(row as usize..row as usize + 1, None, work));
+            }
+            _ => {
+                let tile = self.tile_rows();
+                (0..rows).step_by(tile).for_each(|start| self.rank(start..rows.min(start + tile), allow, work));
+            }
+        }
+    }
+
+    /// Takes what was ranked for query `at`, compares it exactly where that is possible, and gives the best `k`.
+    fn finish(
+        &self,
+        query: &[f32],
+        at: usize,
+        k: usize,
+        exact: Option<&dyn Exact>,
+        work: &mut Work,
+        out: &mut Vec<Hit>,
+    ) -> Result<()> {
+        out.clear();
+        let ranked = work.tops[at].sorted();
+        if let Some(exact) = exact {
+            work.rows.clear();
+            work.rows.extend(ranked.map(|(_, row)| row));
+            exact.scores(query, &work.rows, &mut work.scores)?;
+            out.extend(work.rows.iter().zip(&work.scores).map(|(row, score)| Hit { row: *row, score: *score }));
+        } else {
+            let own = if self.metric == Metric::L2 { float::dot(query, query) } else { 0.0 };
+            out.extend(ranked.map(|(cost, row)| Hit { row, score: -(cost + own) }));
+        }
+        out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
+        out.truncate(k);
+        Ok(())
+    }
+}
+
+impl Coarse for Flat {
+    fn rows(&self) -> u32 {
+        self.squares.len() as u32
+    }
+
+    fn dims(&self) -> usize {
+        self.dims
+    }
+
+    fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let codes = match &self.codes {
+            Codes::Bytes { codes, scales } => codes.len() + scales.len() * 4,
+            Codes::Bfloat(codes) => codes.len() * 2,
+        };
+        (codes + self.squares.len() * 4) as u64
+    }
+
+    fn search(
+        &self,
+        query: &[f32],
+        k: usize,
+        params: &Params,
+        allow: Option<&Filter>,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Hit>,
+    ) -> Result<()> {
+        out.clear();
+        check_query(query, self.dims, k)?;
+        if k == 0 {
+            return Ok(());
+        }
+        let work = work_of(scratch);
+        self.prepare(query, kept(k, params, exact), work);
+        self.rank_all(allow, work);
+        self.finish(query, 0, k, exact, work, out)
+    }
+
+    fn search_many(
+        &self,
+        queries: &[f32],
+        k: usize,
+        params: &Params,
+        allow: Option<&Filter>,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Vec<Hit>>,
+    ) -> Result<()> {
+        let count = whole_queries(queries, self.dims)?;
+        out.clear();
+        out.resize_with(count, Vec::new);
+        queries.chunks_exact(self.dims).try_for_each(|query| check_query(query, self.dims, k))?;
+        if k == 0 {
+            return Ok(());
+        }
+        let work = work_of(scratch);
+        for (queries, out) in queries.chunks(QUERIES_MAX * self.dims).zip(out.chunks_mut(QUERIES_MAX)) {
+            self.prepare(queries, kept(k, params, exact), work);
+            self.rank_all(allow, work);
+            for (at, (query, out)) in queries.chunks_exact(self.dims).zip(out).enumerate() {
+                self.finish(query, at, k, exact, work, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
+        let header = Header {
+            kind: Kind::Flat,
+            metric: self.metric,
+            dims: self.dims,
+            rows: self.squares.len(),
+            recall: self.recall.clone(),
+        };
+        let (coding, codes, scales): (u32, Vec<u8>, &[f32]) = match &self.codes {
+            Codes::Bytes { codes, scales } => (0, codes.iter().map(|code| *code as u8).collect(), scales),
+            Codes::Bfloat(codes) => (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect(), &[]),
+        };
+        vec![
+            (section::HEADER, header.encode().into()),
+            (CODING, coding.to_le_bytes().to_vec().into()),
+            (CODES, codes.into()),
+            (SCALES, section::from_floats(scales).into()),
+            (SQUARES, section::from_floats(&self.squares).into()),
+        ]
+    }
+
+    fn recall(&self) -> Option<Recall> {
+        self.recall.clone()
+    }
+}
+
+/// Candidates to keep: those asked for, and as many again where they are compared exactly.
+fn kept(k: usize, params: &Params, exact: Option<&dyn Exact>) -> usize {
+    match (exact, params.refine) {
+        (None, _) => k,
+        (Some(_), 0) => k + k.max(EXTRA_MIN),
+        (Some(_), asked) => asked.max(k),
+    }
+}
+
+/// This index's working memory out of the common one; replaced where another kind of index left its own.
+fn work_of(scratch: &mut Scratch) -> &mut Work {
+    if !scratch.other.as_ref().is_some_and(|other| other.is::<Work>()) {
+        scratch.other = Some(Box::new(Work::default()));
+    }
+    // The line above made sure that it is there.
+    match scratch.other.as_mut().and_then(|other| other.downcast_mut::<Work>()) {
+        Some(work) => work,
+        None => unreachable!("working memory was just put in"),
+    }
+}

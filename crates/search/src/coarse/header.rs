@@ -1,0 +1,197 @@
+//! The first section of every coarse index: what it is, how large, and how good it was found to be.
+
+use base::{Error, Result};
+
+use super::{DIMS_MAX, Kind, Metric, ROWS_MAX, Recall, RecallPoint};
+
+/// Kinds of sections that coarse indexes store.
+pub mod section {
+    use base::{Error, Result};
+
+    /// [`super::Header`], of every kind of index.
+    pub const HEADER: u32 = 0x100;
+    /// Inverted lists: where each cluster's rows begin (u32, one more than there are clusters).
+    pub const LIST_STARTS: u32 = 0x110;
+    /// Inverted lists: the clusters' centres (f32, cluster by cluster).
+    pub const CENTRES: u32 = 0x111;
+    /// Product quantisation: code books (f32).
+    pub const CODEBOOKS: u32 = 0x112;
+    /// Product quantisation: blocks of 32 codes.
+    pub const CODES: u32 = 0x113;
+    /// Product quantisation: what is added to the looked-up sum of each row (f32, 32 a block).
+    pub const TERMS: u32 = 0x114;
+    /// One byte a dimension: the scale of each dimension (f32 pairs).
+    pub const BYTE_SCALE: u32 = 0x115;
+    /// One byte a dimension: the codes, row by row.
+    pub const BYTE_CODES: u32 = 0x116;
+    /// Inverted lists: the mean of the centres (f32).
+    pub const DIRECTORY_MIDDLE: u32 = 0x118;
+    /// Product quantisation of the centres: code books (f32).
+    pub const DIRECTORY_BOOKS: u32 = 0x119;
+    /// Product quantisation of the centres: blocks of 32 codes.
+    pub const DIRECTORY_CODES: u32 = 0x11A;
+    /// Product quantisation of the centres: what is added to the looked-up sum of each (f32, 32 a block).
+    pub const DIRECTORY_TERMS: u32 = 0x11B;
+    /// First of the sections that belong to one-bit codes.
+    pub const RABITQ_FIRST: u32 = 0x120;
+    /// First of the sections that belong to flat indexes.
+    pub const FLAT_FIRST: u32 = 0x140;
+
+    /// The bytes of the section of `kind`.
+    ///
+    /// # Errors
+    /// `DataLoss` where there is none.
+    pub fn find<'a>(sections: &[(u32, &'a [u8])], kind: u32) -> Result<&'a [u8]> {
+        let found = sections.iter().find(|(other, _)| *other == kind);
+        found.map(|(_, bytes)| *bytes).ok_or_else(|| {
+            Error::data_loss(format!("the coarse index lacks its section {kind:#x}; build the segment again"))
+        })
+    }
+
+    /// Little-endian numbers of a section that must hold exactly `count` of them.
+    ///
+    /// # Errors
+    /// `DataLoss` where it holds another number.
+    pub fn floats(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
+        let values = words(bytes, count)?.map(f32::from_bits).collect::<Vec<f32>>();
+        match values.iter().any(|value| value.is_nan()) {
+            true => Err(Error::data_loss("a section of a coarse index holds a value that is not a number")),
+            false => Ok(values),
+        }
+    }
+
+    /// Little-endian 32-bit words of a section that must hold exactly `count` of them.
+    ///
+    /// # Errors
+    /// `DataLoss` where it holds another number.
+    pub fn words(bytes: &[u8], count: usize) -> Result<impl Iterator<Item = u32> + '_> {
+        let (whole, rest) = bytes.as_chunks::<4>();
+        if whole.len() != count || !rest.is_empty() {
+            return Err(Error::data_loss(format!(
+                "a section of a coarse index has {} bytes, {count} numbers were expected",
+                bytes.len()
+            )));
+        }
+        Ok(whole.iter().map(|word| u32::from_le_bytes(*word)))
+    }
+
+    /// The bytes of numbers.
+    pub fn from_floats(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+}
+
+/// Version of the header and of all sections of a coarse index.
+const VERSION: u32 = 1;
+/// Bytes of the fixed part.
+const FIXED_BYTES: usize = 24;
+/// Bytes of one measured point.
+const POINT_BYTES: usize = 16;
+/// Measured points at most.
+const POINTS_MAX: usize = 64;
+
+/// What every kind of index says about itself first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Header {
+    /// Which index it is; never [`Kind::Auto`].
+    pub kind: Kind,
+    /// What alike means.
+    pub metric: Metric,
+    /// Values of a vector.
+    pub dims: usize,
+    /// Rows.
+    pub rows: usize,
+    /// What was measured when it was built.
+    pub recall: Option<Recall>,
+}
+
+impl Header {
+    /// The bytes of the section: version, kind, metric, dims, rows, number of points, then the points.
+    pub fn encode(&self) -> Vec<u8> {
+        let kind = match self.kind {
+            Kind::Flat => 0_u32,
+            Kind::IvfPq | Kind::Auto => 1,
+            Kind::Rabitq => 2,
+        };
+        let metric = match self.metric {
+            Metric::Cosine => 0_u32,
+            Metric::Dot => 1,
+            Metric::L2 => 2,
+        };
+        let points = self.recall.as_ref().map_or(&[][..], |recall| &recall.points);
+        let points = &points[..points.len().min(POINTS_MAX)];
+        let fixed = [VERSION, kind, metric, self.dims as u32, self.rows as u32, points.len() as u32];
+        let mut bytes: Vec<u8> = fixed.iter().flat_map(|word| word.to_le_bytes()).collect();
+        for point in points {
+            bytes.extend(point.k.to_le_bytes());
+            bytes.extend(point.recall.to_le_bytes());
+            bytes.extend(point.probes.to_le_bytes());
+            bytes.extend(point.refine.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads the section.
+    ///
+    /// # Errors
+    /// `DataLoss` where the bytes are not a header; `Unimplemented` where they are one of a later version.
+    pub fn decode(bytes: &[u8]) -> Result<Header> {
+        let wrong = |what: &str| Error::data_loss(format!("the coarse index's header: {what}"));
+        let (fixed, points) = bytes.split_at_checked(FIXED_BYTES).ok_or_else(|| wrong("too short"))?;
+        let fixed: Vec<u32> = section::words(fixed, FIXED_BYTES / 4)?.collect();
+        let [version, kind, metric, dims, rows, count] = fixed[..] else { return Err(wrong("too short")) };
+        if version != VERSION {
+            return Err(Error::unimplemented(format!(
+                "the coarse index has version {version}, this program knows {VERSION}: use a newer one"
+            )));
+        }
+        let kind = match kind {
+            0 => Kind::Flat,
+            1 => Kind::IvfPq,
+            2 => Kind::Rabitq,
+            _ => return Err(wrong("unknown kind")),
+        };
+        let metric = match metric {
+            0 => Metric::Cosine,
+            1 => Metric::Dot,
+            2 => Metric::L2,
+            _ => return Err(wrong("unknown metric")),
+        };
+        let (dims, rows, count) = (dims as usize, rows as usize, count as usize);
+        if dims == 0 || dims > DIMS_MAX || rows > ROWS_MAX || count > POINTS_MAX {
+            return Err(wrong("sizes out of range"));
+        }
+        let points: Vec<u32> = section::words(points, count * POINT_BYTES / 4)?.collect();
+        let points: Vec<RecallPoint> = points.as_chunks::<4>().0.iter().map(RecallPoint::from_words).collect();
+        if points.iter().any(|point| !(0.0..=1.0).contains(&point.recall)) {
+            return Err(wrong("a recall outside 0 to 1"));
+        }
+        let recall = (!points.is_empty()).then_some(Recall { points });
+        Ok(Header { kind, metric, dims, rows, recall })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_header_survives_being_written() {
+        let recall = Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
+        for recall in [None, Some(recall)] {
+            let header = Header { kind: Kind::IvfPq, metric: Metric::Dot, dims: 128, rows: 9, recall };
+            assert_eq!(Header::decode(&header.encode()).unwrap(), header);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..80), version in any::<bool>()) {
+            if version && bytes.len() > 3 {
+                bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+            }
+            let _ = Header::decode(&bytes);
+        }
+    }
+}

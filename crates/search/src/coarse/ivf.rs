@@ -1,0 +1,430 @@
+//! Inverted lists with 4-bit product quantisation: the index for short vectors.
+//!
+//! Rows are clustered, and a query looks only into the clusters whose centres are nearest. Their rows are ranked by
+//! looked-up sums ([`super::pq`]), the best of those by vectors of one byte a dimension ([`super::refine`]), and the
+//! best of those by the exact vectors where the caller has them. The centres are found the same way: they are one
+//! more list, with codes of their own, of which the best are compared exactly.
+
+use std::borrow::Cow;
+
+use base::{Error, Result};
+use kernels::TopK;
+use kernels::float;
+use kernels::pq::{BLOCK, Table};
+
+use super::kmeans::{self, Draw, Plan};
+use super::pq::{Books, Codes, Shape, TRAINING_MAX, subtract};
+use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
+use super::section::{self, *};
+use super::tune::{self, Choice};
+use super::{
+    Build, Built, Coarse, Exact, HITS_MAX, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query,
+};
+use crate::filter::Filter;
+
+/// Clusters for each square root of the rows: what makes finding clusters and looking into them cost about the same.
+const CLUSTERS_PER_ROOT: f64 = 3.0;
+/// Clusters at most.
+const CLUSTERS_MAX: usize = 1 << 17;
+/// Rows a cluster is trained with; more moves the centres by little.
+const TRAINED_PER_CLUSTER: usize = 64;
+/// Up to this many centres are all compared exactly.
+const CENTRES_EXACT_MAX: usize = 64;
+/// Centres that are asked for ahead of their use.
+const CENTRES_AHEAD: usize = 3;
+/// What one row compared by its bytes costs, in rows compared by looked-up sums; measured.
+const BYTES_COST: usize = 12;
+
+/// The index.
+pub struct IvfPq {
+    metric: Metric,
+    dims: usize,
+    /// First row of each cluster, and the number of rows.
+    starts: Vec<u32>,
+    /// First block of each cluster, and the number of blocks.
+    block_starts: Vec<u32>,
+    centres: Vec<f32>,
+    directory: Directory,
+    books: Books,
+    codes: Codes,
+    bytes: ByteVectors,
+    recall: Option<Recall>,
+}
+
+/// The centres once more, encoded, as one list around their middle.
+struct Directory {
+    middle: Vec<f32>,
+    books: Books,
+    codes: Codes,
+}
+
+/// Working memory of one search.
+#[derive(Default)]
+pub struct IvfScratch {
+    table: Table,
+    top: TopK,
+    /// Clusters whose centres are compared exactly.
+    near: Vec<u32>,
+    /// Clusters to look into with their costs, nearest first.
+    probes: Vec<(f32, u32)>,
+    byte_query: ByteQuery,
+}
+
+/// Builds the index.
+///
+/// # Errors
+/// What [`Build::check`] and [`kmeans::train`] refuse.
+pub(super) fn build(build: &Build) -> Result<Built> {
+    let rows = build.check()?;
+    let vectors = as_compared(build.vectors, build.dims, build.metric);
+    let (dims, inner) = (build.dims, inner_metric(build.metric));
+    let clusters = clusters_for(rows);
+    let sample = gather(&vectors, dims, &Draw::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows));
+    let plan =
+        Plan { dims, clusters, iterations: kmeans::ITERATIONS, threads: build.threads, seed: build.seed };
+    let centres = kmeans::train(&sample, &plan)?;
+    drop(sample);
+    let nearest = kmeans::assign(&vectors, &centres, dims, build.threads);
+    let (order, starts) = by_cluster(&nearest, clusters);
+    let books = train_books(&vectors, dims, &centres, &nearest, build)?;
+    let codes = encode(&vectors, dims, &centres, (&order, &starts), &books, inner, build.threads);
+    let mut bytes = ByteVectors::measure(&vectors, dims);
+    for row in &order {
+        bytes.extend(&vectors[*row as usize * dims..][..dims]);
+    }
+    let directory = Directory::build(&centres, dims, inner, build)?;
+    let block_starts = block_starts(&starts);
+    let metric = build.metric;
+    let mut index =
+        IvfPq { metric, dims, starts, block_starts, centres, directory, books, codes, bytes, recall: None };
+    index.recall = tune::measure(&index, &vectors, &order, build)?;
+    Ok(Built { order, index: Box::new(index) })
+}
+
+/// Vectors of unit length are ranked by distance as by cosine, so the cosine needs nothing of its own here.
+fn inner_metric(metric: Metric) -> Metric {
+    if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
+}
+
+fn clusters_for(rows: usize) -> usize {
+    let wanted = ((rows as f64).sqrt() * CLUSTERS_PER_ROOT) as usize;
+    // Whole blocks of the directory, and at least one row for each.
+    wanted.next_multiple_of(BLOCK).min(rows).min(CLUSTERS_MAX)
+}
+
+fn gather(vectors: &[f32], dims: usize, rows: &[u32]) -> Vec<f32> {
+    rows.iter().flat_map(|row| &vectors[*row as usize * dims..][..dims]).copied().collect()
+}
+
+/// The rows cluster by cluster, in each in their own order; and where each cluster starts.
+fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0_u32; clusters + 1];
+    for (cluster, _) in nearest {
+        starts[*cluster as usize + 1] += 1;
+    }
+    for cluster in 0..clusters {
+        starts[cluster + 1] += starts[cluster];
+    }
+    let mut next = starts.clone();
+    let mut order = vec![0; nearest.len()];
+    for (row, (cluster, _)) in nearest.iter().enumerate() {
+        let place = &mut next[*cluster as usize];
+        order[*place as usize] = row as u32;
+        *place += 1;
+    }
+    (order, starts)
+}
+
+fn block_starts(starts: &[u32]) -> Vec<u32> {
+    let blocks = starts.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(BLOCK as u32));
+    let mut total = 0;
+    let mut sums = vec![0];
+    sums.extend(blocks.map(|blocks| {
+        total += blocks;
+        total
+    }));
+    sums
+}
+
+fn train_books(
+    vectors: &[f32],
+    dims: usize,
+    centres: &[f32],
+    nearest: &[(u32, f32)],
+    build: &Build,
+) -> Result<Books> {
+    let sample = Draw::new(build.seed ^ 1).sample(TRAINING_MAX, nearest.len());
+    let mut residuals = Vec::with_capacity(sample.len() * dims);
+    for row in sample {
+        let cluster = nearest[row as usize].0 as usize;
+        subtract(&vectors[row as usize * dims..][..dims], &centres[cluster * dims..][..dims], &mut residuals);
+    }
+    Books::train(&residuals, Shape::new(dims), build.threads, build.seed)
+}
+
+fn encode(
+    vectors: &[f32],
+    dims: usize,
+    centres: &[f32],
+    (order, starts): (&[u32], &[u32]),
+    books: &Books,
+    metric: Metric,
+    threads: usize,
+) -> Codes {
+    let mut lists: Vec<Codes> = vec![Codes::default(); starts.len() - 1];
+    kmeans::in_threads(lists.iter_mut().enumerate(), threads, |(cluster, list)| {
+        let rows = &order[starts[cluster] as usize..starts[cluster + 1] as usize];
+        let centre = &centres[cluster * dims..][..dims];
+        *list = Codes::encode(&gather(vectors, dims, rows), centre, books, metric);
+    });
+    let mut all = Codes::default();
+    lists.iter().for_each(|list| all.append(list));
+    all
+}
+
+impl Directory {
+    fn build(centres: &[f32], dims: usize, metric: Metric, build: &Build) -> Result<Directory> {
+        let count = (centres.len() / dims).max(1) as f64;
+        let mut sums = vec![0.0_f64; dims];
+        for centre in centres.chunks_exact(dims) {
+            sums.iter_mut().zip(centre).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+        let middle: Vec<f32> = sums.iter().map(|sum| (sum / count) as f32).collect();
+        let mut residuals = Vec::with_capacity(centres.len());
+        subtract(centres, &middle, &mut residuals);
+        let books = Books::train(&residuals, Shape::new(dims), build.threads, build.seed)?;
+        let codes = Codes::encode(centres, &middle, &books, metric);
+        Ok(Directory { middle, books, codes })
+    }
+}
+
+impl IvfPq {
+    /// Opens an index whose header was read already.
+    ///
+    /// # Errors
+    /// `DataLoss` where a section is missing or has another length than the header says.
+    pub fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
+        let find = |kind| section::find(sections, kind);
+        let (dims, shape) = (header.dims, Shape::new(header.dims));
+        let starts = find(LIST_STARTS)?;
+        let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
+        let clusters = starts.len().saturating_sub(1);
+        let whole = starts.first() == Some(&0) && starts.last() == Some(&(header.rows as u32));
+        if !whole || !starts.is_sorted() || clusters > CLUSTERS_MAX {
+            return Err(Error::data_loss("the coarse index's lists do not hold its rows; build the segment again"));
+        }
+        let centres = section::floats(find(CENTRES)?, clusters * dims)?;
+        let block_starts = block_starts(&starts);
+        let blocks = block_starts.last().copied().unwrap_or(0) as usize;
+        Ok(IvfPq {
+            metric: header.metric,
+            dims,
+            centres,
+            directory: Directory {
+                middle: section::floats(find(DIRECTORY_MIDDLE)?, dims)?,
+                books: Books::open(find(DIRECTORY_BOOKS)?, shape)?,
+                codes: Codes::open(
+                    find(DIRECTORY_CODES)?,
+                    find(DIRECTORY_TERMS)?,
+                    clusters.div_ceil(BLOCK),
+                    shape,
+                )?,
+            },
+            books: Books::open(find(CODEBOOKS)?, shape)?,
+            codes: Codes::open(find(CODES)?, find(TERMS)?, blocks, shape)?,
+            bytes: ByteVectors::open(find(BYTE_SCALE)?, find(BYTE_CODES)?, header.rows, dims)?,
+            starts,
+            block_starts,
+            recall: header.recall.clone(),
+        })
+    }
+
+    /// Clusters it has.
+    pub fn clusters(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The query as it is compared, in the scratch.
+    fn prepare(&self, query: &[f32], scratch: &mut Scratch) {
+        let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
+        scratch.query.clear();
+        scratch.query.extend(query.iter().map(|value| value * scale));
+    }
+
+    /// The clusters to look into with the part of the cost that is theirs, nearest first.
+    fn find_clusters(&self, query: &[f32], probes: usize, scratch: &mut IvfScratch) {
+        let clusters = self.clusters();
+        let inner = inner_metric(self.metric);
+        let considered = probes + probes / 2 + 16;
+        scratch.near.clear();
+        if clusters <= CENTRES_EXACT_MAX || considered >= clusters {
+            scratch.near.extend(0..clusters as u32);
+        } else {
+            let Directory { middle, books, codes } = &self.directory;
+            books.table(query, inner, &mut scratch.table);
+            let base = match inner {
+                Metric::Dot => -float::dot(query, middle),
+                _ => float::l2(query, middle),
+            };
+            scratch.top.reset(considered);
+            let blocks = 0..clusters.div_ceil(BLOCK);
+            codes.scan(books.shape(), blocks, &scratch.table, base, 0, &mut scratch.top, |_| true);
+            scratch.near.extend(scratch.top.unsorted().map(|(_, cluster)| cluster));
+        }
+        scratch.top.reset(probes);
+        for (at, cluster) in scratch.near.iter().enumerate() {
+            if let Some(later) = scratch.near.get(at + CENTRES_AHEAD) {
+                kernels::prefetch(self.centre(*later));
+            }
+            let centre = self.centre(*cluster);
+            let cost = match inner {
+                Metric::Dot => -float::dot(query, centre),
+                _ => float::l2(query, centre),
+            };
+            scratch.top.push(cost, *cluster);
+        }
+        scratch.probes.clear();
+        scratch.probes.extend(scratch.top.sorted());
+    }
+
+    fn centre(&self, cluster: u32) -> &[f32] {
+        &self.centres[cluster as usize * self.dims..][..self.dims]
+    }
+
+    /// The `refine` rows with the lowest looked-up costs, into `scratch.top`.
+    fn look_up(&self, query: &[f32], refine: usize, scratch: &mut IvfScratch, accept: impl Fn(u32) -> bool) {
+        self.books.table(query, inner_metric(self.metric), &mut scratch.table);
+        scratch.top.reset(refine);
+        let shape = self.books.shape();
+        for (at, (base, cluster)) in scratch.probes.iter().enumerate() {
+            if let Some((_, next)) = scratch.probes.get(at + 1) {
+                self.codes.prefetch(shape, self.block_starts[*next as usize] as usize);
+            }
+            let cluster = *cluster as usize;
+            let blocks = self.block_starts[cluster] as usize..self.block_starts[cluster + 1] as usize;
+            let first = self.starts[cluster];
+            self.codes.scan(shape, blocks, &scratch.table, *base, first, &mut scratch.top, &accept);
+        }
+    }
+
+    /// Ranks `scratch.rows` by their bytes, and the best of those exactly where that is another thing.
+    fn rank(
+        &self,
+        query: &[f32],
+        k: usize,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Hit>,
+    ) -> Result<()> {
+        let exact = exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
+        let ivf = &mut scratch.ivf;
+        self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
+        ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
+        self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| ivf.top.push(cost, row));
+        let Some(exact) = exact else {
+            out.extend(ivf.top.sorted().map(|(cost, row)| Hit { row, score: -cost }));
+            return Ok(());
+        };
+        scratch.rows.clear();
+        scratch.rows.extend(ivf.top.unsorted().map(|(_, row)| row));
+        exact.scores(query, &scratch.rows, &mut scratch.scores)?;
+        if scratch.scores.len() != scratch.rows.len() {
+            return Err(Error::internal("exact scores are not one for each row"));
+        }
+        ivf.top.reset(k);
+        scratch.rows.iter().zip(&scratch.scores).for_each(|(row, score)| ivf.top.push(-score, *row));
+        out.extend(ivf.top.sorted().map(|(cost, row)| Hit { row, score: -cost }));
+        Ok(())
+    }
+}
+
+impl Coarse for IvfPq {
+    fn rows(&self) -> u32 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    fn dims(&self) -> usize {
+        self.dims
+    }
+
+    fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let numbers = self.centres.len() + self.starts.len() + self.block_starts.len();
+        let books = 2 * self.books.shape().book_values();
+        self.codes.memory_bytes()
+            + self.bytes.memory_bytes()
+            + self.directory.codes.memory_bytes()
+            + (numbers + books) as u64 * 4
+    }
+
+    fn search(
+        &self,
+        query: &[f32],
+        k: usize,
+        params: &Params,
+        allow: Option<&Filter>,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Hit>,
+    ) -> Result<()> {
+        check_query(query, self.dims, k)?;
+        out.clear();
+        let choice = Choice::resolve(params, self.recall.as_ref(), k, self.clusters());
+        let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
+        if k == 0 || allowed == 0 {
+            return Ok(());
+        }
+        self.prepare(query, scratch);
+        let Choice { probes, refine } = choice.for_share(allowed, self.rows() as usize, self.clusters());
+        let looked_into = self.rows() as usize / self.clusters() * probes;
+        scratch.rows.clear();
+        match allow {
+            Some(allow) if allowed * BYTES_COST <= looked_into || allowed <= refine => {
+                scratch.rows.extend(allow.iter());
+            }
+            allow => {
+                let Scratch { ivf, query, rows, .. } = scratch;
+                self.find_clusters(query, probes, ivf);
+                match allow {
+                    Some(allow) => self.look_up(query, refine, ivf, |row| allow.contains(row)),
+                    None => self.look_up(query, refine, ivf, |_| true),
+                }
+                rows.extend(ivf.top.unsorted().map(|(_, row)| row));
+            }
+        }
+        self.rank(query, k.min(HITS_MAX), exact, scratch, out)
+    }
+
+    fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
+        let header = Header {
+            kind: Kind::IvfPq,
+            metric: self.metric,
+            dims: self.dims,
+            rows: self.rows() as usize,
+            recall: self.recall.clone(),
+        };
+        let starts: Vec<u8> = self.starts.iter().flat_map(|start| start.to_le_bytes()).collect();
+        let Directory { middle, books, codes } = &self.directory;
+        vec![
+            (HEADER, Cow::Owned(header.encode())),
+            (LIST_STARTS, Cow::Owned(starts)),
+            (CENTRES, Cow::Owned(from_floats(&self.centres))),
+            (CODEBOOKS, Cow::Owned(self.books.bytes())),
+            (CODES, Cow::Borrowed(self.codes.block_bytes())),
+            (TERMS, Cow::Owned(self.codes.term_bytes())),
+            (BYTE_SCALE, Cow::Owned(self.bytes.scale_bytes())),
+            (BYTE_CODES, Cow::Borrowed(self.bytes.code_bytes())),
+            (DIRECTORY_MIDDLE, Cow::Owned(from_floats(middle))),
+            (DIRECTORY_BOOKS, Cow::Owned(books.bytes())),
+            (DIRECTORY_CODES, Cow::Borrowed(codes.block_bytes())),
+            (DIRECTORY_TERMS, Cow::Owned(codes.term_bytes())),
+        ]
+    }
+
+    fn recall(&self) -> Option<Recall> {
+        self.recall.clone()
+    }
+}

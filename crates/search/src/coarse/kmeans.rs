@@ -1,0 +1,241 @@
+//! Clustering: Lloyd's iterations over a sample, and the assignment of all rows.
+//!
+//! The same vectors and seed give the same centres with any number of threads: threads only find nearest centres,
+//! which is the same for a point whoever looks; sums are made in the order of the rows.
+
+use base::{Error, Result};
+use kernels::float::Panels;
+
+/// Lloyd's iterations for coarse clusters; later ones move the centres by little.
+pub const ITERATIONS: usize = 8;
+/// Points that a thread takes at a time.
+const POINTS_A_CHUNK: usize = 1536;
+/// How far the two halves of a split cluster are moved apart, relative to the centre's own values.
+const SPLIT: f32 = 1.0 / 1024.0;
+
+/// A small generator of reproducible random numbers (Steele, Lea, Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
+#[derive(Clone, Debug)]
+pub struct Draw(u64);
+
+impl Draw {
+    /// Starts from `seed`.
+    pub fn new(seed: u64) -> Draw {
+        Draw(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `end`; 0 where `end` is 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        (u128::from(self.bits()) * end as u128 >> 64) as usize
+    }
+
+    /// `count` different numbers below `end` (all of them where there are no more), in ascending order.
+    pub fn sample(&mut self, count: usize, end: usize) -> Vec<u32> {
+        let mut left = count.min(end);
+        let mut chosen = Vec::with_capacity(left);
+        for number in 0..end {
+            if self.below(end - number) < left {
+                chosen.push(number as u32);
+                left -= 1;
+            }
+        }
+        chosen
+    }
+}
+
+/// What to cluster, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Values of a point.
+    pub dims: usize,
+    /// Centres wanted.
+    pub clusters: usize,
+    /// Lloyd's iterations.
+    pub iterations: usize,
+    /// Threads to use, at least 1.
+    pub threads: usize,
+    /// What the first centres are drawn with.
+    pub seed: u64,
+}
+
+/// The centres of `points` (`dims` values each), at most one for each point. With fewer different points than
+/// centres some centres are nearly equal and some stay without points, which is harmless.
+///
+/// # Errors
+/// `InvalidArgument` where the points are not whole or hold a value that is not a finite number.
+pub fn train(points: &[f32], plan: &Plan) -> Result<Vec<f32>> {
+    let count = check(points, plan.dims)?;
+    let clusters = plan.clusters.min(count);
+    let mut draw = Draw::new(plan.seed);
+    let first = draw.sample(clusters, count);
+    let mut centres: Vec<f32> = Vec::with_capacity(clusters * plan.dims);
+    for point in first {
+        centres.extend_from_slice(&points[point as usize * plan.dims..][..plan.dims]);
+    }
+    for _ in 0..if clusters == count { 0 } else { plan.iterations } {
+        let nearest = assign(points, &centres, plan.dims, plan.threads);
+        move_centres(points, &nearest, plan.dims, &mut centres);
+    }
+    Ok(centres)
+}
+
+fn check(points: &[f32], dims: usize) -> Result<usize> {
+    if dims == 0 || !points.len().is_multiple_of(dims) {
+        return Err(Error::invalid(format!("{} values are not whole points of {dims} dimensions", points.len())));
+    }
+    match points.iter().position(|value| !value.is_finite()) {
+        Some(at) => {
+            Err(Error::invalid(format!("point {} has a value that is not a finite number", at / dims)))
+        }
+        None => Ok(points.len() / dims),
+    }
+}
+
+/// For each point its nearest centre, the first of equals, and the squared distance less the point's own squared
+/// length. Empty where there are no centres.
+pub fn assign(points: &[f32], centres: &[f32], dims: usize, threads: usize) -> Vec<(u32, f32)> {
+    if centres.is_empty() {
+        return Vec::new();
+    }
+    let panels = Panels::new(centres, dims);
+    let mut nearest = vec![(0, 0.0); points.len() / dims];
+    let chunks = points.chunks(POINTS_A_CHUNK * dims).zip(nearest.chunks_mut(POINTS_A_CHUNK));
+    in_threads(chunks, threads, |(points, nearest)| panels.nearest(points, nearest));
+    nearest
+}
+
+/// Does `work` on every one of `chunks`, on `threads` threads that each take the next one.
+pub(super) fn in_threads<T: Send>(
+    chunks: impl Iterator<Item = T> + Send,
+    threads: usize,
+    work: impl Fn(T) + Send + Sync,
+) {
+    let chunks = std::sync::Mutex::new(chunks);
+    let take = || chunks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
+    let run = || {
+        while let Some(chunk) = take() {
+            work(chunk);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(run);
+        }
+        run();
+    });
+}
+
+/// Each centre becomes the mean of its points; one without points takes half of the largest cluster.
+fn move_centres(points: &[f32], nearest: &[(u32, f32)], dims: usize, centres: &mut [f32]) {
+    let clusters = centres.len() / dims;
+    let mut sums = vec![0.0_f64; centres.len()];
+    let mut counts = vec![0_usize; clusters];
+    for (point, (cluster, _)) in points.chunks_exact(dims).zip(nearest) {
+        let cluster = *cluster as usize;
+        counts[cluster] += 1;
+        for (sum, value) in sums[cluster * dims..][..dims].iter_mut().zip(point) {
+            *sum += f64::from(*value);
+        }
+    }
+    for ((centre, sum), count) in
+        centres.chunks_exact_mut(dims).zip(sums.chunks_exact(dims)).zip(&counts).filter(|(_, count)| **count > 0)
+    {
+        for (value, sum) in centre.iter_mut().zip(sum) {
+            *value = (sum / *count as f64) as f32;
+        }
+    }
+    split_largest(dims, centres, &mut counts);
+}
+
+fn split_largest(dims: usize, centres: &mut [f32], counts: &mut [usize]) {
+    for empty in 0..counts.len() {
+        if counts[empty] > 0 {
+            continue;
+        }
+        // The first of the largest, so that the result does not depend on how a search for it is written.
+        let largest = (0..counts.len()).fold(0, |best, at| if counts[at] > counts[best] { at } else { best });
+        for dim in 0..dims {
+            let value = centres[largest * dims + dim];
+            let apart = value * if dim % 2 == 0 { SPLIT } else { -SPLIT };
+            centres[largest * dims + dim] = value + apart;
+            centres[empty * dims + dim] = value - apart;
+        }
+        counts[empty] = counts[largest] / 2;
+        counts[largest] -= counts[empty];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plan(clusters: usize, threads: usize) -> Plan {
+        Plan { dims: 2, clusters, iterations: 10, threads, seed: 7 }
+    }
+
+    fn blobs(rows: usize) -> Vec<f32> {
+        let mut draw = Draw::new(1);
+        (0..rows)
+            .flat_map(|row| {
+                let mut near = |centre: f32| centre + draw.below(100) as f32 / 100.0;
+                [near((row % 3) as f32 * 10.0), near((row % 2) as f32 * 10.0)]
+            })
+            .collect()
+    }
+
+    fn cost(points: &[f32], centres: &[f32]) -> f32 {
+        let lengths: f32 = points.iter().map(|value| value * value).sum();
+        lengths + assign(points, centres, 2, 1).iter().map(|(_, cost)| cost).sum::<f32>()
+    }
+
+    #[test]
+    fn clusters_that_are_there_are_found() {
+        let points = blobs(600);
+        let centres = train(&points, &plan(12, 1)).unwrap();
+        assert!(cost(&points, &centres) / 600.0 < 0.3);
+        let worse = train(&points, &Plan { iterations: 0, ..plan(12, 1) }).unwrap();
+        assert!(cost(&points, &centres) < cost(&points, &worse));
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_nothing() {
+        let points = blobs(5000);
+        assert_eq!(train(&points, &plan(20, 1)).unwrap(), train(&points, &plan(20, 3)).unwrap());
+    }
+
+    #[test]
+    fn few_equal_and_zero_points_are_harmless() {
+        assert!(train(&[], &plan(4, 1)).unwrap().is_empty());
+        assert!(assign(&[], &[], 2, 1).is_empty());
+        assert_eq!(train(&[1.0, 2.0, 3.0, 4.0], &plan(9, 2)).unwrap(), [1.0, 2.0, 3.0, 4.0]);
+        for value in [0.0, 5.0] {
+            let centres = train(&[value; 80], &plan(4, 1)).unwrap();
+            assert!(centres.len() == 8 && centres.iter().all(|centre| (centre - value).abs() < 0.1));
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_with_its_place() {
+        let error = train(&[1.0, 2.0, 3.0, f32::NAN], &plan(1, 1)).unwrap_err();
+        assert!(error.message().contains("point 1"), "{error}");
+        assert!(train(&[1.0; 3], &plan(1, 1)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_sample_is_without_repetition_and_whole(count in 0_usize..60, end in 0_usize..50, seed in any::<u64>()) {
+            let sample = Draw::new(seed).sample(count, end);
+            prop_assert_eq!(sample.len(), count.min(end));
+            prop_assert!(sample.is_sorted_by(|a, b| a < b) && sample.iter().all(|number| (*number as usize) < end));
+        }
+    }
+}

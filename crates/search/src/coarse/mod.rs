@@ -1,0 +1,297 @@
+//! The coarse filter: embeddings are ranked by codes that lie in memory.
+//!
+//! [`build`] takes vectors and gives an index together with the order in which it wants its rows: neighbours in the
+//! coarse clustering lie side by side, so that whatever else is stored for a row (its exact vector, its record) can
+//! be laid out the same way and one read serves several candidates. From then on the index speaks new rows.
+//!
+//! An index is sealed: it never changes after it was built, and [`open`] gives the same answers from its sections
+//! as the one that was built. What is deleted or filtered comes in as a set of allowed rows.
+//!
+//! What an index stores is lossy. Where the caller has the vectors themselves it passes them as [`Exact`], and the
+//! last few candidates are scored with them; without, scores are those of the finest codes the index has.
+
+mod flat;
+mod header;
+mod ivf;
+pub mod kmeans;
+pub mod pq;
+mod rabitq;
+pub mod refine;
+mod trial;
+mod tune;
+
+use std::borrow::Cow;
+
+use base::{Error, Result};
+
+pub use header::{Header, section};
+pub use flat::{Codes as FlatCodes, Flat};
+pub use ivf::{IvfPq, IvfScratch};
+pub use rabitq::Rabitq;
+pub use refine::DenseVectors;
+pub use tune::{Recall, RecallPoint};
+
+use crate::filter::Filter;
+
+/// Dimensions of a vector at most: what embedding models give stays below 4,096.
+pub const DIMS_MAX: usize = 4096;
+/// Rows of one index at most, so that a row number and a few flags fit 32 bits.
+pub const ROWS_MAX: usize = 1 << 30;
+/// Hits that one search may ask for at most.
+pub const HITS_MAX: usize = 16_384;
+/// Below this many rows [`Kind::Auto`] compares exactly: clustering would cost more than it saves.
+const FLAT_ROWS: usize = 2048;
+/// From this many dimensions on [`Kind::Auto`] takes one-bit codes: their error shrinks with the square root of the
+/// dimensions (Gao and Long, "RaBitQ", SIGMOD 2024), and below it product quantisation is better.
+const RABITQ_DIMS: usize = 384;
+
+/// What "alike" means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// The cosine of the angle between two vectors; a zero vector has cosine 0 to everything.
+    Cosine,
+    /// The inner product.
+    Dot,
+    /// Minus the squared Euclidean distance.
+    L2,
+}
+
+/// A row that was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hit {
+    /// The row, in the index's own order.
+    pub row: u32,
+    /// Higher is more alike: the cosine, the inner product, or minus the squared distance.
+    pub score: f32,
+}
+
+/// What an index is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Build<'a> {
+    /// `rows * dims` values, row by row.
+    pub vectors: &'a [f32],
+    /// Values of one vector.
+    pub dims: usize,
+    /// What alike means.
+    pub metric: Metric,
+    /// Threads that building may use, at least 1.
+    pub threads: usize,
+    /// The same vectors, settings and seed give the same index, with any number of threads.
+    pub seed: u64,
+}
+
+impl Build<'_> {
+    /// The number of rows, after every value was looked at.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the sizes do not fit together or a value is not a finite number.
+    pub fn check(&self) -> Result<usize> {
+        if self.dims == 0 || self.dims > DIMS_MAX || self.threads == 0 {
+            return Err(Error::invalid(format!(
+                "an index needs 1 to {DIMS_MAX} dimensions and at least one thread, not {} and {}",
+                self.dims, self.threads
+            )));
+        }
+        let rows = self.vectors.len() / self.dims;
+        if rows * self.dims != self.vectors.len() || rows > ROWS_MAX {
+            return Err(Error::invalid(format!(
+                "{} values are not whole vectors of {} dimensions, {ROWS_MAX} at most",
+                self.vectors.len(),
+                self.dims
+            )));
+        }
+        if let Some(at) = self.vectors.iter().position(|value| !value.is_finite()) {
+            return Err(Error::invalid(format!(
+                "vector {} has a value that is not a finite number at dimension {}; leave it out or mend it",
+                at / self.dims,
+                at % self.dims
+            )));
+        }
+        Ok(rows)
+    }
+}
+
+/// An index and the order it gave its rows.
+pub struct Built {
+    /// `order[new row]` is the row of the input; a permutation, laid out by coarse cluster.
+    pub order: Vec<u32>,
+    /// Speaks new rows.
+    pub index: Box<dyn Coarse>,
+}
+
+/// How hard a search shall look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Params {
+    /// Clusters to look into; 0: what the index found best when it was built.
+    pub probes: usize,
+    /// Candidates that are compared with finer codes or exactly; 0: what the index found best.
+    pub refine: usize,
+}
+
+/// Working memory of one searching thread, reused from query to query so that a search allocates nothing.
+#[derive(Default)]
+pub struct Scratch {
+    /// What the inverted lists with product quantisation need.
+    pub ivf: IvfScratch,
+    /// The query as the metric wants it.
+    pub query: Vec<f32>,
+    /// Rows and scores on their way.
+    pub rows: Vec<u32>,
+    /// Scores that belong to `rows`.
+    pub scores: Vec<f32>,
+    /// Whatever another kind of index wants to keep; it puts in what it needs when it first sees the scratch.
+    pub other: Option<Box<dyn std::any::Any + Send>>,
+}
+
+/// Exact scores of rows: vectors in memory, or read from a medium.
+pub trait Exact {
+    /// Puts the exact score of each of `rows` into `out` (cleared first), in their order; higher is more alike, as
+    /// in [`Hit::score`].
+    ///
+    /// # Errors
+    /// Where a row is not there or its vector cannot be read.
+    fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> Result<()>;
+}
+
+/// An index over embeddings, sealed.
+pub trait Coarse: Send + Sync {
+    /// Rows it holds.
+    fn rows(&self) -> u32;
+
+    /// Values of a vector.
+    fn dims(&self) -> usize;
+
+    /// What alike means.
+    fn metric(&self) -> Metric;
+
+    /// Bytes of memory it holds.
+    fn memory_bytes(&self) -> u64;
+
+    /// The `k` best rows among those `allow`ed (all, where there is no filter) into `out` (cleared first), best
+    /// first, equal scores by row; fewer where fewer are allowed. With `exact` the scores are exact.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the query has other dimensions or a value that is not a finite number, or `k` is over
+    /// [`HITS_MAX`]; what `exact` returns.
+    #[allow(clippy::too_many_arguments, reason = "each is another thing that a caller has or has not")]
+    fn search(
+        &self,
+        query: &[f32],
+        k: usize,
+        params: &Params,
+        allow: Option<&Filter>,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Hit>,
+    ) -> Result<()>;
+
+    /// [`Coarse::search`] for several queries, `dims` values each; `out` gets one list a query. An index overrides
+    /// this where going through its codes once for several queries pays.
+    ///
+    /// # Errors
+    /// As [`Coarse::search`].
+    #[allow(clippy::too_many_arguments, reason = "each is another thing that a caller has or has not")]
+    fn search_many(
+        &self,
+        queries: &[f32],
+        k: usize,
+        params: &Params,
+        allow: Option<&Filter>,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Vec<Hit>>,
+    ) -> Result<()> {
+        let count = whole_queries(queries, self.dims())?;
+        out.resize_with(count, Vec::new);
+        for (query, hits) in queries.chunks_exact(self.dims()).zip(out.iter_mut()) {
+            self.search(query, k, params, allow, exact, scratch, hits)?;
+        }
+        Ok(())
+    }
+
+    /// What is to be stored: section kinds (constants in [`section`]) and their bytes.
+    fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)>;
+
+    /// What was measured when it was built.
+    fn recall(&self) -> Option<Recall>;
+}
+
+/// Which index to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Chosen by rows and dimensions.
+    Auto,
+    /// Inverted lists with 4-bit product quantisation.
+    IvfPq,
+    /// Inverted lists with one-bit codes and error bounds.
+    Rabitq,
+    /// Every row is compared.
+    Flat,
+}
+
+impl Kind {
+    /// What [`Kind::Auto`] means for this many rows of this many dimensions.
+    pub fn resolved(self, rows: usize, dims: usize) -> Kind {
+        match self {
+            Kind::Auto if rows < FLAT_ROWS => Kind::Flat,
+            Kind::Auto if dims >= RABITQ_DIMS => Kind::Rabitq,
+            Kind::Auto => Kind::IvfPq,
+            chosen => chosen,
+        }
+    }
+}
+
+/// Builds an index.
+///
+/// # Errors
+/// What [`Build::check`] refuses.
+pub fn build(kind: Kind, build: &Build) -> Result<Built> {
+    let rows = build.check()?;
+    match kind.resolved(rows, build.dims) {
+        Kind::IvfPq | Kind::Auto => ivf::build(build),
+        Kind::Rabitq => rabitq::build(build),
+        Kind::Flat => flat::build(build),
+    }
+}
+
+/// Opens an index from the sections that [`Coarse::sections`] gave. Every length is checked: the bytes come from
+/// outside.
+///
+/// # Errors
+/// `DataLoss` where a section is missing or is not what it should be.
+pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
+    let header = Header::decode(section::find(sections, section::HEADER)?)?;
+    match header.kind {
+        Kind::IvfPq | Kind::Auto => Ok(Box::new(IvfPq::open(&header, sections)?)),
+        Kind::Rabitq => Ok(Box::new(Rabitq::open(&header, sections)?)),
+        Kind::Flat => Ok(Box::new(Flat::open(&header, sections)?)),
+    }
+}
+
+/// How many queries `queries` holds.
+///
+/// # Errors
+/// `InvalidArgument` where they are not whole.
+pub fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
+    match queries.len() % dims.max(1) {
+        0 => Ok(queries.len() / dims.max(1)),
+        _ => Err(Error::invalid(format!("{} values are not whole queries of {dims} dimensions", queries.len()))),
+    }
+}
+
+/// Checks one query and how much it asks for.
+///
+/// # Errors
+/// `InvalidArgument`, as [`Coarse::search`] says.
+pub fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
+    if query.len() != dims {
+        return Err(Error::invalid(format!("the query has {} dimensions, the index {dims}", query.len())));
+    }
+    if k > HITS_MAX {
+        return Err(Error::invalid(format!("{k} hits are more than {HITS_MAX}, the most one search gives")));
+    }
+    match query.iter().position(|value| !value.is_finite()) {
+        Some(at) => Err(Error::invalid(format!("the query's value at dimension {at} is not a finite number"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,324 @@
+//! Lists of rows encoded by 4-bit product quantisation of what is left of a vector once its list's centre is taken
+//! away.
+//!
+//! The squared distance of a query `q` to a row `c + r` (centre and residual) is
+//! `|q - c|² - 2 <q, r> + |r|² + 2 <c, r>`. The first part belongs to the list, the last two to the row; what is left
+//! is an inner product with the query alone, so one set of tables serves all lists. Residuals are much shorter than
+//! vectors, and so are the errors of their codes. The row's part uses the true `|r|²` and `<c, r'>` with the encoded
+//! residual `r'`: the error of a cost is then `2 <q - c, r - r'>`, of the short vector `q - c`, not of `q`.
+//!
+//! For inner products the cost is `-<q, c> - <q, r>` and the row has no part of its own.
+
+use base::{Error, Result};
+use kernels::float;
+use kernels::pq::{BLOCK, Table, VALUES, block_bytes, pack, scan};
+
+use super::kmeans::{self, Plan};
+use super::section;
+use super::Metric;
+
+/// Residuals that a code book is trained with at most.
+pub const TRAINING_MAX: usize = 32_768;
+/// Lloyd's iterations for the 16 values of a part.
+const ITERATIONS: usize = 12;
+/// Up to this many dimensions a part has two of them.
+const TWO_DIMS_MAX: usize = 256;
+
+/// How vectors are cut into parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Values of a vector.
+    pub dims: usize,
+    /// Values of a part.
+    pub part_dims: usize,
+}
+
+impl Shape {
+    /// Two dimensions a part, as long as that is not more than 128 parts; then as few as make 128 parts.
+    pub fn new(dims: usize) -> Shape {
+        Shape { dims, part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) } }
+    }
+
+    /// Parts of a vector.
+    pub fn parts(&self) -> usize {
+        self.dims.div_ceil(self.part_dims)
+    }
+
+    /// Values of all code books together.
+    pub fn book_values(&self) -> usize {
+        self.parts() * self.part_dims * VALUES
+    }
+
+    /// Bytes of a block of 32 rows.
+    pub fn block_bytes(&self) -> usize {
+        block_bytes(self.parts())
+    }
+}
+
+/// The 16 values of every part.
+#[derive(Clone, Debug)]
+pub struct Books {
+    shape: Shape,
+    /// Part after part, dimension after dimension of a part, 16 values.
+    values: Vec<f32>,
+}
+
+impl Books {
+    /// Trains them with `residuals`, of which at most [`TRAINING_MAX`] should come.
+    ///
+    /// # Errors
+    /// What [`kmeans::train`] refuses.
+    pub fn train(residuals: &[f32], shape: Shape, threads: usize, seed: u64) -> Result<Books> {
+        let mut values = vec![0.0; shape.book_values()];
+        let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
+        let failed = std::sync::Mutex::new(None);
+        kmeans::in_threads(books, threads, |(part, book)| {
+            let mut points = Vec::new();
+            gather(residuals, shape, part, &mut points);
+            let plan = Plan {
+                dims: shape.part_dims,
+                clusters: VALUES,
+                iterations: ITERATIONS,
+                threads: 1,
+                seed: seed ^ part as u64,
+            };
+            match kmeans::train(&points, &plan) {
+                Ok(centres) => {
+                    for (code, centre) in centres.chunks_exact(shape.part_dims).enumerate() {
+                        centre.iter().enumerate().for_each(|(dim, value)| book[dim * VALUES + code] = *value);
+                    }
+                }
+                Err(error) => *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error),
+            }
+        });
+        match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(Books { shape, values }),
+        }
+    }
+
+    /// Reads them from their section.
+    ///
+    /// # Errors
+    /// `DataLoss` where it has another length.
+    pub fn open(bytes: &[u8], shape: Shape) -> Result<Books> {
+        Ok(Books { shape, values: section::floats(bytes, shape.book_values())? })
+    }
+
+    /// The bytes of the section.
+    pub fn bytes(&self) -> Vec<u8> {
+        section::from_floats(&self.values)
+    }
+
+    /// How vectors are cut.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Makes the tables of a query.
+    pub fn table(&self, query: &[f32], metric: Metric, table: &mut Table) {
+        let factor = if metric == Metric::Dot { -1.0 } else { -2.0 };
+        table.fill(query, &self.values, self.shape.part_dims, factor);
+    }
+
+    /// The code of every part of each of `residuals`, row by row.
+    fn encode(&self, residuals: &[f32], codes: &mut Vec<u8>) {
+        let (rows, parts) = (residuals.len() / self.shape.dims, self.shape.parts());
+        codes.clear();
+        codes.resize(rows * parts, 0);
+        let mut points = Vec::with_capacity(rows * self.shape.part_dims);
+        let mut nearest = vec![(0, 0.0); rows];
+        for part in 0..parts {
+            points.clear();
+            gather(residuals, self.shape, part, &mut points);
+            let book = &self.values[part * self.shape.part_dims * VALUES..][..self.shape.part_dims * VALUES];
+            let centres: Vec<f32> = (0..VALUES)
+                .flat_map(|code| (0..self.shape.part_dims).map(move |dim| book[dim * VALUES + code]))
+                .collect();
+            float::Panels::new(&centres, self.shape.part_dims).nearest(&points, &mut nearest);
+            for (codes, (code, _)) in codes.chunks_exact_mut(parts).zip(&nearest) {
+                codes[part] = *code as u8;
+            }
+        }
+    }
+
+    /// The inner product of `vector` with what `codes` stand for.
+    fn product(&self, vector: &[f32], codes: &[u8]) -> f32 {
+        let parts = vector.chunks(self.shape.part_dims).zip(codes);
+        parts
+            .zip(self.values.chunks_exact(self.shape.part_dims * VALUES))
+            .map(|((values, code), book)| {
+                let columns = book.chunks_exact(VALUES);
+                values.iter().zip(columns).map(|(value, column)| value * column[usize::from(*code)]).sum::<f32>()
+            })
+            .sum()
+    }
+}
+
+/// The values of one part of every vector, zero beyond the last dimension.
+fn gather(vectors: &[f32], shape: Shape, part: usize, points: &mut Vec<f32>) {
+    for vector in vectors.chunks_exact(shape.dims) {
+        let values = vector.chunks(shape.part_dims).nth(part).unwrap_or(&[]);
+        points.extend_from_slice(values);
+        points.extend(std::iter::repeat_n(0.0, shape.part_dims - values.len()));
+    }
+}
+
+/// Rows of one list after another, in whole blocks.
+#[derive(Clone, Debug, Default)]
+pub struct Codes {
+    blocks: Vec<u8>,
+    /// What is added to the sum of each row; infinite for rows that only fill a block.
+    terms: Vec<f32>,
+}
+
+impl Codes {
+    /// Encodes one list: `vectors` whose centre is `centre`. Gives whole blocks.
+    pub fn encode(vectors: &[f32], centre: &[f32], books: &Books, metric: Metric) -> Codes {
+        let shape = books.shape();
+        let mut residuals = Vec::with_capacity(vectors.len());
+        subtract(vectors, centre, &mut residuals);
+        let mut codes = Vec::new();
+        books.encode(&residuals, &mut codes);
+        let parts = shape.parts();
+        let blocks = (vectors.len() / shape.dims).div_ceil(BLOCK);
+        let mut encoded =
+            Codes { blocks: vec![0; blocks * shape.block_bytes()], terms: vec![f32::INFINITY; blocks * BLOCK] };
+        let places = encoded.blocks.chunks_exact_mut(shape.block_bytes());
+        for (codes, block) in codes.chunks(BLOCK * parts).zip(places) {
+            pack(codes, parts, block);
+        }
+        let rows = residuals.chunks_exact(shape.dims).zip(codes.chunks_exact(parts));
+        for ((residual, codes), term) in rows.zip(&mut encoded.terms) {
+            *term = match metric {
+                Metric::Dot => 0.0,
+                _ => float::dot(residual, residual) + 2.0 * books.product(centre, codes),
+            };
+        }
+        encoded
+    }
+
+    /// Puts another list behind.
+    pub fn append(&mut self, other: &Codes) {
+        self.blocks.extend_from_slice(&other.blocks);
+        self.terms.extend_from_slice(&other.terms);
+    }
+
+    /// Reads `blocks` blocks from their two sections.
+    ///
+    /// # Errors
+    /// `DataLoss` where a section has another length.
+    pub fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: Shape) -> Result<Codes> {
+        if codes.len() != blocks * shape.block_bytes() {
+            return Err(Error::data_loss(format!(
+                "the coarse index has {} bytes of codes, {blocks} blocks were expected",
+                codes.len()
+            )));
+        }
+        Ok(Codes { blocks: codes.to_vec(), terms: section::floats(terms, blocks * BLOCK)? })
+    }
+
+    /// The bytes of the codes' section.
+    pub fn block_bytes(&self) -> &[u8] {
+        &self.blocks
+    }
+
+    /// The bytes of the terms' section.
+    pub fn term_bytes(&self) -> Vec<u8> {
+        section::from_floats(&self.terms)
+    }
+
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.blocks.len() + self.terms.len() * 4) as u64
+    }
+
+    /// Goes through the blocks `from..to`, as [`scan`] says.
+    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "each is another thing that the inner loop needs")]
+    pub fn scan(
+        &self,
+        shape: Shape,
+        blocks: std::ops::Range<usize>,
+        table: &Table,
+        base: f32,
+        first_row: u32,
+        top: &mut kernels::TopK,
+        accept: impl Fn(u32) -> bool,
+    ) {
+        let codes = &self.blocks[blocks.start * shape.block_bytes()..blocks.end * shape.block_bytes()];
+        let terms = &self.terms[blocks.start * BLOCK..blocks.end * BLOCK];
+        scan(table, codes, terms, base, first_row, top, accept);
+    }
+
+    /// Asks for the first blocks of a list ahead of their use; the processor follows a stream by itself.
+    #[inline]
+    pub fn prefetch(&self, shape: Shape, block: usize) {
+        let codes = &self.blocks[(block * shape.block_bytes()).min(self.blocks.len())..];
+        kernels::prefetch(&codes[..codes.len().min(512)]);
+        let terms = &self.terms[(block * BLOCK).min(self.terms.len())..];
+        kernels::prefetch(&terms[..terms.len().min(BLOCK)]);
+    }
+}
+
+/// `vectors` less `centre`, appended to `out`.
+pub fn subtract(vectors: &[f32], centre: &[f32], out: &mut Vec<f32>) {
+    for vector in vectors.chunks_exact(centre.len()) {
+        out.extend(vector.iter().zip(centre).map(|(value, middle)| value - middle));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coarse::kmeans::Draw;
+    use kernels::TopK;
+
+    #[test]
+    fn costs_are_close_to_the_true_ones_for_any_shape() {
+        for (dims, metric) in [(7, Metric::L2), (8, Metric::Dot), (300, Metric::L2), (1, Metric::L2)] {
+            let mut draw = Draw::new(dims as u64);
+            let mut value = || draw.below(2000) as f32 / 1000.0 - 1.0;
+            let vectors: Vec<f32> = (0..90 * dims).map(|_| 3.0 + value()).collect();
+            let query: Vec<f32> = (0..dims).map(|_| 3.0 + value()).collect();
+            let centre = vec![3.0; dims];
+            let mut residuals = Vec::new();
+            subtract(&vectors, &centre, &mut residuals);
+            let shape = Shape::new(dims);
+            let books = Books::train(&residuals, shape, 2, 5).unwrap();
+            let codes = Codes::encode(&vectors, &centre, &books, metric);
+            let mut table = Table::default();
+            books.table(&query, metric, &mut table);
+            let base = match metric {
+                Metric::Dot => -float::dot(&query, &centre),
+                _ => float::l2(&query, &centre),
+            };
+            let mut top = TopK::new(200);
+            codes.scan(shape, 0..3, &table, base, 0, &mut top, |_| true);
+            let found: Vec<(f32, u32)> = top.sorted().collect();
+            assert_eq!(found.len(), 90);
+            let mut off = 0.0;
+            for (cost, row) in found {
+                let vector = &vectors[row as usize * dims..][..dims];
+                let truth = match metric {
+                    Metric::Dot => -float::dot(&query, vector),
+                    _ => float::l2(&query, vector),
+                };
+                off += (cost - truth).abs() / 90.0;
+            }
+            assert!(off < 0.45 * (dims as f32).sqrt(), "{dims}: {off}");
+        }
+    }
+
+    #[test]
+    fn sections_of_another_length_are_refused() {
+        let shape = Shape::new(6);
+        let codes = vec![0; 2 * shape.block_bytes()];
+        let terms = section::from_floats(&[0.0; 2 * BLOCK]);
+        assert!(Codes::open(&codes, &terms, 2, shape).is_ok());
+        assert!(Codes::open(&codes, &terms, 3, shape).is_err());
+        assert!(Codes::open(&codes, &terms[4..], 2, shape).is_err());
+        assert!(Codes::open(&codes[1..], &terms, 2, shape).is_err());
+        assert!(Books::open(&[0; 12], shape).is_err());
+    }
+}

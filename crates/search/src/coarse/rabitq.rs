@@ -1,0 +1,303 @@
+//! Inverted lists with one-bit codes and error bounds: the index for long vectors.
+//!
+//! Vectors are rotated at random ([`rotation`]), clustered, and each residual is stored with one bit and with four
+//! bits a dimension ([`codes`]). A query goes through the lists of the nearest centres ([`scan`]): one-bit codes give
+//! lower bounds of costs, 32 rows at a time; only rows whose bound beats the k-th best so far have their four-bit
+//! codes looked at, and only those whose finer bound still does are compared exactly, best first, until no bound is
+//! left below the k-th exact cost. The centres are found in the same way: they are one more list.
+
+mod build;
+mod codes;
+mod measure;
+mod rotation;
+mod scan;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+
+use base::Result;
+use kernels::float;
+
+use self::codes::Codes;
+use self::rotation::Rotation;
+use self::scan::{Candidate, Found, List, Query, Smallest, squared_distance};
+use super::refine::inverse_length;
+use super::tune::{self, Choice};
+use super::{Build, Coarse, Exact, Hit, Metric, Params, Recall, Scratch, check_query};
+use crate::filter::Filter;
+
+pub(super) use build::build;
+
+/// What looking at the four bits of a row costs, in rows whose one-bit codes are looked at; measured.
+const LEVEL_COST: usize = 8;
+
+/// The index.
+pub struct Rabitq {
+    metric: Metric,
+    dims: usize,
+    seed: u64,
+    rotation: Rotation,
+    mean: Vec<f32>,
+    /// First row of each cluster, and the number of rows.
+    starts: Vec<u32>,
+    /// First block of each cluster.
+    block_starts: Vec<u32>,
+    /// Rotated.
+    centres: Vec<f32>,
+    /// The centres' codes.
+    directory: Codes,
+    codes: Codes,
+    recall: Option<Recall>,
+}
+
+/// Working memory of one search.
+#[derive(Default)]
+struct Work {
+    query: Query,
+    shifted: Vec<f32>,
+    found: Found,
+    /// Clusters to look into: cost of the centre, number.
+    probed: Vec<(f32, u32)>,
+    rows: Vec<u32>,
+    scores: Vec<f32>,
+    exact: Smallest,
+}
+
+impl Rabitq {
+    fn assemble(
+        build: &Build,
+        mean: Vec<f32>,
+        rotation: Rotation,
+        starts: Vec<u32>,
+        centres: Vec<f32>,
+        codes: Codes,
+    ) -> Rabitq {
+        Rabitq {
+            metric: build.metric,
+            dims: build.dims,
+            seed: build.seed,
+            mean,
+            block_starts: store::block_starts(&starts),
+            starts,
+            directory: build::encode_centres(&centres, rotation.padded(), build.metric),
+            rotation,
+            centres,
+            codes,
+            recall: None,
+        }
+    }
+
+    /// Clusters there are.
+    pub fn clusters(&self) -> usize {
+        self.block_starts.len()
+    }
+
+    fn prepare(&self, query: &[f32], work: &mut Work) {
+        let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
+        work.shifted.clear();
+        work.shifted.extend(query.iter().zip(&self.mean).map(|(value, mean)| value * scale - mean));
+        work.query.turned.resize(self.rotation.padded(), 0.0);
+        self.rotation.turn(&work.shifted, &mut work.query.turned);
+        work.query.prepare();
+    }
+
+    /// Puts the `probes` nearest clusters into `work.probed`, nearest first.
+    fn find_clusters(&self, probes: usize, work: &mut Work) {
+        let length_squared = float::dot(&work.query.turned, &work.query.turned);
+        let all = List {
+            rows: (0, self.clusters() as u32),
+            first_block: 0,
+            offset: if self.metric == Metric::Dot { 0.0 } else { length_squared },
+            radius: length_squared.sqrt(),
+        };
+        work.found.reset(probes);
+        work.found.through(&self.directory, &work.query, &all, None);
+        work.probed.clear();
+        work.probed.extend(work.found.candidates.iter().map(|candidate| (candidate.cost, candidate.row)));
+        let by_cost = |one: &(f32, u32), other: &(f32, u32)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1));
+        if probes < work.probed.len() {
+            work.probed.select_nth_unstable_by(probes, by_cost);
+            work.probed.truncate(probes);
+        }
+        work.probed.sort_unstable_by(by_cost);
+    }
+
+    /// How the query sees a cluster. `constant` belongs to the query alone.
+    fn list(&self, query: &Query, constant: f32, cluster: u32) -> List {
+        let (cluster, padded) = (cluster as usize, self.rotation.padded());
+        let centre = &self.centres[cluster * padded..(cluster + 1) * padded];
+        let square = squared_distance(query, centre);
+        List {
+            rows: (self.starts[cluster], self.starts[cluster + 1]),
+            first_block: self.block_starts[cluster] as usize,
+            offset: match self.metric {
+                Metric::Dot => constant - float::dot(&query.turned, centre),
+                _ => square,
+            },
+            radius: square.sqrt(),
+        }
+    }
+
+    /// For inner products, what the mean that was taken from rows and query adds to every cost.
+    fn constant(&self, query: &[f32]) -> f32 {
+        match self.metric {
+            Metric::Dot => float::dot(&self.mean, &self.mean) - float::dot(&self.mean, query),
+            _ => 0.0,
+        }
+    }
+
+    /// Looks at the four bits of every allowed row: for filters that leave few.
+    fn through_allowed(&self, constant: f32, allow: &Filter, work: &mut Work) {
+        let mut list: Option<List> = None;
+        for row in allow.iter().take_while(|row| *row < self.rows()) {
+            if list.is_none_or(|list| row >= list.rows.1) {
+                let cluster = self.starts.partition_point(|start| *start <= row) - 1;
+                list = Some(self.list(&work.query, constant, cluster as u32));
+            }
+            if let Some(list) = &list {
+                work.found.compare(row, &self.codes, &work.query, list);
+            }
+        }
+    }
+
+    fn cost_of_score(&self, score: f32) -> f32 {
+        match self.metric {
+            Metric::Cosine => 2.0 - 2.0 * score,
+            Metric::Dot | Metric::L2 => -score,
+        }
+    }
+
+    fn score_of_cost(&self, cost: f32) -> f32 {
+        match self.metric {
+            Metric::Cosine => 1.0 - 0.5 * cost,
+            Metric::Dot | Metric::L2 => -cost,
+        }
+    }
+
+    /// Compares candidates exactly, best first; after the first few only those whose bound is below the `k`-th exact
+    /// cost, `refine` at most.
+    fn compare_exactly(
+        &self,
+        query: &[f32],
+        k: usize,
+        refine: usize,
+        exact: &dyn Exact,
+        work: &mut Work,
+        out: &mut Vec<Hit>,
+    ) -> Result<()> {
+        work.exact.reset(k);
+        let candidates = &mut work.found.candidates;
+        candidates.truncate(refine);
+        let mut rest = &candidates[..];
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(tune::kept_for_exact(k)));
+            rest = later;
+            let limit = work.exact.limit();
+            work.rows.clear();
+            work.rows.extend(now.iter().filter(|candidate| candidate.bound < limit).map(|candidate| candidate.row));
+            if work.rows.is_empty() {
+                continue;
+            }
+            exact.scores(query, &work.rows, &mut work.scores)?;
+            for (row, score) in work.rows.iter().zip(&work.scores) {
+                work.exact.push(self.cost_of_score(*score));
+                out.push(Hit { row: *row, score: *score });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Coarse for Rabitq {
+    fn rows(&self) -> u32 {
+        self.codes.level_factors.len() as u32
+    }
+
+    fn dims(&self) -> usize {
+        self.dims
+    }
+
+    fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.codes.memory_bytes() + store::other_bytes(self)
+    }
+
+    fn search(
+        &self,
+        query: &[f32],
+        k: usize,
+        params: &Params,
+        allow: Option<&Filter>,
+        exact: Option<&dyn Exact>,
+        scratch: &mut Scratch,
+        out: &mut Vec<Hit>,
+    ) -> Result<()> {
+        out.clear();
+        check_query(query, self.dims, k)?;
+        let count = allow.map_or(self.rows(), |allow| allow.count().min(self.rows())) as usize;
+        if k == 0 || count == 0 {
+            return Ok(());
+        }
+        let choice = Choice::resolve(params, self.recall.as_ref(), k, self.clusters());
+        let work = work_of(scratch);
+        self.prepare(query, work);
+        let constant = self.constant(query);
+        let rows_a_cluster = self.rows() as usize / self.clusters();
+        match allow {
+            Some(allow) if count * LEVEL_COST <= choice.probes * rows_a_cluster.max(1) || count <= k => {
+                work.found.reset(k);
+                self.through_allowed(constant, allow, work);
+            }
+            _ => {
+                let choice = choice.for_share(count, self.rows() as usize, self.clusters());
+                self.find_clusters(choice.probes, work);
+                work.found.reset(k);
+                for at in 0..work.probed.len() {
+                    let list = self.list(&work.query, constant, work.probed[at].1);
+                    work.found.through(&self.codes, &work.query, &list, allow);
+                }
+            }
+        }
+        let limit = work.found.smallest.limit();
+        work.found.candidates.retain(|candidate| candidate.bound < limit || limit == f32::INFINITY);
+        work.found.candidates.sort_unstable_by(|one, other| nearer(one, other));
+        match exact {
+            Some(exact) => self.compare_exactly(query, k, choice.refine.max(k), exact, work, out)?,
+            None => out.extend(
+                work.found.candidates.iter().map(|one| Hit { row: one.row, score: self.score_of_cost(one.cost) }),
+            ),
+        }
+        out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
+        out.truncate(k);
+        Ok(())
+    }
+
+    fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
+        self.to_sections()
+    }
+
+    fn recall(&self) -> Option<Recall> {
+        self.recall.clone()
+    }
+}
+
+fn nearer(one: &Candidate, other: &Candidate) -> std::cmp::Ordering {
+    one.cost.total_cmp(&other.cost).then(one.row.cmp(&other.row))
+}
+
+/// This index's working memory out of the common one; replaced where another kind of index left its own.
+fn work_of(scratch: &mut Scratch) -> &mut Work {
+    if !scratch.other.as_ref().is_some_and(|other| other.is::<Work>()) {
+        scratch.other = Some(Box::new(Work::default()));
+    }
+    // The line above made sure that it is there.
+    match scratch.other.as_mut().and_then(|other| other.downcast_mut::<Work>()) {
+        Some(work) => work,
+        None => unreachable!("working memory was just put in"),
+    }
+}

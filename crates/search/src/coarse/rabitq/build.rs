@@ -1,0 +1,146 @@
+//! Building: rotate, cluster, encode.
+
+use base::Result;
+use kernels::float;
+
+use super::codes::{Codes, Row};
+use super::rotation::{Rotation, check_dims};
+use super::store::directory_metric;
+use super::{Metric, Rabitq};
+use crate::coarse::kmeans::{self, Draw, Plan};
+use crate::coarse::refine::as_compared;
+use crate::coarse::{Build, Built};
+
+/// Clusters for each square root of the rows.
+const CLUSTERS_PER_ROOT: f64 = 4.0;
+/// Clusters at most.
+const CLUSTERS_MAX: usize = 1 << 16;
+/// Rows that a cluster is trained with; more move the centres by little.
+const TRAINED_PER_CLUSTER: usize = 48;
+/// Rows that a thread rotates at a time.
+const ROWS_A_CHUNK: usize = 256;
+
+pub(in crate::coarse) fn build(build: &Build) -> Result<Built> {
+    let rows = build.check()?;
+    check_dims(build.dims)?;
+    let vectors = as_compared(build.vectors, build.dims, build.metric);
+    let mean = mean(&vectors, build.dims);
+    let rotation = Rotation::new(build.dims, build.seed);
+    let points = rotate(&vectors, &mean, &rotation, build.threads);
+    let padded = rotation.padded();
+    let plan = Plan {
+        dims: padded,
+        clusters: clusters_for(rows),
+        iterations: kmeans::ITERATIONS,
+        threads: build.threads,
+        seed: build.seed ^ 1,
+    };
+    let sample = Draw::new(build.seed).sample(plan.clusters * TRAINED_PER_CLUSTER, rows);
+    let sample: Vec<f32> = sample.iter().flat_map(|row| point(&points, padded, *row)).copied().collect();
+    let centres = kmeans::train(&sample, &plan)?;
+    drop(sample);
+    let nearest = kmeans::assign(&points, &centres, padded, build.threads);
+    let (starts, order) = by_cluster(&nearest, centres.len() / padded);
+    let lists = Lists { starts: &starts, order: &order, points: &points, centres: &centres, padded };
+    let constants: Vec<f32> = match build.metric {
+        Metric::Dot => vectors.chunks_exact(build.dims).map(|vector| -float::dot(vector, &mean)).collect(),
+        _ => Vec::new(),
+    };
+    let codes = lists.encode(&constants, build);
+    let index = Rabitq::assemble(build, mean, rotation, starts, centres, codes);
+    drop(points);
+    let index = index.measured(&vectors, &order, build)?;
+    Ok(Built { order, index: Box::new(index) })
+}
+
+fn clusters_for(rows: usize) -> usize {
+    (((rows as f64).sqrt() * CLUSTERS_PER_ROOT) as usize).clamp(1, CLUSTERS_MAX).min(rows.max(1))
+}
+
+fn point(points: &[f32], dims: usize, row: u32) -> &[f32] {
+    &points[row as usize * dims..][..dims]
+}
+
+fn mean(vectors: &[f32], dims: usize) -> Vec<f32> {
+    let mut sums = vec![0.0_f64; dims];
+    for vector in vectors.chunks_exact(dims) {
+        sums.iter_mut().zip(vector).for_each(|(sum, value)| *sum += f64::from(*value));
+    }
+    let rows = (vectors.len() / dims).max(1) as f64;
+    sums.into_iter().map(|sum| (sum / rows) as f32).collect()
+}
+
+fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, threads: usize) -> Vec<f32> {
+    let (dims, padded) = (mean.len(), rotation.padded());
+    let mut points = vec![0.0; vectors.len() / dims * padded];
+    let chunks = vectors.chunks(ROWS_A_CHUNK * dims).zip(points.chunks_mut(ROWS_A_CHUNK * padded));
+    kmeans::in_threads(chunks, threads, |(vectors, points)| {
+        let shifted: Vec<f32> = vectors
+            .chunks_exact(dims)
+            .flat_map(|vector| vector.iter().zip(mean).map(|(value, mean)| value - mean))
+            .collect();
+        rotation.turn_all(&shifted, points);
+    });
+    points
+}
+
+/// Where each cluster begins, and the rows in the order of their clusters.
+fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0; clusters + 1];
+    nearest.iter().for_each(|(cluster, _)| starts[*cluster as usize + 1] += 1);
+    for cluster in 0..clusters {
+        starts[cluster + 1] += starts[cluster];
+    }
+    let (mut next, mut order) = (starts.clone(), vec![0; nearest.len()]);
+    for (row, (cluster, _)) in nearest.iter().enumerate() {
+        order[next[*cluster as usize] as usize] = row as u32;
+        next[*cluster as usize] += 1;
+    }
+    (starts, order)
+}
+
+struct Lists<'a> {
+    starts: &'a [u32],
+    order: &'a [u32],
+    points: &'a [f32],
+    centres: &'a [f32],
+    padded: usize,
+}
+
+impl Lists<'_> {
+    fn encode(&self, constants: &[f32], build: &Build) -> Codes {
+        let clusters = self.starts.len() - 1;
+        // Pieces are put together in their own order, so that the number of threads changes nothing.
+        let mut pieces: Vec<Codes> = vec![Codes::default(); clusters];
+        let work = pieces.iter_mut().enumerate();
+        kmeans::in_threads(work, build.threads, |(cluster, piece)| {
+            self.encode_one(cluster, constants, build.metric, piece);
+        });
+        let mut codes = Codes::default();
+        pieces.iter_mut().for_each(|piece| codes.append(piece));
+        codes
+    }
+
+    fn encode_one(&self, cluster: usize, constants: &[f32], metric: Metric, codes: &mut Codes) {
+        let centre = point(self.centres, self.padded, cluster as u32);
+        let rows = &self.order[self.starts[cluster] as usize..self.starts[cluster + 1] as usize];
+        let residuals: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| point(self.points, self.padded, *row).iter().zip(centre).map(|(value, centre)| value - centre))
+            .collect();
+        let rows = rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| Row {
+            residual,
+            // For inner products: the row with the mean, and the residual with the centre.
+            constant: constants.get(*row as usize).map_or(0.0, |with_mean| with_mean - float::dot(residual, centre)),
+        });
+        codes.extend(rows, centre, metric);
+    }
+}
+
+/// The centres encoded as one more list, around the mean of the rows, which after rotation is zero.
+pub(super) fn encode_centres(centres: &[f32], padded: usize, metric: Metric) -> Codes {
+    let mut codes = Codes::default();
+    let rows = centres.chunks_exact(padded).map(|residual| Row { residual, constant: 0.0 });
+    codes.extend(rows, &vec![0.0; padded], directory_metric(metric));
+    codes
+}

@@ -1,0 +1,154 @@
+//! The codes of the rows of one list, and what bounds them.
+//!
+//! A row `o` of a list with centre `c` has the rotated residual `r = P(o - c)`, and is stored as some other vector `x`
+//! that takes few bits: the signs of `r` (one bit a dimension), and `r` rounded to sixteen levels (four bits). For a
+//! query `q` the product of residuals is estimated as
+//!
+//! ```text
+//! <r, P(q - c)>  ~  |r|^2 / <x, r> * <x, P(q - c)>
+//! ```
+//!
+//! which is unbiased over random rotations `P`, and off by at most `e * |q - c| * |r| * sqrt((1 - s^2) / s^2) / sqrt(D - 1)`
+//! with `s = <x, r> / (|x| |r|)`, except with a probability that falls with `exp(-e^2 / 2)`: theorem 3.2 of the RaBitQ
+//! paper (see [`kernels::rabitq`]) for the signs; its extension of 2025 has the same estimator for more bits. Since
+//! `<x, P(q - c)>` is `<x, Pq> - <x, Pc>`, and the latter is known beforehand, one table of look-ups serves all lists.
+//!
+//! Costs are squared distances, or minus inner products for [`Metric::Dot`]: lower is nearer. The cost of a row is
+//! `offset + add + scale * <x, Pq>`, where the offset belongs to the query and the list, and its bound is `radius *
+//! error` below that.
+
+use kernels::float;
+use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes, pack_nibbles, pack_signs};
+
+use super::Metric;
+
+/// Steps of the sixteen levels, in standard deviations of a residual's values; a residual takes the one that leaves the
+/// smallest angle. For values with a normal distribution 0.335 is best (J. Max, "Quantizing for minimum distortion",
+/// 1960).
+const STEPS: [f32; 5] = [0.27, 0.305, 0.335, 0.365, 0.41];
+/// What is taken from a level, 0 to 15, to centre it.
+pub(super) const MIDDLE: f32 = 7.5;
+
+/// `add`, `scale` and `error` of a row.
+type Factors = [f32; 3];
+
+/// Codes and factors of rows, block by block.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Codes {
+    /// One-bit codes in blocks of 32 rows.
+    pub(super) signs: Vec<u8>,
+    /// Their factors: 32 times `add`, 32 times `scale`, 32 times `error` for each block.
+    pub(super) factors: Vec<f32>,
+    /// Four-bit codes, row by row; blocks that are not full leave no gap here.
+    pub(super) levels: Vec<u8>,
+    /// Their factors.
+    pub(super) level_factors: Vec<Factors>,
+}
+
+/// A row as it comes: the rotated residual, and what the metric adds to its cost.
+pub(super) struct Row<'a> {
+    pub(super) residual: &'a [f32],
+    pub(super) constant: f32,
+}
+
+impl Codes {
+    /// Encodes the rows of one list, after what is there. The list begins with a block of its own.
+    pub(super) fn extend<'a>(&mut self, rows: impl Iterator<Item = Row<'a>>, centre: &[f32], metric: Metric) {
+        let dims = centre.len();
+        let mut levels = vec![0; dims];
+        for (at, row) in rows.enumerate() {
+            if at % BLOCK == 0 {
+                self.signs.resize(self.signs.len() + block_bytes(dims), 0);
+                self.factors.resize(self.factors.len() + FACTORS, 0.0);
+            }
+            let block = self.signs.len() - block_bytes(dims);
+            pack_signs(row.residual, at % BLOCK, &mut self.signs[block..]);
+            let block = self.factors.len() - FACTORS;
+            for (kind, factor) in sign_factors(&row, centre, metric).into_iter().enumerate() {
+                self.factors[block + kind * BLOCK + at % BLOCK] = factor;
+            }
+            self.level_factors.push(choose_levels(&row, centre, metric, &mut levels));
+            let start = self.levels.len();
+            self.levels.resize(start + nibble_bytes(dims), 0);
+            pack_nibbles(&levels, &mut self.levels[start..]);
+        }
+    }
+
+    pub(super) fn append(&mut self, other: &mut Codes) {
+        self.signs.append(&mut other.signs);
+        self.factors.append(&mut other.factors);
+        self.levels.append(&mut other.levels);
+        self.level_factors.append(&mut other.level_factors);
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.signs.len() + self.levels.len() + self.factors.len() * 4 + self.level_factors.len() * 12) as u64
+    }
+}
+
+fn sign_factors(row: &Row, centre: &[f32], metric: Metric) -> Factors {
+    let (mut code_residual, mut code_centre) = (0.0, 0.0);
+    for (value, centre) in row.residual.iter().zip(centre) {
+        let sign = if *value >= 0.0 { 1.0 } else { -1.0 };
+        code_residual += sign * value;
+        code_centre += sign * centre;
+    }
+    factors(row, metric, Products { code_code: centre.len() as f32, code_residual, code_centre })
+}
+
+/// What a code has with itself, with the residual and with the centre.
+struct Products {
+    code_code: f32,
+    code_residual: f32,
+    code_centre: f32,
+}
+
+fn factors(row: &Row, metric: Metric, products: Products) -> Factors {
+    let square = float::dot(row.residual, row.residual);
+    let stretch = square / products.code_residual;
+    if !(products.code_residual > 0.0 && stretch.is_finite()) {
+        // The row is the centre, or as good as.
+        return [row.constant, 0.0, 0.0];
+    }
+    let cosine_squared = (products.code_residual / products.code_code * products.code_residual / square).min(1.0);
+    let dims = row.residual.len().max(2) as f32;
+    let error = (square * (1.0 - cosine_squared) / cosine_squared / (dims - 1.0)).sqrt();
+    match metric {
+        Metric::Dot => [row.constant + stretch * products.code_centre, -stretch, error],
+        _ => [square + 2.0 * stretch * products.code_centre, -2.0 * stretch, 2.0 * error],
+    }
+}
+
+/// Rounds the residual to sixteen levels, with the step of those tried that leaves the smallest angle.
+fn choose_levels(row: &Row, centre: &[f32], metric: Metric, levels: &mut [u8]) -> Factors {
+    let deviation = (float::dot(row.residual, row.residual) / centre.len() as f32).sqrt();
+    let mut best = (f32::NEG_INFINITY, STEPS[0]);
+    for step in STEPS {
+        let inverse = 1.0 / (step * deviation);
+        let (mut code_code, mut code_residual) = (0.0, 0.0);
+        for value in row.residual {
+            let code = level(value * inverse) - MIDDLE;
+            code_code += code * code;
+            code_residual += code * value;
+        }
+        let cosine = code_residual / code_code.sqrt();
+        if cosine > best.0 {
+            best = (cosine, step);
+        }
+    }
+    let inverse = 1.0 / (best.1 * deviation);
+    let mut products = Products { code_code: 0.0, code_residual: 0.0, code_centre: 0.0 };
+    for ((value, centre), out) in row.residual.iter().zip(centre).zip(levels) {
+        let level = level(value * inverse);
+        *out = level as u8;
+        products.code_code += (level - MIDDLE) * (level - MIDDLE);
+        products.code_residual += (level - MIDDLE) * value;
+        products.code_centre += (level - MIDDLE) * centre;
+    }
+    factors(row, metric, products)
+}
+
+/// The level, 0 to 15, of a value in steps. What is no number (a residual of zeros) becomes 0.
+fn level(value: f32) -> f32 {
+    (value + MIDDLE + 0.5).floor().max(0.0).min(15.0)
+}

@@ -1,0 +1,30 @@
+//! How many lists to look into, chosen from the data: some rows are held out as queries, as for the other index.
+//!
+//! Recall is measured with the exact vectors, since an index with error bounds is meant to be used with them. What a
+//! search does beyond finding lists follows from the bounds, so the number of lists is the only setting.
+
+use base::Result;
+
+use super::Rabitq;
+use crate::coarse::trial::Trial;
+use crate::coarse::tune::{PROBE_GROWTH, PROBE_SHARE_MAX, WISHED};
+use crate::coarse::{Build, Recall, RecallPoint};
+
+impl Rabitq {
+    /// Measures the index, just built from `vectors` (as compared), laid out in `order`.
+    pub(super) fn measured(mut self, vectors: &[f32], order: &[u32], build: &Build) -> Result<Rabitq> {
+        let Some(trial) = Trial::new(vectors, order, build)? else { return Ok(self) };
+        let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
+        let (mut trials, mut probes) = (Vec::<RecallPoint>::new(), 1);
+        while probes <= probes_max && !trials.last().is_some_and(|point| point.recall >= WISHED[WISHED.len() - 1]) {
+            trials.push(trial.recall(&self, probes)?);
+            probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1);
+        }
+        let best = trials.iter().map(|point| point.recall).fold(0.0, f32::max);
+        let reached = |wished: f32| trials.iter().find(|point| point.recall >= wished.min(best)).copied();
+        let mut points: Vec<RecallPoint> = WISHED.into_iter().filter_map(reached).collect();
+        points.dedup();
+        self.recall = Some(Recall { points });
+        Ok(self)
+    }
+}

@@ -1,0 +1,122 @@
+//! A random rotation that costs n log n: signs at random and Walsh-Hadamard transforms, in rounds.
+//!
+//! Where the dimensions are no power of two, a round transforms the largest power of two that fits, from the front or
+//! from the back in turns, and then mixes the two halves (the Kac walk), so that every value reaches every other.
+
+use base::Result;
+use kernels::{hadamard, rabitq};
+
+use crate::coarse::kmeans::Draw;
+
+/// Rounds of signs and transform.
+const ROUNDS: usize = 4;
+
+/// A rotation of vectors that are first padded with zeros.
+#[derive(Clone, Debug)]
+pub(super) struct Rotation {
+    dims: usize,
+    padded: usize,
+    /// +1 or -1, `padded` values for each round.
+    signs: Vec<f32>,
+}
+
+impl Rotation {
+    /// For vectors of `dims` values; the same seed gives the same rotation.
+    pub(super) fn new(dims: usize, seed: u64) -> Rotation {
+        let padded = padded(dims);
+        let mut draw = Draw::new(seed);
+        let signs = (0..ROUNDS * padded).map(|_| if draw.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
+        Rotation { dims, padded, signs }
+    }
+
+    /// Values of a rotated vector.
+    pub(super) fn padded(&self) -> usize {
+        self.padded
+    }
+
+    /// Values that it holds.
+    pub(super) fn values(&self) -> usize {
+        self.signs.len()
+    }
+
+    /// Rotates `vector` (`dims` values) into `out` (`padded` values). Lengths and products stay what they were.
+    pub(super) fn turn(&self, vector: &[f32], out: &mut [f32]) {
+        out[..self.dims].copy_from_slice(&vector[..self.dims]);
+        out[self.dims..].fill(0.0);
+        let whole = 1 << self.padded.ilog2();
+        for (round, signs) in self.signs.chunks_exact(self.padded).enumerate() {
+            out.iter_mut().zip(signs).for_each(|(value, sign)| *value *= sign);
+            if round % 2 == 0 {
+                hadamard::transform(&mut out[..whole]);
+            } else {
+                hadamard::transform(&mut out[self.padded - whole..]);
+            }
+            if whole != self.padded {
+                mix_halves(out);
+            }
+        }
+    }
+
+    /// Rotates vectors one after another.
+    pub(super) fn turn_all(&self, vectors: &[f32], out: &mut [f32]) {
+        for (vector, out) in vectors.chunks_exact(self.dims).zip(out.chunks_exact_mut(self.padded)) {
+            self.turn(vector, out);
+        }
+    }
+}
+
+/// `dims` rounded up to what the codes need.
+pub(super) fn padded(dims: usize) -> usize {
+    dims.next_multiple_of(rabitq::DIMS_STEP)
+}
+
+fn mix_halves(values: &mut [f32]) {
+    let (low, high) = values.split_at_mut(values.len() / 2);
+    for (low, high) in low.iter_mut().zip(high) {
+        let (sum, difference) = (*low + *high, *low - *high);
+        *low = sum * std::f32::consts::FRAC_1_SQRT_2;
+        *high = difference * std::f32::consts::FRAC_1_SQRT_2;
+    }
+}
+
+/// Refuses dimensions that the codes cannot have.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(super) fn check_dims(dims: usize) -> Result<()> {
+    match dims == 0 || padded(dims) > rabitq::DIMS_MAX {
+        true => Err(base::Error::invalid(format!("one-bit codes have 1 to {} dimensions, not {dims}", rabitq::DIMS_MAX))),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::float::{dot, l2};
+
+    #[test]
+    fn lengths_and_distances_stay_and_values_spread() {
+        for dims in [1, 3, 64, 100, 128, 384, 768, 1280, 1536] {
+            let rotation = Rotation::new(dims, 5);
+            // The hardest to spread: one value holds everything.
+            let mut one = vec![0.0; dims];
+            one[dims / 2] = 1.0;
+            let other: Vec<f32> = (0..dims).map(|at| (at as f32).sin()).collect();
+            let mut turned = [vec![9.0; rotation.padded()], vec![9.0; rotation.padded()]];
+            rotation.turn(&one, &mut turned[0]);
+            rotation.turn(&other, &mut turned[1]);
+            let tolerance = 1e-4 * (1.0 + l2(&one, &other));
+            assert!((dot(&turned[0], &turned[1]) - dot(&one, &other)).abs() < tolerance);
+            assert!((l2(&turned[0], &turned[1]) - l2(&one, &other)).abs() < tolerance);
+            let largest = turned[0].iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            assert!(largest < 6.0 / (rotation.padded() as f32).sqrt(), "{dims}: {largest}");
+        }
+    }
+
+    #[test]
+    fn dimensions_are_bounded() {
+        assert!(check_dims(0).is_err() && check_dims(4097).is_err());
+        assert!(check_dims(1).is_ok() && check_dims(4096).is_ok());
+    }
+}

@@ -1,0 +1,224 @@
+//! Going through lists: one-bit bounds first, four-bit costs for what they let through.
+
+use kernels::float;
+use kernels::integer;
+use kernels::rabitq::{BLOCK, FACTORS, Gate, Table, block_bytes, nibble_bytes, nibble_dot, scan};
+
+use super::codes::{Codes, MIDDLE};
+use crate::filter::Filter;
+
+/// How many standard deviations a one-bit bound lies below its estimate: a row is lost by it once in about thirty
+/// times that it is just as far away as the worst row kept. The paper proves 1.9 to be nearly always enough.
+const SIGN_DEVIATIONS: f32 = 1.9;
+/// The same for four-bit bounds.
+pub(super) const LEVEL_DEVIATIONS: f32 = 1.9;
+
+/// A query turned as the codes are.
+#[derive(Default)]
+pub(super) struct Query {
+    pub(super) turned: Vec<f32>,
+    table: Table,
+    bytes: Vec<i8>,
+    byte_scale: f32,
+    byte_middle: f32,
+}
+
+impl Query {
+    /// From `self.turned`.
+    pub(super) fn prepare(&mut self) {
+        self.table.fill(&self.turned);
+        self.bytes.resize(self.turned.len(), 0);
+        self.byte_scale = integer::quantise(&self.turned, &mut self.bytes);
+        self.byte_middle = MIDDLE * self.bytes.iter().map(|byte| i32::from(*byte)).sum::<i32>() as f32;
+    }
+}
+
+/// A row with what four bits say of its cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) cost: f32,
+    /// The cost is hardly ever lower than this.
+    pub(super) bound: f32,
+    pub(super) row: u32,
+}
+
+/// The smallest few of the costs seen, in ascending order: few enough for insertion to be quicker than a heap, and
+/// the limit falls at once.
+#[derive(Default)]
+pub(super) struct Smallest {
+    wanted: usize,
+    costs: Vec<f32>,
+}
+
+impl Smallest {
+    pub(super) fn reset(&mut self, wanted: usize) {
+        self.wanted = wanted;
+        self.costs.clear();
+    }
+
+    /// The largest of the costs kept; infinite while there are fewer than wanted.
+    #[inline]
+    pub(super) fn limit(&self) -> f32 {
+        if self.costs.len() < self.wanted { f32::INFINITY } else { self.costs.last().copied().unwrap_or(f32::INFINITY) }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, cost: f32) {
+        if self.costs.len() == self.wanted {
+            if cost >= self.limit() {
+                return;
+            }
+            self.costs.pop();
+        }
+        let place = self.costs.partition_point(|other| *other <= cost);
+        self.costs.insert(place, cost);
+    }
+}
+
+/// One list as a query sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    /// Its first row, and the one after its last.
+    pub(super) rows: (u32, u32),
+    pub(super) first_block: usize,
+    /// Is added to the cost of every row.
+    pub(super) offset: f32,
+    /// The distance of the query to the centre, which the errors are multiplied with.
+    pub(super) radius: f32,
+}
+
+/// What is found on the way through lists.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) smallest: Smallest,
+    pub(super) candidates: Vec<Candidate>,
+    /// Rows let through by their one-bit bounds that wait for their four-bit codes to arrive.
+    waiting: Vec<(u32, f32)>,
+    /// Rows whose four bits were looked at.
+    pub(super) compared: u64,
+}
+
+impl Found {
+    pub(super) fn reset(&mut self, wanted: usize) {
+        self.smallest.reset(wanted);
+        self.candidates.clear();
+        self.waiting.clear();
+        self.compared = 0;
+    }
+
+    /// Goes through a list. Rows that `allow` does not allow are passed over, and so are blocks without an allowed row.
+    pub(super) fn through(&mut self, codes: &Codes, query: &Query, list: &List, allow: Option<&Filter>) {
+        let bytes = block_bytes(query.turned.len());
+        let mut gate =
+            Gate { offset: list.offset, radius: SIGN_DEVIATIONS * list.radius, limit: f32::INFINITY };
+        let mut bounds = [0.0; BLOCK];
+        for (number, first) in (list.rows.0..list.rows.1).step_by(BLOCK).enumerate() {
+            let mask = allowed(first, list.rows.1, allow);
+            if mask == 0 {
+                continue;
+            }
+            let block = list.first_block + number;
+            let Some(signs) = codes.signs.get(block * bytes..(block + 1) * bytes) else { return };
+            let Some(factors) = codes.factors.as_chunks::<FACTORS>().0.get(block) else { return };
+            gate.limit = self.smallest.limit();
+            let mut passed = scan(&query.table, signs, factors, &gate, &mut bounds) & mask;
+            let before = self.waiting.len();
+            while passed != 0 {
+                let slot = passed.trailing_zeros();
+                passed &= passed - 1;
+                self.waiting.push((first + slot, bounds[slot as usize]));
+                codes.prefetch(first + slot, query.turned.len());
+            }
+            self.compare_first(before, codes, query, list);
+        }
+        self.compare_first(self.waiting.len(), codes, query, list);
+    }
+
+    /// Looks at the four bits of the first `count` waiting rows, which were asked for a block ago.
+    fn compare_first(&mut self, count: usize, codes: &Codes, query: &Query, list: &List) {
+        for at in 0..count {
+            let (row, bound) = self.waiting[at];
+            if bound < self.smallest.limit() {
+                self.compare(row, codes, query, list);
+            }
+        }
+        self.waiting.drain(..count);
+    }
+
+    /// Looks at the four bits of a row.
+    #[inline]
+    pub(super) fn compare(&mut self, row: u32, codes: &Codes, query: &Query, list: &List) {
+        let bytes = nibble_bytes(query.turned.len());
+        let Some(code) = codes.levels.get(row as usize * bytes..(row as usize + 1) * bytes) else { return };
+        let Some([add, scale, error]) = codes.level_factors.get(row as usize) else { return };
+        let product = query.byte_scale * (nibble_dot(code, &query.bytes) as f32 - query.byte_middle);
+        let cost = list.offset + add + scale * product;
+        let slack = LEVEL_DEVIATIONS * list.radius * error;
+        self.compared += 1;
+        if cost - slack < self.smallest.limit() {
+            self.candidates.push(Candidate { cost, bound: cost - slack, row });
+            self.smallest.push(cost + slack);
+        }
+    }
+}
+
+impl Codes {
+    #[inline]
+    fn prefetch(&self, row: u32, dims: usize) {
+        let bytes = nibble_bytes(dims);
+        if let Some(code) = self.levels.get(row as usize * bytes..(row as usize + 1) * bytes) {
+            kernels::prefetch(code);
+        }
+        if let Some(factors) = self.level_factors.get(row as usize) {
+            kernels::prefetch(factors);
+        }
+    }
+}
+
+/// Which of the up to 32 rows from `first` on, and before `end`, are allowed.
+fn allowed(first: u32, end: u32, allow: Option<&Filter>) -> u32 {
+    let count = (end - first).min(BLOCK as u32);
+    let whole = u32::MAX >> (BLOCK as u32 - count);
+    // Lists begin anywhere, so the rows lie in two aligned blocks of the filter.
+    allow.map_or(whole, |allow| {
+        let aligned = first & !31;
+        let both = u64::from(allow.block(aligned)) | u64::from(allow.block(aligned.saturating_add(32))) << 32;
+        (both >> (first - aligned)) as u32 & whole
+    })
+}
+
+/// The distance of a turned query to a centre, squared.
+pub(super) fn squared_distance(query: &Query, centre: &[f32]) -> f32 {
+    float::l2(&query.turned, centre)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn smallest_keeps_what_sorting_keeps(costs in prop::collection::vec(-9i8..9, 0..60), wanted in 1usize..9) {
+            let mut smallest = Smallest::default();
+            smallest.reset(wanted);
+            let mut all = Vec::new();
+            for cost in costs {
+                smallest.push(cost.into());
+                all.push(f32::from(cost));
+                all.sort_by(f32::total_cmp);
+                let limit = all.get(wanted - 1).copied().unwrap_or(f32::INFINITY);
+                prop_assert_eq!(smallest.limit(), limit);
+            }
+        }
+
+        #[test]
+        fn blocks_are_masked_as_rows_are(first in 0u32..100, count in 1u32..70, rows: Vec<u8>) {
+            let filter = Filter::from_rows(160, rows.iter().map(|row| u32::from(*row)));
+            let end = first + count;
+            let naive = (first..end.min(first + 32)).filter(|row| filter.contains(*row));
+            prop_assert_eq!(allowed(first, end, Some(&filter)), naive.fold(0, |bits, row| bits | 1 << (row - first)));
+            prop_assert_eq!(allowed(first, end, None).count_ones(), count.min(32));
+        }
+    }
+}

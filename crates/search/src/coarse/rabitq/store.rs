@@ -1,0 +1,134 @@
+//! The index as sections, and back.
+
+use std::borrow::Cow;
+
+use base::{Error, Result};
+use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes};
+
+use super::build::encode_centres;
+use super::codes::Codes;
+use super::rotation::{Rotation, check_dims, padded};
+use super::{Metric, Rabitq};
+use crate::coarse::{Header, Kind, section};
+
+/// The seed of the rotation (u64).
+const ROTATION: u32 = section::RABITQ_FIRST;
+/// The mean of the rows, before rotation (f32).
+const MEAN: u32 = section::RABITQ_FIRST + 1;
+/// One-bit codes, block by block.
+const SIGNS: u32 = section::RABITQ_FIRST + 2;
+/// What makes bounds of them (f32; 32 times `add`, `scale` and `error` a block).
+const FACTORS_OF_SIGNS: u32 = section::RABITQ_FIRST + 3;
+/// Four-bit codes, row by row.
+const LEVELS: u32 = section::RABITQ_FIRST + 4;
+/// What makes costs of them (f32; `add`, `scale`, `error` a row).
+const FACTORS_OF_LEVELS: u32 = section::RABITQ_FIRST + 5;
+
+impl Rabitq {
+    pub(super) fn to_sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
+        let header = Header {
+            kind: Kind::Rabitq,
+            metric: self.metric,
+            dims: self.dims,
+            rows: self.codes.level_factors.len(),
+            recall: self.recall.clone(),
+        };
+        let starts = self.starts.iter().flat_map(|start| start.to_le_bytes()).collect();
+        vec![
+            (section::HEADER, header.encode().into()),
+            (ROTATION, self.seed.to_le_bytes().to_vec().into()),
+            (MEAN, section::from_floats(&self.mean).into()),
+            (section::LIST_STARTS, Cow::Owned(starts)),
+            (section::CENTRES, section::from_floats(&self.centres).into()),
+            (SIGNS, Cow::Borrowed(&self.codes.signs)),
+            (FACTORS_OF_SIGNS, section::from_floats(&self.codes.factors).into()),
+            (LEVELS, Cow::Borrowed(&self.codes.levels)),
+            (FACTORS_OF_LEVELS, section::from_floats(self.codes.level_factors.as_flattened()).into()),
+        ]
+    }
+
+    /// Opens the index.
+    ///
+    /// # Errors
+    /// `DataLoss` where a section is missing or does not fit the others.
+    pub(in crate::coarse) fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<Rabitq> {
+        check_dims(header.dims).map_err(|error| wrong(error.message()))?;
+        let find = |kind| section::find(sections, kind);
+        let seed = find(ROTATION)?.try_into().map(u64::from_le_bytes).map_err(|_| wrong("a seed of other length"))?;
+        let starts = find(section::LIST_STARTS)?;
+        let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
+        let clusters = check_starts(&starts, header.rows)?;
+        let blocks = starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum::<usize>();
+        let padded = padded(header.dims);
+        let codes = Codes {
+            signs: sized(find(SIGNS)?, blocks * block_bytes(padded))?,
+            factors: finite(find(FACTORS_OF_SIGNS)?, blocks * FACTORS)?,
+            levels: sized(find(LEVELS)?, header.rows * nibble_bytes(padded))?,
+            level_factors: finite(find(FACTORS_OF_LEVELS)?, header.rows * 3)?.as_chunks::<3>().0.to_vec(),
+        };
+        let centres = finite(find(section::CENTRES)?, clusters * padded)?;
+        let mean = finite(find(MEAN)?, header.dims)?;
+        Ok(Rabitq {
+            metric: header.metric,
+            dims: header.dims,
+            seed,
+            rotation: Rotation::new(header.dims, seed),
+            mean,
+            block_starts: block_starts(&starts),
+            starts,
+            directory: encode_centres(&centres, padded, header.metric),
+            centres,
+            codes,
+            recall: header.recall.clone(),
+        })
+    }
+}
+
+/// First block of each cluster.
+pub(super) fn block_starts(starts: &[u32]) -> Vec<u32> {
+    let mut next = 0;
+    let first = starts.windows(2).map(|pair| {
+        let first = next;
+        next += (pair[1] - pair[0]).div_ceil(BLOCK as u32);
+        first
+    });
+    first.collect()
+}
+
+fn wrong(what: &str) -> Error {
+    Error::data_loss(format!("the one-bit index has {what}; build the segment again"))
+}
+
+fn check_starts(starts: &[u32], rows: usize) -> Result<usize> {
+    let ends = (starts.first().copied(), starts.last().map(|last| *last as usize));
+    if ends != (Some(0), Some(rows)) || !starts.is_sorted() {
+        return Err(wrong("clusters that do not cover its rows"));
+    }
+    Ok(starts.len() - 1)
+}
+
+fn sized(bytes: &[u8], length: usize) -> Result<Vec<u8>> {
+    match bytes.len() == length {
+        true => Ok(bytes.to_vec()),
+        false => Err(wrong("codes of another size than its header says")),
+    }
+}
+
+fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
+    let values = section::floats(bytes, count)?;
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(values),
+        false => Err(wrong("a value that is not a finite number")),
+    }
+}
+
+/// Bytes of memory besides the codes.
+pub(super) fn other_bytes(index: &Rabitq) -> u64 {
+    let floats = index.mean.len() + index.centres.len() + index.rotation.values();
+    (floats * 4 + (index.starts.len() + index.block_starts.len()) * 4) as u64 + index.directory.memory_bytes()
+}
+
+/// Which metric the directory of centres has: inner products look for large ones, everything else for near ones.
+pub(super) fn directory_metric(metric: Metric) -> Metric {
+    if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
+}

@@ -1,0 +1,278 @@
+//! Finer than the codes: vectors of one byte a dimension, and the vectors themselves.
+
+use std::borrow::Cow;
+
+use base::{Error, Result};
+use kernels::float;
+
+use super::section;
+use super::{Exact, Metric};
+
+/// Rows whose bytes are asked for ahead of their use: enough to keep the memory busy, few enough for its queue.
+const AHEAD: usize = 8;
+/// The largest code.
+const CODE_MAX: f32 = 255.0;
+
+/// Vectors of one byte a dimension, each dimension with a scale of its own. Vectors whose values are all whole
+/// numbers from 0 to 255 are kept exactly.
+#[derive(Clone, Debug)]
+pub struct ByteVectors {
+    dims: usize,
+    low: Vec<f32>,
+    step: Vec<f32>,
+    codes: Vec<u8>,
+    lossless: bool,
+}
+
+/// A query made ready for comparison with [`ByteVectors`].
+#[derive(Clone, Debug, Default)]
+pub struct ByteQuery {
+    values: Vec<f32>,
+    offset: f32,
+    dot: bool,
+}
+
+impl ByteVectors {
+    /// Finds the scale of each dimension of `vectors` (`dims` values each); holds no rows yet.
+    pub fn measure(vectors: &[f32], dims: usize) -> ByteVectors {
+        let lossless = vectors.iter().all(|value| (0.0..=CODE_MAX).contains(value) && value.fract() == 0.0);
+        let mut low = vec![0.0; dims];
+        let mut step = vec![1.0; dims];
+        if !lossless {
+            let mut high = vec![f32::NEG_INFINITY; dims];
+            low.fill(f32::INFINITY);
+            for vector in vectors.chunks_exact(dims) {
+                for ((low, high), value) in low.iter_mut().zip(&mut high).zip(vector) {
+                    *low = low.min(*value);
+                    *high = high.max(*value);
+                }
+            }
+            for ((step, low), high) in step.iter_mut().zip(&low).zip(&high) {
+                *step = (high / CODE_MAX - low / CODE_MAX).max(0.0);
+            }
+        }
+        ByteVectors { dims, low, step, codes: Vec::new(), lossless }
+    }
+
+    /// Adds rows.
+    pub fn extend(&mut self, vectors: &[f32]) {
+        self.codes.reserve(vectors.len());
+        for vector in vectors.chunks_exact(self.dims) {
+            let scaled = vector.iter().zip(self.low.iter().zip(&self.step));
+            self.codes.extend(scaled.map(|(value, (low, step))| {
+                // A float becomes the nearest byte it can: below 0 it is 0, no number is 0 as well.
+                if *step > 0.0 { ((value - low) / step).round() as u8 } else { 0 }
+            }));
+        }
+    }
+
+    /// Reads `rows` rows of `dims` values from their two sections.
+    ///
+    /// # Errors
+    /// `DataLoss` where a section has another length.
+    pub fn open(scale: &[u8], codes: &[u8], rows: usize, dims: usize) -> Result<ByteVectors> {
+        let scale = section::floats(scale, 1 + 2 * dims)?;
+        if codes.len() != rows * dims || !scale.iter().all(|value| value.is_finite()) {
+            return Err(Error::data_loss("the coarse index's byte vectors have another size than its header says"));
+        }
+        let (lossless, low, step) = (scale[0] == 1.0, scale[1..=dims].to_vec(), scale[1 + dims..].to_vec());
+        Ok(ByteVectors { dims, low, step, codes: codes.to_vec(), lossless })
+    }
+
+    /// The bytes of the scale's section: whether the codes are exact, the lowest values, the steps.
+    pub fn scale_bytes(&self) -> Vec<u8> {
+        let lossless = if self.lossless { 1.0 } else { 0.0 };
+        section::from_floats(&[&[lossless], &self.low[..], &self.step[..]].concat())
+    }
+
+    /// The bytes of the codes' section.
+    pub fn code_bytes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// Whether costs are exact.
+    pub fn lossless(&self) -> bool {
+        self.lossless
+    }
+
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.codes.len() + (self.low.len() + self.step.len()) * 4) as u64
+    }
+
+    /// Makes `query` ready. Costs will be squared distances, or minus inner products with `dot`.
+    pub fn prepare(&self, query: &[f32], dot: bool, prepared: &mut ByteQuery) {
+        prepared.dot = dot;
+        prepared.values.clear();
+        prepared.offset = 0.0;
+        if dot {
+            prepared.offset = -float::dot(query, &self.low);
+            prepared.values.extend(query.iter().zip(&self.step).map(|(value, step)| -value * step));
+        } else {
+            prepared.values.extend(query.iter().zip(&self.low).map(|(value, low)| value - low));
+        }
+    }
+
+    /// The cost of one row; infinite for a row that is not there.
+    #[inline]
+    pub fn cost(&self, query: &ByteQuery, row: u32) -> f32 {
+        match self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims) {
+            Some(codes) if query.dot => query.offset + float::dot_bytes(&query.values, codes),
+            Some(codes) => float::l2_bytes(&query.values, &self.step, codes),
+            None => f32::INFINITY,
+        }
+    }
+
+    /// Calls `give(row, cost)` for each of `rows`.
+    #[inline]
+    pub fn costs(&self, query: &ByteQuery, rows: &[u32], mut give: impl FnMut(u32, f32)) {
+        rows.iter().take(AHEAD).for_each(|row| self.prefetch(*row));
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(later) = rows.get(at + AHEAD) {
+                self.prefetch(*later);
+            }
+            give(*row, self.cost(query, *row));
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, row: u32) {
+        if let Some(codes) = self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims) {
+            kernels::prefetch(codes);
+        }
+    }
+}
+
+/// Vectors in memory, as given; of unit length where the metric is the cosine.
+#[derive(Clone, Debug)]
+pub struct DenseVectors {
+    values: Vec<f32>,
+    dims: usize,
+    metric: Metric,
+}
+
+impl DenseVectors {
+    /// Puts `vectors` (`dims` values each) into an index's `order`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where a row of `order` is not there.
+    pub fn new(vectors: &[f32], dims: usize, metric: Metric, order: &[u32]) -> Result<DenseVectors> {
+        let mut values = Vec::with_capacity(order.len() * dims);
+        for row in order {
+            let vector = vectors
+                .get(*row as usize * dims..(*row as usize + 1) * dims)
+                .ok_or_else(|| Error::invalid(format!("there is no vector {row}")))?;
+            values.extend_from_slice(vector);
+            if metric == Metric::Cosine {
+                let start = values.len() - dims;
+                normalise(&mut values[start..]);
+            }
+        }
+        Ok(DenseVectors { values, dims, metric })
+    }
+
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.values.len() as u64 * 4
+    }
+
+    fn vector(&self, row: u32) -> Option<&[f32]> {
+        self.values.get(row as usize * self.dims..(row as usize + 1) * self.dims)
+    }
+}
+
+impl Exact for DenseVectors {
+    fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        if query.len() != self.dims {
+            return Err(Error::invalid(format!(
+                "the query has {} dimensions, the vectors {}",
+                query.len(),
+                self.dims
+            )));
+        }
+        out.clear();
+        let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(later) = rows.get(at + AHEAD).and_then(|row| self.vector(*row)) {
+                kernels::prefetch(later);
+            }
+            let vector = self.vector(*row).ok_or_else(|| Error::invalid(format!("there is no row {row}")))?;
+            out.push(match self.metric {
+                Metric::L2 => -float::l2(query, vector),
+                _ => scale * float::dot(query, vector),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// One over the length of a vector; 0 for a vector of zeros.
+pub fn inverse_length(vector: &[f32]) -> f32 {
+    // In f64, so that neither tiny nor huge values lose the length.
+    let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    if square > 0.0 { square.sqrt().recip() as f32 } else { 0.0 }
+}
+
+/// Gives a vector length 1; a vector of zeros stays.
+pub fn normalise(vector: &mut [f32]) {
+    let scale = inverse_length(vector);
+    vector.iter_mut().for_each(|value| *value *= scale);
+}
+
+/// Vectors as an index of this metric compares them: of unit length for the cosine.
+pub fn as_compared(vectors: &[f32], dims: usize, metric: Metric) -> Cow<'_, [f32]> {
+    if metric != Metric::Cosine {
+        return Cow::Borrowed(vectors);
+    }
+    let mut own = vectors.to_vec();
+    own.chunks_exact_mut(dims).for_each(normalise);
+    Cow::Owned(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_are_close_and_whole_numbers_exact(
+            values in prop::collection::vec(0_i32..=255, 3..60), whole in any::<bool>(), dot in any::<bool>(),
+        ) {
+            let scale = if whole { 1.0 } else { 0.37 };
+            let vectors: Vec<f32> = values[..values.len() / 3 * 3].iter().map(|value| *value as f32 * scale - if whole { 0.0 } else { 20.0 }).collect();
+            let mut bytes = ByteVectors::measure(&vectors, 3);
+            bytes.extend(&vectors);
+            prop_assert_eq!(bytes.lossless(), whole);
+            let query = [12.5, 90.0, -3.0];
+            let mut prepared = ByteQuery::default();
+            bytes.prepare(&query, dot, &mut prepared);
+            let again = ByteVectors::open(&bytes.scale_bytes(), bytes.code_bytes(), vectors.len() / 3, 3).unwrap();
+            for (row, vector) in vectors.chunks_exact(3).enumerate() {
+                let truth = if dot { -float::dot(&query, vector) } else { float::l2(&query, vector) };
+                let cost = bytes.cost(&prepared, row as u32);
+                prop_assert_eq!(cost, again.cost(&prepared, row as u32));
+                let room = if whole { 1e-5 } else { 1e-2 };
+                prop_assert!((cost - truth).abs() <= room * (300.0 + truth.abs()), "{cost} {truth}");
+            }
+            prop_assert_eq!(bytes.cost(&prepared, values.len() as u32), f32::INFINITY);
+        }
+    }
+
+    #[test]
+    fn exact_scores_are_those_of_the_metric() {
+        let vectors = [3.0, 4.0, 0.0, 0.0, 1.0, 1.0];
+        let scores = |metric| {
+            let exact = DenseVectors::new(&vectors, 2, metric, &[2, 0, 1]).unwrap();
+            let mut out = vec![9.0];
+            exact.scores(&[2.0, 0.0], &[0, 1, 2], &mut out).unwrap();
+            assert!(exact.scores(&[2.0, 0.0], &[3], &mut Vec::new()).is_err());
+            assert!(exact.scores(&[2.0], &[0], &mut Vec::new()).is_err());
+            out
+        };
+        assert_eq!(scores(Metric::L2), [-2.0, -17.0, -4.0]);
+        assert_eq!(scores(Metric::Dot), [2.0, 6.0, 0.0]);
+        let cosine = scores(Metric::Cosine);
+        assert!((cosine[0] - 0.5_f32.sqrt()).abs() < 1e-6 && (cosine[1] - 0.6).abs() < 1e-6 && cosine[2] == 0.0);
+    }
+}

@@ -1,0 +1,58 @@
+//! Rows held out as queries, with their exact answers: what recall is measured with where searches end exactly.
+
+use base::Result;
+
+use super::kmeans::Draw;
+use super::tune::{MEASURED_HITS, QUERIES, nearest_rows, others};
+use super::{Build, Coarse, DenseVectors, Hit, Params, RecallPoint, Scratch};
+
+/// Exact comparisons at most, for each hit. A search for few hits makes fewer anyway; the cap is for outliers.
+const REFINE_FACTOR: usize = 32;
+
+/// Queries with known answers.
+pub(super) struct Trial {
+    dims: usize,
+    queries: Vec<f32>,
+    own: Vec<u32>,
+    truth: Vec<Vec<u32>>,
+    exact: DenseVectors,
+}
+
+impl Trial {
+    /// Holds rows of `vectors` (as compared) out, which an index has laid out in `order`; nothing where there are too
+    /// few to measure anything.
+    ///
+    /// # Errors
+    /// Where `order` names rows that are not there.
+    pub(super) fn new(vectors: &[f32], order: &[u32], build: &Build) -> Result<Option<Trial>> {
+        if order.len() <= MEASURED_HITS {
+            return Ok(None);
+        }
+        let dims = build.dims;
+        let own = Draw::new(build.seed ^ 2).sample(QUERIES, order.len());
+        let row_of = |row: &u32| &vectors[order[*row as usize] as usize * dims..][..dims];
+        let queries: Vec<f32> = own.iter().flat_map(row_of).copied().collect();
+        let truth = nearest_rows(&queries, &own, vectors, order, build);
+        let exact = DenseVectors::new(vectors, dims, build.metric, order)?;
+        Ok(Some(Trial { dims, queries, own, truth, exact }))
+    }
+
+    /// The share of the nearest rows that `index` finds when it looks into `probes` lists.
+    ///
+    /// # Errors
+    /// Those of the search.
+    pub(super) fn recall(&self, index: &dyn Coarse, probes: usize) -> Result<RecallPoint> {
+        let (mut scratch, mut hits) = (Scratch::default(), Vec::<Hit>::new());
+        let (mut found, mut wanted) = (0, 0);
+        let refine = MEASURED_HITS * REFINE_FACTOR;
+        let params = Params { probes, refine };
+        for ((query, own), truth) in self.queries.chunks_exact(self.dims).zip(&self.own).zip(&self.truth) {
+            index.search(query, MEASURED_HITS + 1, &params, None, Some(&self.exact), &mut scratch, &mut hits)?;
+            let rows = others(hits.iter().map(|hit| hit.row), *own);
+            found += truth.iter().filter(|row| rows.contains(row)).count();
+            wanted += truth.len();
+        }
+        let recall = found as f32 / wanted.max(1) as f32;
+        Ok(RecallPoint { k: MEASURED_HITS as u32, recall, probes: probes as u32, refine: refine as u32 })
+    }
+}

@@ -1,0 +1,213 @@
+//! How hard to look, chosen from the data.
+//!
+//! When an index is built some of its rows are held out as queries: each searches for its nearest other rows, which
+//! are known exactly from a comparison with all rows. From a grid of settings the cheapest is kept that reaches each
+//! wished recall; what was reached is stored with the index. Costs are counted, not timed, so that the same data give
+//! the same settings on a busy machine.
+
+use base::Result;
+use kernels::TopK;
+use kernels::float::{self, Panels};
+
+use super::kmeans::{self, Draw};
+use super::{Build, Coarse, HITS_MAX, Hit, IvfPq, Metric, Params, Scratch};
+
+/// Recalls that settings are chosen for.
+pub const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
+/// The wished recall that a search gets which does not say how hard to look.
+const DEFAULT_RECALL: f32 = 0.95;
+/// Hits that recall is measured with.
+pub(super) const MEASURED_HITS: usize = 10;
+/// Rows that serve as queries.
+pub(super) const QUERIES: usize = 256;
+/// Rows that are compared with all queries at a time.
+const TRUTH_ROWS: usize = 96;
+/// Candidates a search compares by their bytes when nothing was measured.
+const REFINE_UNMEASURED: usize = 100;
+/// Candidates in the grid, for [`MEASURED_HITS`] hits.
+const REFINE_GRID: [usize; 5] = [20, 40, 80, 160, 320];
+/// Steps of the probes' grid: each is about a fifth more than the one before.
+pub(super) const PROBE_GROWTH: f64 = 1.2;
+/// Clusters in the grid at most, as a share of all.
+pub(super) const PROBE_SHARE_MAX: f64 = 0.25;
+/// What a candidate compared by its bytes costs, in rows compared by looked-up sums; measured.
+const REFINE_COST: usize = 16;
+/// What looking into a cluster costs before its first row, in the same unit; measured.
+const PROBE_COST: usize = 40;
+
+/// One measurement: what share of the `k` nearest rows a search with these settings finds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecallPoint {
+    /// Hits asked for.
+    pub k: u32,
+    /// The share found, 0 to 1.
+    pub recall: f32,
+    /// Clusters looked into.
+    pub probes: u32,
+    /// Candidates compared with finer codes.
+    pub refine: u32,
+}
+
+impl RecallPoint {
+    /// From the words of its section.
+    pub(super) fn from_words(words: &[u32; 4]) -> RecallPoint {
+        RecallPoint { k: words[0], recall: f32::from_bits(words[1]), probes: words[2], refine: words[3] }
+    }
+}
+
+/// What was measured when an index was built, in ascending order of recall.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recall {
+    /// One for each wished recall, or fewer where several came to the same settings.
+    pub points: Vec<RecallPoint>,
+}
+
+impl Recall {
+    /// The cheapest settings that reached `wished`; where none did, those that came closest.
+    pub fn settings_for(&self, wished: f32) -> Option<&RecallPoint> {
+        self.points.iter().find(|point| point.recall >= wished).or_else(|| self.points.last())
+    }
+}
+
+/// What a search will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) probes: usize,
+    pub(super) refine: usize,
+}
+
+impl Choice {
+    /// What the caller asks for, and where it does not, what was measured.
+    pub(super) fn resolve(params: &Params, recall: Option<&Recall>, k: usize, clusters: usize) -> Choice {
+        let measured = recall.and_then(|recall| recall.settings_for(DEFAULT_RECALL));
+        let probes = match (params.probes, measured) {
+            (0, Some(point)) => (f64::from(point.probes) * probes_growth(k, point.k as usize)).ceil() as usize,
+            (0, None) => clusters.div_ceil(16),
+            (asked, _) => asked,
+        };
+        let refine = match (params.refine, measured) {
+            (0, Some(point)) => point.refine as usize + more_candidates(k, point.k as usize),
+            (0, None) => REFINE_UNMEASURED + more_candidates(k, MEASURED_HITS),
+            (asked, _) => asked,
+        };
+        Choice { probes: probes.clamp(1, clusters.max(1)), refine: refine.clamp(k.max(1), 4 * HITS_MAX) }
+    }
+
+    /// The same where only `allowed` of `rows` count: clusters are looked into until as many allowed rows were seen.
+    pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> Choice {
+        let probes = (self.probes as u128 * rows as u128).div_ceil(allowed.max(1) as u128);
+        Choice { probes: probes.min(clusters as u128).max(1) as usize, ..self }
+    }
+}
+
+/// Farther neighbours are spread over more clusters. That is slow: with four times the hits, about 1.4 times as many.
+fn probes_growth(k: usize, measured: usize) -> f64 {
+    (k as f64 / measured.max(1) as f64).max(1.0).powf(0.25)
+}
+
+fn more_candidates(k: usize, measured: usize) -> usize {
+    let more = k.saturating_sub(measured);
+    more + more / 2
+}
+
+/// Candidates that are compared exactly after they were ranked by their bytes.
+pub(super) fn kept_for_exact(k: usize) -> usize {
+    k + (k / 2).max(10)
+}
+
+/// Measures an index just built from `vectors` (as compared), laid out in `order`.
+pub(super) fn measure(index: &IvfPq, vectors: &[f32], order: &[u32], build: &Build) -> Result<Option<Recall>> {
+    let dims = build.dims;
+    if order.len() <= MEASURED_HITS {
+        return Ok(None);
+    }
+    let held_out = Draw::new(build.seed ^ 2).sample(QUERIES, order.len());
+    let queries: Vec<f32> =
+        held_out.iter().flat_map(|row| &vectors[order[*row as usize] as usize * dims..][..dims]).copied().collect();
+    let truth = nearest_rows(&queries, &held_out, vectors, order, build);
+    let mut trials = Vec::new();
+    let probes_max = ((index.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
+    for refine in REFINE_GRID {
+        let mut probes = 1;
+        loop {
+            let recall = recall_of(index, &queries, &held_out, &truth, dims, Params { probes, refine })?;
+            trials.push(RecallPoint {
+                k: MEASURED_HITS as u32,
+                recall,
+                probes: probes as u32,
+                refine: refine as u32,
+            });
+            if probes >= probes_max || recall >= 0.999 {
+                break;
+            }
+            probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1).min(probes_max);
+        }
+    }
+    let rows_a_cluster = order.len() / index.clusters();
+    let cost = |point: &RecallPoint| {
+        point.probes as usize * (rows_a_cluster + PROBE_COST) + point.refine as usize * REFINE_COST
+    };
+    let mut points: Vec<RecallPoint> = Vec::new();
+    let best = trials.iter().map(|trial| trial.recall).fold(0.0, f32::max);
+    for wished in WISHED {
+        let reached = trials.iter().filter(|trial| trial.recall >= wished.min(best));
+        points.extend(reached.min_by_key(|trial| cost(trial)));
+    }
+    points.dedup();
+    Ok(Some(Recall { points }))
+}
+
+/// The exact nearest rows of each query, in the index's order, without the query's own row.
+pub(super) fn nearest_rows(queries: &[f32], own: &[u32], vectors: &[f32], order: &[u32], build: &Build) -> Vec<Vec<u32>> {
+    let (dims, count) = (build.dims, own.len());
+    let panels = Panels::new(queries, dims);
+    let found = std::sync::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
+    // A piece for each thread, so that thresholds fall early in each; merging costs little.
+    let piece = order.len().div_ceil(build.threads).next_multiple_of(TRUTH_ROWS);
+    kmeans::in_threads(order.chunks(piece).zip(0_u32..), build.threads, |(rows, number)| {
+        let mut tops = vec![TopK::new(MEASURED_HITS + 1); count];
+        let mut products = vec![0.0; TRUTH_ROWS * count];
+        let mut points = Vec::with_capacity(TRUTH_ROWS * dims);
+        for (rows, first) in rows.chunks(TRUTH_ROWS).zip((0_u32..).step_by(TRUTH_ROWS)) {
+            points.clear();
+            rows.iter().for_each(|row| points.extend_from_slice(&vectors[*row as usize * dims..][..dims]));
+            let products = &mut products[..rows.len() * count];
+            panels.products(&points, products);
+            for ((point, products), row) in points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(first..) {
+                let square = if build.metric == Metric::Dot { 0.0 } else { 0.5 * float::dot(point, point) };
+                let row = number * piece as u32 + row;
+                tops.iter_mut().zip(products.iter()).for_each(|(top, product)| top.push(square - product, row));
+            }
+        }
+        let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (all, mut top) in found.iter_mut().zip(tops) {
+            top.unsorted().for_each(|(cost, row)| all.push(cost, row));
+        }
+    });
+    let found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    found.into_iter().zip(own).map(|(mut top, own)| others(top.sorted().map(|(_, row)| row), *own)).collect()
+}
+
+/// The first [`MEASURED_HITS`] of `rows` that are not `own`.
+pub(super) fn others(rows: impl Iterator<Item = u32>, own: u32) -> Vec<u32> {
+    rows.filter(|row| *row != own).take(MEASURED_HITS).collect()
+}
+
+fn recall_of(
+    index: &IvfPq,
+    queries: &[f32],
+    own: &[u32],
+    truth: &[Vec<u32>],
+    dims: usize,
+    params: Params,
+) -> Result<f32> {
+    let (mut scratch, mut hits) = (Scratch::default(), Vec::<Hit>::new());
+    let (mut found, mut wanted) = (0, 0);
+    for ((query, own), truth) in queries.chunks_exact(dims).zip(own).zip(truth) {
+        index.search(query, MEASURED_HITS + 1, &params, None, None, &mut scratch, &mut hits)?;
+        let rows = others(hits.iter().map(|hit| hit.row), *own);
+        found += truth.iter().filter(|row| rows.contains(row)).count();
+        wanted += truth.len();
+    }
+    Ok(found as f32 / wanted.max(1) as f32)
+}

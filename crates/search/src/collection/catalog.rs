@@ -1,0 +1,137 @@
+//! What the manifest says: which files a collection consists of. JSON, whose hash the manifest checks.
+
+use base::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::options::Shape;
+use crate::coarse::Metric;
+use crate::segment::Encoding;
+
+/// The version this program writes.
+const VERSION: u32 = 1;
+
+/// A collection at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Catalog {
+    version: u32,
+    dims: usize,
+    metric: String,
+    encoding: Encoding,
+    /// Logs from this number on hold changes that no segment has.
+    pub(super) first_log: u64,
+    /// No file has this number or a higher one.
+    pub(super) next: u64,
+    pub(super) segments: Vec<Entry>,
+}
+
+/// One segment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// Its file's number.
+    pub(super) number: u64,
+    pub(super) uuid: String,
+    pub(super) rows: u32,
+    /// The number of the file with its deletes, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) deletes: Option<u64>,
+    /// The number of the file with ids that wait for it, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) waiting: Option<u64>,
+}
+
+impl Catalog {
+    pub(super) fn new(shape: &Shape, first_log: u64, next: u64, segments: Vec<Entry>) -> Catalog {
+        let metric = match shape.metric {
+            Metric::Cosine => "cosine",
+            Metric::Dot => "dot",
+            Metric::L2 => "l2",
+        };
+        Catalog {
+            version: VERSION,
+            dims: shape.dims,
+            metric: metric.into(),
+            encoding: shape.encoding,
+            first_log,
+            next,
+            segments,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|error| Error::internal(format!("the list of segments: {error}")))
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Catalog> {
+        let catalog: Catalog = serde_json::from_slice(bytes)
+            .map_err(|error| Error::data_loss(format!("the list of segments cannot be read: {error}")))?;
+        if catalog.version != VERSION {
+            return Err(Error::precondition(format!(
+                "the collection has version {}, this program reads {VERSION}; use the program that wrote it",
+                catalog.version
+            )));
+        }
+        Ok(catalog)
+    }
+
+    /// What the collection is.
+    pub(super) fn shape(&self) -> Result<Shape> {
+        let metric = match self.metric.as_str() {
+            "cosine" => Metric::Cosine,
+            "dot" => Metric::Dot,
+            "l2" => Metric::L2,
+            other => return Err(Error::data_loss(format!("the collection's metric is \"{other}\""))),
+        };
+        Ok(Shape { dims: self.dims, metric, encoding: self.encoding })
+    }
+}
+
+/// A uuid as text, and back.
+pub(super) fn uuid_text(uuid: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(uuid))
+}
+
+pub(super) fn uuid_of(text: &str) -> Option<[u8; 16]> {
+    (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
+}
+
+/// A uuid that nobody else has: two hashes with keys that the system drew at random.
+pub(super) fn new_uuid() -> [u8; 16] {
+    use std::hash::{BuildHasher, RandomState};
+    let half = |which: u8| RandomState::new().hash_one((which, std::process::id(), std::time::SystemTime::now()));
+    (u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_catalog_comes_back() {
+        let shape = Shape { dims: 3, metric: Metric::Dot, encoding: Encoding::Bf16 };
+        let entry = Entry { number: 4, uuid: uuid_text(new_uuid()), rows: 9, deletes: Some(5), waiting: None };
+        let catalog = Catalog::new(&shape, 2, 6, vec![entry]);
+        let back = Catalog::decode(&catalog.encode().unwrap()).unwrap();
+        assert_eq!((back.shape().unwrap(), &back), (shape, &catalog));
+        let newer = Catalog { version: 2, ..catalog };
+        assert_eq!(
+            Catalog::decode(&newer.encode().unwrap()).unwrap_err().kind(),
+            base::ErrorKind::FailedPrecondition
+        );
+    }
+
+    #[test]
+    fn uuids_come_back_and_differ() {
+        let uuid = new_uuid();
+        assert_eq!(uuid_of(&uuid_text(uuid)), Some(uuid));
+        assert_ne!(uuid, new_uuid());
+        assert_eq!((uuid_of("12"), uuid_of(&"g".repeat(32))), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Catalog::decode(&bytes).is_err());
+        }
+    }
+}

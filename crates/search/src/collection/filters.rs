@@ -1,0 +1,102 @@
+//! The rows that a clause allows, segment by segment, kept for the next query that asks the same.
+//!
+//! A segment's payloads never change, so what a clause allows of it holds for as long as the segment does; deletes are
+//! taken away when a query needs it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use base::Result;
+use serde_json::Value;
+
+use super::inner::lock;
+use crate::budget::{Budget, Reservation};
+use crate::filter::{Clause, Filter};
+use crate::ingest::Row;
+use crate::segment::Segment;
+
+/// Filters kept.
+const FILTERS_MAX: usize = 64;
+
+/// What a clause allows of one segment.
+#[derive(Debug)]
+pub(super) struct Selected {
+    pub(super) filter: Filter,
+    /// Rows whose payloads could not be read; they are not allowed.
+    pub(super) lost: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Filters {
+    /// The one used last comes last.
+    kept: Mutex<VecDeque<Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    segment: [u8; 16],
+    clause: Clause,
+    selected: Arc<Selected>,
+    /// The memory it takes.
+    _held: Reservation,
+}
+
+impl Filters {
+    /// What `clause` allows of a segment. The first time every payload is read.
+    pub(super) fn select(&self, segment: &Segment, clause: &Clause, budget: &Arc<Budget>) -> Result<Arc<Selected>> {
+        let uuid = segment.uuid();
+        {
+            let mut kept = lock(&self.kept);
+            let found = kept.iter().position(|kept| kept.segment == uuid && kept.clause == *clause);
+            if let Some(found) = found.and_then(|at| kept.remove(at)) {
+                let selected = found.selected.clone();
+                kept.push_back(found);
+                return Ok(selected);
+            }
+        }
+        let bytes = u64::from(segment.rows().div_ceil(64)) * 8;
+        let held = budget.reserve(bytes, "a filter")?;
+        let selected = Arc::new(read(segment, clause)?);
+        // One with losses is not kept: the medium may do better next time.
+        if selected.lost == 0 {
+            let mut kept = lock(&self.kept);
+            if kept.len() >= FILTERS_MAX {
+                kept.pop_front();
+            }
+            kept.push_back(Kept { segment: uuid, clause: clause.clone(), selected: selected.clone(), _held: held });
+        }
+        Ok(selected)
+    }
+
+    /// Drops all that is kept, to make room.
+    pub(super) fn clear(&self) {
+        lock(&self.kept).clear();
+    }
+}
+
+fn read(segment: &Segment, clause: &Clause) -> Result<Selected> {
+    let mut filter = Filter::none(segment.rows());
+    let mut unreadable = 0;
+    let mut each = |row: u32, value: Option<Value>| match (segment.ids().id(row), value) {
+        (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
+        (Some(_), Some(_)) => {}
+        _ => unreadable += 1,
+    };
+    let lost = if clause.needs_payload() {
+        segment.payloads(&mut |row, bytes| each(row, value_of(bytes)))?
+    } else {
+        (0..segment.rows()).for_each(|row| each(row, Some(Value::Null)));
+        0
+    };
+    Ok(Selected { filter, lost: lost + unreadable })
+}
+
+/// A payload; `None` for what is not JSON.
+fn value_of(bytes: &[u8]) -> Option<Value> {
+    if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
+}
+
+/// Whether a clause allows a point that is not sealed yet.
+pub(super) fn allows(clause: &Clause, row: &Row) -> bool {
+    value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
+}

@@ -1,0 +1,183 @@
+//! What the parts of a collection share, and which locks come before which.
+//!
+//! Order of locks, outermost first: `sealing` or `merging`, `publisher`, `writer`, `live`. Queries take only `live`, for
+//! as long as it takes to copy one pointer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use base::{Error, Result};
+use memory::Pacer;
+use storage::Medium;
+use storage::log::Log;
+use storage::manifest::Manifest;
+
+use super::filters::Filters;
+use super::names::File;
+use super::options::Options;
+use super::state::{Live, State};
+use crate::budget::{Budget, Reservation};
+use crate::deletes::Deletes;
+use crate::segment::Quarantined;
+
+/// Things not served that a collection remembers by name; further ones are counted.
+const QUARANTINED_MAX: usize = 256;
+
+pub(super) struct Inner {
+    pub(super) medium: Arc<dyn Medium>,
+    pub(super) options: Options,
+    pub(super) budget: Arc<Budget>,
+    pub(super) pacer: Pacer,
+    pub(super) writer: Mutex<Writer>,
+    pub(super) live: Mutex<Live>,
+    pub(super) publisher: Mutex<Publisher>,
+    /// What is set aside for sealing; held while sealing.
+    pub(super) sealing: Mutex<Reservation>,
+    /// Segments that cannot be merged because something of them is damaged; held while merging.
+    pub(super) merging: Mutex<BTreeSet<u64>>,
+    pub(super) filters: Filters,
+    /// The next number for a file.
+    pub(super) next: AtomicU64,
+    /// Files being written, which nothing names yet.
+    pub(super) busy: Mutex<BTreeSet<String>>,
+    pub(super) events: Events,
+    pub(super) stop: AtomicBool,
+    pub(super) noted: Mutex<Noted>,
+}
+
+/// The logs that hold what is not sealed, oldest first; the last is written to.
+pub(super) struct Writer {
+    pub(super) logs: Vec<(u64, Arc<Log>)>,
+}
+
+/// The manifest, and which version of which file it names.
+pub(super) struct Publisher {
+    pub(super) manifest: Manifest,
+    pub(super) files: BTreeMap<u64, Files>,
+}
+
+/// The files beside one segment, and what they hold.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files {
+    pub(super) deletes: Option<u64>,
+    pub(super) deletes_written: Option<Arc<Deletes>>,
+    pub(super) waiting: Option<u64>,
+    pub(super) waiting_written: Option<Arc<Vec<u64>>>,
+}
+
+/// What an operator should know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Noted {
+    /// Parts of logs and other files, not pages of open segments: those remember their own.
+    pub(super) quarantined: Vec<Quarantined>,
+    pub(super) quarantined_count: u64,
+    /// Whether changes that were acknowledged may be lost, because a log was damaged.
+    pub(super) log_damaged: bool,
+    pub(super) seal_error: Option<Error>,
+    pub(super) merge_error: Option<Error>,
+    pub(super) seals: u64,
+    pub(super) merges: u64,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    /// The collection as it is now.
+    pub(super) fn state(&self) -> Arc<State> {
+        lock(&self.live).state.clone()
+    }
+
+    /// A number for a new file.
+    pub(super) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Remembers something that is not served.
+    pub(super) fn quarantine(&self, what: Quarantined) {
+        tracing::error!(file = what.file, page = what.page, reason = what.reason, "not served");
+        let mut noted = lock(&self.noted);
+        noted.quarantined_count += 1;
+        if noted.quarantined.len() < QUARANTINED_MAX {
+            noted.quarantined.push(what);
+        }
+    }
+
+    /// For the input and output of background work: paces it, and ends it when the collection is closed.
+    pub(super) fn step(&self, bytes: u64) -> Result<()> {
+        self.go_on()?;
+        self.pacer.wait(bytes);
+        self.go_on()
+    }
+
+    pub(super) fn go_on(&self) -> Result<()> {
+        match self.stop.load(Ordering::Relaxed) {
+            true => Err(Error::cancelled("the collection is being closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// Keeps a file that nothing names yet from being taken for a leftover.
+    pub(super) fn busy(&self, file: File) -> Busy<'_> {
+        let name = file.name();
+        lock(&self.busy).insert(name.clone());
+        Busy { inner: self, name }
+    }
+}
+
+/// A file that is being written.
+pub(super) struct Busy<'a> {
+    inner: &'a Inner,
+    pub(super) name: String,
+}
+
+impl Busy<'_> {
+    /// Removes what was written of it; costs only space where that fails.
+    pub(super) fn remove(&self) {
+        if let Err(error) = self.inner.medium.remove(&self.name) {
+            tracing::debug!(%error, name = self.name, "a file that came to nothing stays until the next start");
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(&self.inner.busy).remove(&self.name);
+    }
+}
+
+/// Something changed that somebody may wait for.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    count: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Events {
+    /// How many there were.
+    pub(super) fn count(&self) -> u64 {
+        *lock(&self.count)
+    }
+
+    /// Wakes all who wait.
+    pub(super) fn tell(&self) {
+        *lock(&self.count) += 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until there were more than `seen`, or `deadline`; whether there were.
+    pub(super) fn wait_past(&self, seen: u64, deadline: Instant) -> bool {
+        let mut count = lock(&self.count);
+        while *count <= seen {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            count = self.changed.wait_timeout(count, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}

@@ -1,0 +1,226 @@
+//! Writing several segments anew as one, behind everything else.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+
+use super::catalog::new_uuid;
+use super::inner::{Inner, lock};
+use super::names::File;
+use super::options::Merging;
+use super::state::{Content, Slot, State, View};
+use crate::deletes::Deletes;
+use crate::segment::{self, PageCache, RowSource};
+
+/// Runs of pages kept while records are copied in a new order.
+const CACHED_PAGES: usize = 256;
+
+/// A segment that may be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    number: u64,
+    rows: u32,
+    live: u32,
+}
+
+/// Which segments to write anew as one: one that has lost many rows, or several of about the same size, small ones
+/// first. `rows_max` is what memory and settings allow for all together.
+fn choose(sizes: &[Size], merging: &Merging, rows_max: u32) -> Option<Vec<Size>> {
+    let worn = |size: &&Size| f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share;
+    if let Some(size) = sizes.iter().find(|size| worn(size) && size.live <= rows_max) {
+        return Some(vec![*size]);
+    }
+    let mut sorted = sizes.to_vec();
+    sorted.sort_by_key(|size| (size.live, size.number));
+    let factor = merging.fan_in.max(2) as u32;
+    for (first, smallest) in sorted.iter().enumerate() {
+        // "About the same size": within a factor of the fan-in.
+        let alike = sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
+        let mut total = 0_u32;
+        let fits = |size: &&Size| {
+            total = total.saturating_add(size.live);
+            total <= rows_max
+        };
+        let chosen: Vec<Size> = alike.take_while(fits).copied().collect();
+        if chosen.len() >= merging.fan_in {
+            return Some(chosen);
+        }
+    }
+    None
+}
+
+/// The live rows of several segments.
+struct MergeSource<'a> {
+    inner: &'a Inner,
+    views: Vec<View>,
+    /// Which view, and which row of it.
+    rows: Vec<(u32, u32)>,
+    cache: PageCache,
+}
+
+impl MergeSource<'_> {
+    fn place(&self, row: u32) -> Result<(&View, u32)> {
+        let found = self.rows.get(row as usize).and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
+        found.ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
+    }
+}
+
+impl RowSource for MergeSource<'_> {
+    fn rows(&self) -> u32 {
+        self.rows.len() as u32
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        let place = self.place(row).ok();
+        place.and_then(|(view, row)| view.segment.ids().id(row)).unwrap_or(u64::MAX)
+    }
+
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let step = |bytes| self.inner.step(bytes);
+        for view in &self.views {
+            view.segment.vectors(&step, &mut |row, vector| {
+                if !view.deletes.contains(row) {
+                    out.extend_from_slice(vector);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
+        let (view, row) = self.place(row)?;
+        let segment = view.segment.clone();
+        segment.record(row, &mut self.cache, out)
+    }
+
+    fn payload(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
+        let (view, row) = self.place(row)?;
+        let segment = view.segment.clone();
+        segment.payload(row, &mut self.cache, out)
+    }
+}
+
+impl Inner {
+    /// Merges what is worth it most; false where nothing is, or where there is no memory for it.
+    ///
+    /// # Errors
+    /// What the medium says. A damaged page ends the merge, and the segment is not merged again: copying it without the
+    /// page would make the loss final.
+    pub(super) fn merge_once(&self) -> Result<bool> {
+        let mut damaged = lock(&self.merging);
+        let state = self.state();
+        let Some(chosen) = self.chosen(&state, &damaged) else { return Ok(false) };
+        let views: Vec<View> =
+            state.open().filter(|(_, slot, _)| chosen.contains(&slot.number)).map(|(_, _, view)| view.clone()).collect();
+        drop(state);
+        let outcome = self.merge(&chosen, views.clone());
+        for (view, number) in views.iter().zip(&chosen) {
+            if view.is_damaged() {
+                damaged.insert(*number);
+            }
+        }
+        let mut noted = lock(&self.noted);
+        noted.merges += u64::from(outcome.is_ok());
+        noted.merge_error = outcome.as_ref().err().cloned();
+        drop(noted);
+        self.events.tell();
+        outcome.map(|()| true)
+    }
+
+    /// The numbers of the segments to merge, in their order in the state.
+    fn chosen(&self, state: &State, damaged: &std::collections::BTreeSet<u64>) -> Option<Vec<u64>> {
+        let mergeable = |slot: &Slot, view: &View| !damaged.contains(&slot.number) && !view.is_damaged();
+        let sizes: Vec<Size> = state
+            .open()
+            .filter(|(_, slot, view)| mergeable(slot, view))
+            .map(|(_, slot, view)| Size { number: slot.number, rows: slot.rows, live: view.live() })
+            .collect();
+        let dims = self.options.shape.dims;
+        // Half of what is free, since the merged segment has to be opened beside the old ones.
+        let fixed = segment::working_bytes(0, dims);
+        let a_row = segment::working_bytes(1, dims) - fixed;
+        let fits = u32::try_from((self.budget.free() / 2).saturating_sub(fixed) / a_row).unwrap_or(u32::MAX);
+        let chosen = choose(&sizes, &self.options.merging, fits.min(self.options.merging.rows_max))?;
+        let wanted = |slot: &&Slot| chosen.iter().any(|size| size.number == slot.number);
+        Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
+    }
+
+    fn merge(&self, numbers: &[u64], views: Vec<View>) -> Result<()> {
+        let rows: Vec<(u32, u32)> = (0..)
+            .zip(&views)
+            .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
+            .filter(|(_, view, row)| !view.deletes.contains(*row))
+            .map(|(at, _, row)| (at, row))
+            .collect();
+        if rows.is_empty() {
+            lock(&self.live).merged(numbers, None);
+            return self.publish();
+        }
+        let needed = segment::working_bytes(rows.len() as u64, self.options.shape.dims);
+        let working = self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
+        let number = self.number();
+        let busy = self.busy(File::Segment(number));
+        let uuid = new_uuid();
+        let mut source = MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES) };
+        let written = self.write_segment(&busy, uuid, &mut source, &|bytes| self.step(bytes))?;
+        drop(working);
+        let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
+        let mut live = lock(&self.live);
+        let mut deletes = Deletes::none(opened.rows());
+        let now: Vec<Option<&View>> = numbers
+            .iter()
+            .map(|number| live.state.segments.iter().find(|slot| slot.number == *number).and_then(Slot::view))
+            .collect();
+        if now.iter().any(Option::is_none) {
+            busy.remove();
+            return Err(Error::new(ErrorKind::Cancelled, "a segment was dropped while it was merged"));
+        }
+        for (row, &from) in (0..).zip(&written.order) {
+            let place = source.rows.get(from as usize);
+            let gone = |&(at, row): &(u32, u32)| {
+                now.get(at as usize).copied().flatten().is_none_or(|view| view.deletes.contains(row))
+            };
+            if place.is_none_or(gone) {
+                deletes.insert(row);
+            }
+        }
+        let view = View::new(Arc::new(opened), Arc::new(deletes));
+        let rows = view.segment.rows();
+        live.merged(numbers, Some(Slot { number, uuid, rows, content: Content::Open(view) }));
+        drop(live);
+        self.publish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(live: &[u32]) -> Vec<Size> {
+        live.iter().zip(0..).map(|(&live, number)| Size { number, rows: live, live }).collect()
+    }
+
+    fn chosen(sizes: &[Size], rows_max: u32) -> Option<Vec<u64>> {
+        choose(sizes, &Merging::default(), rows_max).map(|chosen| chosen.iter().map(|size| size.number).collect())
+    }
+
+    #[test]
+    fn several_of_about_the_same_size_small_ones_first() {
+        assert_eq!(chosen(&sizes(&[10, 10, 10]), 1000), None);
+        assert_eq!(chosen(&sizes(&[10, 10, 900, 10, 12]), 1000), Some(vec![0, 1, 3, 4]));
+        assert_eq!(chosen(&sizes(&[1, 100, 100, 100, 100]), 1000), Some(vec![1, 2, 3, 4]));
+        assert_eq!(chosen(&sizes(&[100, 100, 100, 100]), 399), None, "memory decides");
+        assert_eq!(chosen(&sizes(&[100, 100, 100, 100, 100]), 450), Some(vec![0, 1, 2, 3]));
+        assert_eq!(chosen(&sizes(&[1, 10, 100, 1000]), 10_000), None);
+    }
+
+    #[test]
+    fn what_has_lost_many_rows_is_written_anew() {
+        let mut all = sizes(&[100, 1000]);
+        all[1].rows = 1400;
+        assert_eq!(chosen(&all, 1000), Some(vec![1]));
+        assert_eq!(chosen(&all, 999), None);
+        all[0].live = 0;
+        assert_eq!(chosen(&all, 0), Some(vec![0]), "an empty one costs nothing");
+    }
+}

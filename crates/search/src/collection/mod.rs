@@ -1,0 +1,253 @@
+//! Collections: points that are written, found, replaced and removed while segments come and go underneath.
+//!
+//! # A change
+//! goes into the log and into memory, and is acknowledged when the log is durable; threads that write at the same time
+//! share one flush. When the points in memory are many enough they become a segment, behind everything else, and the
+//! log that held them is dropped. Segments of about the same size are merged, paced, at idle priority.
+//!
+//! # A query
+//! takes one state and keeps it to its end, so it sees no half of a change, and neither seal nor merge disturbs it. It
+//! ranks all segments and what is not sealed by their codes, and the best of them by a scorer.
+//!
+//! # After a crash
+//! the manifest says which files count; all others are removed; the logs are replayed. What was acknowledged is there.
+//! Segments are opened afterwards, one by one; until then, and where one is damaged, answers say that they are partial.
+//! Ids that are replaced or removed meanwhile wait for the segment, in a file of their own if need be.
+//!
+//! # The invariant
+//! An acknowledged change is in a log that the manifest's list covers, or in a file that the list names. Nothing that
+//! a list names is removed before two newer lists are durable. Memory never exceeds the budget.
+
+mod catalog;
+mod filters;
+mod inner;
+mod merge;
+mod names;
+mod options;
+mod publish;
+mod recover;
+mod seal;
+mod search;
+mod state;
+mod status;
+mod threads;
+mod write;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use storage::Medium;
+
+use self::inner::{Inner, lock};
+use self::names::File;
+use self::state::{Content, Found as FoundPoint};
+use self::threads::Threads;
+use crate::budget::Budget;
+use crate::coarse::Scratch;
+use crate::ingest::{Op, Point, StoredPoint};
+use crate::rerank::{Limits, Scorer, Searcher, Shared};
+use crate::segment::{PageCache, reader_options};
+
+pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
+pub use search::{Found, Hit, Query, SearchThread};
+pub use status::{SegmentStatus, Status};
+
+/// A set of points of one shape on one medium, shared by threads.
+pub struct Collection {
+    inner: Arc<Inner>,
+    shared: Arc<Shared>,
+    /// Ended and joined when the collection is closed.
+    _threads: Threads,
+}
+
+impl Collection {
+    /// Opens the collection on `medium`, or makes an empty one where there is none. Segments are opened afterwards, on
+    /// a thread of their own ([`Collection::wait_open`]). `shared` is the record cache, of one collection or several.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for options that cannot work, `FailedPrecondition` where the collection has another shape or
+    /// was written by a newer program, `DataLoss` where its manifest is lost, `ResourceExhausted` where its log does not
+    /// fit the memory, otherwise what the medium says.
+    pub fn open(medium: Arc<dyn Medium>, options: Options, shared: Arc<Shared>) -> Result<Collection> {
+        let options = options.resolved()?;
+        let budget = Budget::new(options.memory_bytes);
+        let inner = Inner::open(medium, options, budget)?;
+        let threads = Threads::start(&inner)?;
+        Ok(Collection { inner, shared, _threads: threads })
+    }
+
+    /// Waits until no segment is being opened; false where that takes longer than `patience`.
+    pub fn wait_open(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            let seen = self.inner.events.count();
+            let opening = |content: &Content| matches!(content, Content::Closed(closed) if closed.reason.is_none());
+            if !self.inner.state().segments.iter().any(|slot| opening(&slot.content)) {
+                return true;
+            }
+            if !self.inner.events.wait_past(seen, deadline) {
+                return false;
+            }
+        }
+    }
+
+    /// Adds a point, or replaces the one of its id. Once this returns it survives a loss of power.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `TooLarge` for a point that does not fit the collection, `ResourceExhausted` where there is
+    /// no memory for it (with advice, and when to come again if that may help), `FailedPrecondition` where a segment
+    /// that cannot be opened has too many ids waiting for it, otherwise what the medium says. After an error the
+    /// change may have been made or not.
+    pub fn upsert(&self, point: Point<'_>) -> Result<()> {
+        self.inner.write(&[Op::Upsert(point)])
+    }
+
+    /// Removes the point of an id, if there is one.
+    ///
+    /// # Errors
+    /// As [`Collection::upsert`].
+    pub fn delete(&self, id: u64) -> Result<()> {
+        self.inner.write(&[Op::Delete(id)])
+    }
+
+    /// Makes several changes in order, with one flush for all. They are no transaction: after an error or a crash those
+    /// at the front may have been made without those behind.
+    ///
+    /// # Errors
+    /// As [`Collection::upsert`]; then none of them is acknowledged.
+    pub fn write(&self, changes: &[Op<'_>]) -> Result<()> {
+        self.inner.write(changes)
+    }
+
+    /// The point of an id; `None` where there is none.
+    ///
+    /// # Errors
+    /// `DataLoss` where it, or what would tell whether there is one, is damaged; `Unavailable` where a segment that may
+    /// have it is still being opened.
+    pub fn get(&self, id: u64) -> Result<Option<StoredPoint>> {
+        let (found, doubt) = {
+            let live = lock(&self.inner.live);
+            let found = live.find(id);
+            let doubt = if found.is_none() { live.doubt(id) } else { None };
+            (found, doubt)
+        };
+        match found {
+            None => doubt.map_or(Ok(None), Err),
+            Some(FoundPoint::Fresh(row)) => Ok(Some(StoredPoint {
+                id,
+                embedding: row.embedding.to_vec(),
+                record: row.record.to_vec(),
+                payload: row.payload.to_vec(),
+            })),
+            Some(FoundPoint::Sealed(view, row)) => {
+                let mut point = StoredPoint { id, ..StoredPoint::default() };
+                let mut cache = PageCache::new(1);
+                view.segment.vector(row, &mut point.embedding)?;
+                view.segment.record(row, &mut cache, &mut point.record)?;
+                view.segment.payload(row, &mut cache, &mut point.payload)?;
+                Ok(Some(point))
+            }
+        }
+    }
+
+    /// How many points can be found.
+    pub fn count(&self) -> u64 {
+        self.inner.state().live()
+    }
+
+    /// What a thread that searches needs: readers of the medium and working memory.
+    ///
+    /// # Errors
+    /// What the medium says, `InvalidArgument` for limits that cannot work.
+    pub fn thread(&self, limits: Limits) -> Result<SearchThread> {
+        let medium = &self.inner.medium;
+        let reader = medium.reader(limits.reader_options())?;
+        let vectors = medium.reader(reader_options(self.inner.options.shape.dims))?;
+        let searcher = Searcher::new(reader, limits, self.shared.clone())?;
+        Ok(SearchThread { scratch: Scratch::default(), hits: Vec::new(), searcher, vectors })
+    }
+
+    /// The points whose embeddings are most alike.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a query that does not fit the collection. What is damaged makes the answer partial.
+    pub fn nearest(&self, thread: &mut SearchThread, query: &Query<'_>) -> Result<Found> {
+        self.inner.nearest(thread, query)
+    }
+
+    /// The best points by `scorer`, among those whose embeddings are most alike.
+    ///
+    /// # Errors
+    /// As [`Collection::nearest`].
+    pub fn search<S: Scorer>(&self, thread: &mut SearchThread, query: &Query<'_>, scorer: &S) -> Result<Found> {
+        self.inner.search(thread, query, scorer)
+    }
+
+    /// Makes a segment of everything that is not sealed, and waits for it.
+    ///
+    /// # Errors
+    /// What the medium says; nothing is lost then.
+    pub fn seal(&self) -> Result<()> {
+        self.inner.seal_down_to(1)?;
+        {
+            let mut writer = lock(&self.inner.writer);
+            let empty = lock(&self.inner.live).active().rows() == 0;
+            let unlogged = writer.logs.last().is_none_or(|(_, log)| log.next() <= 1);
+            if empty && unlogged {
+                return Ok(());
+            }
+            self.inner.freeze(&mut writer)?;
+        }
+        self.inner.seal_down_to(1)
+    }
+
+    /// Merges once what is worth it most; false where nothing is. Paced, on the calling thread.
+    ///
+    /// # Errors
+    /// What the medium says; nothing is lost then.
+    pub fn merge(&self) -> Result<bool> {
+        let files = |inner: &Inner| -> Vec<(u64, u64)> {
+            let state = inner.state();
+            state.open().map(|(_, slot, view)| (slot.number, crate::rerank::Records::file(&*view.segment).id())).collect()
+        };
+        let before = files(&self.inner);
+        let merged = self.inner.merge_once()?;
+        if merged {
+            let after = files(&self.inner);
+            before.iter().filter(|file| !after.contains(file)).for_each(|(_, file)| self.shared.forget(*file));
+        }
+        Ok(merged)
+    }
+
+    /// Gives up a segment that cannot be opened: its points are lost for good, and answers are no longer partial
+    /// because of it.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such segment, `FailedPrecondition` for one that is served.
+    pub fn give_up(&self, name: &str) -> Result<()> {
+        let inner = &self.inner;
+        {
+            let mut live = lock(&inner.live);
+            let slot = live.state.segments.iter().find(|slot| File::Segment(slot.number).name() == name);
+            let slot = slot.ok_or_else(|| Error::not_found(format!("there is no segment {name}")))?;
+            let number = slot.number;
+            match &slot.content {
+                Content::Closed(closed) if closed.reason.is_some() => live.merged(&[number], None),
+                _ => return Err(Error::precondition(format!("{name} is served; nothing of it need be given up"))),
+            }
+        }
+        inner.publish()
+    }
+
+    /// What it holds, what it uses, and what is wrong with it.
+    pub fn status(&self) -> Status {
+        status::of(&self.inner)
+    }
+}
+
+impl std::fmt::Debug for Collection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Collection").field("medium", &self.inner.medium).finish_non_exhaustive()
+    }
+}

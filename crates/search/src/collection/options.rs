@@ -1,0 +1,147 @@
+//! What a collection is, and what it may use.
+
+use std::time::Duration;
+
+use base::{Error, Result};
+use memory::Rate;
+
+use crate::coarse::{DIMS_MAX, Kind, Metric};
+use crate::segment::{Encoding, Settings};
+
+/// Bytes of a record at most.
+pub const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
+/// Bytes of a payload at most.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+/// Candidates of one query at most.
+pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
+/// Points that are not sealed take this much at most, however large the budget.
+const PART_BYTES_MAX: u64 = 64 << 20;
+/// Two parts, and three times as much to seal one: its embeddings once more, the index, the opened segment.
+const PARTS_IN_BUDGET: u64 = 5;
+
+/// What a collection is; fixed when it is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Values of an embedding.
+    pub dims: usize,
+    /// What alike means.
+    pub metric: Metric,
+    /// How embeddings are kept.
+    pub encoding: Encoding,
+}
+
+impl Shape {
+    /// What its segments are told.
+    pub fn settings(&self) -> Settings {
+        Settings { dims: self.dims, metric: self.metric, encoding: self.encoding }
+    }
+}
+
+/// What a collection may use; may differ from start to start.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What it is.
+    pub shape: Shape,
+    /// Which coarse index new segments get.
+    pub kind: Kind,
+    /// Most bytes of memory that its data may take: rows not sealed yet, codes, ids and maps of open segments, the
+    /// working memory of sealing and merging. Kept always.
+    pub memory_bytes: u64,
+    /// Bytes of rows that are not sealed yet, after which they are; 0: a share of the memory.
+    pub part_bytes: u64,
+    /// Threads for building a coarse index.
+    pub build_threads: usize,
+    /// Bytes a second that sealing and merging read and write together.
+    pub background_rate: Rate,
+    /// Whether threads of the collection seal and merge. Without, somebody calls [`super::Collection::seal`] and
+    /// [`super::Collection::merge`].
+    pub background: bool,
+    /// How long a write waits for room before it is refused.
+    pub room_wait: Duration,
+    /// How segments are merged.
+    pub merging: Merging,
+}
+
+/// When segments are merged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Merging {
+    /// So many segments of about the same size become one.
+    pub fan_in: usize,
+    /// A segment that has lost this share of its rows is written anew.
+    pub deleted_share: f64,
+    /// Live rows of a merged segment at most.
+    pub rows_max: u32,
+}
+
+impl Default for Merging {
+    fn default() -> Merging {
+        Merging { fan_in: 4, deleted_share: 0.25, rows_max: 8 << 20 }
+    }
+}
+
+impl Options {
+    /// A collection of embeddings of `dims` values within `memory_bytes`, with threads that seal and merge.
+    pub fn new(dims: usize, metric: Metric, memory_bytes: u64) -> Options {
+        Options {
+            shape: Shape { dims, metric, encoding: Encoding::F32 },
+            kind: Kind::Auto,
+            memory_bytes,
+            part_bytes: 0,
+            build_threads: 1,
+            background_rate: Rate::unlimited(),
+            background: true,
+            room_wait: Duration::from_secs(10),
+            merging: Merging::default(),
+        }
+    }
+
+    /// With every default filled in.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what cannot work.
+    pub(super) fn resolved(mut self) -> Result<Options> {
+        if !(1..=DIMS_MAX).contains(&self.shape.dims) || self.build_threads == 0 {
+            return Err(Error::invalid(format!(
+                "a collection has 1 to {DIMS_MAX} dimensions and at least one thread to build with, not {} and {}",
+                self.shape.dims, self.build_threads
+            )));
+        }
+        if self.part_bytes == 0 {
+            self.part_bytes = (self.memory_bytes / (2 * PARTS_IN_BUDGET)).min(PART_BYTES_MAX);
+        }
+        let least = 4 * (self.shape.dims as u64 * 4 + 256);
+        if self.part_bytes < least || self.part_bytes.saturating_mul(PARTS_IN_BUDGET) > self.memory_bytes {
+            return Err(Error::invalid(format!(
+                "{} bytes of memory with {} for unsealed points are too little: unsealed points need at least {least}, \
+                 and the memory {PARTS_IN_BUDGET} times that; give the collection more",
+                self.memory_bytes, self.part_bytes
+            )));
+        }
+        if self.merging.fan_in < 2 {
+            return Err(Error::invalid("merging takes at least two segments at once"));
+        }
+        Ok(self)
+    }
+
+    /// What is set aside for sealing, always.
+    pub(super) fn headroom_bytes(&self) -> u64 {
+        (PARTS_IN_BUDGET - 2) * self.part_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_memory_is_refused_and_shares_are_filled_in() {
+        let options = Options::new(512, Metric::Cosine, 100 << 20).resolved().unwrap();
+        assert_eq!(options.part_bytes, 10 << 20);
+        assert_eq!(options.headroom_bytes(), 30 << 20);
+        assert_eq!(Options::new(512, Metric::Cosine, 64 << 30).resolved().unwrap().part_bytes, PART_BYTES_MAX);
+        assert!(Options::new(512, Metric::Cosine, 40_000).resolved().is_err());
+        assert!(Options::new(0, Metric::Cosine, 1 << 30).resolved().is_err());
+        let much = Options { part_bytes: 1 << 30, ..Options::new(8, Metric::L2, 2 << 30) };
+        assert!(much.resolved().unwrap_err().message().contains("give the collection more"));
+    }
+}

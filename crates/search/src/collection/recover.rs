@@ -1,0 +1,230 @@
+//! Opening a collection: the list of files, the logs, and then, one after the other and without making anybody wait, the
+//! segments. Nothing that is damaged keeps the rest from being served.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use base::{Error, Result};
+use memory::Pacer;
+use storage::Medium;
+use storage::log::Log;
+use storage::manifest::Manifest;
+
+use super::catalog::{Catalog, Entry, uuid_of};
+use super::filters::Filters;
+use super::inner::{Events, Files, Inner, Noted, Publisher, Writer, lock};
+use super::names::File;
+use super::options::Options;
+use super::state::{Closed, Content, Live, Slot, View};
+use crate::budget::Budget;
+use crate::deletes::{Deletes, DeletesFile};
+use crate::ingest::Logged;
+use crate::segment::{Quarantined, Segment};
+
+impl Inner {
+    /// Opens the collection on `medium`, or makes one. Segments are not open yet.
+    pub(super) fn open(medium: Arc<dyn Medium>, options: Options, budget: Arc<Budget>) -> Result<Arc<Inner>> {
+        let (manifest, payload) = Manifest::open(&medium)?;
+        let catalog = payload.as_deref().map(Catalog::decode).transpose()?;
+        if let Some(catalog) = &catalog
+            && catalog.shape()? != options.shape
+        {
+            return Err(Error::precondition(format!(
+                "the collection is of {:?}, not of {:?}; open it as what it is, or make another one",
+                catalog.shape()?,
+                options.shape
+            )));
+        }
+        let problems = manifest.problems().to_vec();
+        let is_new = catalog.is_none();
+        let catalog = catalog.unwrap_or_else(|| Catalog::new(&options.shape, 0, 0, Vec::new()));
+        let found: Vec<File> = medium.list()?.iter().filter_map(|(name, _)| File::of(name)).collect();
+        if is_new && found.iter().any(|file| matches!(file, File::Segment(_))) {
+            return Err(Error::data_loss("there are segments and no manifest; restore it from a copy"));
+        }
+        let highest = found.iter().map(|file| file.number() + 1).max().unwrap_or(0);
+        let next = AtomicU64::new(catalog.next.max(highest));
+        let mut logs: Vec<u64> = found.iter().filter_map(log_number).filter(|log| *log >= catalog.first_log).collect();
+        logs.sort_unstable();
+        let first = logs.first().copied().unwrap_or(catalog.first_log);
+        let headroom = budget.reserve(options.headroom_bytes(), "sealing")?;
+        let (slots, files) = closed(&catalog);
+        let inner = Arc::new(Inner {
+            medium,
+            pacer: Pacer::new(options.background_rate),
+            options,
+            budget,
+            writer: Mutex::new(Writer { logs: Vec::new() }),
+            live: Mutex::new(Live::new(slots, first)),
+            publisher: Mutex::new(Publisher { manifest, files }),
+            sealing: Mutex::new(headroom),
+            merging: Mutex::new(BTreeSet::new()),
+            filters: Filters::default(),
+            next,
+            busy: Mutex::default(),
+            events: Events::default(),
+            stop: AtomicBool::new(false),
+            noted: Mutex::new(Noted::default()),
+        });
+        for reason in problems {
+            inner.quarantine(Quarantined { file: "manifest".into(), page: None, reason });
+        }
+        inner.remove_leftovers(&catalog);
+        inner.read_waiting(&catalog);
+        inner.replay_logs(&logs)?;
+        if is_new || logs.is_empty() {
+            inner.publish()?;
+        }
+        Ok(inner)
+    }
+
+    fn replay_logs(&self, logs: &[u64]) -> Result<()> {
+        for &number in logs {
+            let name = File::Log(number).name();
+            let (log, replay) = match Log::open(&self.medium, &name) {
+                Ok(opened) => opened,
+                Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+                    self.log_damaged(&name, None, error.message());
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            lock(&self.writer).logs.push((number, Arc::new(log)));
+            for damage in &replay.damaged {
+                let reason = format!(
+                    "{} bytes at {} are damaged: changes {} to before {} are lost",
+                    damage.bytes, damage.offset, damage.lost.start, damage.lost.end
+                );
+                self.log_damaged(&name, Some(damage.offset / 4096), &reason);
+            }
+            for (sequence, frame) in replay.records {
+                let applied = Logged::decode(&frame).and_then(|change| self.replay(number, change));
+                match applied {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+                        self.log_damaged(&name, None, &format!("change {sequence}: {error}"));
+                    }
+                    Err(error) => return Err(error.context(name)),
+                }
+            }
+        }
+        if lock(&self.writer).logs.is_empty() {
+            let number = self.number();
+            let (log, _) = Log::open(&self.medium, &File::Log(number).name())?;
+            lock(&self.writer).logs.push((number, Arc::new(log)));
+            // Nothing was replayed, so the only part is empty and may begin with this log.
+            let mut live = lock(&self.live);
+            let segments = live.state.segments.clone();
+            *live = Live::new(segments, number);
+        }
+        Ok(())
+    }
+
+    fn log_damaged(&self, name: &str, page: Option<u64>, reason: &str) {
+        self.quarantine(Quarantined { file: name.to_owned(), page, reason: reason.to_owned() });
+        lock(&self.noted).log_damaged = true;
+    }
+
+    /// Reads which ids wait for which segment. Where that is lost, the segment is not served: it would give back points
+    /// that were removed.
+    fn read_waiting(&self, catalog: &Catalog) {
+        for entry in &catalog.segments {
+            let Some(file) = entry.waiting else { continue };
+            let name = File::Waiting(file).name();
+            let uuid = uuid_of(&entry.uuid).unwrap_or_default();
+            let read = self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0));
+            match read {
+                Ok((found, _)) => {
+                    let waiting = Arc::new(found.waiting);
+                    if let Some(files) = lock(&self.publisher).files.get_mut(&entry.number) {
+                        files.waiting_written = Some(waiting.clone());
+                    }
+                    lock(&self.live).waits(entry.number, waiting);
+                }
+                Err(error) => self.close_for_good(entry.number, &error.context(name)),
+            }
+        }
+    }
+
+    /// Opens all segments that are not open, the one with the highest number first: it is the one most written to.
+    pub(super) fn open_segments(&self) {
+        let state = self.state();
+        for slot in state.segments.iter().rev() {
+            if self.go_on().is_err() {
+                return;
+            }
+            if matches!(&slot.content, Content::Closed(closed) if closed.reason.is_none()) {
+                if let Err(error) = self.open_segment(slot) {
+                    self.close_for_good(slot.number, &error);
+                }
+                self.events.tell();
+            }
+        }
+    }
+
+    fn open_segment(&self, slot: &Slot) -> Result<()> {
+        let name = File::Segment(slot.number).name();
+        let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget)?;
+        if segment.uuid() != slot.uuid || segment.rows() != slot.rows {
+            return Err(Error::data_loss(format!("{name} is not the segment that the manifest names")));
+        }
+        if *segment.settings() != self.options.shape.settings() {
+            return Err(Error::data_loss(format!("{name} has points of another kind: {:?}", segment.settings())));
+        }
+        // The manifest's files of a segment change only while it is open, or for ids that wait, so this is current.
+        let file = lock(&self.publisher).files.get(&slot.number).and_then(|files| files.deletes);
+        let deletes = Arc::new(match file {
+            Some(file) => self.read_deletes(file, slot)?,
+            None => Deletes::none(slot.rows),
+        });
+        let mut publisher = lock(&self.publisher);
+        if let Some(files) = publisher.files.get_mut(&slot.number) {
+            files.deletes_written = files.deletes.map(|_| deletes.clone());
+        }
+        lock(&self.live).opened(slot.number, Ok(View::new(Arc::new(segment), deletes)));
+        Ok(())
+    }
+
+    fn read_deletes(&self, file: u64, slot: &Slot) -> Result<Deletes> {
+        let name = File::Deletes(file).name();
+        let bytes = self.medium.load(&name)?;
+        let decoded = DeletesFile::decode(&bytes, slot.uuid, slot.rows);
+        let (found, damaged) = decoded.map_err(|error| error.context(&name))?;
+        for page in damaged {
+            let reason = "it does not match its checksum; none of its rows is served".to_owned();
+            self.quarantine(Quarantined { file: name.clone(), page: Some(page.into()), reason });
+        }
+        Ok(found.deletes)
+    }
+
+    fn close_for_good(&self, number: u64, error: &Error) {
+        let file = File::Segment(number).name();
+        let reason = Quarantined { file, page: None, reason: error.message().to_owned() };
+        self.quarantine(reason.clone());
+        lock(&self.live).opened(number, Err(reason));
+    }
+}
+
+fn log_number(file: &File) -> Option<u64> {
+    match file {
+        File::Log(number) => Some(*number),
+        _ => None,
+    }
+}
+
+/// The catalog's segments, none of them open, and the files beside them.
+fn closed(catalog: &Catalog) -> (Vec<Slot>, BTreeMap<u64, Files>) {
+    let slot = |entry: &Entry| Slot {
+        number: entry.number,
+        // A uuid that cannot be read is no segment's, so opening it will say so.
+        uuid: uuid_of(&entry.uuid).unwrap_or_default(),
+        rows: entry.rows,
+        content: Content::Closed(Closed { reason: None, waiting: Arc::default() }),
+    };
+    let beside = |entry: &Entry| {
+        let files = Files { deletes: entry.deletes, waiting: entry.waiting, ..Files::default() };
+        (entry.number, files)
+    };
+    (catalog.segments.iter().map(slot).collect(), catalog.segments.iter().map(beside).collect())
+}

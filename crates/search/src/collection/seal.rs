@@ -1,0 +1,148 @@
+//! Turning the oldest part into a segment.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+
+use super::catalog::new_uuid;
+use super::inner::{Busy, Inner, lock};
+use super::names::File;
+use super::state::{Content, Slot, View};
+use crate::deletes::Deletes;
+use crate::ingest::{Part, Row};
+use crate::segment::{self, Plan, RowSource, Segment, Written};
+
+/// The rows of a part that were alive when sealing began.
+struct PartSource {
+    rows: Vec<(u32, Arc<Row>)>,
+}
+
+impl PartSource {
+    fn row(&self, row: u32) -> Result<&Row> {
+        let found = self.rows.get(row as usize);
+        found.map(|(_, row)| &**row).ok_or_else(|| Error::internal(format!("there is no row {row} to seal")))
+    }
+}
+
+impl RowSource for PartSource {
+    fn rows(&self) -> u32 {
+        self.rows.len() as u32
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        self.row(row).map_or(u64::MAX, |row| row.id)
+    }
+
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        self.rows.iter().for_each(|(_, row)| out.extend_from_slice(&row.embedding));
+        Ok(())
+    }
+
+    fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
+        out.extend_from_slice(&self.row(row)?.record);
+        Ok(())
+    }
+
+    fn payload(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
+        out.extend_from_slice(&self.row(row)?.payload);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Seals the oldest part that takes no more changes; false where there is none. While it works, everything else
+    /// goes on. Where it fails, the part stays and is searched as before.
+    ///
+    /// # Errors
+    /// What the medium says, `ResourceExhausted` where memory set aside for it is still held by queries.
+    pub(super) fn seal_oldest(&self) -> Result<bool> {
+        let mut headroom = lock(&self.sealing);
+        let state = self.state();
+        if state.parts.len() < 2 {
+            return Ok(false);
+        }
+        let part = state.parts[0].clone();
+        drop(state);
+        headroom.refill(self.options.headroom_bytes());
+        let source = PartSource { rows: part.live().map(|(at, row)| (at, row.clone())).collect() };
+        drop(part);
+        let outcome = self.seal_part(source, &mut headroom);
+        let mut noted = lock(&self.noted);
+        noted.seal_error = outcome.as_ref().err().cloned();
+        noted.seals += u64::from(outcome.is_ok());
+        drop(noted);
+        self.events.tell();
+        outcome.map(|()| true)
+    }
+
+    fn seal_part(&self, mut source: PartSource, headroom: &mut crate::budget::Reservation) -> Result<()> {
+        if source.rows.is_empty() {
+            lock(&self.live).sealed(None);
+            return self.publish();
+        }
+        let number = self.number();
+        let busy = self.busy(File::Segment(number));
+        let uuid = new_uuid();
+        let rows = source.rows() as usize;
+        let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
+        let aside = headroom.bytes();
+        let working = headroom.split(needed.min(aside), "sealing")?;
+        let written = self.write_segment(&busy, uuid, &mut source, &|_| self.go_on())?;
+        drop(working);
+        headroom.refill(self.options.headroom_bytes());
+        let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
+        let numbers: Vec<u32> = source.rows.iter().map(|(at, _)| *at).collect();
+        // From here on queries that hold the old state hold its rows; the part itself lets go of them.
+        drop(source);
+        let mut live = lock(&self.live);
+        let part: Arc<Part> = live.state.parts[0].clone();
+        let mut deletes = Deletes::none(opened.rows());
+        for (row, &at) in (0..).zip(&written.order) {
+            if numbers.get(at as usize).is_none_or(|&at| part.is_dead(at)) {
+                deletes.insert(row);
+            }
+        }
+        let view = View::new(Arc::new(opened), Arc::new(deletes));
+        let rows = view.segment.rows();
+        live.sealed(Some(Slot { number, uuid, rows, content: Content::Open(view) }));
+        drop(live);
+        drop(part);
+        headroom.refill(self.options.headroom_bytes());
+        self.publish()
+    }
+
+    /// Writes a segment; where that fails nothing is left of it.
+    pub(super) fn write_segment(
+        &self,
+        busy: &Busy<'_>,
+        uuid: [u8; 16],
+        source: &mut dyn RowSource,
+        step: segment::Step<'_>,
+    ) -> Result<Written> {
+        let plan = Plan {
+            settings: self.options.shape.settings(),
+            kind: self.options.kind,
+            threads: self.options.build_threads,
+            uuid,
+        };
+        let written = segment::write(&*self.medium, &busy.name, &plan, source, step);
+        if written.is_err() {
+            busy.remove();
+        }
+        written
+    }
+
+    /// Opens a segment that was just written; where that fails nothing is left of it.
+    pub(super) fn open_written(
+        &self,
+        busy: &Busy<'_>,
+        memory: impl FnOnce() -> Result<crate::budget::Reservation>,
+    ) -> Result<Segment> {
+        let file = self.medium.open(&busy.name);
+        let opened = file.and_then(|file| Segment::open_with(file, &busy.name, memory()?));
+        if opened.is_err() {
+            busy.remove();
+        }
+        opened
+    }
+}

@@ -1,0 +1,302 @@
+//! Queries: the coarse filter over every segment and what is not sealed, then the exact stage over the best.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::{Error, Result};
+use storage::Reader;
+
+use super::filters::allows;
+use super::inner::{Inner, lock};
+use super::options::CANDIDATES_MAX;
+use super::state::{State, View};
+use crate::coarse::{self, Coarse, Exact, Params, Scratch};
+use crate::filter::{Clause, Filter};
+use crate::ingest::Row;
+use crate::rerank::{self, Candidate, Records, Scorer, Searcher};
+use crate::segment::alike;
+
+/// A query.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// What to look for.
+    pub embedding: &'a [f32],
+    /// Hits wanted.
+    pub k: usize,
+    /// How many points the exact stage compares; as many as `k`, at least.
+    pub candidates: usize,
+    /// How hard the coarse stage looks.
+    pub params: Params,
+    /// Which points may be found.
+    pub filter: Option<&'a Clause>,
+    /// Whether the coarse stage reads embeddings from the medium to rank candidates exactly. Where a scorer decides in
+    /// the end, that is seldom worth it.
+    pub exact: bool,
+    /// What is not compared by then is left out, and the answer is partial.
+    pub deadline: Option<Instant>,
+}
+
+impl<'a> Query<'a> {
+    /// The `k` points whose embeddings are most alike, ranked exactly.
+    pub fn nearest(embedding: &'a [f32], k: usize) -> Query<'a> {
+        let params = Params::default();
+        Query { embedding, k, candidates: k, params, filter: None, exact: true, deadline: None }
+    }
+}
+
+/// A point that was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hit {
+    /// What it is called by.
+    pub id: u64,
+    /// The scorer's score, or where there is no scorer the coarse one; higher is more alike.
+    pub score: f32,
+    /// How alike the embeddings are.
+    pub coarse: f32,
+}
+
+/// The answer to a query.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Found {
+    /// Best first, equal scores by id.
+    pub hits: Vec<Hit>,
+    /// Whether something that might belong here is missing, because it is damaged, not open yet, or came too late.
+    pub partial: bool,
+    /// Points that the exact stage was to compare.
+    pub candidates: u64,
+    /// Those of them that could not be read.
+    pub damaged: u64,
+    /// Reads of records.
+    pub reads: u64,
+    /// Records that the cache had.
+    pub cached: u64,
+}
+
+/// What one searching thread owns: readers of the medium and working memory.
+pub struct SearchThread {
+    pub(super) scratch: Scratch,
+    pub(super) hits: Vec<coarse::Hit>,
+    pub(super) searcher: Searcher,
+    pub(super) vectors: Box<dyn Reader>,
+}
+
+/// A candidate of either kind.
+struct Ranked<'s> {
+    coarse: f32,
+    id: u64,
+    place: Place<'s>,
+}
+
+enum Place<'s> {
+    /// Which of the open segments, and which row.
+    Sealed(u32, u32),
+    Fresh(&'s Arc<Row>),
+}
+
+/// Best first, equal scores by id.
+fn better(a: (f32, u64), b: (f32, u64)) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+impl Inner {
+    /// Ranks by embedding alone.
+    pub(super) fn nearest(&self, thread: &mut SearchThread, query: &Query<'_>) -> Result<Found> {
+        let state = self.state();
+        let views: Vec<&View> = state.open().map(|(_, _, view)| view).collect();
+        let mut found = self.begin(&state);
+        let ranked = self.coarse(thread, query, &state, &views, query.k, &mut found)?;
+        found.hits = ranked.iter().map(|it| Hit { id: it.id, score: it.coarse, coarse: it.coarse }).collect();
+        Ok(found)
+    }
+
+    /// Ranks the best of the coarse stage by `scorer`.
+    pub(super) fn search<S: Scorer>(
+        &self,
+        thread: &mut SearchThread,
+        query: &Query<'_>,
+        scorer: &S,
+    ) -> Result<Found> {
+        let state = self.state();
+        let views: Vec<&View> = state.open().map(|(_, _, view)| view).collect();
+        let mut found = self.begin(&state);
+        let ranked = self.coarse(thread, query, &state, &views, query.candidates.max(query.k), &mut found)?;
+        found.candidates = ranked.len() as u64;
+        let mut hits = score_fresh(&ranked, scorer, query, &mut found);
+        let candidates: Vec<Candidate> = ranked.iter().filter_map(sealed).collect();
+        if !candidates.is_empty() {
+            self.rerank(thread, query, scorer, &views, candidates, &mut hits, &mut found)?;
+        }
+        hits.sort_by(|a, b| better((a.score, a.id), (b.score, b.id)));
+        hits.truncate(query.k);
+        found.hits = hits;
+        Ok(found)
+    }
+
+    fn begin(&self, state: &State) -> Found {
+        Found { partial: state.is_partial() || lock(&self.noted).log_damaged, ..Found::default() }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what one query carries from stage to stage")]
+    fn rerank<S: Scorer>(
+        &self,
+        thread: &mut SearchThread,
+        query: &Query<'_>,
+        scorer: &S,
+        views: &[&View],
+        candidates: Vec<Candidate>,
+        hits: &mut Vec<Hit>,
+        found: &mut Found,
+    ) -> Result<()> {
+        let segments: Arc<[Arc<dyn Records>]> =
+            views.iter().map(|view| view.segment.clone() as Arc<dyn Records>).collect();
+        let answer = thread.searcher.one(rerank::Query {
+            tag: 0,
+            scorer,
+            segments,
+            k: query.k,
+            candidates: rerank::all(candidates),
+            deadline: query.deadline,
+        })?;
+        for damage in &answer.damaged {
+            let view = views.get(damage.candidate.segment as usize);
+            if let (Some(view), Some(page)) = (view, damage.page) {
+                view.segment.note_page(page, damage.error.message());
+            }
+        }
+        for (candidate, score) in &answer.hits {
+            let view = views.get(candidate.segment as usize);
+            if let Some(id) = view.and_then(|view| view.segment.ids().id(candidate.row)) {
+                hits.push(Hit { id, score: *score, coarse: candidate.coarse });
+            }
+        }
+        found.partial |= answer.partial;
+        found.damaged += answer.damaged_count;
+        found.reads += answer.reads;
+        found.cached += answer.cached;
+        Ok(())
+    }
+
+    /// The best `count` of all segments and parts, best first.
+    fn coarse<'s>(
+        &self,
+        thread: &mut SearchThread,
+        query: &Query<'_>,
+        state: &'s State,
+        views: &[&View],
+        count: usize,
+        found: &mut Found,
+    ) -> Result<Vec<Ranked<'s>>> {
+        coarse::check_query(query.embedding, self.options.shape.dims, count)?;
+        if count > CANDIDATES_MAX {
+            return Err(Error::invalid(format!("{count} candidates are more than {CANDIDATES_MAX}")));
+        }
+        if let Some(clause) = query.filter {
+            clause.check()?;
+        }
+        let mut ranked = Vec::new();
+        for (at, view) in (0..).zip(views) {
+            self.coarse_segment(thread, query, view, count, found)?;
+            let ids = view.segment.ids();
+            ranked.extend(thread.hits.iter().filter_map(|hit| {
+                let id = ids.id(hit.row)?;
+                // Rows whose exact score could not be read score minus infinity.
+                let scored = hit.score > f32::NEG_INFINITY;
+                scored.then_some(Ranked { coarse: hit.score, id, place: Place::Sealed(at, hit.row) })
+            }));
+        }
+        let metric = self.options.shape.metric;
+        for part in &state.parts {
+            for (_, row) in part.live() {
+                if query.filter.is_none_or(|clause| allows(clause, row)) {
+                    let coarse = alike(metric, query.embedding, &row.embedding);
+                    ranked.push(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
+                }
+            }
+        }
+        let order = |a: &Ranked<'_>, b: &Ranked<'_>| better((a.coarse, a.id), (b.coarse, b.id));
+        if ranked.len() > count && count > 0 {
+            ranked.select_nth_unstable_by(count - 1, order);
+        }
+        ranked.truncate(count);
+        ranked.sort_unstable_by(order);
+        Ok(ranked)
+    }
+
+    /// Leaves the best of one segment in `thread.hits`.
+    fn coarse_segment(
+        &self,
+        thread: &mut SearchThread,
+        query: &Query<'_>,
+        view: &View,
+        count: usize,
+        found: &mut Found,
+    ) -> Result<()> {
+        let SearchThread { scratch, hits, vectors, .. } = thread;
+        hits.clear();
+        let filtered = self.filtered(query, view, found)?;
+        let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
+        if allow.is_some_and(Filter::is_empty) {
+            return Ok(());
+        }
+        let index: &dyn Coarse = view.segment.index();
+        if !query.exact {
+            return index.search(query.embedding, count, &query.params, allow, None, scratch, hits);
+        }
+        let exact = view.segment.exact(&mut **vectors);
+        let reads: &dyn Exact = &exact;
+        index.search(query.embedding, count, &query.params, allow, Some(reads), scratch, hits)?;
+        if exact.lost() > 0 {
+            found.partial = true;
+            found.damaged += exact.lost();
+        }
+        Ok(())
+    }
+
+    /// What the query's clause allows of a segment, deletes taken away; `None` without a clause.
+    fn filtered(&self, query: &Query<'_>, view: &View, found: &mut Found) -> Result<Option<Filter>> {
+        let Some(clause) = query.filter else { return Ok(None) };
+        let selected = match self.filters.select(&view.segment, clause, &self.budget) {
+            Ok(selected) => selected,
+            Err(error) if error.kind() == base::ErrorKind::ResourceExhausted => {
+                self.filters.clear();
+                self.filters.select(&view.segment, clause, &self.budget)?
+            }
+            Err(error) => return Err(error),
+        };
+        found.partial |= selected.lost > 0;
+        let mut filter = selected.filter.clone();
+        if let Some(allowed) = view.allowed() {
+            filter.intersect(allowed);
+        }
+        Ok(Some(filter))
+    }
+}
+
+fn sealed(ranked: &Ranked<'_>) -> Option<Candidate> {
+    match ranked.place {
+        Place::Sealed(segment, row) => Some(Candidate { segment, row, coarse: ranked.coarse }),
+        Place::Fresh(_) => None,
+    }
+}
+
+/// Scores what is in memory.
+fn score_fresh<S: Scorer>(ranked: &[Ranked<'_>], scorer: &S, query: &Query<'_>, found: &mut Found) -> Vec<Hit> {
+    let mut scratch = None;
+    let mut hits = Vec::new();
+    for it in ranked {
+        let Place::Fresh(row) = &it.place else { continue };
+        if query.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            found.partial = true;
+            break;
+        }
+        match scorer.score(&row.record, scratch.get_or_insert_with(|| scorer.scratch())) {
+            Ok(score) => hits.push(Hit { id: it.id, score, coarse: it.coarse }),
+            Err(_) => {
+                found.partial = true;
+                found.damaged += 1;
+            }
+        }
+    }
+    hits
+}

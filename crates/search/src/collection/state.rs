@@ -1,0 +1,282 @@
+//! What a collection is at one moment, and how a change changes it.
+//!
+//! A query takes the current [`State`] and keeps it: whatever is written, sealed or merged meanwhile, it sees the points
+//! that were there when it began. Whoever changes the state copies what somebody else still holds, which is a list of
+//! pointers and at most one chunk of a bitmap.
+//!
+//! The rule behind everything: an id is alive in at most one place, and the newest change decides where.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use base::Error;
+
+use super::names::File;
+use crate::deletes::{Deletes, WAITING_MAX};
+use crate::filter::Filter;
+use crate::ingest::{Part, Row};
+use crate::segment::{Quarantined, Segment};
+
+/// The points of a collection as they were at one moment.
+#[derive(Clone, Debug)]
+pub struct State {
+    pub(super) segments: Vec<Slot>,
+    /// Points that are not sealed, oldest part first; the last takes what is written.
+    pub(super) parts: Vec<Arc<Part>>,
+}
+
+/// One segment of a state.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) number: u64,
+    pub(super) uuid: [u8; 16],
+    pub(super) rows: u32,
+    pub(super) content: Content,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    Open(View),
+    /// Still to be opened, or never to be.
+    Closed(Closed),
+}
+
+/// An open segment and what is gone of it.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    pub(super) segment: Arc<Segment>,
+    pub(super) deletes: Arc<Deletes>,
+    /// The rows that are not gone, made when it is first asked for.
+    allowed: Arc<OnceLock<Option<Arc<Filter>>>>,
+}
+
+/// A segment that cannot be asked for its rows.
+#[derive(Clone, Debug)]
+pub(super) struct Closed {
+    /// Why; `None` while it is being opened.
+    pub(super) reason: Option<Quarantined>,
+    /// Ids that were replaced or removed since.
+    pub(super) waiting: Arc<Vec<u64>>,
+}
+
+impl View {
+    pub(super) fn new(segment: Arc<Segment>, deletes: Arc<Deletes>) -> View {
+        View { segment, deletes, allowed: Arc::default() }
+    }
+
+    /// The rows that are not gone; `None` where that is all of them.
+    pub(super) fn allowed(&self) -> Option<&Arc<Filter>> {
+        let make = || {
+            let gone = &self.deletes;
+            let words = || gone.words().map(|word| !word).collect();
+            (gone.count() > 0).then(|| Arc::new(Filter::from_words(gone.rows(), words())))
+        };
+        self.allowed.get_or_init(make).as_ref()
+    }
+
+    pub(super) fn live(&self) -> u32 {
+        self.deletes.rows() - self.deletes.count()
+    }
+
+    /// The row of an id, where it is not gone.
+    pub(super) fn find(&self, id: u64) -> Option<u32> {
+        self.segment.ids().find(id).filter(|&row| !self.deletes.contains(row))
+    }
+
+    /// Marks a row as gone.
+    pub(super) fn bury(&mut self, row: u32) {
+        Arc::make_mut(&mut self.deletes).insert(row);
+        // Others may still use the old filter.
+        self.allowed = Arc::default();
+    }
+
+    /// Whether something of it is not served.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.deletes.has_unknown() || !self.segment.damaged().is_empty()
+    }
+}
+
+impl Slot {
+    pub(super) fn view(&self) -> Option<&View> {
+        match &self.content {
+            Content::Open(view) => Some(view),
+            Content::Closed(_) => None,
+        }
+    }
+}
+
+impl State {
+    /// The open segments, with their places in the list.
+    pub(super) fn open(&self) -> impl Iterator<Item = (usize, &Slot, &View)> {
+        let slots = self.segments.iter().enumerate();
+        slots.filter_map(|(place, slot)| slot.view().map(|view| (place, slot, view)))
+    }
+
+    /// Points that can be found.
+    pub(super) fn live(&self) -> u64 {
+        let sealed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
+        let fresh: u64 = self.parts.iter().map(|part| u64::from(part.rows() - part.dead())).sum();
+        sealed + fresh
+    }
+
+    /// Whether some points may be missing from it.
+    pub(super) fn is_partial(&self) -> bool {
+        self.segments.iter().any(|slot| slot.view().is_none_or(|view| view.deletes.has_unknown()))
+    }
+}
+
+/// Where a point is.
+pub(super) enum Found {
+    Fresh(Arc<Row>),
+    Sealed(View, u32),
+}
+
+/// The current state, and the tables that only writers and look-ups by id need.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) state: Arc<State>,
+    /// For each part of the state: the newest row of an id.
+    pub(super) tables: Vec<HashMap<u64, u32>>,
+}
+
+impl Live {
+    pub(super) fn new(segments: Vec<Slot>, log: u64) -> Live {
+        let state = State { segments, parts: vec![Arc::new(Part::new(log))] };
+        Live { state: Arc::new(state), tables: vec![HashMap::new()] }
+    }
+
+    /// The part that takes what is written.
+    pub(super) fn active(&self) -> &Part {
+        // There is always at least one: sealing removes only those before it.
+        &self.state.parts[self.state.parts.len() - 1]
+    }
+
+    /// Whether a segment that is not open has no room for more ids.
+    pub(super) fn waiting_is_full(&self) -> Option<&Slot> {
+        let full = |slot: &&Slot| match &slot.content {
+            Content::Closed(closed) => closed.waiting.len() >= WAITING_MAX,
+            Content::Open(_) => false,
+        };
+        self.state.segments.iter().find(full)
+    }
+
+    /// A new point takes the place of the one of its id.
+    pub(super) fn upsert(&mut self, row: Row) {
+        self.delete(row.id);
+        let id = row.id;
+        let state = Arc::make_mut(&mut self.state);
+        if let (Some(part), Some(table)) = (state.parts.last_mut(), self.tables.last_mut()) {
+            table.insert(id, Arc::make_mut(part).push(Arc::new(row)));
+        }
+    }
+
+    /// The point of an id is gone.
+    pub(super) fn delete(&mut self, id: u64) {
+        let fresh = self.fresh(id);
+        let state = Arc::make_mut(&mut self.state);
+        if let Some((part, row)) = fresh {
+            Arc::make_mut(&mut state.parts[part]).bury(row);
+            return;
+        }
+        let sealed = state.segments.iter_mut().find_map(|slot| match &mut slot.content {
+            Content::Open(view) => view.find(id).map(|row| (view, row)),
+            Content::Closed(_) => None,
+        });
+        if let Some((view, row)) = sealed {
+            view.bury(row);
+            return;
+        }
+        for slot in &mut state.segments {
+            if let Content::Closed(closed) = &mut slot.content {
+                Arc::make_mut(&mut closed.waiting).push(id);
+            }
+        }
+    }
+
+    fn fresh(&self, id: u64) -> Option<(usize, u32)> {
+        let tables = self.tables.iter().enumerate().rev();
+        let mut rows = tables.filter_map(|(part, table)| table.get(&id).map(|&row| (part, row)));
+        rows.find(|&(part, row)| !self.state.parts[part].is_dead(row))
+    }
+
+    /// Where the point of an id is.
+    pub(super) fn find(&self, id: u64) -> Option<Found> {
+        if let Some((part, row)) = self.fresh(id) {
+            return self.state.parts[part].row(row).cloned().map(Found::Fresh);
+        }
+        let mut views = self.state.open().map(|(_, _, view)| view);
+        views.find_map(|view| view.find(id).map(|row| Found::Sealed(view.clone(), row)))
+    }
+
+    /// Why nobody can say whether there is a point of an id that [`Live::find`] does not know; `None` where there is
+    /// surely none.
+    pub(super) fn doubt(&self, id: u64) -> Option<Error> {
+        self.state.segments.iter().find_map(|slot| {
+            let name = || File::Segment(slot.number).name();
+            match &slot.content {
+                Content::Open(view) => {
+                    let unknown = view.segment.ids().find(id).is_some_and(|row| view.deletes.is_unknown(row));
+                    unknown.then(|| Error::data_loss(format!("{}: whether it has point {id} is lost", name())))
+                }
+                Content::Closed(closed) if closed.waiting.contains(&id) => None,
+                Content::Closed(Closed { reason: None, .. }) => {
+                    Some(Error::unavailable(format!("{} is still being opened", name())))
+                }
+                Content::Closed(Closed { reason: Some(reason), .. }) => {
+                    Some(Error::data_loss(format!("point {id} may be in what is not served: {reason}")))
+                }
+            }
+        })
+    }
+
+    /// Starts a new part; the one before takes no more changes.
+    pub(super) fn freeze(&mut self, log: u64) {
+        Arc::make_mut(&mut self.state).parts.push(Arc::new(Part::new(log)));
+        self.tables.push(HashMap::new());
+    }
+
+    /// Puts a segment in the place of the oldest part, or nothing where none of its rows was alive.
+    pub(super) fn sealed(&mut self, slot: Option<Slot>) {
+        let state = Arc::make_mut(&mut self.state);
+        state.segments.extend(slot);
+        state.parts.remove(0);
+        self.tables.remove(0);
+    }
+
+    /// Puts one segment, or none, in the place of those with the numbers `old`.
+    pub(super) fn merged(&mut self, old: &[u64], slot: Option<Slot>) {
+        let state = Arc::make_mut(&mut self.state);
+        let place = state.segments.iter().position(|slot| old.contains(&slot.number)).unwrap_or(0);
+        state.segments.retain(|slot| !old.contains(&slot.number));
+        if let Some(slot) = slot {
+            state.segments.insert(place.min(state.segments.len()), slot);
+        }
+    }
+
+    /// Ids that a segment which is not open shall forget when it is.
+    pub(super) fn waits(&mut self, number: u64, waiting: Arc<Vec<u64>>) {
+        let state = Arc::make_mut(&mut self.state);
+        let slot = state.segments.iter_mut().find(|slot| slot.number == number);
+        if let Some(Content::Closed(closed)) = slot.map(|slot| &mut slot.content) {
+            closed.waiting = waiting;
+        }
+    }
+
+    /// A segment was opened, or will never be. Ids that waited for it are looked up now.
+    pub(super) fn opened(&mut self, number: u64, outcome: Result<View, Quarantined>) {
+        let state = Arc::make_mut(&mut self.state);
+        let Some(slot) = state.segments.iter_mut().find(|slot| slot.number == number) else { return };
+        let Content::Closed(closed) = &mut slot.content else { return };
+        match outcome {
+            Err(reason) => closed.reason = Some(reason),
+            Ok(mut view) => {
+                for &id in closed.waiting.iter() {
+                    if let Some(row) = view.find(id) {
+                        view.bury(row);
+                    }
+                }
+                slot.content = Content::Open(view);
+            }
+        }
+    }
+}

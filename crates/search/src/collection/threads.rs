@@ -1,0 +1,91 @@
+//! The threads of a collection: one opens segments and ends, one seals, one merges.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+
+use super::inner::Inner;
+
+/// How long a thread waits before it looks again without being told to.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// After a failure, how long before the next try: from this, doubled each time,
+const RETRY_MIN: Duration = Duration::from_millis(100);
+/// up to this.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Joined when dropped.
+pub(super) struct Threads {
+    inner: Arc<Inner>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts what the options ask for.
+    pub(super) fn start(inner: &Arc<Inner>) -> Result<Threads> {
+        let mut threads = Threads { inner: inner.clone(), handles: Vec::new() };
+        threads.spawn("segment-open", |inner| inner.open_segments())?;
+        if inner.options.background {
+            threads.spawn("segment-seal", |inner| repeat(inner, "sealing", Inner::seal_oldest))?;
+            threads.spawn("segment-merge", |inner| repeat(inner, "merging", Inner::merge_once))?;
+        }
+        Ok(threads)
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce(&Inner) + Send + 'static) -> Result<()> {
+        let inner = self.inner.clone();
+        let run = move || work(&inner);
+        let handle = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(run)
+            .map_err(|error| Error::exhausted(format!("thread {name}: {error}")))?;
+        self.handles.push(handle);
+        Ok(())
+    }
+}
+
+/// Does `work` as long as there is some, then waits to be told of more.
+fn repeat(inner: &Inner, doing: &str, work: impl Fn(&Inner) -> Result<bool>) {
+    memory::thread::enter_background(doing);
+    let mut retry = RETRY_MIN;
+    while inner.go_on().is_ok() {
+        let seen = inner.events.count();
+        let wait = match work(inner) {
+            Ok(true) => {
+                retry = RETRY_MIN;
+                continue;
+            }
+            Ok(false) => LOOK_AGAIN,
+            Err(error) => {
+                if inner.go_on().is_ok() {
+                    tracing::error!(%error, "{doing} failed, and is tried again");
+                }
+                retry = (retry * 2).min(RETRY_MAX);
+                retry
+            }
+        };
+        pause(inner, seen, wait, retry > RETRY_MIN);
+    }
+}
+
+/// Waits for an event, or after a failure for its time; ends early when the collection is closed.
+fn pause(inner: &Inner, mut seen: u64, wait: Duration, whole: bool) {
+    let deadline = Instant::now() + wait;
+    while inner.go_on().is_ok() && inner.events.wait_past(seen, deadline) && whole {
+        seen = inner.events.count();
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Ordering::Relaxed);
+        self.inner.events.tell();
+        for handle in self.handles.drain(..) {
+            if handle.join().is_err() {
+                tracing::error!("a thread of a collection ended in a panic");
+            }
+        }
+    }
+}

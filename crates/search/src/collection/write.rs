@@ -1,0 +1,246 @@
+//! Changes: into the log, into memory, and acknowledged when the log is durable.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use storage::log::{LOG_BYTES_MAX, Log};
+
+use super::inner::{Inner, Writer, lock};
+use super::names::File;
+use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
+use super::state::Live;
+use crate::ingest::{Logged, Op, PART_ROWS_MAX, Point, Row, StoredPoint, row_bytes};
+
+/// Parts that wait to be sealed while another one is written to.
+pub(super) const FROZEN_MAX: usize = 1;
+/// When a write that found no room is advised to come again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// However small a part may be, a log is at least so long before a new one is begun.
+const LOG_BYTES_MIN: u64 = 64 << 10;
+
+/// What became of a change.
+enum Tried {
+    /// It is in memory, and in this log under this number.
+    Done(Arc<Log>, u64),
+    /// Not now; once something is sealed it may go.
+    NoRoom(Error),
+}
+
+impl Inner {
+    /// Applies changes in order and waits until all are durable. Where one fails, those before it may have been applied,
+    /// and none is acknowledged.
+    pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        for op in ops {
+            self.check(op)?;
+        }
+        let mut last: Option<(Arc<Log>, u64)> = None;
+        for op in ops {
+            let (log, number) = self.write_one(op)?;
+            if let Some((before, number)) = last.take().filter(|(before, _)| !Arc::ptr_eq(before, &log)) {
+                before.commit(number)?;
+            }
+            last = Some((log, number));
+        }
+        last.map_or(Ok(()), |(log, number)| log.commit(number))
+    }
+
+    /// Refuses what can never be written.
+    fn check(&self, op: &Op<'_>) -> Result<()> {
+        let Op::Upsert(Point { id, embedding, record, payload }) = op else { return Ok(()) };
+        let dims = self.options.shape.dims;
+        if embedding.len() != dims || embedding.iter().any(|value| !value.is_finite()) {
+            let values = embedding.len();
+            return Err(Error::invalid(format!(
+                "point {id}: its embedding has {values} values, not {dims} finite numbers"
+            )));
+        }
+        for (what, bytes, max) in
+            [("record", record.len(), RECORD_BYTES_MAX), ("payload", payload.len(), PAYLOAD_BYTES_MAX)]
+        {
+            if bytes > max {
+                return Err(Error::too_large(format!("point {id}: its {what} has {bytes} bytes, {max} at most")));
+            }
+        }
+        let object = payload.is_empty()
+            || serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(payload).is_ok();
+        if !object {
+            return Err(Error::invalid(format!("point {id}: its payload is not a JSON object")));
+        }
+        let bytes = row_bytes(dims, record.len(), payload.len());
+        if bytes > self.options.part_bytes {
+            return Err(Error::too_large(format!(
+                "point {id}: {bytes} bytes are more than the {} for unsealed points; raise the collection's memory \
+                 budget",
+                self.options.part_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    fn write_one(&self, op: &Op<'_>) -> Result<(Arc<Log>, u64)> {
+        let mut frame = Vec::new();
+        op.encode(&mut frame);
+        let deadline = Instant::now() + self.options.room_wait;
+        loop {
+            let seen = self.events.count();
+            let refusal = match self.try_write(op, &frame)? {
+                Tried::Done(log, number) => return Ok((log, number)),
+                Tried::NoRoom(refusal) => refusal,
+            };
+            if !self.options.background {
+                self.seal_oldest()?;
+            } else if !self.events.wait_past(seen, deadline) {
+                return Err(refusal.with_retry_after(RETRY_AFTER));
+            }
+        }
+    }
+
+    fn try_write(&self, op: &Op<'_>, frame: &[u8]) -> Result<Tried> {
+        let mut writer = lock(&self.writer);
+        if let Some(slot) = lock(&self.live).waiting_is_full() {
+            let name = File::Segment(slot.number).name();
+            return Err(Error::precondition(format!(
+                "{name} cannot be opened and too much was changed since; mend or drop it"
+            )));
+        }
+        let row = match op {
+            Op::Delete(_) => None,
+            Op::Upsert(point) => match self.reserve(&mut writer, point)? {
+                Ok(row) => Some(row),
+                Err(refusal) => return Ok(Tried::NoRoom(refusal)),
+            },
+        };
+        let (log, number) = match self.append(&mut writer, frame)? {
+            Ok(appended) => appended,
+            Err(refusal) => return Ok(Tried::NoRoom(refusal)),
+        };
+        let mut live = lock(&self.live);
+        match (op, row) {
+            (Op::Upsert(_), Some(row)) => live.upsert(row),
+            (Op::Delete(id), _) | (Op::Upsert(Point { id, .. }), None) => live.delete(*id),
+        }
+        Ok(Tried::Done(log, number))
+    }
+
+    /// Room for a point in the active part, or in a new one. The inner error is for a refusal that may pass.
+    fn reserve(&self, writer: &mut Writer, point: &Point<'_>) -> Result<Result<Row>> {
+        let bytes = row_bytes(self.options.shape.dims, point.record.len(), point.payload.len());
+        let (full, part_bytes, parts) = {
+            let live = lock(&self.live);
+            (self.is_full(&live, bytes), live.active().bytes(), live.state.parts.len())
+        };
+        if full {
+            if parts > FROZEN_MAX {
+                return Ok(Err(self.no_room()));
+            }
+            self.freeze(writer)?;
+        }
+        let held = match self.budget.reserve(bytes, "a point") {
+            Ok(held) => held,
+            // Sealing turns rows into codes, which frees memory; but not for a handful of rows.
+            Err(refusal) if parts > FROZEN_MAX => return Ok(Err(refusal)),
+            Err(refusal) if !full && part_bytes >= self.options.part_bytes / 4 => {
+                self.freeze(writer)?;
+                return Ok(Err(refusal));
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        let mut embedding: Box<[f32]> = point.embedding.into();
+        self.options.shape.encoding.round(&mut embedding);
+        let (record, payload) = (point.record.into(), point.payload.into());
+        Ok(Ok(Row { id: point.id, embedding, record, payload, held }))
+    }
+
+    fn is_full(&self, live: &Live, bytes: u64) -> bool {
+        let part = live.active();
+        part.rows() >= PART_ROWS_MAX || (part.rows() > 0 && part.bytes() + bytes > self.options.part_bytes)
+    }
+
+    /// Takes a change into the log, or into a new one where the log has failed or is long enough.
+    fn append(&self, writer: &mut Writer, frame: &[u8]) -> Result<Result<(Arc<Log>, u64)>> {
+        let mut refusal = Error::internal("there is no log");
+        for _ in 0..2 {
+            let Some((_, log)) = writer.logs.last() else { break };
+            let can_freeze = lock(&self.live).state.parts.len() <= FROZEN_MAX;
+            if log.bytes() < self.log_bytes_max() || !can_freeze {
+                refusal = match log.append(frame) {
+                    Ok(number) => return Ok(Ok((log.clone(), number))),
+                    Err(error) if error.kind() == ErrorKind::InvalidArgument => return Err(error),
+                    Err(error) => error,
+                };
+            }
+            if !can_freeze {
+                return Ok(Err(refusal));
+            }
+            self.freeze(writer)?;
+        }
+        Err(refusal)
+    }
+
+    /// A log is read whole at the start, in memory that is set aside for sealing. One of only removals ends by this.
+    fn log_bytes_max(&self) -> u64 {
+        self.options.part_bytes.clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
+    }
+
+    fn no_room(&self) -> Error {
+        let why = lock(&self.noted).seal_error.clone();
+        let why = why.map_or_else(String::new, |error| format!(" (sealing failed: {error})"));
+        Error::exhausted(format!(
+            "{} of unsealed points wait to be sealed{why}; write more slowly",
+            base::units::format_bytes(self.options.part_bytes)
+        ))
+    }
+
+    /// Ends the active part; what comes now goes to a new one with a log of its own.
+    pub(super) fn freeze(&self, writer: &mut Writer) -> Result<()> {
+        let number = self.number();
+        let (log, _) = Log::open(&self.medium, &File::Log(number).name())?;
+        writer.logs.push((number, Arc::new(log)));
+        lock(&self.live).freeze(number);
+        self.events.tell();
+        Ok(())
+    }
+
+    /// A change that a log held, at the start. `log` is the number of that log.
+    pub(super) fn replay(&self, log: u64, change: Logged) -> Result<()> {
+        let point = match change {
+            Logged::Delete(id) => {
+                lock(&self.live).delete(id);
+                return Ok(());
+            }
+            Logged::Upsert(point) => point,
+        };
+        let StoredPoint { id, embedding, record, payload } = point;
+        if embedding.len() != self.options.shape.dims {
+            return Err(Error::data_loss(format!("point {id} has {} dimensions", embedding.len())));
+        }
+        let bytes = row_bytes(embedding.len(), record.len(), payload.len());
+        let full = self.is_full(&lock(&self.live), bytes);
+        if full {
+            self.seal_down_to(FROZEN_MAX)?;
+            lock(&self.live).freeze(log);
+        }
+        let held = match self.budget.reserve(bytes, "a point of the log") {
+            Ok(held) => held,
+            Err(_) => {
+                lock(&self.live).freeze(log);
+                self.seal_down_to(1)?;
+                self.budget.reserve(bytes, "a point of the log")?
+            }
+        };
+        let mut embedding = embedding.into_boxed_slice();
+        self.options.shape.encoding.round(&mut embedding);
+        let row = Row { id, embedding, record: record.into(), payload: payload.into(), held };
+        lock(&self.live).upsert(row);
+        Ok(())
+    }
+
+    /// Seals until there are so many parts, the active one included.
+    pub(super) fn seal_down_to(&self, parts: usize) -> Result<()> {
+        while lock(&self.live).state.parts.len() > parts {
+            self.seal_oldest()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,10 @@
+//! Which rows a search may find: a bitmap, and the conditions on payloads that make one.
+//!
+//! A filter is made before ranking, so that a search for ten rows finds ten even where few are allowed. The vocabulary
+//! of conditions is that of Qdrant's filters, which clients know; reading it from their requests is not done here.
+
+mod bitmap;
+mod condition;
+
+pub use bitmap::Filter;
+pub use condition::{CONDITIONS_MAX, Clause, Condition, DEPTH_MAX, Match, Range, VALUES_MAX};

@@ -1,0 +1,178 @@
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+
+fn matching(key: &str, matching: Match) -> Condition {
+    Condition::Match { key: key.into(), matching }
+}
+
+fn only(condition: Condition) -> Clause {
+    Clause { must: vec![condition], ..Clause::default() }
+}
+
+#[track_caller]
+fn check(condition: Condition, payload: Value, expected: bool) {
+    assert_eq!(only(condition.clone()).matches(7, &payload), expected, "{condition:?} on {payload}");
+}
+
+#[test]
+fn values_match_by_meaning() {
+    let one = |value: Value| matching("a", Match::Value(value));
+    check(one(json!("red")), json!({"a": "red"}), true);
+    check(one(json!("red")), json!({"a": "Red"}), false);
+    check(one(json!("red")), json!({"a": ["blue", "red"]}), true);
+    check(one(json!(1)), json!({"a": 1.0}), true);
+    check(one(json!(1)), json!({"a": "1"}), false);
+    check(one(json!(true)), json!({"a": true}), true);
+    check(one(json!(9007199254740993u64)), json!({"a": 9007199254740992u64}), false);
+    check(one(json!("red")), json!({}), false);
+    check(one(json!("red")), Value::Null, false);
+}
+
+#[test]
+fn except_needs_a_value_that_differs() {
+    let except = matching("a", Match::Except(vec![json!("red"), json!(1)]));
+    check(except.clone(), json!({"a": "blue"}), true);
+    check(except.clone(), json!({"a": "red"}), false);
+    check(except.clone(), json!({"a": ["red", "blue"]}), true);
+    check(except.clone(), json!({"a": ["red", 1]}), false);
+    check(except.clone(), json!({"a": []}), false);
+    check(except, json!({}), false);
+}
+
+#[test]
+fn ranges_compare_numbers_only() {
+    let range = |range: Range| Condition::Range { key: "a".into(), range };
+    let closed = range(Range { gte: Some(1.0), lte: Some(2.0), ..Range::default() });
+    let open = range(Range { gt: Some(1.0), lt: Some(2.0), ..Range::default() });
+    for (value, in_closed, in_open) in [(1.0, true, false), (1.5, true, true), (2.0, true, false), (3.0, false, false)] {
+        check(closed.clone(), json!({ "a": value }), in_closed);
+        check(open.clone(), json!({ "a": value }), in_open);
+        check(open.clone(), json!({ "a": [9, value] }), in_open);
+    }
+    check(closed, json!({"a": "1.5"}), false);
+}
+
+#[test]
+fn paths_go_into_objects_and_lists() {
+    let payload = json!({"a": {"b": [{"c": 1}, {"c": 2}], "d": null, "e": []}});
+    let is = |key: &str, value: i32| matching(key, Match::Value(json!(value)));
+    check(is("a.b[].c", 2), payload.clone(), true);
+    check(is("a.b[].c", 3), payload.clone(), false);
+    check(is("a.b.c", 2), payload.clone(), false);
+    for (key, empty) in [("a", false), ("a.b", false), ("a.d", true), ("a.e", true), ("a.x", true), ("x.y", true)] {
+        check(Condition::IsEmpty { key: key.into() }, payload.clone(), empty);
+    }
+}
+
+#[test]
+fn ids_need_no_payload() {
+    let clause = only(Condition::Nested(only(Condition::has_id(vec![9, 7]))));
+    assert!(!clause.needs_payload());
+    assert!(clause.matches(7, &Value::Null) && !clause.matches(8, &Value::Null));
+    let chosen = clause.select(10, |row, text| {
+        text.extend(b"no JSON, and nobody reads it");
+        Ok(u64::from(row))
+    });
+    assert_eq!(chosen.unwrap().iter().collect::<Vec<_>>(), [7, 9]);
+}
+
+#[test]
+fn limits_are_refused() {
+    let mut deep = Clause::default();
+    for _ in 0..DEPTH_MAX {
+        deep = only(Condition::Nested(deep));
+    }
+    assert!(deep.check().is_err());
+    let wide = Clause { should: vec![Condition::has_id(vec![]); CONDITIONS_MAX + 1], ..Clause::default() };
+    assert!(wide.check().is_err());
+    assert!(only(Condition::has_id(vec![0; VALUES_MAX + 1])).check().is_err());
+    assert!(only(Condition::IsEmpty { key: String::new() }).check().is_err());
+    assert!(only(Condition::has_id(vec![1])).check().is_ok());
+}
+
+#[test]
+fn a_damaged_payload_is_named() {
+    let clause = only(Condition::IsEmpty { key: "a".into() });
+    let error = clause.select(1, |_, text| {
+        text.extend(b"{\"a\"");
+        Ok(0)
+    });
+    assert!(error.unwrap_err().message().contains("row 0"));
+}
+
+fn scalar() -> impl Strategy<Value = Value> {
+    prop_oneof![(0i64..4).prop_map(Value::from), "[ab]".prop_map(Value::from), Just(Value::Null), Just(json!(2.5))]
+}
+
+fn payload() -> impl Strategy<Value = Value> {
+    let field = prop_oneof![scalar(), prop::collection::vec(scalar(), 0..3).prop_map(Value::from)];
+    prop::collection::btree_map("[xy]", field, 0..3)
+        .prop_map(|fields| Value::Object(fields.into_iter().collect()))
+}
+
+fn condition() -> impl Strategy<Value = Condition> {
+    let values = || prop::collection::vec(scalar(), 0..3);
+    let how = prop_oneof![scalar().prop_map(Match::Value), values().prop_map(Match::Any), values().prop_map(Match::Except)];
+    let leaf = prop_oneof![
+        ("[xy]", how).prop_map(|(key, matching)| Condition::Match { key, matching }),
+        ("[xy]", 0u8..4, 0u8..4).prop_map(|(key, low, high)| {
+            let range = Range { gte: Some(low.into()), lt: Some(high.into()), ..Range::default() };
+            Condition::Range { key, range }
+        }),
+        "[xy]".prop_map(|key| Condition::IsEmpty { key }),
+        prop::collection::vec(0u64..20, 0..8).prop_map(Condition::has_id),
+    ];
+    leaf.prop_recursive(3, 12, 3, |inner| {
+        let list = || prop::collection::vec(inner.clone(), 0..3);
+        (list(), list(), list())
+            .prop_map(|(must, should, must_not)| Condition::Nested(Clause { must, should, must_not }))
+    })
+}
+
+/// The definition, written the other way round: the field's values as a list first, then counts.
+fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
+    let values = |key: &str| -> Vec<Value> {
+        match payload.get(key) {
+            Some(Value::Array(elements)) => elements.iter().filter(|value| !value.is_null()).cloned().collect(),
+            None | Some(Value::Null) => vec![],
+            Some(value) => vec![value.clone()],
+        }
+    };
+    match condition {
+        Condition::Match { key, matching } => match matching {
+            Match::Value(wanted) => values(key).contains(wanted),
+            Match::Any(wanted) => values(key).iter().filter(|value| wanted.contains(value)).count() > 0,
+            Match::Except(unwanted) => values(key).iter().filter(|value| !unwanted.contains(value)).count() > 0,
+        },
+        Condition::Range { key, range } => {
+            let (low, high) = (range.gte.unwrap(), range.lt.unwrap());
+            values(key).iter().filter_map(Value::as_f64).any(|value| low <= value && value < high)
+        }
+        Condition::HasId(ids) => ids.contains(&id),
+        Condition::IsEmpty { key } => values(key).is_empty(),
+        Condition::Nested(clause) => {
+            let met = |list: &[Condition]| list.iter().filter(|condition| naive(condition, id, payload)).count();
+            met(&clause.must) == clause.must.len()
+                && (clause.should.is_empty() || met(&clause.should) > 0)
+                && met(&clause.must_not) == 0
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_the_definition(
+        condition in condition(),
+        payloads in prop::collection::vec(payload(), 0..20),
+    ) {
+        let clause = only(condition.clone());
+        let chosen = clause.select(payloads.len() as u32, |row, text| {
+            text.extend(payloads[row as usize].to_string().bytes());
+            Ok(u64::from(row))
+        });
+        let expected = (0..payloads.len() as u32)
+            .filter(|row| naive(&condition, u64::from(*row), &payloads[*row as usize]));
+        prop_assert_eq!(chosen.unwrap().iter().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,7 @@
+//! What is not sealed yet: the changes in the log, and the points in memory that they make.
+
+mod op;
+mod part;
+
+pub use op::{Logged, Op, Point, StoredPoint};
+pub use part::{PART_ROWS_MAX, Part, Row, row_bytes};

@@ -1,0 +1,140 @@
+//! What the log holds: one change to a collection, as bytes.
+//!
+//! Layout, little-endian: kind u8 (1 replaces a point or adds it, 2 removes one), three zeros, dims u32, id u64, bytes of
+//! the record u32, bytes of the payload u32, then the embedding in f32, the record, the payload. A removal ends after
+//! the lengths, which are zero. The log's frames are checksummed; here lengths are checked all the same.
+
+use base::{Error, Result};
+
+const HEADER_BYTES: usize = 24;
+const KIND_UPSERT: u8 = 1;
+const KIND_DELETE: u8 = 2;
+
+/// A point as it is handed in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point<'a> {
+    /// What it is called by.
+    pub id: u64,
+    /// Its embedding.
+    pub embedding: &'a [f32],
+    /// What a scorer compares, whatever that is.
+    pub record: &'a [u8],
+    /// A JSON object, or nothing.
+    pub payload: &'a [u8],
+}
+
+/// One change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op<'a> {
+    /// Adds a point, or replaces the one of its id.
+    Upsert(Point<'a>),
+    /// Removes the point of this id, if there is one.
+    Delete(u64),
+}
+
+impl Op<'_> {
+    /// Appends its bytes to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, id, point) = match self {
+            Op::Upsert(point) => (KIND_UPSERT, point.id, Some(point)),
+            Op::Delete(id) => (KIND_DELETE, *id, None),
+        };
+        let length = |bytes: Option<usize>| (bytes.unwrap_or(0) as u32).to_le_bytes();
+        out.extend_from_slice(&[kind, 0, 0, 0]);
+        out.extend_from_slice(&length(point.map(|point| point.embedding.len())));
+        out.extend_from_slice(&id.to_le_bytes());
+        out.extend_from_slice(&length(point.map(|point| point.record.len())));
+        out.extend_from_slice(&length(point.map(|point| point.payload.len())));
+        if let Some(point) = point {
+            out.extend(point.embedding.iter().flat_map(|value| value.to_le_bytes()));
+            out.extend_from_slice(point.record);
+            out.extend_from_slice(point.payload);
+        }
+    }
+}
+
+/// A change as it was read back.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Logged {
+    /// Adds or replaces.
+    Upsert(StoredPoint),
+    /// Removes.
+    Delete(u64),
+}
+
+/// A point as it is kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StoredPoint {
+    /// What it is called by.
+    pub id: u64,
+    /// Its embedding, rounded as the collection keeps it.
+    pub embedding: Vec<f32>,
+    /// Its record.
+    pub record: Vec<u8>,
+    /// A JSON object, or nothing.
+    pub payload: Vec<u8>,
+}
+
+impl Logged {
+    /// Reads what [`Op::encode`] wrote.
+    ///
+    /// # Errors
+    /// `DataLoss` for anything else.
+    pub fn decode(bytes: &[u8]) -> Result<Logged> {
+        let odd = || Error::data_loss(format!("{} bytes of the log are no change to a collection", bytes.len()));
+        let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or_else(odd)?;
+        let field = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize;
+        let id = (field(8) as u64) | (field(12) as u64) << 32;
+        let (dims, record, payload) = (field(4), field(16), field(20));
+        let body = &bytes[HEADER_BYTES..];
+        match header[0] {
+            KIND_DELETE if body.is_empty() => Ok(Logged::Delete(id)),
+            KIND_UPSERT if dims as u64 * 4 + record as u64 + payload as u64 == body.len() as u64 => {
+                let (embedding, rest) = body.split_at(dims * 4);
+                let (record, payload) = rest.split_at(record);
+                let embedding = embedding.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+                Ok(Logged::Upsert(StoredPoint {
+                    id,
+                    embedding,
+                    record: record.to_vec(),
+                    payload: payload.to_vec(),
+                }))
+            }
+            _ => Err(odd()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_change_comes_back(
+            id in any::<u64>(),
+            embedding in prop::collection::vec(-1e9_f32..1e9, 0..20),
+            record in prop::collection::vec(any::<u8>(), 0..50),
+            payload in prop::collection::vec(any::<u8>(), 0..50),
+        ) {
+            let point = Point { id, embedding: &embedding, record: &record, payload: &payload };
+            let mut bytes = Vec::new();
+            Op::Upsert(point).encode(&mut bytes);
+            let stored = StoredPoint { id, embedding: embedding.clone(), record: record.clone(), payload: payload.clone() };
+            prop_assert_eq!(Logged::decode(&bytes), Ok(Logged::Upsert(stored)));
+            prop_assert!(Logged::decode(&bytes[..bytes.len() - 1]).is_err());
+            bytes.clear();
+            Op::Delete(id).encode(&mut bytes);
+            prop_assert_eq!(Logged::decode(&bytes), Ok(Logged::Delete(id)));
+        }
+
+        #[test]
+        fn any_bytes_are_survived(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0_u8..4) {
+            if let Some(first) = bytes.first_mut() {
+                *first = kind;
+            }
+            let _ = Logged::decode(&bytes);
+        }
+    }
+}

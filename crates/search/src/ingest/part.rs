@@ -1,0 +1,134 @@
+//! Points that are not sealed yet, in memory, searched like all others.
+//!
+//! A query holds on to the part as it was when it began; a writer then copies what it changes: a list of pointers to
+//! blocks, the last block of pointers to rows, a chunk of the bitmap. Rows themselves are never copied.
+
+use std::sync::Arc;
+
+use crate::budget::Reservation;
+use crate::deletes::Deletes;
+
+/// Rows of a part at most.
+pub const PART_ROWS_MAX: u32 = 1 << 20;
+/// Rows of a block.
+const BLOCK_ROWS: u32 = 256;
+/// Bytes of a row beside its contents: pointers, lengths, its entry in the table of ids.
+const ROW_OVERHEAD_BYTES: u64 = 192;
+
+/// One point. Its memory is reserved as long as anybody holds it.
+#[derive(Debug)]
+pub struct Row {
+    /// What it is called by.
+    pub id: u64,
+    /// Its embedding.
+    pub embedding: Box<[f32]>,
+    /// Its record.
+    pub record: Box<[u8]>,
+    /// Its payload.
+    pub payload: Box<[u8]>,
+    /// The memory it takes.
+    pub held: Reservation,
+}
+
+/// Bytes of memory that a row of these sizes takes.
+pub fn row_bytes(dims: usize, record: usize, payload: usize) -> u64 {
+    (dims * 4 + record + payload) as u64 + ROW_OVERHEAD_BYTES
+}
+
+/// Rows in the order they came.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The number of the oldest log that holds changes of this part.
+    pub log: u64,
+    blocks: Vec<Arc<Vec<Arc<Row>>>>,
+    rows: u32,
+    bytes: u64,
+    dead: Deletes,
+}
+
+impl Part {
+    /// An empty part whose changes are in the log `log` and later ones.
+    pub fn new(log: u64) -> Part {
+        Part { log, blocks: Vec::new(), rows: 0, bytes: 0, dead: Deletes::none(PART_ROWS_MAX) }
+    }
+
+    /// Adds a row and gives its number. There must be room: fewer than [`PART_ROWS_MAX`] rows.
+    pub fn push(&mut self, row: Arc<Row>) -> u32 {
+        self.bytes += row.held.bytes();
+        if self.rows.is_multiple_of(BLOCK_ROWS) {
+            self.blocks.push(Arc::new(Vec::with_capacity(BLOCK_ROWS as usize)));
+        }
+        if let Some(block) = self.blocks.last_mut() {
+            Arc::make_mut(block).push(row);
+        }
+        self.rows += 1;
+        self.rows - 1
+    }
+
+    /// Marks a row as gone.
+    pub fn bury(&mut self, row: u32) -> bool {
+        self.dead.insert(row)
+    }
+
+    /// Whether a row is gone.
+    pub fn is_dead(&self, row: u32) -> bool {
+        self.dead.contains(row)
+    }
+
+    /// How many rows are gone.
+    pub fn dead(&self) -> u32 {
+        self.dead.count()
+    }
+
+    /// How many rows were added.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Bytes of memory its rows take, those that are gone included.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A row, gone or not.
+    pub fn row(&self, row: u32) -> Option<&Arc<Row>> {
+        self.blocks.get((row / BLOCK_ROWS) as usize)?.get((row % BLOCK_ROWS) as usize)
+    }
+
+    /// The rows that are not gone, with their numbers.
+    pub fn live(&self) -> impl Iterator<Item = (u32, &Arc<Row>)> + '_ {
+        let rows = self.blocks.iter().flat_map(|block| block.iter());
+        (0..).zip(rows).filter(|(row, _)| !self.dead.contains(*row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+
+    #[test]
+    fn who_holds_a_part_keeps_it() {
+        let budget = Budget::new(1 << 20);
+        let mut part = Arc::new(Part::new(7));
+        let mut add = |part: &mut Arc<Part>, id: u64| {
+            let held = budget.reserve(row_bytes(2, 1, 0), "a row").unwrap();
+            let row = Row { id, embedding: Box::new([id as f32, 0.0]), record: Box::new([1]), payload: Box::new([]), held };
+            Arc::make_mut(part).push(Arc::new(row))
+        };
+        for id in 0..300 {
+            assert_eq!(add(&mut part, id), id as u32);
+        }
+        let held = part.clone();
+        add(&mut part, 300);
+        assert!(Arc::make_mut(&mut part).bury(5));
+        assert_eq!((held.rows(), held.live().count(), part.rows(), part.live().count()), (300, 300, 301, 300));
+        assert!(part.is_dead(5) && !held.is_dead(5));
+        assert_eq!(part.row(300).unwrap().id, 300);
+        assert!(held.row(300).is_none() && part.live().all(|(row, point)| u64::from(row) == point.id));
+        drop(part);
+        assert_eq!(budget.stats().used, 300 * row_bytes(2, 1, 0), "the dropped state's own row is free again");
+        drop(held);
+        assert_eq!(budget.stats().used, 0);
+    }
+}

@@ -1,0 +1,159 @@
+//! Which place of the rings a key is at: a table of fixed size with open addressing.
+
+/// A place: which ring, and where in it in grains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) main: bool,
+    pub(super) grain: u32,
+}
+
+/// The bit that says which ring.
+const MAIN: u32 = 1 << 31;
+/// A free entry. No place encodes to it, because rings are smaller than 2^31 - 1 grains.
+const FREE: u32 = u32::MAX;
+
+/// Linear probing; a removal moves those behind it up, so that there are no gravestones and a look-up never gets longer
+/// with time (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
+#[derive(Debug)]
+pub(super) struct Index {
+    /// Hash and place. A power of two of them.
+    slots: Box<[(u32, u32)]>,
+    used: usize,
+}
+
+impl Index {
+    /// Room for about `entries`.
+    pub(super) fn new(entries: usize) -> Index {
+        // Full to 3/4 at most: probes stay short.
+        let slots = (entries.max(8) * 4 / 3).next_power_of_two();
+        Index { slots: vec![(0, FREE); slots].into_boxed_slice(), used: 0 }
+    }
+
+    /// Bytes that `new(entries)` takes.
+    pub(super) fn footprint(entries: usize) -> usize {
+        (entries.max(8) * 4 / 3).next_power_of_two() * size_of::<(u32, u32)>()
+    }
+
+    /// Whether one more may go in.
+    pub(super) fn has_room(&self) -> bool {
+        self.used < self.slots.len() / 4 * 3
+    }
+
+    fn mask(&self) -> usize {
+        self.slots.len() - 1
+    }
+
+    /// The place with this hash that `is` the right one.
+    pub(super) fn find(&self, hash: u32, mut is: impl FnMut(Place) -> bool) -> Option<Place> {
+        let mut at = hash as usize & self.mask();
+        loop {
+            let &(own, place) = self.slots.get(at)?;
+            if place == FREE {
+                return None;
+            }
+            if own == hash && is(decode(place)) {
+                return Some(decode(place));
+            }
+            at = (at + 1) & self.mask();
+        }
+    }
+
+    /// Adds a place. Call it where there is room.
+    pub(super) fn insert(&mut self, hash: u32, place: Place) {
+        if !self.has_room() {
+            return;
+        }
+        let mut at = hash as usize & self.mask();
+        while self.slots.get(at).is_some_and(|slot| slot.1 != FREE) {
+            at = (at + 1) & self.mask();
+        }
+        if let Some(slot) = self.slots.get_mut(at) {
+            *slot = (hash, encode(place));
+            self.used += 1;
+        }
+    }
+
+    /// Puts `new` where `old` was; without a new one, removes it. Whether it was there.
+    pub(super) fn replace(&mut self, hash: u32, old: Place, new: Option<Place>) -> bool {
+        let mut at = hash as usize & self.mask();
+        let wanted = (hash, encode(old));
+        while self.slots.get(at).is_some_and(|slot| slot.1 != FREE && *slot != wanted) {
+            at = (at + 1) & self.mask();
+        }
+        let Some(slot) = self.slots.get_mut(at).filter(|slot| **slot == wanted) else { return false };
+        match new {
+            Some(new) => slot.1 = encode(new),
+            None => self.close_up(at),
+        }
+        true
+    }
+
+    /// Frees `gap` and moves up what a search would no longer reach over it.
+    fn close_up(&mut self, mut gap: usize) {
+        let mask = self.mask();
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let (hash, place) = self.slots[at];
+            if place == FREE {
+                break;
+            }
+            let home = hash as usize & mask;
+            // It may move to the gap if its home is not between the gap and where it is, going round.
+            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
+                self.slots[gap] = (hash, place);
+                gap = at;
+            }
+        }
+        self.slots[gap].1 = FREE;
+        self.used -= 1;
+    }
+}
+
+fn encode(place: Place) -> u32 {
+    place.grain | if place.main { MAIN } else { 0 }
+}
+
+fn decode(place: u32) -> Place {
+    Place { main: place & MAIN != 0, grain: place & !MAIN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn is_a_map(steps in proptest::collection::vec((0u32..40, 0u32..3), 1..400)) {
+            // Hashes crowd, so that runs of probes meet and wrap.
+            let (mut index, mut map) = (Index::new(40), BTreeMap::new());
+            let hash = |key: u32| key % 7 + if key.is_multiple_of(2) { 60 } else { 0 };
+            for (at, (key, what)) in steps.into_iter().enumerate() {
+                let place = Place { main: what == 1, grain: key + 100 * at as u32 };
+                let old = map.get(&key).copied();
+                match (what, old) {
+                    (2, Some(old)) => {
+                        prop_assert!(index.replace(hash(key), old, None));
+                        map.remove(&key);
+                    }
+                    (_, Some(old)) => {
+                        prop_assert!(index.replace(hash(key), old, Some(place)));
+                        map.insert(key, place);
+                    }
+                    (2, None) => prop_assert!(!index.replace(hash(key), place, None)),
+                    (_, None) => {
+                        index.insert(hash(key), place);
+                        map.insert(key, place);
+                    }
+                }
+                for key in 0..40 {
+                    let found = index.find(hash(key), |place| place.grain % 100 == key);
+                    prop_assert_eq!(found, map.get(&key).copied());
+                }
+                prop_assert_eq!(index.used, map.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The record cache: fixed bytes, shared by the threads that re-rank, not emptied by a scan.
+//!
+//! It holds records, not pages: a page has eight to sixteen records of which a query wants one or two, so a cache of
+//! pages would hold mostly what nobody asked for. All memory is taken when the cache is made, index included.
+
+mod index;
+mod ring;
+mod shard;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use shard::Shard;
+
+/// Parts with a lock each, at most. Threads meet at a lock for the time of a copy, a fraction of a microsecond.
+const SHARDS_MAX: usize = 64;
+/// A shard is not smaller than this, so that a record is a small part of it.
+const SHARD_BYTES_MIN: usize = 256 << 10;
+/// A shard is not larger: its rings are indexed by 31 bits of 8 bytes.
+const SHARD_BYTES_MAX: usize = 8 << 30;
+
+/// What a record is known by: the file's [`storage::Sealed::id`] and the row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The file.
+    pub file: u64,
+    /// The row in its segment.
+    pub row: u32,
+}
+
+impl Key {
+    /// A well-mixed 64-bit value (the finaliser of MurmurHash3, by Appleby). It is not meant to resist a client that
+    /// wants collisions: rows are numbered by the server.
+    fn hash(self) -> u64 {
+        let mut hash = self.file.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(self.row);
+        hash = (hash ^ (hash >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+        hash = (hash ^ (hash >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
+        hash ^ (hash >> 33)
+    }
+
+    fn hash_low(self) -> u32 {
+        self.hash() as u32
+    }
+}
+
+/// Where a record was found; it may be gone when it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    shard: u32,
+    at: shard::At,
+}
+
+/// What the cache has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Records asked for.
+    pub lookups: u64,
+    /// Of these, records that were there.
+    pub hits: u64,
+    /// Records taken in.
+    pub inserted: u64,
+    /// Records dropped for others.
+    pub evicted: u64,
+    /// Bytes of memory that it takes.
+    pub bytes: u64,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub struct Cache {
+    shards: Box<[Mutex<Shard>]>,
+    bytes: u64,
+    lookups: AtomicU64,
+    hits: AtomicU64,
+    inserted: AtomicU64,
+}
+
+impl Cache {
+    /// A cache of `bytes` in all, for records of about `record_bytes`. `None` where that is too little for one.
+    pub fn new(bytes: u64, record_bytes: u32) -> Option<Cache> {
+        let bytes = usize::try_from(bytes).ok()?;
+        let least = SHARD_BYTES_MIN.max(record_bytes as usize * 64);
+        if bytes < least {
+            return None;
+        }
+        let shards = (bytes / least).clamp(1, SHARDS_MAX).max(bytes.div_ceil(SHARD_BYTES_MAX));
+        let shard = || Mutex::new(Shard::new(bytes / shards, record_bytes as usize));
+        Some(Cache {
+            shards: (0..shards).map(|_| shard()).collect(),
+            bytes: bytes as u64,
+            lookups: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            inserted: AtomicU64::new(0),
+        })
+    }
+
+    fn shard(&self, hash: u64) -> u32 {
+        ((hash >> 32) % self.shards.len() as u64) as u32
+    }
+
+    fn lock(&self, shard: u32) -> Option<MutexGuard<'_, Shard>> {
+        // A panic under the lock would leave a queue half changed; there is none: every access is checked.
+        Some(self.shards.get(shard as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where the record is, if it is in. Counts as a use of it.
+    pub fn find(&self, key: Key) -> Option<Found> {
+        let hash = key.hash();
+        let shard = self.shard(hash);
+        let found = self.lock(shard)?.find(hash as u32, key).map(|at| Found { shard, at });
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        self.hits.fetch_add(u64::from(found.is_some()), Ordering::Relaxed);
+        found
+    }
+
+    /// Puts the record in place of what `out` holds. False, and `out` as it was, where it has left that place since.
+    pub fn copy(&self, found: Found, out: &mut Vec<u8>) -> bool {
+        let Some(shard) = self.lock(found.shard) else { return false };
+        let Some(record) = shard.record(found.at) else { return false };
+        out.clear();
+        out.extend_from_slice(record);
+        true
+    }
+
+    /// Takes a record in.
+    pub fn insert(&self, key: Key, record: &[u8]) {
+        let hash = key.hash();
+        if let Some(mut shard) = self.lock(self.shard(hash)) {
+            shard.insert(hash as u32, key, record);
+            self.inserted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> CacheStats {
+        let evicted = (0..self.shards.len()).filter_map(|at| Some(self.lock(at as u32)?.evicted)).sum();
+        CacheStats {
+            lookups: self.lookups.load(Ordering::Relaxed),
+            hits: self.hits.load(Ordering::Relaxed),
+            inserted: self.inserted.load(Ordering::Relaxed),
+            evicted,
+            bytes: self.bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const MIB: u64 = 1 << 20;
+
+    fn record(row: u32, bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|at| (row as usize * 31 + at) as u8).collect()
+    }
+
+    fn key(row: u32) -> Key {
+        Key { file: 3, row }
+    }
+
+    fn get(cache: &Cache, row: u32) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        cache.find(key(row)).filter(|&found| cache.copy(found, &mut out)).map(|_| out)
+    }
+
+    #[test]
+    fn what_is_too_small_is_none() {
+        assert!(Cache::new(0, 400).is_none());
+        assert!(Cache::new(100_000, 400).is_none());
+        assert_eq!(Cache::new(MIB, 400).unwrap().stats().bytes, MIB);
+    }
+
+    #[test]
+    fn most_of_the_bytes_hold_records() {
+        let (bytes, size) = (16 * MIB, 400);
+        let cache = Cache::new(bytes, size as u32).unwrap();
+        let rows = (bytes / size as u64) as u32;
+        (0..rows).for_each(|row| cache.insert(key(row), &record(row, size)));
+        let held = (0..rows).filter(|&row| cache.find(key(row)).is_some()).count();
+        assert!(held as u64 * size as u64 > bytes * 8 / 10, "{held} of {rows}");
+        assert!((held as u64) * (size as u64 + 24) < bytes);
+    }
+
+    #[test]
+    fn a_scan_does_not_push_out_what_is_in_use() {
+        let cache = Cache::new(4 * MIB, 400).unwrap();
+        let used = 0..4000u32;
+        for _ in 0..3 {
+            for row in used.clone() {
+                if get(&cache, row).is_none() {
+                    cache.insert(key(row), &record(row, 400));
+                }
+            }
+        }
+        // Ten times what the cache holds goes by once.
+        for row in 1_000_000..1_100_000 {
+            if cache.find(key(row)).is_none() {
+                cache.insert(key(row), &record(row, 400));
+            }
+        }
+        let left = used.clone().filter(|&row| get(&cache, row).is_some()).count();
+        assert!(left > 3000, "{left} of {} are left", used.len());
+    }
+
+    #[test]
+    fn a_place_that_was_left_gives_nothing() {
+        let cache = Cache::new(MIB, 400).unwrap();
+        cache.insert(key(0), &record(0, 400));
+        let found = cache.find(key(0)).unwrap();
+        (1..20_000).for_each(|row| cache.insert(key(row), &record(row, 400)));
+        let mut out = vec![9];
+        assert!(!cache.copy(found, &mut out) || out == record(0, 400));
+        assert!(cache.stats().evicted > 0);
+    }
+
+    #[test]
+    fn a_record_larger_than_a_part_of_a_shard_is_left_out() {
+        let cache = Cache::new(MIB, 400).unwrap();
+        cache.insert(key(1), &record(1, 600_000));
+        assert!(cache.find(key(1)).is_none());
+    }
+
+    #[test]
+    fn threads_see_whole_records() {
+        let cache = Cache::new(MIB, 200).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u32 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for step in 0..20_000u32 {
+                        let row = (step * 7 + thread * 13) % 6000;
+                        match get(cache, row) {
+                            Some(bytes) => assert_eq!(bytes, record(row, 100 + row as usize % 300)),
+                            None => cache.insert(key(row), &record(row, 100 + row as usize % 300)),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(cache.stats().hits > 0);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn gives_only_what_was_put_in(
+            steps in proptest::collection::vec((0u32..3000, 0usize..2000, proptest::bool::ANY), 1..3000),
+        ) {
+            let (cache, mut put) = (Cache::new(MIB, 400).unwrap(), BTreeMap::new());
+            for (row, bytes, look) in steps {
+                let seen = get(&cache, row);
+                prop_assert!(seen.is_none() || seen == put.get(&row).cloned());
+                if !look {
+                    let fresh = seen.is_none();
+                    cache.insert(key(row), &record(row, bytes));
+                    if fresh {
+                        put.insert(row, record(row, bytes));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! One query on its way through the exact stage.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::{Error, Result};
+use storage::page::{PAGE_BYTES, RecordPage};
+
+use super::cache::{Found, Key};
+use super::checked::Checked;
+use super::limits::{Limits, Shared};
+use super::plan::{Plan, Wanted};
+use super::query::{Progress, Query, Ranked};
+use super::ranking::Ranking;
+use super::reads::{PendingRead, Reads};
+use super::{Address, Candidate, Records, Scorer};
+
+/// While a record in memory is scored, the one so many behind it is fetched into the core's cache,
+const RECORD_AHEAD: usize = 1;
+/// and the head of the page of the one so many behind, which says where in the page the record is.
+const PAGE_AHEAD: usize = 4;
+/// Bytes of that head: a cache line.
+const LINE_BYTES: usize = 64;
+
+/// A record that was read and is not scored yet.
+type Arrived = (Wanted, Vec<u8>);
+
+/// Buffers for records between reading and scoring, used again and again.
+pub(super) type Buffers = Vec<Vec<u8>>;
+
+pub(super) struct Flight<'a, S: Scorer> {
+    /// Its number among all of its searcher.
+    pub(super) serial: u64,
+    pub(super) query: Query<'a, S>,
+    /// For each segment, where its file is in memory: which pages were verified.
+    in_place: Vec<Option<Arc<Checked>>>,
+    ranking: Ranking,
+    pub(super) ranked: Ranked,
+    /// Whether all candidates have come.
+    ended: bool,
+    chunk: Vec<Candidate>,
+    fresh: Vec<Wanted>,
+    /// Reads to be submitted.
+    plan: Plan,
+    /// In memory, read, in the cache: to be scored.
+    direct: VecDeque<Wanted>,
+    arrived: VecDeque<Arrived>,
+    hits: VecDeque<(Wanted, Found)>,
+    pub(super) in_flight: usize,
+}
+
+impl<'a, S: Scorer> Flight<'a, S> {
+    pub(super) fn new(serial: u64, query: Query<'a, S>, shared: &Shared) -> Flight<'a, S> {
+        let in_place = |records: &Arc<dyn Records>| {
+            let file = records.file();
+            file.in_place().map(|_| shared.checked.of(file.as_ref()))
+        };
+        Flight {
+            serial,
+            in_place: query.segments.iter().map(in_place).collect(),
+            ranking: Ranking::new(query.k),
+            ranked: Ranked::default(),
+            ended: query.k == 0,
+            chunk: Vec::new(),
+            fresh: Vec::new(),
+            plan: Plan::default(),
+            direct: VecDeque::new(),
+            arrived: VecDeque::new(),
+            hits: VecDeque::new(),
+            in_flight: 0,
+            query,
+        }
+    }
+
+    /// Asks for candidates until there are reads to submit for a while. With `wait`, until there are any.
+    pub(super) fn gather(&mut self, limits: &Limits, shared: &Shared, reads: &mut Reads, wait: bool) {
+        let mut wait = wait;
+        while !self.ended && self.plan.len() < limits.query_in_flight && self.direct.is_empty() {
+            self.chunk.clear();
+            let progress = self.query.candidates.next(&mut self.chunk, wait);
+            let chunk = std::mem::take(&mut self.chunk);
+            self.fresh.clear();
+            for &candidate in &chunk {
+                self.sort_in(candidate, limits, shared, reads);
+            }
+            self.plan.add(&self.fresh, limits.joining());
+            self.chunk = chunk;
+            wait = false;
+            match progress {
+                Progress::More => {}
+                Progress::Later => break,
+                Progress::End => self.ended = true,
+            }
+        }
+    }
+
+    /// Finds out where a candidate's record is, and puts it in the right line.
+    fn sort_in(&mut self, candidate: Candidate, limits: &Limits, shared: &Shared, reads: &mut Reads) {
+        if !self.open_to(candidate) {
+            self.ranked.skipped += 1;
+            return;
+        }
+        let address = match self.locate(candidate, limits) {
+            Ok(address) => address,
+            Err(error) => return self.ranked.damage(candidate, None, error),
+        };
+        let wanted = Wanted { candidate, address };
+        if self.in_place.get(candidate.segment as usize).is_some_and(Option::is_some) {
+            self.direct.push_back(wanted);
+        } else if let Some(found) = shared.cache.as_ref().and_then(|cache| cache.find(self.key(candidate)?)) {
+            self.hits.push_back((wanted, found));
+        } else if self.in_flight == 0 || !reads.attach(self.serial, wanted) {
+            self.fresh.push(wanted);
+        }
+    }
+
+    fn records(&self, candidate: Candidate) -> Option<&dyn Records> {
+        self.query.segments.get(candidate.segment as usize).map(AsRef::as_ref)
+    }
+
+    fn key(&self, candidate: Candidate) -> Option<Key> {
+        Some(Key { file: self.records(candidate)?.file().id(), row: candidate.row })
+    }
+
+    fn locate(&self, candidate: Candidate, limits: &Limits) -> Result<Address> {
+        let Candidate { segment, row, .. } = candidate;
+        let records = self
+            .records(candidate)
+            .ok_or_else(|| Error::internal(format!("a candidate of segment {segment}, which was not given")))?;
+        let address = records
+            .locate(row)
+            .ok_or_else(|| Error::data_loss(format!("segment {segment} has no record of row {row}")))?;
+        let (bytes, end) = (address.bytes as usize, address.offset.checked_add(u64::from(address.bytes)));
+        let whole = |bytes: u64| bytes.is_multiple_of(PAGE_BYTES as u64);
+        let misplaced = bytes == 0
+            || !whole(address.offset)
+            || !whole(bytes as u64)
+            || bytes > limits.read_bytes_max
+            || end.is_none_or(|end| end > records.file().bytes());
+        if misplaced {
+            return Err(Error::data_loss(format!(
+                "the record of row {row} is said to lie at {} + {bytes}, which is not in the file or too long",
+                address.offset
+            )));
+        }
+        Ok(address)
+    }
+
+    /// Whether a candidate can still get among the hits.
+    fn open_to(&self, candidate: Candidate) -> bool {
+        self.ranking.open_to(self.query.scorer.bound(candidate.coarse))
+    }
+
+    /// Whether reads shall be submitted now: when half of those it may have are done, so that they go in batches.
+    pub(super) fn wants_reads(&self, limits: &Limits) -> bool {
+        !self.plan.is_empty() && self.outstanding() <= limits.query_in_flight / 2
+    }
+
+    pub(super) fn may_read(&self, limits: &Limits) -> bool {
+        self.outstanding() < limits.query_in_flight
+    }
+
+    /// Records that were read and wait count too: else a slow scorer would fill the memory with them.
+    fn outstanding(&self) -> usize {
+        self.in_flight + self.arrived.len()
+    }
+
+    /// Takes the next read that is still of use out of the plan: its tag and what to read.
+    pub(super) fn next_read(&mut self, reads: &mut Reads) -> Option<(u64, super::plan::Extent)> {
+        loop {
+            let (extent, wanted) = self.plan.peek()?;
+            let scorer = &self.query.scorer;
+            let open = |wanted: &&Wanted| self.ranking.open_to(scorer.bound(wanted.candidate.coarse));
+            let useful = wanted.iter().filter(open).count();
+            self.ranked.skipped += (wanted.len() - useful) as u64;
+            let tag =
+                (useful > 0).then(|| reads.begin(self.serial, extent, wanted.iter().filter(open).copied()));
+            self.plan.advance();
+            if let Some(tag) = tag {
+                self.in_flight += 1;
+                self.ranked.reads += 1;
+                self.ranked.read_bytes += u64::from(extent.bytes);
+                return Some((tag, extent));
+            }
+        }
+    }
+
+    /// A read is done.
+    pub(super) fn arrive(
+        &mut self,
+        read: &PendingRead,
+        result: Result<&[u8]>,
+        shared: &Shared,
+        buffers: &mut Buffers,
+    ) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let one_page = read.wanted.iter().all(|wanted| wanted.address.offset == read.extent.offset);
+        match result {
+            Ok(bytes) => self.unpack(read, bytes, shared, buffers),
+            // One bad page must not take its neighbours along: each is read by itself.
+            Err(_) if !one_page => self.plan.add_apart(&read.wanted),
+            Err(error) => {
+                for wanted in &read.wanted {
+                    self.ranked.damage(wanted.candidate, Some(wanted.address.offset), error.clone());
+                }
+            }
+        }
+    }
+
+    fn unpack(&mut self, read: &PendingRead, bytes: &[u8], shared: &Shared, buffers: &mut Buffers) {
+        let mut page: Option<(u64, Result<RecordPage<'_>>)> = None;
+        for &wanted in &read.wanted {
+            let Wanted { candidate, address } = wanted;
+            if page.as_ref().is_none_or(|(offset, _)| *offset != address.offset) {
+                let start = address.offset.saturating_sub(read.extent.offset) as usize;
+                let part = bytes.get(start..start + address.bytes as usize).unwrap_or(&[]);
+                page = Some((address.offset, verified(part, address, self.records(candidate))));
+            }
+            let record = match &page {
+                Some((_, Ok(page))) => page.record(address.slot).ok_or_else(|| no_slot(address)),
+                Some((_, Err(error))) => Err(error.clone()),
+                None => continue,
+            };
+            match record {
+                Ok(record) => {
+                    let mut buffer = buffers.pop().unwrap_or_default();
+                    buffer.clear();
+                    buffer.extend_from_slice(record);
+                    if let (Some(cache), Some(key)) = (&shared.cache, self.key(candidate)) {
+                        cache.insert(key, record);
+                    }
+                    self.arrived.push_back((wanted, buffer));
+                }
+                Err(error) => self.ranked.damage(candidate, Some(address.offset), error),
+            }
+        }
+    }
+
+    /// Records that can be scored at once.
+    pub(super) fn ready(&self) -> usize {
+        self.arrived.len() + self.direct.len() + self.hits.len()
+    }
+
+    /// Records that were read and wait.
+    pub(super) fn arrived(&self) -> usize {
+        self.arrived.len()
+    }
+
+    /// Scores one record. False where none is ready. Those that were read come first, because they hold back further
+    /// reads; those in the cache fill the time while reads fly.
+    pub(super) fn score_one(&mut self, shared: &Shared, buffers: &mut Buffers, scratch: &mut S::Scratch) -> bool {
+        if let Some((wanted, record)) = self.arrived.pop_front() {
+            judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, &record, scratch);
+            buffers.push(record);
+        } else if let Some(wanted) = self.direct.pop_front() {
+            self.score_in_place(wanted, scratch);
+        } else if let Some((wanted, found)) = self.hits.pop_front() {
+            let mut buffer = buffers.pop().unwrap_or_default();
+            if shared.cache.as_ref().is_some_and(|cache| cache.copy(found, &mut buffer)) {
+                self.ranked.cached += 1;
+                judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, &buffer, scratch);
+            } else {
+                // It has left the cache since.
+                self.plan.add_apart(&[wanted]);
+            }
+            buffers.push(buffer);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn score_in_place(&mut self, wanted: Wanted, scratch: &mut S::Scratch) {
+        if let Some(page) = self.direct.get(PAGE_AHEAD).and_then(|&ahead| in_place(&self.query, ahead)) {
+            kernels::prefetch(page.get(..LINE_BYTES).unwrap_or(page));
+        }
+        if let Some(&ahead) = self.direct.get(RECORD_AHEAD)
+            && let Some(page) = in_place(&self.query, ahead)
+            && let Some(record) = RecordPage::trusted(page).ok().and_then(|page| page.record(ahead.address.slot))
+        {
+            kernels::prefetch(record);
+        }
+        let Wanted { candidate, address } = wanted;
+        let part = in_place(&self.query, wanted).unwrap_or(&[]);
+        let checked = self.in_place.get(candidate.segment as usize).and_then(Option::as_ref);
+        let page = if checked.is_some_and(|checked| checked.is(address.offset)) {
+            RecordPage::trusted(part)
+        } else {
+            let page = verified(part, address, self.records(candidate));
+            if let (Ok(_), Some(checked)) = (&page, checked) {
+                checked.set(address.offset);
+            }
+            page
+        };
+        match page.and_then(|page| page.record(address.slot).ok_or_else(|| no_slot(address))) {
+            Ok(record) => {
+                judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, record, scratch);
+            }
+            Err(error) => self.ranked.damage(candidate, Some(address.offset), error),
+        }
+    }
+
+    /// Whether its answer can no longer change. Reads that cannot change it any more are not waited for.
+    pub(super) fn is_done(&self, reads: &Reads) -> bool {
+        self.ended
+            && self.ready() == 0
+            && self.plan.is_empty()
+            && (self.in_flight == 0
+                || !reads.of(self.serial).flat_map(|read| &read.wanted).any(|w| self.open_to(w.candidate)))
+    }
+
+    /// Whether candidates are still to come.
+    pub(super) fn expects_more(&self) -> bool {
+        !self.ended
+    }
+
+    /// Ends it where its deadline has passed.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.query.deadline.is_some_and(|deadline| deadline <= now) {
+            self.ranked.late = true;
+            self.give_up();
+        }
+    }
+
+    /// Ends it with what there is.
+    pub(super) fn give_up(&mut self) {
+        self.ranked.partial |=
+            !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
+        self.ended = true;
+        self.plan.clear();
+        self.direct.clear();
+        self.arrived.clear();
+        self.hits.clear();
+        self.in_flight = 0;
+    }
+
+    /// The answer.
+    pub(super) fn finish(mut self, reads: &Reads) -> (u64, Ranked) {
+        self.ranked.skipped += reads.of(self.serial).map(|read| read.wanted.len() as u64).sum::<u64>();
+        self.ranked.hits = self.ranking.into_hits();
+        (self.query.tag, self.ranked)
+    }
+}
+
+fn judge<S: Scorer>(
+    scorer: &S,
+    ranking: &mut Ranking,
+    ranked: &mut Ranked,
+    wanted: Wanted,
+    record: &[u8],
+    scratch: &mut S::Scratch,
+) {
+    let Wanted { candidate, address } = wanted;
+    if !ranking.open_to(scorer.bound(candidate.coarse)) {
+        ranked.skipped += 1;
+        return;
+    }
+    match scorer.score(record, scratch) {
+        Ok(score) => {
+            ranked.scored += 1;
+            ranking.add(candidate, score);
+        }
+        Err(error) => ranked.damage(candidate, Some(address.offset), error),
+    }
+}
+
+/// The bytes in memory of a record's page.
+fn in_place<'q, S: Scorer>(query: &'q Query<'_, S>, wanted: Wanted) -> Option<&'q [u8]> {
+    let whole = query.segments.get(wanted.candidate.segment as usize)?.file().in_place()?;
+    let start = wanted.address.offset as usize;
+    whole.get(start..start + wanted.address.bytes as usize)
+}
+
+/// A page whose checksum is right and which is the one asked for.
+fn verified<'b>(
+    bytes: &'b [u8],
+    address: Address,
+    records: Option<&dyn Records>,
+) -> Result<RecordPage<'b>> {
+    let page = RecordPage::open(bytes)?;
+    let start = records.and_then(Records::pages_start);
+    let wanted = start.map(|start| address.offset.wrapping_sub(start) / PAGE_BYTES as u64);
+    if wanted.is_some_and(|wanted| wanted != u64::from(page.number())) {
+        return Err(Error::data_loss(format!(
+            "the page at {} says that it is number {}: the device gave another page than was asked for",
+            address.offset,
+            page.number()
+        )));
+    }
+    Ok(page)
+}
+
+fn no_slot(address: Address) -> Error {
+    Error::data_loss(format!("the page at {} has no record {}", address.offset, address.slot))
+}

@@ -1,0 +1,88 @@
+//! The best k so far.
+
+use std::cmp::Ordering;
+
+use super::Candidate;
+
+/// Keeps the k best, in an order that does not depend on when they came: higher scores first, equal ones by segment
+/// and row.
+#[derive(Debug)]
+pub(super) struct Ranking {
+    k: usize,
+    /// Best first. Re-ranking asks for tens of hits, and most candidates end at the comparison with the last one, so
+    /// a sorted list is quicker than a heap.
+    best: Vec<(Candidate, f32)>,
+}
+
+fn order(a: &(Candidate, f32), b: &(Candidate, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then_with(|| (a.0.segment, a.0.row).cmp(&(b.0.segment, b.0.row)))
+}
+
+impl Ranking {
+    /// Of at most `k`; the list grows as hits come, so a huge `k` costs nothing by itself.
+    pub(super) fn new(k: usize) -> Ranking {
+        Ranking { k, best: Vec::new() }
+    }
+
+    /// Takes note of a score. A candidate that is in already stays there once.
+    pub(super) fn add(&mut self, candidate: Candidate, score: f32) {
+        let new = (candidate, score);
+        if self.best.len() >= self.k && self.best.last().is_none_or(|last| order(last, &new).is_le()) {
+            return;
+        }
+        let at = self.best.partition_point(|old| order(old, &new).is_lt());
+        // A record has one score, so its double would stand exactly here.
+        if self.best.get(at).is_some_and(|old| order(old, &new).is_eq()) {
+            return;
+        }
+        if self.best.len() >= self.k {
+            self.best.pop();
+        }
+        self.best.insert(at, new);
+    }
+
+    /// Whether a record that scores at most `bound` can still get in. One that could at best equal the last can,
+    /// because it may come before it by its row.
+    pub(super) fn open_to(&self, bound: f32) -> bool {
+        if self.best.len() < self.k {
+            return true;
+        }
+        self.best.last().is_some_and(|(_, score)| bound.total_cmp(score).is_ge())
+    }
+
+    /// The hits, best first.
+    pub(super) fn into_hits(self) -> Vec<(Candidate, f32)> {
+        self.best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn is_what_sorting_everything_gives(
+            rows in proptest::collection::vec((0u32..3, 0u32..20), 0..60), k in 0usize..12,
+        ) {
+            // Few different scores, so that many are equal; doubles come with the same score.
+            let scored: Vec<_> = rows
+                .iter()
+                .map(|&(segment, row)| (Candidate { segment, row, coarse: 0.0 }, (row % 5) as f32))
+                .collect();
+            let mut ranking = Ranking::new(k);
+            for &(candidate, score) in &scored {
+                let in_before = ranking.best.clone();
+                let open = ranking.open_to(score);
+                ranking.add(candidate, score);
+                prop_assert!(open || in_before == ranking.best, "what is not open stays as it is");
+            }
+            let mut wanted = scored;
+            wanted.sort_by(order);
+            wanted.dedup();
+            wanted.truncate(k);
+            prop_assert_eq!(ranking.into_hits(), wanted);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Making a segment out of rows: the coarse index decides on the order, everything else is laid out in it.
+
+use base::{Error, Result};
+use storage::Medium;
+use storage::page::{Packer, RECORD_BYTES_MAX};
+
+use super::file::{FileWriter, Step};
+use super::ids::Ids;
+use super::layout::{Settings, kind};
+use super::rows::RowMapBuilder;
+use crate::coarse::{self, Kind};
+
+/// Bytes of finished pages that are collected before they go to the file.
+const DRAIN_BYTES: usize = 1 << 18;
+
+/// Where the rows of a new segment come from. Rows are counted as the source counts them.
+pub trait RowSource {
+    /// How many rows.
+    fn rows(&self) -> u32;
+
+    /// A row's id; each is there once.
+    fn id(&self, row: u32) -> u64;
+
+    /// Appends the embeddings of all rows to `out`, in order.
+    ///
+    /// # Errors
+    /// Where one cannot be read.
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()>;
+
+    /// Puts a row's record into `out`, which is empty.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Puts a row's payload into `out`, which is empty.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    fn payload(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()>;
+}
+
+/// How to make a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// What the rows are.
+    pub settings: Settings,
+    /// Which coarse index.
+    pub kind: Kind,
+    /// Threads for it.
+    pub threads: usize,
+    /// Which segment it is.
+    pub uuid: [u8; 16],
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// `order[row]` is the source's row.
+    pub order: Vec<u32>,
+    /// The file's length.
+    pub bytes: u64,
+}
+
+/// Bytes of memory that [`write`] needs for so many rows: their embeddings, as much again for the coarse index and its
+/// training, ids and maps, and buffers. The source's own come on top.
+pub fn working_bytes(rows: u64, dims: usize) -> u64 {
+    rows * (dims as u64 * 8 + 64) + (4 << 20)
+}
+
+/// Writes a segment to a new file and makes it durable; the file's name is made durable by the caller.
+///
+/// # Errors
+/// What source, medium, coarse index or `step` say. What was written is then left for the caller to remove.
+pub fn write(
+    medium: &dyn Medium,
+    name: &str,
+    plan: &Plan,
+    source: &mut dyn RowSource,
+    step: Step<'_>,
+) -> Result<Written> {
+    let Settings { dims, metric, encoding } = plan.settings;
+    let mut vectors = Vec::with_capacity(source.rows() as usize * dims);
+    source.vectors(&mut vectors)?;
+    if vectors.len() != source.rows() as usize * dims {
+        return Err(Error::internal(format!("{} values for {} rows of {dims}", vectors.len(), source.rows())));
+    }
+    encoding.round(&mut vectors);
+    let seed = u64::from(crc32c::crc32c(&plan.uuid));
+    let build = coarse::Build { vectors: &vectors, dims, metric, threads: plan.threads, seed };
+    let coarse::Built { order, index } = coarse::build(plan.kind, &build)?;
+    let mut file = FileWriter::create(medium, name, step)?;
+    file.section(kind::SETTINGS, &plan.settings.encode())?;
+    for (kind, bytes) in index.sections() {
+        file.section(kind, &bytes)?;
+    }
+    drop(index);
+    write_vectors(&mut file, &plan.settings, &vectors, &order)?;
+    drop(vectors);
+    let ids = Ids::new(order.iter().map(|&row| source.id(row)).collect())?;
+    let (by_row, by_id) = ids.encode();
+    file.section(kind::IDS, &by_row)?;
+    file.section(kind::ID_ORDER, &by_id)?;
+    drop((ids, by_row, by_id));
+    let records = write_pages(&mut file, kind::RECORDS, &order, |row, out| source.record(row, out))?;
+    file.section(kind::RECORD_MAP, &records.encode())?;
+    let payloads = write_pages(&mut file, kind::PAYLOADS, &order, |row, out| source.payload(row, out))?;
+    file.section(kind::PAYLOAD_MAP, &payloads.encode())?;
+    let bytes = file.finish(plan.uuid, order.len() as u32)?;
+    Ok(Written { order, bytes })
+}
+
+fn write_vectors(file: &mut FileWriter<'_>, settings: &Settings, vectors: &[f32], order: &[u32]) -> Result<()> {
+    let mut bytes = Vec::with_capacity(settings.stride());
+    file.begin(kind::VECTORS, true);
+    for &row in order {
+        let start = row as usize * settings.dims;
+        let vector = vectors.get(start..start + settings.dims);
+        let vector = vector.ok_or_else(|| Error::internal(format!("the coarse index made up row {row}")))?;
+        bytes.clear();
+        settings.encoding.encode(vector, &mut bytes);
+        file.put(&bytes)?;
+    }
+    file.end()
+}
+
+fn write_pages(
+    file: &mut FileWriter<'_>,
+    kind: u32,
+    order: &[u32],
+    mut read: impl FnMut(u32, &mut Vec<u8>) -> Result<()>,
+) -> Result<RowMapBuilder> {
+    let (mut packer, mut map) = (Packer::new(), RowMapBuilder::default());
+    let (mut record, mut pages) = (Vec::new(), Vec::with_capacity(DRAIN_BYTES + RECORD_BYTES_MAX));
+    file.begin(kind, false);
+    for &row in order {
+        record.clear();
+        read(row, &mut record)?;
+        map.push(packer.push(&record)?)?;
+        packer.drain(&mut pages);
+        if pages.len() >= DRAIN_BYTES {
+            file.put(&pages)?;
+            pages.clear();
+        }
+    }
+    packer.finish(&mut pages)?;
+    file.put(&pages)?;
+    file.end()?;
+    Ok(map)
+}

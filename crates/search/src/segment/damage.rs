@@ -1,0 +1,66 @@
+//! What is not served, by name.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Error, Result};
+
+/// Damaged places that a segment remembers; further ones are still refused whenever they are read.
+const DAMAGED_MAX: usize = 1024;
+
+/// Something that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantined {
+    /// The file.
+    pub file: String,
+    /// The page of the file, where it is one page; else it is the whole file.
+    pub page: Option<u64>,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for Quarantined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.page {
+            Some(page) => write!(f, "{} page {page}: {}", self.file, self.reason),
+            None => write!(f, "{}: {}", self.file, self.reason),
+        }
+    }
+}
+
+/// The damaged pages of one file, as far as they were met.
+#[derive(Debug)]
+pub(super) struct Damaged {
+    file: String,
+    pages: Mutex<Vec<Quarantined>>,
+}
+
+impl Damaged {
+    pub(super) fn new(file: &str) -> Arc<Damaged> {
+        Arc::new(Damaged { file: file.to_owned(), pages: Mutex::default() })
+    }
+
+    /// Remembers a page, counted from the file's start, and makes the error that names it.
+    pub(super) fn page(&self, page: u64, reason: &str) -> Error {
+        let found = Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
+        let error = Error::data_loss(found.to_string());
+        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        if pages.len() < DAMAGED_MAX && !pages.iter().any(|known| known.page == found.page) {
+            tracing::error!(file = self.file, page, reason, "damaged; the rest is served without it");
+            pages.push(found);
+        }
+        error
+    }
+
+    pub(super) fn list(&self) -> Vec<Quarantined> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Bytes that the medium has lost are a damaged page; other errors pass.
+    pub(super) fn read(&self, page: u64, result: Result<()>) -> Result<()> {
+        result.map_err(|error| match error.kind() {
+            base::ErrorKind::DataLoss => self.page(page, error.message()),
+            _ => error.context(&self.file),
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! Writing a segment's file, section after section, and reading sections back with their checksums.
+
+use std::ops::Range;
+
+use base::{Error, Result};
+use storage::page::PAGE_BYTES;
+use storage::superblock::{Section, Superblock, VERSION};
+use storage::{Medium, Sealed, Writer};
+
+use super::layout::{kind, kind_name};
+
+/// Bytes collected before they are written, and the most that is read at once.
+const STEP_BYTES: usize = 1 << 20;
+
+/// Called before every so many bytes of input or output: to pace, and to stop.
+pub type Step<'a> = &'a dyn Fn(u64) -> Result<()>;
+
+/// A segment's file while it is written. The superblock comes last, so that a file that was cut off is never taken for
+/// a segment.
+pub(super) struct FileWriter<'a> {
+    writer: Box<dyn Writer>,
+    step: Step<'a>,
+    /// Bytes of the current section that are not written yet; they start on a page.
+    buffer: Vec<u8>,
+    sections: Vec<Section>,
+    checks: Vec<u32>,
+    current: Option<Current>,
+}
+
+struct Current {
+    kind: u32,
+    offset: u64,
+    bytes: u64,
+    crc32c: u32,
+    /// Whether the checks table covers its pages; else they check themselves.
+    checked: bool,
+    first_check: u64,
+}
+
+impl<'a> FileWriter<'a> {
+    /// A new file.
+    pub(super) fn create(medium: &dyn Medium, name: &str, step: Step<'a>) -> Result<FileWriter<'a>> {
+        let mut writer = medium.create(name)?;
+        writer.append(&[0; PAGE_BYTES])?;
+        let buffer = Vec::with_capacity(STEP_BYTES + PAGE_BYTES);
+        Ok(FileWriter { writer, step, buffer, sections: Vec::new(), checks: Vec::new(), current: None })
+    }
+
+    /// A whole section whose pages do not check themselves.
+    pub(super) fn section(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
+        self.begin(kind, true);
+        self.put(bytes)?;
+        self.end()
+    }
+
+    /// Starts a section.
+    pub(super) fn begin(&mut self, kind: u32, checked: bool) {
+        let (offset, first_check) = (self.writer.bytes(), self.checks.len() as u64);
+        self.current = Some(Current { kind, offset, bytes: 0, crc32c: 0, checked, first_check });
+    }
+
+    /// More of the section.
+    pub(super) fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
+        if let Some(current) = &mut self.current {
+            current.bytes += bytes.len() as u64;
+            if current.checked {
+                current.crc32c = crc32c::crc32c_append(current.crc32c, bytes);
+            }
+        }
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(STEP_BYTES - self.buffer.len()));
+            self.buffer.extend_from_slice(now);
+            bytes = later;
+            if self.buffer.len() == STEP_BYTES {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the section, filled up with zeros to a whole page.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.buffer.resize(self.buffer.len().next_multiple_of(PAGE_BYTES), 0);
+        self.flush()?;
+        if let Some(Current { kind, offset, bytes, crc32c, first_check, .. }) = self.current.take() {
+            self.sections.push(Section { kind, offset, bytes, crc32c, aux: first_check });
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        (self.step)(self.buffer.len() as u64)?;
+        if self.current.as_ref().is_some_and(|current| current.checked) {
+            self.checks.extend(self.buffer.chunks(PAGE_BYTES).map(crc32c::crc32c));
+        }
+        self.writer.append(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Adds the table of checksums, makes everything durable, then the superblock, then that durable too.
+    pub(super) fn finish(mut self, uuid: [u8; 16], rows: u32) -> Result<u64> {
+        let checks: Vec<u8> = self.checks.iter().flat_map(|check| check.to_le_bytes()).collect();
+        self.section(kind::CHECKS, &checks)?;
+        self.writer.persist()?;
+        let sections = std::mem::take(&mut self.sections);
+        let superblock = Superblock { uuid, version: VERSION, rows: u64::from(rows), sections };
+        self.writer.write_at(0, &superblock.encode()?)?;
+        self.writer.persist()?;
+        Ok(self.writer.bytes())
+    }
+}
+
+/// What a segment's file says about itself: superblock and page checksums, both checked.
+#[derive(Debug)]
+pub(super) struct Contents {
+    pub(super) superblock: Superblock,
+    checks: Vec<u32>,
+}
+
+impl Contents {
+    /// Reads and checks them.
+    pub(super) fn read(file: &dyn Sealed) -> Result<Contents> {
+        let mut page = [0; PAGE_BYTES];
+        file.read_at(0, &mut page).map_err(|error| error.context("superblock"))?;
+        let superblock = Superblock::decode(&page)?;
+        superblock.check(file.bytes())?;
+        if superblock.rows > crate::coarse::ROWS_MAX as u64 {
+            return Err(Error::data_loss(format!("the superblock says {} rows", superblock.rows)));
+        }
+        let mut contents = Contents { superblock, checks: Vec::new() };
+        let bytes = contents.load(file, kind::CHECKS)?;
+        contents.checks = bytes.as_chunks().0.iter().map(|check| u32::from_le_bytes(*check)).collect();
+        Ok(contents)
+    }
+
+    /// A whole section that the superblock has a checksum of. Where that is wrong, the error names the page.
+    pub(super) fn load(&self, file: &dyn Sealed, kind: u32) -> Result<Vec<u8>> {
+        let section = self.section(kind)?;
+        let mut bytes = vec![0; usize::try_from(section.bytes).unwrap_or(usize::MAX)];
+        for (index, part) in bytes.chunks_mut(STEP_BYTES).enumerate() {
+            let offset = section.offset + (index * STEP_BYTES) as u64;
+            file.read_at(offset, part).map_err(|error| error.context(kind_name(kind)))?;
+        }
+        if crc32c::crc32c(&bytes) == section.crc32c {
+            return Ok(bytes);
+        }
+        let page = self.first_damaged(section, &bytes);
+        let page = page.map_or_else(String::new, |page| format!(", page {page} of the file"));
+        Err(Error::data_loss(format!("{}: damaged{page}", kind_name(kind))))
+    }
+
+    fn first_damaged(&self, section: &Section, bytes: &[u8]) -> Option<u64> {
+        let checks = self.checks.get(self.check_range(section)?)?;
+        let pages = bytes.chunks(PAGE_BYTES).zip(checks);
+        let damaged = pages.enumerate().find(|(_, (page, check))| padded_crc32c(page) != **check);
+        damaged.map(|(page, _)| section.offset / PAGE_BYTES as u64 + page as u64)
+    }
+
+    /// The section of a kind.
+    pub(super) fn section(&self, kind: u32) -> Result<&Section> {
+        let found = self.superblock.sections.iter().find(|section| section.kind == kind);
+        found.ok_or_else(|| Error::data_loss(format!("the segment has no section \"{}\"", kind_name(kind))))
+    }
+
+    /// The checksums of a section's pages.
+    pub(super) fn checks_of(&self, section: &Section) -> Result<Vec<u32>> {
+        let checks = self.check_range(section).and_then(|range| self.checks.get(range));
+        checks.map(<[u32]>::to_vec).ok_or_else(|| {
+            Error::data_loss(format!("{}: its pages have no checksums", kind_name(section.kind)))
+        })
+    }
+
+    fn check_range(&self, section: &Section) -> Option<Range<usize>> {
+        let first = usize::try_from(section.aux).ok()?;
+        let pages = usize::try_from(section.bytes.div_ceil(PAGE_BYTES as u64)).ok()?;
+        Some(first..first.checked_add(pages)?)
+    }
+}
+
+fn padded_crc32c(page: &[u8]) -> u32 {
+    let zeros = [0; PAGE_BYTES];
+    crc32c::crc32c_append(crc32c::crc32c(page), &zeros[page.len().min(PAGE_BYTES)..])
+}

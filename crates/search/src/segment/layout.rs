@@ -1,0 +1,208 @@
+//! Which sections a segment has, and the few numbers that say how to read them.
+
+use base::{Error, Result};
+
+use crate::coarse::{DIMS_MAX, Metric};
+
+/// Kinds of sections. Those from 0x100 on are the coarse index's own.
+pub mod kind {
+    /// [`super::Settings`].
+    pub const SETTINGS: u32 = 1;
+    /// The id of every row, u64.
+    pub const IDS: u32 = 2;
+    /// The rows in the order of their ids, u32.
+    pub const ID_ORDER: u32 = 3;
+    /// The embedding of every row, for exact scores.
+    pub const VECTORS: u32 = 4;
+    /// Pages of records.
+    pub const RECORDS: u32 = 5;
+    /// Which record page a row is in.
+    pub const RECORD_MAP: u32 = 6;
+    /// Pages of payloads.
+    pub const PAYLOADS: u32 = 7;
+    /// Which payload page a row is in.
+    pub const PAYLOAD_MAP: u32 = 8;
+    /// A checksum for every page of the sections whose pages do not check themselves.
+    pub const CHECKS: u32 = 9;
+    /// First kind of the coarse index.
+    pub const COARSE_FIRST: u32 = 0x100;
+}
+
+/// The name of a section for people.
+pub(crate) fn kind_name(kind: u32) -> &'static str {
+    match kind {
+        kind::SETTINGS => "settings",
+        kind::IDS => "ids",
+        kind::ID_ORDER => "id order",
+        kind::VECTORS => "vectors",
+        kind::RECORDS => "records",
+        kind::RECORD_MAP => "record map",
+        kind::PAYLOADS => "payloads",
+        kind::PAYLOAD_MAP => "payload map",
+        kind::CHECKS => "page checksums",
+        kind::COARSE_FIRST.. => "coarse index",
+        _ => "unknown section",
+    }
+}
+
+/// How the embeddings are kept for exact scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encoding {
+    /// As given: 4 bytes a value.
+    #[default]
+    F32,
+    /// The upper half of each value, rounded to nearest: 2 bytes, about 3 significant digits.
+    Bf16,
+}
+
+impl Encoding {
+    /// Bytes of a value.
+    pub fn bytes(self) -> usize {
+        match self {
+            Encoding::F32 => 4,
+            Encoding::Bf16 => 2,
+        }
+    }
+
+    /// The values as they will be read back.
+    pub fn round(self, values: &mut [f32]) {
+        if self == Encoding::Bf16 {
+            for value in values {
+                *value = f32::from_bits(u32::from(bf16_bits(*value)) << 16);
+            }
+        }
+    }
+
+    /// Appends the values to `out`.
+    pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
+        match self {
+            Encoding::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Encoding::Bf16 => out.extend(values.iter().flat_map(|&value| bf16_bits(value).to_le_bytes())),
+        }
+    }
+
+    /// Appends the values of whole `bytes` to `out`.
+    pub fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
+        match self {
+            Encoding::F32 => out.extend(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))),
+            Encoding::Bf16 => {
+                let values = bytes.as_chunks().0.iter();
+                out.extend(values.map(|value| f32::from_bits(u32::from(u16::from_le_bytes(*value)) << 16)));
+            }
+        }
+    }
+}
+
+/// The nearest bf16, ties to even. What is too large to round stays the largest finite value.
+fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if rounded & 0x7f80 == 0x7f80 { (bits >> 16) as u16 } else { rounded as u16 }
+}
+
+const SETTINGS_VERSION: u32 = 1;
+const SETTINGS_BYTES: usize = 32;
+
+/// What the rows of a segment are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Values of an embedding.
+    pub dims: usize,
+    /// What alike means.
+    pub metric: Metric,
+    /// How embeddings are kept.
+    pub encoding: Encoding,
+}
+
+impl Settings {
+    /// Bytes of one row's embedding in the section of vectors.
+    pub fn stride(&self) -> usize {
+        self.dims * self.encoding.bytes()
+    }
+
+    /// The section: version u32, dims u32, metric u8, encoding u8, zeros.
+    pub fn encode(&self) -> [u8; SETTINGS_BYTES] {
+        let mut out = [0; SETTINGS_BYTES];
+        out[..4].copy_from_slice(&SETTINGS_VERSION.to_le_bytes());
+        out[4..8].copy_from_slice(&(self.dims as u32).to_le_bytes());
+        out[8] = match self.metric {
+            Metric::Cosine => 0,
+            Metric::Dot => 1,
+            Metric::L2 => 2,
+        };
+        out[9] = match self.encoding {
+            Encoding::F32 => 0,
+            Encoding::Bf16 => 1,
+        };
+        out
+    }
+
+    /// Reads the section.
+    ///
+    /// # Errors
+    /// `DataLoss` where it is not one that this program writes.
+    pub fn decode(bytes: &[u8]) -> Result<Settings> {
+        let odd = || Error::data_loss("the segment's settings are not what this program reads; use a newer one");
+        let bytes: &[u8; SETTINGS_BYTES] = bytes.try_into().map_err(|_| odd())?;
+        let field = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let dims = field(4) as usize;
+        let metric = match bytes[8] {
+            0 => Metric::Cosine,
+            1 => Metric::Dot,
+            2 => Metric::L2,
+            _ => return Err(odd()),
+        };
+        let encoding = match bytes[9] {
+            0 => Encoding::F32,
+            1 => Encoding::Bf16,
+            _ => return Err(odd()),
+        };
+        if field(0) != SETTINGS_VERSION || !(1..=DIMS_MAX).contains(&dims) {
+            return Err(odd());
+        }
+        Ok(Settings { dims, metric, encoding })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(values in prop::collection::vec(-1e30_f32..1e30, 0..64)) {
+            for encoding in [Encoding::F32, Encoding::Bf16] {
+                let (mut bytes, mut back, mut rounded) = (Vec::new(), Vec::new(), values.clone());
+                encoding.encode(&values, &mut bytes);
+                prop_assert_eq!(bytes.len(), values.len() * encoding.bytes());
+                encoding.decode(&bytes, &mut back);
+                encoding.round(&mut rounded);
+                prop_assert_eq!(&back, &rounded);
+                for (value, back) in values.iter().zip(&back) {
+                    prop_assert!((value - back).abs() <= value.abs() / 256.0);
+                }
+                // Rounding once more changes nothing, so merging never wears values down.
+                encoding.round(&mut rounded);
+                prop_assert_eq!(&back, &rounded);
+            }
+        }
+
+        #[test]
+        fn any_settings_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            let _ = Settings::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn settings_come_back() {
+        for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
+            for encoding in [Encoding::F32, Encoding::Bf16] {
+                let settings = Settings { dims: 77, metric, encoding };
+                assert_eq!(Settings::decode(&settings.encode()), Ok(settings));
+            }
+        }
+        assert_eq!(bf16_bits(f32::MAX), 0x7f7f, "finite stays finite");
+    }
+}

@@ -1,0 +1,387 @@
+//! An open segment: what is in memory of it, and how the rest is read.
+
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+
+use base::{Error, Result};
+use storage::page::{PAGE_BYTES, RecordPage};
+use storage::{Reader, Sealed};
+
+use super::damage::{Damaged, Quarantined};
+use super::file::{Contents, Step};
+use super::ids::Ids;
+use super::layout::{Settings, kind, kind_name};
+use super::rows::{RowMap, RowPlace};
+use super::vectors::{ExactVectors, Vectors};
+use crate::budget::{Budget, Reservation};
+use crate::coarse::{self, Coarse};
+use crate::deletes::Deletes;
+use crate::rerank::{Address, Records};
+
+/// Pages read at once when all payloads are read.
+const SCAN_PAGES: u32 = 256;
+
+/// A segment that can be searched. Shared by queries, which keep it open while they need it.
+pub struct Segment {
+    name: String,
+    uuid: [u8; 16],
+    settings: Settings,
+    rows: u32,
+    file: Arc<dyn Sealed>,
+    index: Box<dyn Coarse>,
+    ids: Ids,
+    records: Pages,
+    payloads: Pages,
+    vectors: Vectors,
+    damaged: Arc<Damaged>,
+    held: Reservation,
+}
+
+/// A section of record pages.
+struct Pages {
+    kind: u32,
+    offset: u64,
+    map: RowMap,
+    damaged: Arc<Damaged>,
+}
+
+impl Segment {
+    /// Opens the segment in `file`, which `name` is for messages. Everything but embeddings, records and payloads is
+    /// read and checked; its memory, the largest that its deletes can become included, is taken from `budget`.
+    ///
+    /// # Errors
+    /// `DataLoss` with section and page where something is damaged, `FailedPrecondition` for a newer format,
+    /// `ResourceExhausted` where it does not fit the budget.
+    pub fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<Budget>) -> Result<Segment> {
+        let held = budget.reserve(0, name)?;
+        Segment::open_with(file, name, held)
+    }
+
+    /// As [`Segment::open`], with memory that was reserved before; what is left of it is given back.
+    ///
+    /// # Errors
+    /// As [`Segment::open`].
+    pub fn open_with(file: Arc<dyn Sealed>, name: &str, held: Reservation) -> Result<Segment> {
+        Segment::read(file, name, held).map_err(|error| error.context(name))
+    }
+
+    fn read(file: Arc<dyn Sealed>, name: &str, mut held: Reservation) -> Result<Segment> {
+        let contents = Contents::read(&*file)?;
+        let rows = contents.superblock.rows as u32;
+        // While they are read, sections are there twice: as bytes, and as what they mean.
+        let sections = contents.superblock.sections.iter();
+        let resident = sections.filter(|section| !stays_on_medium(section.kind)).map(|section| section.bytes);
+        let most = 2 * resident.sum::<u64>() + Deletes::memory_bytes_max(rows);
+        if most > held.bytes() {
+            held.resize(most, &format!("opening {name}"))?;
+        }
+        let settings = Settings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
+        let index = open_index(&contents, &*file, &settings, rows)?;
+        let order = contents.load(&*file, kind::ID_ORDER)?;
+        let ids = Ids::decode(&contents.load(&*file, kind::IDS)?, &order, rows)?;
+        drop(order);
+        let damaged = Damaged::new(name);
+        let pages = |pages, map| Pages::open(&contents, &*file, pages, map, &damaged);
+        let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
+        let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
+        let section = contents.section(kind::VECTORS)?;
+        let checks = contents.checks_of(section)?;
+        let in_place = file.in_place().is_some();
+        let vectors = Vectors::new(settings, rows, section, checks, in_place, damaged.clone())?;
+        let uuid = contents.superblock.uuid;
+        let mut segment = Segment {
+            name: name.to_owned(),
+            uuid,
+            settings,
+            rows,
+            file,
+            index,
+            ids,
+            records,
+            payloads,
+            vectors,
+            damaged,
+            held,
+        };
+        let bytes = segment.memory_bytes();
+        segment.held.resize(bytes, name)?;
+        Ok(segment)
+    }
+
+    /// The file's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Which segment it is, wherever the file lies.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
+    /// What the rows are.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// How many rows, deleted ones included.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// The coarse index.
+    pub fn index(&self) -> &dyn Coarse {
+        &*self.index
+    }
+
+    /// Ids of rows and rows of ids.
+    pub fn ids(&self) -> &Ids {
+        &self.ids
+    }
+
+    /// Bytes of memory it takes, the most that its deletes can become included.
+    pub fn memory_bytes(&self) -> u64 {
+        self.index.memory_bytes()
+            + self.ids.memory_bytes()
+            + self.records.map.memory_bytes()
+            + self.payloads.map.memory_bytes()
+            + self.vectors.memory_bytes()
+            + Deletes::memory_bytes_max(self.rows)
+    }
+
+    /// Exact scores of its rows, read through `reader`, which [`super::reader_options`] suits.
+    pub fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
+        ExactVectors::new(&self.vectors, &self.file, reader)
+    }
+
+    /// Appends the embedding of a row to `out`.
+    ///
+    /// # Errors
+    /// `NotFound` beyond the last row, `DataLoss` for a damaged page, which is remembered.
+    pub fn vector(&self, row: u32, out: &mut Vec<f32>) -> Result<()> {
+        self.vectors.one(&*self.file, row, out)
+    }
+
+    /// Hands all embeddings to `each`, in the order of rows; `step` is told how many bytes before they are read.
+    ///
+    /// # Errors
+    /// As [`Segment::vector`], and what `step` says.
+    pub fn vectors(&self, step: Step<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
+        self.vectors.all(&*self.file, step, each)
+    }
+
+    /// Appends the record of a row to `out`.
+    ///
+    /// # Errors
+    /// As [`Segment::vector`].
+    pub fn record(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
+        self.records.one(&*self.file, row, cache, out)
+    }
+
+    /// Appends the payload of a row to `out`.
+    ///
+    /// # Errors
+    /// As [`Segment::vector`].
+    pub fn payload(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
+        self.payloads.one(&*self.file, row, cache, out)
+    }
+
+    /// Hands all payloads to `each`, in the order of rows. Rows of damaged pages are left out, and counted in the
+    /// result.
+    ///
+    /// # Errors
+    /// What the medium says where it cannot be read at all.
+    pub fn payloads(&self, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
+        self.payloads.all(&*self.file, each)
+    }
+
+    /// Bytes of all records' pages.
+    pub fn record_bytes(&self) -> u64 {
+        u64::from(self.records.map.pages()) * PAGE_BYTES as u64
+    }
+
+    /// The file's length.
+    pub fn file_bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    /// What was found damaged so far; the segment serves without it.
+    pub fn damaged(&self) -> Vec<Quarantined> {
+        self.damaged.list()
+    }
+
+    /// Remembers that the page at `offset` of the file is damaged, which somebody found who read it himself.
+    pub fn note_page(&self, offset: u64, reason: &str) {
+        let _ = self.damaged.page(offset / PAGE_BYTES as u64, reason);
+    }
+}
+
+impl Records for Segment {
+    fn file(&self) -> &Arc<dyn Sealed> {
+        &self.file
+    }
+
+    fn locate(&self, row: u32) -> Option<Address> {
+        let RowPlace { page, pages, slot } = self.records.map.locate(row)?;
+        let offset = self.records.offset + u64::from(page) * PAGE_BYTES as u64;
+        Some(Address { offset, bytes: pages * PAGE_BYTES as u32, slot })
+    }
+}
+
+impl Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("name", &self.name).field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+fn stays_on_medium(kind: u32) -> bool {
+    matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS)
+}
+
+fn open_index(contents: &Contents, file: &dyn Sealed, settings: &Settings, rows: u32) -> Result<Box<dyn Coarse>> {
+    let mut sections = Vec::new();
+    for section in &contents.superblock.sections {
+        if section.kind >= kind::COARSE_FIRST {
+            sections.push((section.kind, contents.load(file, section.kind)?));
+        }
+    }
+    let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+    let index = coarse::open(&borrowed)?;
+    if index.rows() != rows || index.dims() != settings.dims || index.metric() != settings.metric {
+        return Err(Error::data_loss("the coarse index belongs to another segment"));
+    }
+    Ok(index)
+}
+
+impl Pages {
+    fn open(
+        contents: &Contents,
+        file: &dyn Sealed,
+        pages: u32,
+        map: u32,
+        damaged: &Arc<Damaged>,
+    ) -> Result<Pages> {
+        let section = contents.section(pages)?;
+        let rows = contents.superblock.rows as u32;
+        let decoded = RowMap::decode(&contents.load(file, map)?, rows, section.bytes);
+        let map = decoded.map_err(|error| error.context(kind_name(map)))?;
+        Ok(Pages { kind: pages, offset: section.offset, map, damaged: damaged.clone() })
+    }
+
+    fn offset_of(&self, page: u32) -> u64 {
+        self.offset + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// Remembers a page and makes an error that names it.
+    fn lose(&self, page: u32, reason: &str) -> Error {
+        let reason = format!("{}: {reason}", kind_name(self.kind));
+        self.damaged.page(self.offset_of(page) / PAGE_BYTES as u64, &reason)
+    }
+
+    fn read(&self, file: &dyn Sealed, page: u32, buffer: &mut [u8]) -> Result<()> {
+        let offset = self.offset_of(page);
+        self.damaged.read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))
+    }
+
+    fn check<'a>(&self, place: RowPlace, bytes: &'a [u8]) -> Result<RecordPage<'a>> {
+        let page = RecordPage::open(bytes).map_err(|error| self.lose(place.page, error.message()))?;
+        if page.number() != place.page || u32::from(page.pages()) != place.pages {
+            return Err(self.lose(place.page, &format!("it is page {} of another place", page.number())));
+        }
+        Ok(page)
+    }
+
+    fn record<'a>(&self, page: &RecordPage<'a>, place: RowPlace) -> Result<&'a [u8]> {
+        let record = page.record(place.slot);
+        record.ok_or_else(|| self.lose(place.page, &format!("it has no record {}", place.slot)))
+    }
+
+    fn one(&self, file: &dyn Sealed, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
+        let place = self.map.locate(row);
+        let place = place.ok_or_else(|| Error::not_found(format!("the segment has no row {row}")))?;
+        let key = (file.id(), self.offset_of(place.page));
+        let bytes = cache.get(key, place.pages, |buffer| self.read(file, place.page, buffer))?;
+        let page = self.check(place, bytes)?;
+        out.extend_from_slice(self.record(&page, place)?);
+        Ok(())
+    }
+
+    fn all(&self, file: &dyn Sealed, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
+        let (mut buffer, mut row, mut lost) = (Vec::new(), 0, 0);
+        while let Some(first) = self.map.locate(row) {
+            let pages = (self.map.pages() - first.page).min(SCAN_PAGES.max(first.pages));
+            buffer.resize(pages as usize * PAGE_BYTES, 0);
+            let mut end = first.page + pages;
+            if file.read_at(self.offset_of(first.page), &mut buffer).is_err() {
+                // Where a stretch cannot be read, the pages that can are read one by one.
+                end = first.page + first.pages;
+                buffer.resize(first.pages as usize * PAGE_BYTES, 0);
+                if let Err(error) = self.read(file, first.page, &mut buffer) {
+                    if error.kind() != base::ErrorKind::DataLoss {
+                        return Err(error);
+                    }
+                    let rows = self.map.rows_of_page(first.page);
+                    lost += rows.len() as u32;
+                    row = rows.end;
+                    continue;
+                }
+            }
+            while let Some(place) = self.map.locate(row).filter(|place| place.page + place.pages <= end) {
+                let start = (place.page - first.page) as usize * PAGE_BYTES;
+                lost += self.run(place, &buffer[start..start + place.pages as usize * PAGE_BYTES], each);
+                row = self.map.rows_of_page(place.page).end;
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Hands out the records of one run of pages; gives how many were lost.
+    fn run(&self, place: RowPlace, bytes: &[u8], each: &mut dyn FnMut(u32, &[u8])) -> u32 {
+        let rows = self.map.rows_of_page(place.page);
+        let Ok(page) = self.check(place, bytes) else { return rows.len() as u32 };
+        let mut lost = 0;
+        for (row, slot) in rows.zip(0..) {
+            match self.record(&page, RowPlace { slot, ..place }) {
+                Ok(record) => each(row, record),
+                Err(_) => lost += 1,
+            }
+        }
+        lost
+    }
+}
+
+/// A few pages that were read last, so that rows beside each other cost one read. Not shared between threads.
+#[derive(Debug)]
+pub struct PageCache {
+    places: Vec<Option<CachedPage>>,
+}
+
+#[derive(Clone, Debug)]
+struct CachedPage {
+    /// Number of the open file, and offset in it.
+    key: (u64, u64),
+    bytes: Vec<u8>,
+}
+
+impl PageCache {
+    /// Of so many runs of pages.
+    pub fn new(places: usize) -> PageCache {
+        PageCache { places: vec![None; places.max(1)] }
+    }
+
+    fn get(
+        &mut self,
+        key: (u64, u64),
+        pages: u32,
+        read: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<&[u8]> {
+        let count = self.places.len() as u64;
+        let place = &mut self.places[(key.1 / PAGE_BYTES as u64 % count) as usize];
+        if place.as_ref().is_none_or(|held| held.key != key) {
+            let mut bytes = place.take().map_or_else(Vec::new, |held| held.bytes);
+            bytes.resize(pages as usize * PAGE_BYTES, 0);
+            read(&mut bytes)?;
+            *place = Some(CachedPage { key, bytes });
+        }
+        Ok(place.as_ref().map_or(&[], |held| &held.bytes))
+    }
+}

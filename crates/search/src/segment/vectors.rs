@@ -1,0 +1,290 @@
+//! The embeddings of a segment, read from its medium for exact scores. Every page is checked when it is read; where the
+//! processor loads from the medium itself, once.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::{Error, Result};
+use storage::page::PAGE_BYTES;
+use storage::superblock::Section;
+use storage::{Read, Reader, ReaderOptions, Sealed};
+
+use super::damage::Damaged;
+use super::layout::Settings;
+use crate::coarse::{Exact, Metric};
+
+/// Reads of vectors in flight at once.
+const DEPTH: usize = 64;
+/// Bytes of vectors that [`Vectors::all`] reads at once.
+const STEP_BYTES: usize = 1 << 20;
+
+/// How alike two embeddings are; higher is more alike, as in [`crate::coarse::Hit::score`].
+pub(crate) fn alike(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
+    match metric {
+        Metric::Dot => kernels::float::dot(query, vector),
+        Metric::L2 => -kernels::float::l2(query, vector),
+        Metric::Cosine => {
+            let dot = kernels::float::dot(query, vector);
+            let squares = kernels::float::dot(query, query) * kernels::float::dot(vector, vector);
+            if squares > 0.0 { dot / squares.sqrt() } else { 0.0 }
+        }
+    }
+}
+
+/// The section of vectors.
+#[derive(Debug)]
+pub(super) struct Vectors {
+    settings: Settings,
+    rows: u32,
+    offset: u64,
+    checks: Vec<u32>,
+    /// One bit a page that was found right, where the medium is loaded from in place.
+    sound: Vec<AtomicU64>,
+    damaged: Arc<Damaged>,
+}
+
+impl Vectors {
+    /// The section `section`, whose pages have the checksums `checks`.
+    pub(super) fn new(
+        settings: Settings,
+        rows: u32,
+        section: &Section,
+        checks: Vec<u32>,
+        in_place: bool,
+        damaged: Arc<Damaged>,
+    ) -> Result<Vectors> {
+        if section.bytes != u64::from(rows) * settings.stride() as u64 {
+            return Err(Error::data_loss(format!("vectors: {} bytes for {rows} rows", section.bytes)));
+        }
+        let words = if in_place { checks.len().div_ceil(64) } else { 0 };
+        let sound = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Ok(Vectors { settings, rows, offset: section.offset, checks, sound, damaged })
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.checks.len() * 4 + self.sound.len() * 8) as u64
+    }
+
+    /// The pages of the section that hold a row.
+    fn pages(&self, row: u32) -> Range<usize> {
+        let start = row as usize * self.settings.stride();
+        start / PAGE_BYTES..(start + self.settings.stride()).div_ceil(PAGE_BYTES)
+    }
+
+    /// Where a row starts in the first of its pages.
+    fn within(&self, row: u32) -> usize {
+        row as usize * self.settings.stride() % PAGE_BYTES
+    }
+
+    /// The first of `pages` that is not what was written; `bytes` are those pages.
+    fn first_damaged(&self, pages: Range<usize>, bytes: &[u8]) -> Option<usize> {
+        let checks = &self.checks[pages.clone()];
+        let mut each = pages.zip(bytes.chunks(PAGE_BYTES).zip(checks));
+        each.find(|(_, (page, check))| crc32c::crc32c(page) != **check).map(|(page, _)| page)
+    }
+
+    /// Remembers a page of the section and makes the error that names it.
+    fn lose(&self, page: usize, reason: &str) -> Error {
+        self.damaged.page(self.offset / PAGE_BYTES as u64 + page as u64, &format!("vectors: {reason}"))
+    }
+
+    /// Checks what was read.
+    fn check(&self, pages: Range<usize>, bytes: &[u8]) -> Result<()> {
+        match self.first_damaged(pages, bytes) {
+            Some(page) => Err(self.lose(page, "it does not match its checksum")),
+            None => Ok(()),
+        }
+    }
+
+    fn read(&self, file: &dyn Sealed, pages: &Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
+        let (offset, bytes) = self.file_range(pages);
+        buffer.resize(bytes, 0);
+        self.damaged.read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))?;
+        self.check(pages.clone(), buffer)
+    }
+
+    /// Checks pages of a medium that is loaded from in place, once each.
+    fn check_in_place(&self, pages: Range<usize>, bytes: &[u8]) -> Result<()> {
+        for (page, bytes) in pages.zip(bytes.chunks(PAGE_BYTES)) {
+            let (word, bit) = (&self.sound[page / 64], 1_u64 << (page % 64));
+            if word.load(Ordering::Relaxed) & bit != 0 {
+                continue;
+            }
+            if crc32c::crc32c(bytes) != self.checks[page] {
+                return Err(self.lose(page, "it does not match its checksum"));
+            }
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn file_range(&self, pages: &Range<usize>) -> (u64, usize) {
+        (self.offset + (pages.start * PAGE_BYTES) as u64, pages.len() * PAGE_BYTES)
+    }
+
+    /// Appends the embedding of a row to `out`.
+    pub(super) fn one(&self, file: &dyn Sealed, row: u32, out: &mut Vec<f32>) -> Result<()> {
+        if row >= self.rows {
+            return Err(Error::not_found(format!("the segment has no row {row}")));
+        }
+        let pages = self.pages(row);
+        let mut buffer = Vec::new();
+        self.read(file, &pages, &mut buffer)?;
+        let start = self.within(row);
+        self.settings.encoding.decode(&buffer[start..start + self.settings.stride()], out);
+        Ok(())
+    }
+
+    /// Hands every row's embedding to `each`, in order. `step` is told the bytes before they are read.
+    pub(super) fn all(
+        &self,
+        file: &dyn Sealed,
+        step: &dyn Fn(u64) -> Result<()>,
+        each: &mut dyn FnMut(u32, &[f32]),
+    ) -> Result<()> {
+        let stride = self.settings.stride();
+        let rows_at_once = (STEP_BYTES / stride).max(1) as u32;
+        let (mut buffer, mut vector) = (Vec::new(), Vec::with_capacity(self.settings.dims));
+        for first in (0..self.rows).step_by(rows_at_once as usize) {
+            let last = (first + rows_at_once).min(self.rows) - 1;
+            let pages = self.pages(first).start..self.pages(last).end;
+            step(self.file_range(&pages).1 as u64)?;
+            self.read(file, &pages, &mut buffer)?;
+            let start = self.within(first);
+            for (row, bytes) in (first..=last).zip(buffer[start..].chunks_exact(stride)) {
+                vector.clear();
+                self.settings.encoding.decode(bytes, &mut vector);
+                each(row, &vector);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a reader of vectors of `dims` values needs, whatever their encoding.
+pub fn reader_options(dims: usize) -> ReaderOptions {
+    ReaderOptions { depth: DEPTH, read_bytes_max: (dims * 4).next_multiple_of(PAGE_BYTES) + PAGE_BYTES }
+}
+
+/// Exact scores of one segment's rows, for one thread. Rows whose vectors cannot be read score minus infinity and are
+/// counted.
+pub struct ExactVectors<'a> {
+    vectors: &'a Vectors,
+    file: &'a Arc<dyn Sealed>,
+    reader: RefCell<&'a mut dyn Reader>,
+    lost: Cell<u64>,
+    error: RefCell<Option<Error>>,
+}
+
+impl<'a> ExactVectors<'a> {
+    pub(super) fn new(vectors: &'a Vectors, file: &'a Arc<dyn Sealed>, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
+        ExactVectors {
+            vectors,
+            file,
+            reader: RefCell::new(reader),
+            lost: Cell::new(0),
+            error: RefCell::new(None),
+        }
+    }
+
+    /// Rows that could not be scored so far.
+    pub fn lost(&self) -> u64 {
+        self.lost.get()
+    }
+
+    /// Why the first of them could not.
+    pub fn error(&self) -> Option<Error> {
+        self.error.borrow().clone()
+    }
+
+    fn lose(&self, rows: usize, error: Error) {
+        self.lost.set(self.lost.get() + rows as u64);
+        self.error.borrow_mut().get_or_insert(error);
+    }
+
+    fn in_place(&self, bytes: &[u8], query: &[f32], rows: &[u32], out: &mut [f32]) {
+        let Vectors { settings, .. } = self.vectors;
+        let mut vector = Vec::with_capacity(settings.dims);
+        for (&row, score) in rows.iter().zip(out) {
+            let pages = self.vectors.pages(row);
+            let (offset, length) = self.vectors.file_range(&pages);
+            let start = offset as usize;
+            let checked = match bytes.get(start..start + length) {
+                Some(bytes) => self.vectors.check_in_place(pages, bytes).map(|()| bytes),
+                None => Err(Error::data_loss("vectors: the file is shorter than it was")),
+            };
+            match checked {
+                Ok(bytes) => *score = self.score(query, row, bytes, &mut vector),
+                Err(error) => self.lose(1, error),
+            }
+        }
+    }
+
+    /// `bytes` start with the first page of the row.
+    fn score(&self, query: &[f32], row: u32, bytes: &[u8], vector: &mut Vec<f32>) -> f32 {
+        let Vectors { settings, .. } = self.vectors;
+        let start = self.vectors.within(row);
+        vector.clear();
+        settings.encoding.decode(&bytes[start..start + settings.stride()], vector);
+        alike(settings.metric, query, vector)
+    }
+
+    /// Rows whose pages overlap share a read.
+    fn groups(&self, rows: &[u32]) -> Vec<(Range<usize>, Vec<usize>)> {
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_unstable_by_key(|&at| rows[at]);
+        let mut groups: Vec<(Range<usize>, Vec<usize>)> = Vec::with_capacity(rows.len());
+        for at in order {
+            let pages = self.vectors.pages(rows[at]);
+            match groups.last_mut() {
+                Some((range, members)) if pages.start >= range.start && pages.end <= range.end => {
+                    members.push(at);
+                }
+                _ => groups.push((pages, vec![at])),
+            }
+        }
+        groups
+    }
+
+    fn read(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
+        let groups = self.groups(rows);
+        let mut reader = self.reader.borrow_mut();
+        let (mut next, mut vector) = (0, Vec::with_capacity(self.vectors.settings.dims));
+        while next < groups.len() || reader.in_flight() > 0 {
+            while next < groups.len() && reader.room() > 0 {
+                let (offset, bytes) = self.vectors.file_range(&groups[next].0);
+                reader.submit(Read { file: self.file, offset, bytes, tag: next as u64 })?;
+                next += 1;
+            }
+            reader.complete(1, &mut |tag, bytes| {
+                let Some((pages, members)) = groups.get(tag as usize) else { return };
+                let sound = bytes.and_then(|bytes| self.vectors.check(pages.clone(), bytes).map(|()| bytes));
+                match sound {
+                    Err(error) => self.lose(members.len(), error),
+                    Ok(bytes) => members.iter().for_each(|&at| {
+                        let skip = (self.vectors.pages(rows[at]).start - pages.start) * PAGE_BYTES;
+                        out[at] = self.score(query, rows[at], &bytes[skip..], &mut vector);
+                    }),
+                }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Exact for ExactVectors<'_> {
+    fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        out.clear();
+        out.resize(rows.len(), f32::NEG_INFINITY);
+        if let Some(row) = rows.iter().find(|&&row| row >= self.vectors.rows) {
+            return Err(Error::not_found(format!("the segment has no row {row}")));
+        }
+        if let Some(bytes) = self.file.in_place() {
+            self.in_place(bytes, query, rows, out);
+            return Ok(());
+        }
+        self.read(query, rows, out)
+    }
+}

@@ -1,0 +1,7 @@
+//! What the crate promises, seen from outside.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+extern crate millpond_search as search;
+
+mod rerank;

@@ -1,0 +1,490 @@
+//! The exact stage against its definition: read everything, score everything, sort.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use base::{Error, Result};
+use proptest::prelude::*;
+use search::rerank::{
+    Address, Candidate, Chunks, Limits, Next, Progress, Query, Ranked, Records, Scorer, Searcher, Shared, Source,
+    all,
+};
+use storage::page::{PAGE_BYTES, Packer};
+use storage::{Read, Reader, Sealed};
+
+/// A number of its own for each file.
+static FILES: AtomicU64 = AtomicU64::new(1 << 40);
+
+/// A file in memory, that may or may not be read in place.
+#[derive(Debug)]
+struct Bytes {
+    id: u64,
+    bytes: Vec<u8>,
+    in_place: bool,
+}
+
+impl Sealed for Bytes {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        buffer.copy_from_slice(&self.bytes[offset as usize..][..buffer.len()]);
+        Ok(())
+    }
+
+    fn in_place(&self) -> Option<&[u8]> {
+        self.in_place.then_some(&self.bytes)
+    }
+}
+
+#[derive(Debug)]
+struct Segment {
+    file: Arc<dyn Sealed>,
+    places: Vec<Address>,
+    start: u64,
+}
+
+impl Records for Segment {
+    fn file(&self) -> &Arc<dyn Sealed> {
+        &self.file
+    }
+
+    fn locate(&self, row: u32) -> Option<Address> {
+        self.places.get(row as usize).copied()
+    }
+
+    fn pages_start(&self) -> Option<u64> {
+        Some(self.start)
+    }
+}
+
+/// Pages before those with records, as a segment has them.
+const START_PAGES: u64 = 2;
+
+/// A record: its score and some bytes.
+fn record(score: u8, bytes: usize) -> Vec<u8> {
+    let mut record = vec![score; bytes + 1];
+    record.iter_mut().enumerate().skip(1).for_each(|(at, byte)| *byte = at as u8);
+    record
+}
+
+fn segment(records: &[(u8, usize)], damaged: &[usize], in_place: bool) -> Segment {
+    let (mut packer, mut pages) = (Packer::new(), vec![0; START_PAGES as usize * PAGE_BYTES]);
+    let start = pages.len() as u64;
+    let placed: Vec<_> =
+        records.iter().map(|&(score, bytes)| packer.push(&record(score, bytes)).unwrap()).collect();
+    packer.finish(&mut pages).unwrap();
+    let places: Vec<Address> = placed
+        .iter()
+        .map(|placed| Address {
+            offset: start + u64::from(placed.page) * PAGE_BYTES as u64,
+            bytes: u32::from(placed.pages) * PAGE_BYTES as u32,
+            slot: placed.slot,
+        })
+        .collect();
+    for &at in damaged {
+        let records_at = start as usize;
+        let byte = records_at + at % (pages.len() - records_at);
+        pages[byte] ^= 1 << (at % 8);
+    }
+    let id = FILES.fetch_add(1, Ordering::Relaxed);
+    Segment { file: Arc::new(Bytes { id, bytes: pages, in_place }), places, start }
+}
+
+impl Segment {
+    fn is_damaged(&self, row: u32) -> bool {
+        let Address { offset, bytes, .. } = self.places[row as usize];
+        let mut page = vec![0; bytes as usize];
+        self.file.read_at(offset, &mut page).unwrap();
+        storage::page::RecordPage::open(&page).is_err()
+    }
+}
+
+/// Hands reads over in any order, some late, and lets those of bad places fail.
+struct Shuffled {
+    depth: usize,
+    reads: Vec<(u64, Arc<dyn Sealed>, u64, usize)>,
+    seed: u64,
+    /// Reads over these offsets fail.
+    bad: Vec<u64>,
+    submitted: Arc<AtomicU64>,
+}
+
+impl Shuffled {
+    fn random(&mut self, below: usize) -> usize {
+        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.seed >> 33) as usize % below.max(1)
+    }
+}
+
+impl Reader for Shuffled {
+    fn room(&self) -> usize {
+        self.depth - self.reads.len()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.reads.len()
+    }
+
+    fn submit(&mut self, read: Read<'_>) -> Result<()> {
+        assert!(self.room() > 0 && read.offset.is_multiple_of(4096) && read.bytes.is_multiple_of(4096));
+        self.submitted.fetch_add(1, Ordering::Relaxed);
+        self.reads.push((read.tag, read.file.clone(), read.offset, read.bytes));
+        Ok(())
+    }
+
+    fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+        let most = self.reads.len();
+        let count = wait.min(most).max(self.random(most + 1));
+        for _ in 0..count {
+            let at = self.random(self.reads.len());
+            let (tag, file, offset, bytes) = self.reads.swap_remove(at);
+            if self.bad.iter().any(|bad| (offset..offset + bytes as u64).contains(bad)) {
+                each(tag, Err(Error::data_loss("the device has lost it")));
+            } else {
+                let mut buffer = vec![0; bytes];
+                file.read_at(offset, &mut buffer).unwrap();
+                each(tag, Ok(&buffer));
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// Scores by the first byte; the coarse score is a bound where `bounded`.
+#[derive(Clone, Copy)]
+struct First {
+    bounded: bool,
+}
+
+impl Scorer for First {
+    type Scratch = ();
+
+    fn scratch(&self) {}
+
+    fn score(&self, record: &[u8], _scratch: &mut ()) -> Result<f32> {
+        assert!(record.iter().enumerate().skip(1).all(|(at, &byte)| byte == at as u8));
+        record.first().map(|&score| f32::from(score)).ok_or_else(|| Error::data_loss("an empty record"))
+    }
+
+    fn bound(&self, coarse: f32) -> f32 {
+        if self.bounded { coarse } else { f32::INFINITY }
+    }
+}
+
+/// Candidates in pieces, sometimes not yet there.
+struct Pieces {
+    left: VecDeque<Vec<Candidate>>,
+    asked: usize,
+}
+
+impl Chunks for Pieces {
+    fn next(&mut self, out: &mut Vec<Candidate>, wait: bool) -> Progress {
+        self.asked += 1;
+        if !wait && self.asked.is_multiple_of(2) {
+            return Progress::Later;
+        }
+        match self.left.pop_front() {
+            Some(chunk) => {
+                out.extend(chunk);
+                Progress::More
+            }
+            None => Progress::End,
+        }
+    }
+}
+
+struct Queue<'a>(VecDeque<Query<'a, First>>, BTreeMap<u64, Ranked>);
+
+impl<'a> Source<'a, First> for Queue<'a> {
+    fn next(&mut self, wait: bool) -> Next<'a, First> {
+        if !wait && self.0.len().is_multiple_of(2) && !self.0.is_empty() {
+            return Next::Later;
+        }
+        self.0.pop_front().map_or(Next::End, Next::Query)
+    }
+
+    fn answer(&mut self, tag: u64, ranked: Ranked) {
+        assert!(self.1.insert(tag, ranked).is_none(), "a query is answered once");
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    segments: Vec<(Vec<(u8, usize)>, Vec<usize>, bool)>,
+    /// Each query: k, its candidates as numbers to be brought into range, the length of its chunks.
+    queries: Vec<(usize, Vec<(usize, usize, u8)>, usize)>,
+    bounded: bool,
+    limits: (usize, usize, usize),
+    cache: bool,
+    bad: Option<usize>,
+    seed: u64,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    // Short records, and now and then one of several pages.
+    let size = prop_oneof![9 => 0usize..700, 1 => 4000usize..12000];
+    let records = proptest::collection::vec((0u8..12, size), 1..120);
+    let damaged = proptest::collection::vec(any::<usize>().prop_map(|at| at >> 8), 0..3);
+    let segments = proptest::collection::vec((records, damaged, any::<bool>()), 1..3);
+    let candidates = proptest::collection::vec((0usize..3, 0usize..150, 0u8..4), 0..120);
+    let queries = proptest::collection::vec((0usize..20, candidates, 1usize..60), 1..6);
+    let limits = (1usize..5, 1usize..20, 1usize..40);
+    let bad = proptest::option::of(0usize..60);
+    (segments, queries, any::<bool>(), limits, any::<bool>(), bad, any::<u64>()).prop_map(
+        |(segments, queries, bounded, limits, cache, bad, seed)| Case {
+            segments,
+            queries,
+            bounded,
+            limits,
+            cache,
+            bad,
+            seed,
+        },
+    )
+}
+
+fn limits((queries, query_in_flight, in_flight): (usize, usize, usize)) -> Limits {
+    Limits { queries, query_in_flight, in_flight, ..Limits::default() }
+}
+
+fn candidates(case: &Case, segments: &[Segment], raw: &[(usize, usize, u8)]) -> Vec<Candidate> {
+    raw.iter()
+        .map(|&(segment, row, slack)| {
+            let segment = segment % segments.len();
+            let row = row % segments[segment].places.len();
+            let coarse = f32::from(case.segments[segment].0[row].0) + f32::from(slack);
+            Candidate { segment: segment as u32, row: row as u32, coarse }
+        })
+        .collect()
+}
+
+/// What the definition says: hits by (segment, row, score), and rows that cannot be had.
+fn naive(
+    case: &Case,
+    segments: &[Segment],
+    candidates: &[Candidate],
+    k: usize,
+    bad: &[u64],
+) -> (Vec<(u32, u32, f32)>, BTreeSet<(u32, u32)>) {
+    let (mut hits, mut lost) = (Vec::new(), BTreeSet::new());
+    let rows: BTreeSet<(u32, u32)> = candidates.iter().map(|c| (c.segment, c.row)).collect();
+    for (segment, row) in rows {
+        let own = &segments[segment as usize];
+        let Address { offset, bytes, .. } = own.places[row as usize];
+        let unreadable = own.file.in_place().is_none()
+            && bad.iter().any(|bad| (offset..offset + u64::from(bytes)).contains(bad));
+        if unreadable || own.is_damaged(row) {
+            lost.insert((segment, row));
+        } else {
+            hits.push((segment, row, f32::from(case.segments[segment as usize].0[row as usize].0)));
+        }
+    }
+    hits.sort_by(|a, b| b.2.total_cmp(&a.2).then((a.0, a.1).cmp(&(b.0, b.1))));
+    hits.truncate(k);
+    (hits, lost)
+}
+
+fn check(case: &Case) -> Result<(), TestCaseError> {
+    let segments: Vec<Segment> = case
+        .segments
+        .iter()
+        .map(|(records, damaged, in_place)| segment(records, damaged, *in_place))
+        .collect();
+    let shared_segments: Arc<[Arc<dyn Records>]> = case
+        .segments
+        .iter()
+        .zip(&segments)
+        .map(|(_, own)| {
+            Arc::new(Segment { file: own.file.clone(), places: own.places.clone(), start: own.start })
+                as Arc<dyn Records>
+        })
+        .collect();
+    let limits = limits(case.limits);
+    let bad: Vec<u64> = case.bad.iter().map(|page| (START_PAGES + *page as u64) * 4096 + 5).collect();
+    let reader = Shuffled {
+        depth: limits.in_flight,
+        reads: Vec::new(),
+        seed: case.seed,
+        bad: bad.clone(),
+        submitted: Arc::default(),
+    };
+    let shared = Arc::new(Shared::new(if case.cache { 1 << 20 } else { 0 }, 400));
+    let mut searcher = Searcher::new(Box::new(reader), limits, shared).unwrap();
+    let scorer = First { bounded: case.bounded };
+    let queries = case.queries.iter().enumerate().map(|(tag, (k, raw, chunk))| {
+        let candidates = candidates(case, &segments, raw);
+        let left = candidates.chunks(*chunk).map(<[_]>::to_vec).collect();
+        Query {
+            tag: tag as u64,
+            scorer,
+            segments: shared_segments.clone(),
+            k: *k,
+            candidates: Box::new(Pieces { left, asked: tag }) as Box<dyn Chunks>,
+            deadline: None,
+        }
+    });
+    // Twice, so that the second time finds a warm cache and verified pages.
+    let mut queue = Queue(queries.collect(), BTreeMap::new());
+    searcher.run(&mut queue).unwrap();
+    prop_assert_eq!(queue.1.len(), case.queries.len());
+    for (tag, (k, raw, _)) in case.queries.iter().enumerate() {
+        let candidates = candidates(case, &segments, raw);
+        let (wanted, lost) = naive(case, &segments, &candidates, *k, &bad);
+        let again = Query {
+            tag: 0,
+            scorer,
+            segments: shared_segments.clone(),
+            k: *k,
+            candidates: all(candidates),
+            deadline: None,
+        };
+        for ranked in [&queue.1[&(tag as u64)], &searcher.one(again).unwrap()] {
+            let hits: Vec<_> = ranked.hits.iter().map(|(c, score)| (c.segment, c.row, *score)).collect();
+            prop_assert_eq!(&hits, &wanted);
+            let named: BTreeSet<_> = ranked.damaged.iter().map(|d| (d.candidate.segment, d.candidate.row)).collect();
+            prop_assert!(named.is_subset(&lost));
+            prop_assert_eq!(ranked.partial, !named.is_empty());
+            prop_assert!(ranked.damaged.iter().all(|d| d.page.is_some()));
+            if !case.bounded && *k > 0 && ranked.damaged_count < 64 {
+                prop_assert_eq!(&named, &lost);
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+    #[test]
+    fn is_what_reading_everything_and_sorting_gives(case in cases()) {
+        check(&case)?;
+    }
+}
+
+fn one_query(segment: Segment, candidates: Vec<Candidate>, k: usize, scorer: First) -> Query<'static, First> {
+    let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(segment) as Arc<dyn Records>]);
+    Query { tag: 0, scorer, segments, k, candidates: all(candidates), deadline: None }
+}
+
+fn searcher(limits: Limits, submitted: &Arc<AtomicU64>) -> Searcher {
+    let depth = limits.in_flight;
+    let reader = Shuffled { depth, reads: Vec::new(), seed: 7, bad: Vec::new(), submitted: submitted.clone() };
+    Searcher::new(Box::new(reader), limits, Arc::new(Shared::new(0, 400))).unwrap()
+}
+
+fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<Candidate> {
+    rows.map(|row| Candidate { segment: 0, row, coarse: coarse(row) }).collect()
+}
+
+#[test]
+fn one_read_serves_all_records_of_a_page_and_its_neighbours() {
+    let submitted = Arc::default();
+    // Nine records of 400 bytes a page: 90 rows are ten pages, read four at a time.
+    let own = segment(&[(1, 400); 90], &[], false);
+    let candidates = rows(0..90, |_| 0.0);
+    let ranked =
+        searcher(Limits::default(), &submitted).one(one_query(own, candidates, 5, First { bounded: false })).unwrap();
+    assert_eq!((ranked.reads, ranked.scored), (3, 90));
+    assert_eq!(submitted.load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn what_cannot_get_in_is_neither_read_nor_scored() {
+    let submitted = Arc::default();
+    let records: Vec<(u8, usize)> = (0..200).map(|row| (200 - row as u8, 3000)).collect();
+    let own = segment(&records, &[], false);
+    // The coarse score is the score itself: after the first ten nothing can get in.
+    let candidates = rows(0..200, |row| (200 - row) as f32);
+    let limits = Limits { query_in_flight: 4, joined_bytes_max: 0, ..Limits::default() };
+    let ranked = searcher(limits, &submitted).one(one_query(own, candidates, 10, First { bounded: true })).unwrap();
+    assert_eq!(ranked.hits.len(), 10);
+    assert_eq!(ranked.hits.first().unwrap().1, 200.0);
+    assert!(ranked.reads < 25, "{} reads", ranked.reads);
+    assert_eq!(ranked.scored + ranked.skipped, 200);
+    assert!(!ranked.partial);
+}
+
+#[test]
+fn what_is_cached_is_not_read_again() {
+    let submitted = Arc::default();
+    let own = segment(&[(1, 1000); 60], &[], false);
+    let limits = Limits::default();
+    let reader =
+        Shuffled { depth: limits.in_flight, reads: Vec::new(), seed: 1, bad: Vec::new(), submitted: submitted };
+    let shared = Arc::new(Shared::new(1 << 20, 1000));
+    let mut searcher = Searcher::new(Box::new(reader), limits, shared.clone()).unwrap();
+    let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(own) as Arc<dyn Records>]);
+    let mut ask = || {
+        let (scorer, segments) = (First { bounded: false }, segments.clone());
+        let candidates = all(rows(0..60, |_| 0.0));
+        searcher.one(Query { tag: 0, scorer, segments, k: 9, candidates, deadline: None }).unwrap()
+    };
+    let (cold, warm) = (ask(), ask());
+    assert_eq!(cold.hits, warm.hits);
+    assert_eq!((cold.cached, warm.cached, warm.reads), (0, 60, 0));
+    assert_eq!(shared.cache_stats().unwrap().hits, 60);
+}
+
+#[test]
+fn a_deadline_makes_an_answer_partial_and_no_segment_is_named_by_mistake() {
+    let submitted = Arc::default();
+    let own = segment(&[(3, 100); 50], &[], false);
+    let mut candidates = rows(0..50, |_| 0.0);
+    candidates.push(Candidate { segment: 9, row: 0, coarse: 0.0 });
+    candidates.push(Candidate { segment: 0, row: 50, coarse: 0.0 });
+    let mut query = one_query(own, candidates, 3, First { bounded: false });
+    query.deadline = Some(Instant::now());
+    let ranked = searcher(Limits::default(), &submitted).one(query).unwrap();
+    assert!(ranked.late && ranked.partial);
+    assert_eq!(ranked.damaged.iter().filter(|damage| damage.page.is_none()).count(), 2);
+}
+
+/// Fails as a whole after some reads.
+struct Dying(Shuffled);
+
+impl Reader for Dying {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn submit(&mut self, read: Read<'_>) -> Result<()> {
+        self.0.submit(read)
+    }
+
+    fn complete(&mut self, _wait: usize, _each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+        Err(Error::internal("the ring is gone"))
+    }
+}
+
+#[test]
+fn a_queue_that_fails_answers_everybody_and_is_not_used_again() {
+    let limits = Limits::default();
+    let reader = Dying(Shuffled {
+        depth: limits.in_flight,
+        reads: Vec::new(),
+        seed: 1,
+        bad: Vec::new(),
+        submitted: Arc::default(),
+    });
+    let mut searcher = Searcher::new(Box::new(reader), limits, Arc::new(Shared::new(0, 400))).unwrap();
+    let query = || {
+        let own = segment(&[(3, 100); 50], &[], false);
+        one_query(own, rows(0..50, |_| 0.0), 3, First { bounded: false })
+    };
+    let mut queue = Queue(VecDeque::from([query()]), BTreeMap::new());
+    assert!(searcher.run(&mut queue).is_err());
+    assert!(queue.1[&0].partial);
+    assert!(searcher.one(query()).is_err_and(|error| error.message().contains("make another")));
+}

@@ -1,0 +1,151 @@
+//! Stores to persistent memory, and what makes them last: lines of the processor's cache are flushed, and a fence waits
+//! for the flushes. Every such step goes through here, where a watcher can see it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a line of the cache, which is flushed as a whole.
+pub const LINE_BYTES: usize = 64;
+/// Bytes of the only stores that are never seen in part after a loss of power.
+pub const WORD_BYTES: usize = 8;
+
+/// Sees every store, flush and fence in the order the processor does them. Offsets are from the start of the mapped file,
+/// whose number is the writer's own.
+pub trait Watch: Send + Sync + Debug {
+    /// `bytes` were stored at `offset`, in no particular order.
+    fn stored(&self, file: u64, offset: u64, bytes: &[u8]);
+    /// The lines that `bytes` bytes at `offset` touch are being flushed.
+    fn flushed(&self, file: u64, offset: u64, bytes: usize);
+    /// Every flush before this is done.
+    fn fenced(&self, file: u64);
+}
+
+/// How this processor writes a line back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Instruction {
+    /// Keeps the line in the cache.
+    WriteBack,
+    /// Drops it, without waiting for others.
+    FlushOptimised,
+    /// Drops it, one after another.
+    Flush,
+}
+
+/// Stores to one mapped file.
+#[derive(Debug)]
+pub(super) struct Lines {
+    file: u64,
+    instruction: Instruction,
+    watch: Option<Arc<dyn Watch>>,
+}
+
+impl Lines {
+    pub(super) fn new(file: u64, watch: Option<Arc<dyn Watch>>) -> Lines {
+        Lines { file, instruction: instruction(), watch }
+    }
+
+    /// Stores bytes at `offset` of the mapping at `start`.
+    ///
+    /// # Safety
+    /// The mapping is writable there, and nobody else accesses these bytes meanwhile.
+    pub(super) unsafe fn store(&self, start: *mut u8, offset: u64, bytes: &[u8]) {
+        // SAFETY: by the caller.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset as usize), bytes.len()) };
+        if let Some(watch) = &self.watch {
+            watch.stored(self.file, offset, bytes);
+        }
+    }
+
+    /// Stores one word, which lasts as a whole or not at all.
+    ///
+    /// # Safety
+    /// As for [`store`](Self::store); `offset` is a multiple of 8, and so is `start`.
+    pub(super) unsafe fn store_word(&self, start: *mut u8, offset: u64, word: u64) {
+        // SAFETY: by the caller; an aligned atomic store is one store of the processor.
+        unsafe { AtomicU64::from_ptr(start.add(offset as usize).cast()) }
+            .store(word.to_le(), Ordering::Release);
+        if let Some(watch) = &self.watch {
+            watch.stored(self.file, offset, &word.to_le_bytes());
+        }
+    }
+
+    /// Starts the way back to memory for every line of a range.
+    ///
+    /// # Safety
+    /// The range is mapped.
+    pub(super) unsafe fn flush(&self, start: *mut u8, offset: u64, bytes: usize) {
+        if let Some(watch) = &self.watch {
+            watch.flushed(self.file, offset, bytes);
+        }
+        let first = offset as usize / LINE_BYTES * LINE_BYTES;
+        for line in (first..offset as usize + bytes).step_by(LINE_BYTES) {
+            // SAFETY: by the caller: the line lies in a mapped page.
+            unsafe { flush_line(self.instruction, start.add(line)) };
+        }
+    }
+
+    /// Waits until everything flushed so far is in memory.
+    pub(super) fn fence(&self) {
+        fence();
+        if let Some(watch) = &self.watch {
+            watch.fenced(self.file);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn instruction() -> Instruction {
+    // CPUID leaf 7: bit 24 of EBX is CLWB, bit 23 is CLFLUSHOPT (Intel SDM, volume 2, CPUID).
+    #[allow(unused_unsafe, reason = "asking the processor became safe in a later compiler")]
+    // SAFETY: every x86-64 processor has the instruction.
+    let features = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.ebx;
+    match (features >> 24 & 1, features >> 23 & 1) {
+        (1, _) => Instruction::WriteBack,
+        (_, 1) => Instruction::FlushOptimised,
+        _ => Instruction::Flush,
+    }
+}
+
+/// # Safety
+/// The line is mapped, and the instruction is one the processor has.
+#[cfg(target_arch = "x86_64")]
+unsafe fn flush_line(instruction: Instruction, line: *mut u8) {
+    // SAFETY: by the caller; none of them changes memory or registers.
+    unsafe {
+        match instruction {
+            Instruction::WriteBack => {
+                std::arch::asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
+            }
+            Instruction::FlushOptimised => {
+                std::arch::asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+            }
+            Instruction::Flush => std::arch::x86_64::_mm_clflush(line),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn fence() {
+    // SAFETY: every x86-64 processor has the instruction.
+    #[allow(unused_unsafe, reason = "the fence became safe in a later compiler")]
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn instruction() -> Instruction {
+    Instruction::Flush
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn flush_line(_instruction: Instruction, _line: *mut u8) {}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fence() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// Whether stores can be made to last on this processor.
+pub(super) const SUPPORTED: bool = cfg!(target_arch = "x86_64");

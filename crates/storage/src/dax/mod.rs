@@ -1,0 +1,187 @@
+//! Persistent memory: files on a file system with DAX, loaded from and stored to in place.
+//!
+//! There is no fsync on the way of a write. Bytes are stored, their lines flushed, a fence awaited; then one word of eight
+//! bytes, the length of the file, is stored, flushed and fenced. The processor writes such a word as a whole or not at
+//! all, so after a loss of power a file has its old length or its new one, and every byte up to it.
+//!
+//! That word has to lie somewhere, so on this medium a file starts with a page of its own, which readers never see:
+//! `MPDAXFIL`, then the word (the length in its low 48 bits, the low 16 bits of the crc32c of those six bytes above
+//! them), then zeros. Behind it come the same bytes as on any other medium, and room that the file may grow into.
+
+mod lines;
+mod recorder;
+mod writer;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{Error, Result};
+
+use crate::bytes::u64_at;
+use crate::directory::{Directory, io_error};
+use crate::in_place::InPlaceReader;
+use crate::mapping::Mapping;
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::mmap::MappedFile;
+use crate::names;
+use crate::page::PAGE_BYTES;
+
+pub use lines::{LINE_BYTES, WORD_BYTES, Watch};
+pub use recorder::{Event, Recorder, crash_images};
+
+/// Bytes before the first byte of a file.
+pub const PREFIX_BYTES: usize = PAGE_BYTES;
+
+const MAGIC: &[u8; 8] = b"MPDAXFIL";
+/// Where the length word is.
+const WORD_AT: u64 = 8;
+const LENGTH_BITS: u32 = 48;
+/// A file nobody lists, to try a mapping with.
+const PROBE: &str = ".dax-probe";
+
+/// Files in persistent memory.
+#[derive(Debug)]
+pub struct DaxMedium {
+    directory: Directory,
+    simulate: bool,
+    watch: Option<Arc<dyn Watch>>,
+}
+
+impl DaxMedium {
+    /// Files in `directory`, which is made where it is missing. With `simulate` they are mapped like any file, which
+    /// keeps every step and promises nothing: for tests and for measuring on tmpfs.
+    ///
+    /// # Errors
+    /// `Unimplemented` with a remedy where the file system has no DAX and `simulate` is not set, otherwise what the file
+    /// system says.
+    pub fn new(directory: PathBuf, simulate: bool) -> Result<DaxMedium> {
+        DaxMedium::make(directory, simulate, None)
+    }
+
+    /// A simulated one that tells `watch` about every store, flush and fence.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn watched(directory: PathBuf, watch: Arc<dyn Watch>) -> Result<DaxMedium> {
+        DaxMedium::make(directory, true, Some(watch))
+    }
+
+    fn make(path: PathBuf, simulate: bool, watch: Option<Arc<dyn Watch>>) -> Result<DaxMedium> {
+        let directory = Directory::new(path.clone())?;
+        if !simulate {
+            probe(&path)?;
+        }
+        Ok(DaxMedium { directory, simulate, watch })
+    }
+
+    fn writer(&self, (file, path): (File, PathBuf)) -> Result<Box<dyn Writer>> {
+        let lines = lines::Lines::new(names::next_id(), self.watch.clone());
+        Ok(Box::new(writer::DaxWriter::new(file, path, flags(self.simulate), lines)?))
+    }
+}
+
+/// How a file is mapped: with MAP_SYNC the file system has made a page's place durable before it can be stored to.
+fn flags(simulate: bool) -> i32 {
+    if simulate { libc::MAP_SHARED } else { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC }
+}
+
+/// Tries whether the directory's file system maps with MAP_SYNC.
+fn probe(directory: &Path) -> Result<()> {
+    let path = directory.join(PROBE);
+    let tried = (|| {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        file.set_len(PAGE_BYTES as u64)?;
+        Mapping::new(&file, PAGE_BYTES, true, flags(false)).map(drop)
+    })();
+    let _ = std::fs::remove_file(&path);
+    let remedy = "mount a file system with -o dax on persistent memory, or keep the index on another medium";
+    match tried {
+        Ok(()) if lines::SUPPORTED => Ok(()),
+        Ok(()) => Err(Error::unimplemented(format!("no DAX on this processor: {remedy}"))),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
+            Err(Error::unimplemented(format!("{}: no DAX here ({error}); {remedy}", directory.display())))
+        }
+        Err(error) => Err(io_error(&path, &error)),
+    }
+}
+
+/// The word for a length.
+fn encode_length(length: u64) -> u64 {
+    let check = crc32c::crc32c(&length.to_le_bytes()[..6]) & 0xffff;
+    length | u64::from(check) << LENGTH_BITS
+}
+
+/// The length of a file from its first page and how long the file itself is.
+///
+/// A prefix that is lost costs the length and nothing else: all that is there is given then, since everything in a file
+/// checks itself. Only a file that was never committed to has neither a prefix nor bytes.
+fn length(prefix: &[u8], file_bytes: u64) -> u64 {
+    let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
+    let word = u64_at(prefix, WORD_AT as usize);
+    let length = word & ((1 << LENGTH_BITS) - 1);
+    let whole = prefix.get(..8) == Some(MAGIC) && encode_length(length) == word && length <= room;
+    if whole { length } else { room }
+}
+
+fn length_of(file: &File) -> std::io::Result<u64> {
+    let bytes = file.metadata()?.len();
+    let mut prefix = [0; 16];
+    match file.read_exact_at(&mut prefix, 0) {
+        Ok(()) => Ok(length(&prefix, bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(0),
+        // The page with the length is lost, not the file.
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(length(&[], bytes)),
+        Err(error) => Err(error),
+    }
+}
+
+impl Medium for DaxMedium {
+    fn kind(&self) -> MediumKind {
+        MediumKind::Dax
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
+        self.writer(self.directory.create(name)?)
+    }
+
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
+        self.writer(self.directory.reopen(name)?)
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
+        let path = self.directory.file(name)?;
+        let fail = |error: std::io::Error| io_error(&path, &error);
+        let file = File::open(&path).map_err(fail)?;
+        let bytes = length_of(&file).map_err(fail)? as usize;
+        let mapping = if bytes == 0 {
+            None
+        } else {
+            Some(Mapping::new(&file, PREFIX_BYTES + bytes, false, libc::MAP_SHARED).map_err(fail)?)
+        };
+        Ok(Arc::new(MappedFile { id: names::next_id(), mapping, start: PREFIX_BYTES, bytes, path }))
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        self.directory.remove(name)
+    }
+
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        let mut files = self.directory.list()?;
+        for (name, bytes) in &mut files {
+            let path = self.directory.file(name)?;
+            let fail = |error: std::io::Error| io_error(&path, &error);
+            *bytes = File::open(&path).and_then(|file| length_of(&file)).map_err(fail)?;
+        }
+        Ok(files)
+    }
+
+    fn persist_names(&self) -> Result<()> {
+        self.directory.persist_names()
+    }
+
+    fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(InPlaceReader::new(options)?))
+    }
+}

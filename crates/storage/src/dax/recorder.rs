@@ -1,0 +1,177 @@
+//! What memory may hold after a loss of power, worked out from the stores, flushes and fences before it.
+//!
+//! The model is that of persistent memory on x86 (Intel SDM, volume 1, chapter on persistent memory; also "Yat", USENIX
+//! ATC 2014). The unit that reaches memory is a line of 64 bytes, in which stores of a word of 8 aligned bytes are whole. A
+//! line may go there at any time, flushed or not, as it is at that moment; a line that was flushed is there, at least as
+//! it was then, once a fence came after. So each line is, independently of the others, in any state it had since it was
+//! last sure.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::lines::{LINE_BYTES, WORD_BYTES, Watch};
+
+/// One step of the processor, or a mark of the test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes were stored at an offset of a file.
+    Stored(u64, u64, Vec<u8>),
+    /// So many bytes at an offset of a file are being flushed.
+    Flushed(u64, u64, usize),
+    /// All flushes before are done.
+    Fenced(u64),
+    /// The test was told that something is durable.
+    Noted(u64),
+}
+
+/// Keeps every step.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    events: Mutex<Vec<Event>>,
+}
+
+impl Recorder {
+    /// Marks the moment at which a caller was told something.
+    pub fn note(&self, what: u64) {
+        self.events().push(Event::Noted(what));
+    }
+
+    /// What happened so far.
+    pub fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut self.events())
+    }
+
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watch for Recorder {
+    fn stored(&self, file: u64, offset: u64, bytes: &[u8]) {
+        self.events().push(Event::Stored(file, offset, bytes.to_vec()));
+    }
+
+    fn flushed(&self, file: u64, offset: u64, bytes: usize) {
+        self.events().push(Event::Flushed(file, offset, bytes));
+    }
+
+    fn fenced(&self, file: u64) {
+        self.events().push(Event::Fenced(file));
+    }
+}
+
+/// A line: the states it had since it was last sure, the first of which is the sure one.
+#[derive(Clone)]
+struct Line {
+    states: Vec<[u8; LINE_BYTES]>,
+    /// The state it had when it was last flushed; sure with the next fence.
+    flushed: Option<usize>,
+}
+
+impl Line {
+    fn now(&self) -> [u8; LINE_BYTES] {
+        self.states.last().copied().unwrap_or([0; LINE_BYTES])
+    }
+}
+
+/// What a file of zeros may be after these events and then a loss of power: every combination of states of its lines if
+/// there are at most `images_max`, else so many, among them the oldest and the newest state of all, the others drawn by
+/// `seed`. Words of one store are taken to come in order or in reverse, which is less than all orders. The events are of
+/// one file, `bytes` long.
+pub fn crash_images(events: &[Event], bytes: usize, images_max: usize, seed: u64) -> Vec<Vec<u8>> {
+    let lines = states_of(events);
+    let choices: Vec<(usize, &Line)> = lines.iter().map(|(&line, states)| (line, states)).collect();
+    let total = choices.iter().try_fold(1_usize, |product, (_, line)| product.checked_mul(line.states.len()));
+    let mut random = seed | 1;
+    let count = total.unwrap_or(usize::MAX).min(images_max);
+    let exhaustive = total == Some(count);
+    (0..count)
+        .map(|image| {
+            let mut memory = vec![0; bytes];
+            let mut rest = image;
+            for (line, states) in &choices {
+                let states = &states.states;
+                let pick = match (exhaustive, image) {
+                    (true, _) => {
+                        let pick = rest % states.len();
+                        rest /= states.len();
+                        pick
+                    }
+                    (false, 0) => 0,
+                    (false, 1) => states.len() - 1,
+                    (false, _) => (next(&mut random) % states.len() as u64) as usize,
+                };
+                let start = line * LINE_BYTES;
+                let end = (start + LINE_BYTES).min(bytes);
+                if start < end {
+                    memory[start..end].copy_from_slice(&states[pick][..end - start]);
+                }
+            }
+            memory
+        })
+        .collect()
+}
+
+/// A step of xorshift (Marsaglia 2003).
+fn next(random: &mut u64) -> u64 {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    *random
+}
+
+fn states_of(events: &[Event]) -> BTreeMap<usize, Line> {
+    let mut lines: BTreeMap<usize, Line> = BTreeMap::new();
+    for event in events {
+        match event {
+            Event::Stored(_, offset, bytes) => store(&mut lines, *offset as usize, bytes),
+            Event::Flushed(_, offset, bytes) => {
+                let offset = *offset as usize;
+                for line in offset / LINE_BYTES..(offset + bytes).div_ceil(LINE_BYTES) {
+                    if let Some(line) = lines.get_mut(&line) {
+                        line.flushed = Some(line.states.len() - 1);
+                    }
+                }
+            }
+            Event::Fenced(_) => {
+                for line in lines.values_mut() {
+                    if let Some(sure) = line.flushed.take() {
+                        line.states.drain(..sure);
+                    }
+                }
+            }
+            Event::Noted(_) => {}
+        }
+    }
+    lines
+}
+
+/// Adds the states that the lines of one store go through: each word of it alone after the other, from the front, and
+/// from the back.
+fn store(lines: &mut BTreeMap<usize, Line>, offset: usize, bytes: &[u8]) {
+    let end = offset + bytes.len();
+    for number in offset / LINE_BYTES..end.div_ceil(LINE_BYTES) {
+        let line =
+            lines.entry(number).or_insert_with(|| Line { states: vec![[0; LINE_BYTES]], flushed: None });
+        let (before, first) = (line.now(), number * LINE_BYTES);
+        let mut after = before;
+        let (from, to) = (offset.max(first), end.min(first + LINE_BYTES));
+        after[from - first..to - first].copy_from_slice(&bytes[from - offset..to - offset]);
+        let words: Vec<usize> = (0..LINE_BYTES)
+            .step_by(WORD_BYTES)
+            .filter(|&word| before[word..word + WORD_BYTES] != after[word..word + WORD_BYTES])
+            .collect();
+        let mixed = |landed: &[usize]| {
+            let mut state = before;
+            for &word in landed {
+                state[word..word + WORD_BYTES].copy_from_slice(&after[word..word + WORD_BYTES]);
+            }
+            state
+        };
+        for count in 1..words.len() {
+            line.states.push(mixed(&words[..count]));
+            line.states.push(mixed(&words[count..]));
+        }
+        line.states.push(after);
+    }
+}

@@ -1,0 +1,203 @@
+//! Writing a file in place: store, flush, fence, and commit by the length word.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use base::{Error, Result};
+
+use super::lines::Lines;
+use super::{MAGIC, PREFIX_BYTES, WORD_AT, encode_length, length_of};
+use crate::directory::{check_write, io_error, refusal};
+use crate::mapping::Mapping;
+use crate::medium::Writer;
+use crate::page::PAGE_BYTES;
+
+/// Room is taken from the file system in multiples of this, and at least as much as the file has: growing costs an fsync,
+/// so it is done rarely.
+const GROWTH_BYTES: u64 = 2 << 20;
+/// Most room taken at once.
+const GROWTH_BYTES_MAX: u64 = 64 << 20;
+/// Ranges stored to and not flushed, at most; then they are flushed without being asked for.
+const DIRTY_MAX: usize = 1024;
+/// Longest file: what 48 bits of the length word can say.
+const FILE_BYTES_MAX: u64 = (1 << 48) - 1;
+
+pub(super) struct DaxWriter {
+    file: File,
+    path: PathBuf,
+    mapping: Mapping,
+    flags: i32,
+    lines: Lines,
+    bytes: u64,
+    committed: u64,
+    /// Ranges of the file, counted from its first byte, that were stored to since the last fence.
+    dirty: Vec<Range<u64>>,
+    failed: Option<Error>,
+}
+
+impl DaxWriter {
+    pub(super) fn new(file: File, path: PathBuf, flags: i32, lines: Lines) -> Result<DaxWriter> {
+        let fail = |error: std::io::Error| io_error(&path, &error);
+        let physical = file.metadata().map_err(fail)?.len();
+        let bytes = length_of(&file).map_err(fail)?;
+        if physical < PREFIX_BYTES as u64 {
+            reserve(&file, PREFIX_BYTES as u64).map_err(fail)?;
+        }
+        let whole = physical.max(PREFIX_BYTES as u64) as usize;
+        let mapping = Mapping::new(&file, whole, true, flags).map_err(fail)?;
+        let mut writer = DaxWriter {
+            file,
+            path,
+            mapping,
+            flags,
+            lines,
+            bytes,
+            committed: bytes,
+            dirty: Vec::new(),
+            failed: None,
+        };
+        if physical < PREFIX_BYTES as u64 || writer.mapping.as_slice().get(..8) != Some(MAGIC) {
+            writer.commit(bytes);
+            // SAFETY: within the first page; nobody else writes to the file.
+            unsafe {
+                writer.lines.store(writer.mapping.as_ptr(), 0, MAGIC);
+                writer.lines.flush(writer.mapping.as_ptr(), 0, MAGIC.len());
+            }
+            writer.lines.fence();
+        }
+        Ok(writer)
+    }
+
+    fn fit(&self) -> Result<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(error) => Err(refusal(&self.path.display().to_string(), error)),
+        }
+    }
+
+    /// Has room for `bytes` bytes of the file.
+    fn grow(&mut self, bytes: u64) -> Result<()> {
+        let wanted = PREFIX_BYTES as u64 + bytes;
+        let have = self.mapping.len() as u64;
+        if wanted <= have {
+            return Ok(());
+        }
+        let fail = |error: std::io::Error| io_error(&self.path, &error);
+        let step = have.clamp(GROWTH_BYTES, GROWTH_BYTES_MAX);
+        let generous = wanted.max(have + step).next_multiple_of(GROWTH_BYTES);
+        let exact = wanted.next_multiple_of(PAGE_BYTES as u64);
+        // A full medium may still have room for what is needed now.
+        let whole = reserve(&self.file, generous).map(|()| generous);
+        let whole = whole.or_else(|_| reserve(&self.file, exact).map(|()| exact)).map_err(fail)?;
+        // What was stored through the old mapping lies in the same memory.
+        self.mapping = Mapping::new(&self.file, whole as usize, true, self.flags).map_err(fail)?;
+        Ok(())
+    }
+
+    /// Makes a length the one that counts. Everything up to it is in memory already.
+    fn commit(&mut self, length: u64) {
+        // SAFETY: within the first page, aligned; nobody else writes to the file.
+        unsafe {
+            self.lines.store_word(self.mapping.as_ptr(), WORD_AT, encode_length(length));
+            self.lines.flush(self.mapping.as_ptr(), WORD_AT, 8);
+        }
+        self.lines.fence();
+        self.committed = length;
+    }
+
+    /// Has the stores since the last fence reach memory.
+    fn settle(&mut self) {
+        if self.dirty.is_empty() {
+            return;
+        }
+        for range in self.dirty.drain(..) {
+            let bytes = (range.end - range.start) as usize;
+            // SAFETY: the range was stored to, so it is mapped.
+            unsafe { self.lines.flush(self.mapping.as_ptr(), PREFIX_BYTES as u64 + range.start, bytes) };
+        }
+        self.lines.fence();
+    }
+
+    fn check_lost(&mut self) -> Result<()> {
+        if self.mapping.lost() > 0 {
+            let path = self.path.display();
+            let error = Error::data_loss(format!("{path}: the memory has lost pages while it was written"));
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+/// Takes room from the file system, zeroed, and makes that durable.
+fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let length = libc::off_t::try_from(bytes).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+    // SAFETY: takes numbers only, about a descriptor of ours.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
+        0 => file.sync_all(),
+        code => Err(std::io::Error::from_raw_os_error(code)),
+    }
+}
+
+impl Writer for DaxWriter {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.fit()?;
+        check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
+        let end = offset + bytes.len() as u64;
+        if end > FILE_BYTES_MAX {
+            return Err(Error::invalid(format!("a file has at most {FILE_BYTES_MAX} bytes")));
+        }
+        self.grow(end)?;
+        // SAFETY: `grow` mapped as much; nobody else writes to the file, and readers of what is overwritten check it.
+        unsafe { self.lines.store(self.mapping.as_ptr(), PREFIX_BYTES as u64 + offset, bytes) };
+        match self.dirty.last_mut() {
+            Some(last) if last.end == offset => last.end = end,
+            _ => self.dirty.push(offset..end),
+        }
+        if self.dirty.len() > DIRTY_MAX {
+            self.settle();
+        }
+        self.bytes = self.bytes.max(end);
+        Ok(())
+    }
+
+    fn truncate(&mut self, bytes: u64) -> Result<()> {
+        self.fit()?;
+        if bytes > self.bytes {
+            return Err(Error::invalid(format!("{} bytes cannot be cut at {bytes}", self.bytes)));
+        }
+        self.bytes = bytes;
+        if bytes < self.committed {
+            // At once, so that what is written there next is not within the length that counts.
+            self.settle();
+            self.commit(bytes);
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self) -> Result<()> {
+        self.fit()?;
+        self.settle();
+        self.check_lost()?;
+        if self.bytes != self.committed {
+            self.commit(self.bytes);
+        }
+        self.check_lost()
+    }
+}
+
+impl Drop for DaxWriter {
+    /// What was written stays, and room that was never used goes back. Neither is promised, so failures are not told.
+    fn drop(&mut self) {
+        if self.failed.is_none() && self.persist().is_ok() {
+            let used = PREFIX_BYTES as u64 + self.committed;
+            let _ = self.file.set_len(used.next_multiple_of(PAGE_BYTES as u64));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A directory as a flat place for files: what all media that stand on a file system share.
+//!
+//! Writing goes through the page cache, because that is what logs of small frames want, but does not fill it: what was
+//! written is sent to the disk every few MiB and dropped from the cache. What a failed fsync may have lost is never
+//! taken for good again: after one, the writer refuses everything.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+
+use crate::medium::Writer;
+use crate::names;
+use crate::page::PAGE_BYTES;
+
+/// Bytes written before they are sent to the disk and those before them dropped from the page cache.
+const WRITE_BACK_BYTES: u64 = 4 << 20;
+
+/// A directory that exists.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// Makes the directory where it is missing.
+    pub(crate) fn new(path: PathBuf) -> Result<Directory> {
+        std::fs::create_dir_all(&path).map_err(|error| Error::io(&path, &error))?;
+        Ok(Directory { path })
+    }
+
+    /// Where the file of a checked name lies.
+    pub(crate) fn file(&self, name: &str) -> Result<PathBuf> {
+        names::check(name)?;
+        Ok(self.path.join(name))
+    }
+
+    pub(crate) fn create(&self, name: &str) -> Result<(File, PathBuf)> {
+        let path = self.file(name)?;
+        match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => Ok((file, path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(names::taken(name)),
+            Err(error) => Err(io_error(&path, &error)),
+        }
+    }
+
+    pub(crate) fn reopen(&self, name: &str) -> Result<(File, PathBuf)> {
+        let path = self.file(name)?;
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        Ok((file.map_err(|error| io_error(&path, &error))?, path))
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        let path = self.file(name)?;
+        std::fs::remove_file(&path).map_err(|error| io_error(&path, &error))
+    }
+
+    /// Names and lengths, by name. Files of other names are somebody else's.
+    pub(crate) fn list(&self) -> Result<Vec<(String, u64)>> {
+        let fail = |error: io::Error| io_error(&self.path, &error);
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_file() && names::check(&name).is_ok() => {
+                    files.push((name, metadata.len()));
+                }
+                Ok(_) => {}
+                // Removed since it was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(fail(error)),
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// fsync of the directory: creations and removals are durable afterwards.
+    pub(crate) fn persist_names(&self) -> Result<()> {
+        let synced = File::open(&self.path).and_then(|directory| directory.sync_all());
+        synced.map_err(|error| io_error(&self.path, &error).context("creations and removals may be lost"))
+    }
+
+    /// The whole file, through the page cache and out of it again.
+    pub(crate) fn load(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.file(name)?;
+        let fail = |error: io::Error| io_error(&path, &error);
+        let file = File::open(&path).map_err(fail)?;
+        let mut bytes = vec![0; file.metadata().map_err(fail)?.len() as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(fail)?;
+        drop_cached(&file, 0, 0);
+        Ok(bytes)
+    }
+}
+
+/// An I/O error as a client should see it. What the disk lost is `DataLoss`, what it has no room for is
+/// `ResourceExhausted`.
+pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
+    let context = path.display();
+    match error.raw_os_error() {
+        Some(libc::EIO | libc::EUCLEAN | libc::EBADMSG | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO) => {
+            Error::data_loss(format!("{context}: the disk failed: {error}"))
+        }
+        Some(libc::EDQUOT | libc::ENOSPC) => {
+            Error::exhausted(format!("{context}: {error}; make room or give it another disk"))
+        }
+        _ => Error::io(path, error),
+    }
+}
+
+/// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs nothing but cache
+/// space where it is refused.
+pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
+    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+        return;
+    };
+    // SAFETY: takes numbers only, about a descriptor of ours.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// Writes a file of a directory.
+#[derive(Debug)]
+pub(crate) struct FileWriter {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    /// Up to where what was written has been sent to the disk, and up to where it was also dropped from the cache.
+    sent: u64,
+    dropped: u64,
+    failed: Option<Error>,
+}
+
+impl FileWriter {
+    pub(crate) fn new((file, path): (File, PathBuf)) -> Result<FileWriter> {
+        let bytes = file.metadata().map_err(|error| io_error(&path, &error))?.len();
+        Ok(FileWriter { file, path, bytes, sent: bytes, dropped: bytes, failed: None })
+    }
+
+    fn fit(&self) -> Result<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(error) => Err(refusal(&self.path.display().to_string(), error)),
+        }
+    }
+
+    /// Keeps the page cache small while a long file is written: sends the last stretch to the disk without waiting, and
+    /// waits for the stretch before it and drops that.
+    fn write_back(&mut self) {
+        let end = self.bytes;
+        if end < self.sent + WRITE_BACK_BYTES {
+            return;
+        }
+        let (waited, started) = (self.sent - self.dropped, end - self.sent);
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        for (offset, bytes, flags) in
+            [(self.sent, started, libc::SYNC_FILE_RANGE_WRITE), (self.dropped, waited, all)]
+        {
+            if bytes > 0 {
+                // SAFETY: takes numbers only, about a descriptor of ours. It makes nothing durable, so its failure
+                // is left to fsync to report.
+                unsafe {
+                    libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, flags);
+                }
+            }
+        }
+        if waited > 0 {
+            drop_cached(&self.file, self.dropped, waited);
+        }
+        (self.dropped, self.sent) = (self.sent, end);
+    }
+}
+
+/// What every writer answers after a persist that failed.
+pub(crate) fn refusal(what: &str, error: &Error) -> Error {
+    Error::precondition(format!(
+        "{what}: nothing more is written after a failure to make it durable ({error}); write it anew under another \
+         name, or open it again to see what is left"
+    ))
+}
+
+/// Checks that a write starts in a file or at its end.
+pub(crate) fn check_write(what: &str, length: u64, offset: u64, bytes: usize) -> Result<()> {
+    if offset > length || offset.checked_add(bytes as u64).is_none() {
+        return Err(Error::invalid(format!(
+            "{what}: a write at {offset} would leave a gap after its end at {length}"
+        )));
+    }
+    Ok(())
+}
+
+impl Writer for FileWriter {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.fit()?;
+        check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
+        self.file.write_all_at(bytes, offset).map_err(|error| io_error(&self.path, &error))?;
+        self.bytes = self.bytes.max(offset + bytes.len() as u64);
+        self.write_back();
+        Ok(())
+    }
+
+    fn truncate(&mut self, bytes: u64) -> Result<()> {
+        self.fit()?;
+        if bytes > self.bytes {
+            let length = self.bytes;
+            return Err(Error::invalid(format!("{length} bytes cannot be cut at {bytes}")));
+        }
+        self.file.set_len(bytes).map_err(|error| io_error(&self.path, &error))?;
+        self.bytes = bytes;
+        self.sent = self.sent.min(bytes);
+        self.dropped = self.dropped.min(bytes);
+        Ok(())
+    }
+
+    fn persist(&mut self) -> Result<()> {
+        self.fit()?;
+        if let Err(error) = self.file.sync_data() {
+            // The kernel may have marked the lost pages clean: another fsync would say all is well.
+            let error = io_error(&self.path, &error);
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        // Not the last page, if it is not full: the next append would have to read it back.
+        let whole = self.bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        if whole > self.dropped {
+            drop_cached(&self.file, self.dropped, whole - self.dropped);
+        }
+        (self.sent, self.dropped) = (self.bytes, whole);
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! Memory: files in slots of the pool, copied there when they are opened.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Error, Result};
+use memory::{DIRECT_ALIGNMENT, DirectFile, Region, SlotPool};
+
+use crate::directory::{Directory, FileWriter, check_write};
+use crate::in_place::InPlaceReader;
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::names;
+
+/// Bytes copied from disk at once when a file is opened.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Files in memory. With a directory behind it they are durable there, and opening one copies it into slots past the page
+/// cache; without one they are gone with the medium.
+#[derive(Debug)]
+pub struct DramMedium {
+    pool: Arc<SlotPool>,
+    files: Files,
+}
+
+#[derive(Debug)]
+enum Files {
+    Durable(Directory),
+    Volatile(Mutex<BTreeMap<String, Shared>>),
+}
+
+/// The bytes of a volatile file while it is being written.
+type Shared = Arc<Mutex<Vec<u8>>>;
+
+impl DramMedium {
+    /// Files in `pool`, and in `directory` where one is given, which is made where it is missing.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn new(pool: Arc<SlotPool>, directory: Option<PathBuf>) -> Result<DramMedium> {
+        let files = match directory {
+            Some(directory) => Files::Durable(Directory::new(directory)?),
+            None => Files::Volatile(Mutex::default()),
+        };
+        Ok(DramMedium { pool, files })
+    }
+
+    /// Memory for `bytes` and a page more at the end, since direct reads are of whole blocks.
+    fn sealed(
+        &self,
+        bytes: u64,
+        fill: impl FnOnce(&mut [u8], usize) -> Result<()>,
+    ) -> Result<Arc<dyn Sealed>> {
+        let length = usize::try_from(bytes)
+            .map_err(|_| Error::exhausted(format!("a file of {bytes} bytes cannot be addressed")))?;
+        let mut region = self.pool.allocate(length.next_multiple_of(DIRECT_ALIGNMENT))?;
+        fill(region.as_mut_slice(), length)?;
+        Ok(Arc::new(DramSealed { id: names::next_id(), region: region.freeze(), length }))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Medium for DramMedium {
+    fn kind(&self) -> MediumKind {
+        MediumKind::Dram
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
+        match &self.files {
+            Files::Durable(directory) => Ok(Box::new(FileWriter::new(directory.create(name)?)?)),
+            Files::Volatile(files) => {
+                names::check(name)?;
+                let mut files = lock(files);
+                if files.contains_key(name) {
+                    return Err(names::taken(name));
+                }
+                let bytes = Shared::default();
+                files.insert(name.to_owned(), bytes.clone());
+                Ok(Box::new(DramWriter { bytes }))
+            }
+        }
+    }
+
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
+        match &self.files {
+            Files::Durable(directory) => Ok(Box::new(FileWriter::new(directory.reopen(name)?)?)),
+            Files::Volatile(files) => {
+                let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
+                Ok(Box::new(DramWriter { bytes }))
+            }
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
+        match &self.files {
+            Files::Durable(directory) => {
+                let mut source = DirectFile::open(&directory.file(name)?, true)?;
+                self.sealed(source.bytes(), |memory, length| {
+                    for start in (0..length).step_by(COPY_BYTES) {
+                        let bytes = COPY_BYTES.min(length - start);
+                        source.read_exact_at(&mut memory[start..], start as u64, bytes)?;
+                    }
+                    Ok(())
+                })
+            }
+            Files::Volatile(files) => {
+                let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
+                let bytes = lock(&bytes);
+                self.sealed(bytes.len() as u64, |memory, length| {
+                    memory[..length].copy_from_slice(&bytes);
+                    Ok(())
+                })
+            }
+        }
+    }
+
+    fn load(&self, name: &str) -> Result<Vec<u8>> {
+        match &self.files {
+            Files::Durable(directory) => directory.load(name),
+            Files::Volatile(files) => {
+                let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
+                let bytes = lock(&bytes).clone();
+                Ok(bytes)
+            }
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        match &self.files {
+            Files::Durable(directory) => directory.remove(name),
+            Files::Volatile(files) => lock(files).remove(name).map(drop).ok_or_else(|| names::missing(name)),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        match &self.files {
+            Files::Durable(directory) => directory.list(),
+            Files::Volatile(files) => {
+                Ok(lock(files).iter().map(|(name, bytes)| (name.clone(), lock(bytes).len() as u64)).collect())
+            }
+        }
+    }
+
+    fn persist_names(&self) -> Result<()> {
+        match &self.files {
+            Files::Durable(directory) => directory.persist_names(),
+            Files::Volatile(_) => Ok(()),
+        }
+    }
+
+    fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(InPlaceReader::new(options)?))
+    }
+}
+
+/// Writes a volatile file.
+struct DramWriter {
+    bytes: Shared,
+}
+
+impl Writer for DramWriter {
+    fn bytes(&self) -> u64 {
+        lock(&self.bytes).len() as u64
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut file = lock(&self.bytes);
+        check_write("a file in memory", file.len() as u64, offset, bytes.len())?;
+        // At most the file's length, so it fits.
+        let offset = offset as usize;
+        let within = bytes.len().min(file.len() - offset);
+        file[offset..offset + within].copy_from_slice(&bytes[..within]);
+        file.extend_from_slice(&bytes[within..]);
+        Ok(())
+    }
+
+    fn truncate(&mut self, bytes: u64) -> Result<()> {
+        let mut file = lock(&self.bytes);
+        match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= file.len() => file.truncate(bytes),
+            _ => return Err(Error::invalid(format!("{} bytes cannot be cut at {bytes}", file.len()))),
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A file in slots.
+struct DramSealed {
+    id: u64,
+    region: Region,
+    length: usize,
+}
+
+impl DramSealed {
+    fn slice(&self) -> &[u8] {
+        &self.region.as_slice()[..self.length]
+    }
+}
+
+impl Sealed for DramSealed {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.length as u64
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        names::within("a file in memory", self.bytes(), offset, buffer.len())?;
+        buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
+        Ok(())
+    }
+
+    fn in_place(&self) -> Option<&[u8]> {
+        Some(self.slice())
+    }
+}
+
+impl std::fmt::Debug for DramSealed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DramSealed({} bytes)", self.length)
+    }
+}

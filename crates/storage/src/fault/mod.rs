@@ -1,0 +1,338 @@
+//! A medium on which everything goes wrong that can, at will: for tests of whoever stores something.
+//!
+//! It stands before another medium and keeps, beside what was written, what would be left of it after a loss of power:
+//! what was persisted is, as it was then; of what was not, each sector of 512 bytes may be. Crashing at the n-th operation
+//! for every n, and looking at what a second opening makes of the remains, tests all orders of events there are.
+
+mod model;
+mod reader;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Error, Result};
+
+use crate::directory::{check_write, refusal};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::names;
+use crate::page::PAGE_BYTES;
+
+use model::{Change, Model};
+use reader::FaultReader;
+
+/// What goes wrong with a page that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFault {
+    /// The disk reports an error.
+    Error,
+    /// Fewer bytes come than were asked for.
+    Short,
+    /// The second half is of an earlier time: zeros.
+    Torn,
+    /// One bit is not what it was.
+    Flip,
+}
+
+/// What goes wrong and when. The default is nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// What is left to chance follows from this number.
+    pub seed: u64,
+    /// The power fails during this operation that changes something, counted from 1: it and everything after it fails.
+    pub crash_at: Option<u64>,
+    /// So many bytes fit on the medium.
+    pub space: Option<u64>,
+    /// This persist of a file, counted from 1, fails as a disk's does: what it should have saved may be lost.
+    pub persist_error_at: Option<u64>,
+    /// Of 1000 pages, so many cannot be read, always the same ones.
+    pub read_errors: u16,
+    /// Of 1000 pages, so many come short.
+    pub short_reads: u16,
+    /// Of 1000 pages, so many are torn.
+    pub torn_pages: u16,
+    /// Of 1000 pages, so many have a bit flipped.
+    pub bit_flips: u16,
+    /// Pages that are damaged for certain: the file's name, the number of its page, how.
+    pub damage: Vec<(String, u64, ReadFault)>,
+    /// Completions come in an order drawn by the seed.
+    pub reorder: bool,
+}
+
+/// Another medium, with faults.
+#[derive(Clone, Debug)]
+pub struct FaultMedium {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Arc<dyn Medium>,
+    plan: FaultPlan,
+    model: Mutex<Model>,
+}
+
+impl Shared {
+    fn model(&self) -> MutexGuard<'_, Model> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an operation that changes something; the error of a crash, if it is the one that crashes or comes later.
+    fn step(&self, model: &mut Model) -> Result<()> {
+        model.operations += 1;
+        model.crashed |= self.plan.crash_at.is_some_and(|at| model.operations >= at);
+        alive(model)
+    }
+}
+
+fn alive(model: &Model) -> Result<()> {
+    if model.crashed { Err(Error::unavailable("the power has failed")) } else { Ok(()) }
+}
+
+impl FaultMedium {
+    /// `inner`, to which `plan` happens. What `inner` holds already counts as durable.
+    ///
+    /// # Errors
+    /// What `inner` says when its files are read.
+    pub fn new(inner: Arc<dyn Medium>, plan: FaultPlan) -> Result<FaultMedium> {
+        let mut model = Model::default();
+        for (name, _) in inner.list()? {
+            model.adopt(&name, inner.load(&name)?);
+        }
+        Ok(FaultMedium { shared: Arc::new(Shared { inner, plan, model: Mutex::new(model) }) })
+    }
+
+    /// How many operations changed something so far: crashing at each number up to this tests every moment.
+    pub fn operations(&self) -> u64 {
+        self.shared.model().operations
+    }
+
+    /// Whether the power has failed.
+    pub fn crashed(&self) -> bool {
+        self.shared.model().crashed
+    }
+
+    /// Writes to `target`, an empty medium, what is found after the power failed now. What is left to chance is drawn by
+    /// `seed`.
+    ///
+    /// # Errors
+    /// What `target` says.
+    pub fn remains(&self, target: &dyn Medium, seed: u64) -> Result<()> {
+        let files = self.shared.model().remains(seed ^ self.shared.plan.seed);
+        for (name, bytes) in files {
+            let mut writer = target.create(&name)?;
+            writer.append(&bytes)?;
+            writer.persist()?;
+        }
+        target.persist_names()
+    }
+
+    fn writer(&self, name: &str, inner: Box<dyn Writer>) -> Result<Box<dyn Writer>> {
+        let file = self.shared.model().file(name).ok_or_else(|| names::missing(name))?;
+        Ok(Box::new(FaultWriter {
+            shared: self.shared.clone(),
+            inner,
+            file,
+            name: name.to_owned(),
+            failed: None,
+        }))
+    }
+}
+
+impl Medium for FaultMedium {
+    fn kind(&self) -> MediumKind {
+        self.shared.inner.kind()
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
+        let mut model = self.shared.model();
+        alive(&model)?;
+        let inner = self.shared.inner.create(name)?;
+        model.create(name);
+        self.shared.step(&mut model)?;
+        drop(model);
+        self.writer(name, inner)
+    }
+
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
+        alive(&self.shared.model())?;
+        self.writer(name, self.shared.inner.reopen(name)?)
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
+        alive(&self.shared.model())?;
+        let inner = self.shared.inner.open(name)?;
+        let (id, name) = (names::next_id(), name.to_owned());
+        Ok(Arc::new(FaultSealed { id, inner, name, shared: self.shared.clone() }))
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let mut model = self.shared.model();
+        alive(&model)?;
+        self.shared.inner.remove(name)?;
+        model.remove(name);
+        self.shared.step(&mut model)
+    }
+
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        alive(&self.shared.model())?;
+        self.shared.inner.list()
+    }
+
+    fn persist_names(&self) -> Result<()> {
+        let mut model = self.shared.model();
+        self.shared.step(&mut model)?;
+        self.shared.inner.persist_names()?;
+        model.persist_names();
+        Ok(())
+    }
+
+    fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(FaultReader::new(options, self.shared.plan.reorder, self.shared.plan.seed)?))
+    }
+}
+
+struct FaultWriter {
+    shared: Arc<Shared>,
+    inner: Box<dyn Writer>,
+    file: u64,
+    name: String,
+    failed: Option<Error>,
+}
+
+impl FaultWriter {
+    fn fit(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |error| Err(refusal(&self.name, error)))
+    }
+
+    /// How many of `bytes` at `offset` fit on the medium.
+    fn fitting(&self, model: &Model, offset: u64, bytes: usize) -> usize {
+        let Some(space) = self.shared.plan.space else { return bytes };
+        let free = space.saturating_sub(model.live_bytes());
+        let end = self.inner.bytes() + free;
+        bytes.min(usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX))
+    }
+}
+
+impl Writer for FaultWriter {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.fit()?;
+        check_write(&self.name, self.inner.bytes(), offset, bytes.len())?;
+        let shared = self.shared.clone();
+        let mut model = shared.model();
+        alive(&model)?;
+        let fitting = self.fitting(&model, offset, bytes.len());
+        let written = &bytes[..fitting];
+        model.change(self.file, Change::Write(offset, written.to_vec()));
+        self.inner.write_at(offset, written)?;
+        shared.step(&mut model)?;
+        if fitting < bytes.len() {
+            return Err(Error::exhausted(format!("{}: no space left on the medium", self.name)));
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, bytes: u64) -> Result<()> {
+        self.fit()?;
+        let shared = self.shared.clone();
+        let mut model = shared.model();
+        alive(&model)?;
+        self.inner.truncate(bytes)?;
+        model.change(self.file, Change::Truncate(bytes));
+        shared.step(&mut model)
+    }
+
+    fn persist(&mut self) -> Result<()> {
+        self.fit()?;
+        let shared = self.shared.clone();
+        let mut model = shared.model();
+        shared.step(&mut model)?;
+        model.persists += 1;
+        if shared.plan.persist_error_at == Some(model.persists) {
+            let seed = shared.plan.seed;
+            model.lose(self.file, seed);
+            let error = Error::data_loss(format!("{}: the disk failed (EIO)", self.name));
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        self.inner.persist()?;
+        model.persist(self.file);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct FaultSealed {
+    id: u64,
+    inner: Arc<dyn Sealed>,
+    name: String,
+    shared: Arc<Shared>,
+}
+
+impl FaultSealed {
+    fn fault(&self, page: u64) -> Option<ReadFault> {
+        let plan = &self.shared.plan;
+        let certain = plan.damage.iter().find(|(name, at, _)| *name == self.name && *at == page);
+        if let Some((_, _, fault)) = certain {
+            return Some(*fault);
+        }
+        let name = u64::from(crc32c::crc32c(self.name.as_bytes()));
+        let mut drawn = model::mix(plan.seed ^ (name << 32) ^ page) % 1000;
+        for (rate, fault) in [
+            (plan.read_errors, ReadFault::Error),
+            (plan.short_reads, ReadFault::Short),
+            (plan.torn_pages, ReadFault::Torn),
+            (plan.bit_flips, ReadFault::Flip),
+        ] {
+            match drawn.checked_sub(u64::from(rate)) {
+                None => return Some(fault),
+                Some(rest) => drawn = rest,
+            }
+        }
+        None
+    }
+}
+
+impl Sealed for FaultSealed {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        alive(&self.shared.model())?;
+        self.inner.read_at(offset, buffer)?;
+        let (size, end) = (PAGE_BYTES as u64, offset + buffer.len() as u64);
+        for page in offset / size..end.div_ceil(size) {
+            // The part of the buffer that is of this page, and the part of that in the page's second half.
+            let within = |at: u64| (at.clamp(offset, end) - offset) as usize;
+            let (start, half, stop) = (page * size, page * size + size / 2, (page + 1) * size);
+            match self.fault(page) {
+                Some(ReadFault::Error) => {
+                    return Err(Error::data_loss(format!(
+                        "{}: the disk failed (EIO) at page {page}",
+                        self.name
+                    )));
+                }
+                Some(ReadFault::Short) => {
+                    return Err(Error::data_loss(format!("{}: page {page} came short", self.name)));
+                }
+                Some(ReadFault::Torn) => buffer[within(half)..within(stop)].fill(0),
+                Some(ReadFault::Flip) => {
+                    let bit = model::mix(self.shared.plan.seed ^ page) % (size * 8);
+                    let at = start + bit / 8;
+                    if (offset..end).contains(&at) {
+                        buffer[within(at)] ^= 1 << (bit % 8);
+                    }
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! What was written, what of it is durable, and what is found after a loss of power.
+
+use std::collections::BTreeMap;
+
+/// What a disk writes as a whole.
+const SECTOR_BYTES: u64 = 512;
+
+/// A change that is not durable yet.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    Write(u64, Vec<u8>),
+    Truncate(u64),
+}
+
+#[derive(Clone, Debug, Default)]
+struct File {
+    durable: Vec<u8>,
+    /// As it is for those who read it now.
+    live: u64,
+    pending: Vec<Change>,
+}
+
+/// All files, and the names under which they would be found.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) operations: u64,
+    pub(super) persists: u64,
+    pub(super) crashed: bool,
+    files: Vec<File>,
+    live: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+}
+
+impl Model {
+    /// A file that was there before.
+    pub(super) fn adopt(&mut self, name: &str, bytes: Vec<u8>) {
+        self.create(name);
+        if let Some(file) = self.files.last_mut() {
+            file.live = bytes.len() as u64;
+            file.durable = bytes;
+        }
+        self.persist_names();
+    }
+
+    pub(super) fn create(&mut self, name: &str) {
+        self.live.insert(name.to_owned(), self.files.len() as u64);
+        self.files.push(File::default());
+    }
+
+    pub(super) fn remove(&mut self, name: &str) {
+        self.live.remove(name);
+    }
+
+    /// The file of a name, as a number for the calls below.
+    pub(super) fn file(&self, name: &str) -> Option<u64> {
+        self.live.get(name).copied()
+    }
+
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.live.values().filter_map(|&file| self.files.get(file as usize)).map(|file| file.live).sum()
+    }
+
+    pub(super) fn change(&mut self, file: u64, change: Change) {
+        let Some(file) = self.files.get_mut(file as usize) else { return };
+        match &change {
+            Change::Write(offset, bytes) => file.live = file.live.max(offset + bytes.len() as u64),
+            Change::Truncate(bytes) => file.live = *bytes,
+        }
+        file.pending.push(change);
+    }
+
+    pub(super) fn persist(&mut self, file: u64) {
+        let Some(file) = self.files.get_mut(file as usize) else { return };
+        for change in std::mem::take(&mut file.pending) {
+            match change {
+                Change::Write(offset, bytes) => put(&mut file.durable, offset, &bytes),
+                Change::Truncate(bytes) => file.durable.truncate(bytes as usize),
+            }
+        }
+    }
+
+    /// A persist failed: of what it should have saved, some is saved and the rest forgotten.
+    pub(super) fn lose(&mut self, file: u64, seed: u64) {
+        let Some(file) = self.files.get_mut(file as usize) else { return };
+        file.durable = torn(file, &mut Draw(seed ^ 0x5eed));
+        file.pending.clear();
+    }
+
+    pub(super) fn persist_names(&mut self) {
+        self.durable = self.live.clone();
+    }
+
+    /// The files that are found after a loss of power. A name that changed since names were persisted is the old or the
+    /// new one.
+    pub(super) fn remains(&self, seed: u64) -> Vec<(String, Vec<u8>)> {
+        let mut draw = Draw(seed);
+        let mut names: Vec<&String> = self.live.keys().chain(self.durable.keys()).collect();
+        names.sort();
+        names.dedup();
+        let mut found = Vec::new();
+        for name in names {
+            let (old, new) = (self.durable.get(name), self.live.get(name));
+            let chosen = if old == new || draw.one_in(2) { new } else { old };
+            if let Some(file) = chosen.and_then(|&file| self.files.get(file as usize)) {
+                found.push((name.clone(), torn(file, &mut draw)));
+            }
+        }
+        found
+    }
+}
+
+/// What is durable of a file, and of each later change, sector by sector, what chance lets through.
+fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
+    let mut bytes = file.durable.clone();
+    // All of it, nothing, or each sector by itself.
+    let luck = draw.next() % 3;
+    let passes = move |draw: &mut Draw| luck == 0 || (luck == 1 && draw.one_in(2));
+    for change in &file.pending {
+        match change {
+            Change::Truncate(length) if passes(draw) => bytes.truncate(*length as usize),
+            Change::Truncate(_) => {}
+            Change::Write(offset, written) => {
+                let end = offset + written.len() as u64;
+                let mut at = *offset;
+                while at < end {
+                    let next = end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
+                    if passes(draw) {
+                        let part = &written[(at - offset) as usize..(next - offset) as usize];
+                        put(&mut bytes, at, part);
+                    }
+                    at = next;
+                }
+            }
+        }
+    }
+    bytes
+}
+
+/// Writes with zeros where nothing was before.
+fn put(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+    let (start, end) = (offset as usize, offset as usize + bytes.len());
+    if file.len() < end {
+        file.resize(end, 0);
+    }
+    file[start..end].copy_from_slice(bytes);
+}
+
+/// Numbers that look random and follow from a seed.
+#[derive(Debug)]
+pub(super) struct Draw(pub(super) u64);
+
+impl Draw {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    pub(super) fn one_in(&mut self, count: u64) -> bool {
+        self.next().is_multiple_of(count)
+    }
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+pub(super) fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}

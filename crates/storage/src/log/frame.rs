@@ -1,0 +1,98 @@
+//! The bytes of a log: a header, then frames.
+//!
+//! Header, 64 bytes: `MPLOG` and three zeros, version u32, zero u32, number of the first payload u64, zeros, crc32c of
+//! bytes 0..60 at 60. Frame: 32 bytes, then the payload, then zeros to a multiple of 8.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..4 | `mpfr` |
+//! | 4..8 | bytes of the payload |
+//! | 8..16 | its number |
+//! | 16..20 | crc32c of the payload |
+//! | 20..28 | zero |
+//! | 28..32 | crc32c of bytes 0..28 |
+
+use base::{Error, Result};
+
+use crate::bytes::{put, u32_at, u64_at};
+
+/// Bytes of the longest payload.
+pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
+/// Bytes of the log's header.
+pub(super) const HEADER_BYTES: usize = 64;
+/// Frames start at multiples of this.
+pub(super) const ALIGNMENT: usize = 8;
+/// Bytes before a frame's payload.
+pub(super) const FRAME_BYTES: usize = 32;
+
+const MAGIC: &[u8; 8] = b"MPLOG\0\0\0";
+const VERSION: u32 = 1;
+const MARK: &[u8; 4] = b"mpfr";
+
+/// The header of a new log.
+pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    put(&mut header, 0, MAGIC);
+    put(&mut header, 8, &VERSION.to_le_bytes());
+    put(&mut header, 16, &first.to_le_bytes());
+    let sum = crc32c::crc32c(&header[..60]);
+    put(&mut header, 60, &sum.to_le_bytes());
+    header
+}
+
+/// The number of a log's first payload; `None` for a damaged header.
+pub(super) fn first(log: &[u8]) -> Option<u64> {
+    let header = log.get(..HEADER_BYTES)?;
+    let whole = crc32c::crc32c(&header[..60]) == u32_at(header, 60);
+    (whole && &header[..8] == MAGIC && u32_at(header, 8) == VERSION).then(|| u64_at(header, 16))
+}
+
+/// How many bytes a payload takes in the log.
+pub(super) fn frame_bytes(payload: usize) -> Result<usize> {
+    if payload > PAYLOAD_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "a payload of {payload} bytes is longer than a log's {PAYLOAD_BYTES_MAX}"
+        )));
+    }
+    Ok(FRAME_BYTES + payload.next_multiple_of(ALIGNMENT))
+}
+
+/// Appends a frame, whose payload is known to be short enough.
+pub(super) fn encode(number: u64, payload: &[u8], out: &mut Vec<u8>) {
+    let mut head = [0; FRAME_BYTES];
+    put(&mut head, 0, MARK);
+    put(&mut head, 4, &(payload.len() as u32).to_le_bytes());
+    put(&mut head, 8, &number.to_le_bytes());
+    put(&mut head, 16, &crc32c::crc32c(payload).to_le_bytes());
+    let sum = crc32c::crc32c(&head[..28]);
+    put(&mut head, 28, &sum.to_le_bytes());
+    out.extend_from_slice(&head);
+    out.extend_from_slice(payload);
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+}
+
+/// A frame's head, whose own checksum was right.
+pub(super) struct Head {
+    pub(super) number: u64,
+    /// Where the payload ends, and where the next frame starts, from the start of this one.
+    pub(super) payload_end: usize,
+    pub(super) next: usize,
+    sum: u32,
+}
+
+/// The head at the start of `bytes`.
+pub(super) fn head(bytes: &[u8]) -> Option<Head> {
+    let head = bytes.get(..FRAME_BYTES)?;
+    if &head[..4] != MARK || crc32c::crc32c(&head[..28]) != u32_at(head, 28) {
+        return None;
+    }
+    let payload = u32_at(head, 4) as usize;
+    let next = frame_bytes(payload).ok()?;
+    Some(Head { number: u64_at(head, 8), payload_end: FRAME_BYTES + payload, next, sum: u32_at(head, 16) })
+}
+
+/// The payload behind a head, if it is whole. The zeros after it need not be there: they are checked by nothing.
+pub(super) fn payload<'a>(bytes: &'a [u8], head: &Head) -> Option<&'a [u8]> {
+    let payload = bytes.get(FRAME_BYTES..head.payload_end)?;
+    (crc32c::crc32c(payload) == head.sum && bytes.len() >= head.next).then_some(payload)
+}

@@ -1,0 +1,225 @@
+//! The write-ahead log: what was acknowledged is found again, whatever happened.
+//!
+//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait for theirs to be durable.
+//! One of the waiting threads persists for all: while it does, the others' frames gather for the next turn, so the number
+//! of flushes does not grow with the number of threads.
+//!
+//! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and the file must be
+//! opened again, which keeps what is whole. What a failed fsync may have lost is never counted as safe.
+
+mod frame;
+mod replay;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use base::{Error, ErrorKind, Result};
+
+use crate::directory::refusal;
+use crate::medium::{Medium, Writer};
+
+pub use frame::PAYLOAD_BYTES_MAX;
+pub use replay::{Damage, Replay};
+
+/// Bytes of frames that gather before an appender must write them out itself.
+pub const PENDING_BYTES_MAX: usize = 32 << 20;
+/// Bytes of the longest log. It is read whole when it is opened, so whoever seals starts a new one long before.
+pub const LOG_BYTES_MAX: u64 = 256 << 20;
+
+/// A log, shared by the threads that write to it.
+pub struct Log {
+    name: String,
+    state: Mutex<State>,
+    /// Signalled when a flush is over.
+    flushed: Condvar,
+}
+
+struct State {
+    /// `None` while a thread writes with it.
+    writer: Option<Box<dyn Writer>>,
+    /// Frames not yet written, and an empty buffer to take their place.
+    pending: Vec<u8>,
+    spare: Vec<u8>,
+    next: u64,
+    /// Everything before this number is durable.
+    durable: u64,
+    bytes: u64,
+    flushes: u64,
+    failed: Option<Error>,
+}
+
+impl Log {
+    /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn end is cut off; what
+    /// is damaged in the middle is reported and skipped.
+    ///
+    /// # Errors
+    /// What the medium says. Damaged bytes are no error.
+    pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
+        Log::open_from(medium, name, 1)
+    }
+
+    /// As [`open`](Self::open); in a new log the first payload gets number `first`, or 1 if that is 0.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn open_from(medium: &Arc<dyn Medium>, name: &str, first: u64) -> Result<(Log, Replay)> {
+        let first = first.max(1);
+        let (mut writer, replay) = match medium.reopen(name) {
+            Ok(writer) => (writer, replay::replay(&medium.load(name)?, first)),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                (medium.create(name)?, replay::replay(&[], first))
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(end) = replay.torn_tail {
+            writer.truncate(end)?;
+        }
+        if writer.bytes() < frame::HEADER_BYTES as u64 {
+            writer.truncate(0)?;
+            writer.append(&frame::header(replay.next))?;
+        }
+        writer.persist()?;
+        medium.persist_names()?;
+        for damage in &replay.damaged {
+            tracing::error!(
+                log = name,
+                offset = damage.offset,
+                bytes = damage.bytes,
+                "a damaged part of a log is skipped"
+            );
+        }
+        let state = State {
+            bytes: writer.bytes(),
+            writer: Some(writer),
+            pending: Vec::new(),
+            spare: Vec::new(),
+            next: replay.next,
+            durable: replay.next,
+            flushes: 0,
+            failed: None,
+        };
+        Ok((Log { name: name.to_owned(), state: Mutex::new(state), flushed: Condvar::new() }, replay))
+    }
+
+    /// Takes a payload into the log and gives its number; numbers only grow. It is durable once
+    /// [`commit`](Self::commit) of that number says so.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` when the log is at its
+    /// [`LOG_BYTES_MAX`], `FailedPrecondition` after a failure.
+    pub fn append(&self, payload: &[u8]) -> Result<u64> {
+        let bytes = frame::frame_bytes(payload.len())?;
+        let mut state = self.state();
+        self.fit(&state)?;
+        if state.bytes + bytes as u64 > LOG_BYTES_MAX {
+            let name = &self.name;
+            return Err(Error::exhausted(format!(
+                "log {name} is full at {} bytes; seal what is in it",
+                state.bytes
+            )));
+        }
+        if state.pending.len() + bytes > PENDING_BYTES_MAX && !state.pending.is_empty() {
+            let last = state.next - 1;
+            state = self.flush_to(state, last)?;
+            self.fit(&state)?;
+        }
+        let number = state.next;
+        state.next += 1;
+        state.bytes += bytes as u64;
+        frame::encode(number, payload, &mut state.pending);
+        Ok(number)
+    }
+
+    /// Waits until the payload of that number, and all before it, are durable.
+    ///
+    /// # Errors
+    /// Those of the medium when it failed to make them durable, to each who waited; `FailedPrecondition` after that;
+    /// `InvalidArgument` for a number not given yet.
+    pub fn commit(&self, number: u64) -> Result<()> {
+        let state = self.state();
+        if number >= state.next {
+            return Err(Error::invalid(format!("log {} has no payload {number} yet", self.name)));
+        }
+        self.flush_to(state, number).map(drop)
+    }
+
+    /// How long the log is, in bytes, frames that are not written yet included.
+    pub fn bytes(&self) -> u64 {
+        self.state().bytes
+    }
+
+    /// The number that the next payload will get.
+    pub fn next(&self) -> u64 {
+        self.state().next
+    }
+
+    /// How often it was made durable since it was opened.
+    pub fn flushes(&self) -> u64 {
+        self.state().flushes
+    }
+
+    /// Until `number` is durable: takes the writer if nobody has it, waits for whoever has it otherwise.
+    fn flush_to<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        number: u64,
+    ) -> Result<MutexGuard<'a, State>> {
+        while state.durable <= number {
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            state = match state.writer.take() {
+                Some(writer) => self.flush(state, writer),
+                None => self.flushed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        Ok(state)
+    }
+
+    /// Writes and persists all that is pending, without the lock.
+    fn flush<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut writer: Box<dyn Writer>,
+    ) -> MutexGuard<'a, State> {
+        let spare = std::mem::take(&mut state.spare);
+        let mut frames = std::mem::replace(&mut state.pending, spare);
+        let next = state.next;
+        drop(state);
+        let outcome = writer.append(&frames).and_then(|_| writer.persist());
+        frames.clear();
+        let mut state = self.state();
+        state.spare = frames;
+        state.writer = Some(writer);
+        match outcome {
+            Ok(()) => {
+                state.durable = next;
+                state.flushes += 1;
+            }
+            Err(error) => state.failed = Some(error.context(format!("log {}", self.name))),
+        }
+        self.flushed.notify_all();
+        state
+    }
+
+    fn fit(&self, state: &State) -> Result<()> {
+        match &state.failed {
+            None => Ok(()),
+            Some(error) => Err(refusal(&format!("log {}", self.name), error)),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.state();
+        write!(
+            f,
+            "Log({}, {} bytes, next {}, durable before {})",
+            self.name, state.bytes, state.next, state.durable
+        )
+    }
+}

@@ -1,0 +1,272 @@
+//! Which files count: a list, swapped as a whole.
+//!
+//! The list is a file of its own, named by its epoch and never changed. The file `manifest` has two slots of a page, A
+//! for even epochs and B for odd ones; each names a list by epoch, length and hash. Publishing writes the new list, makes
+//! it durable, then overwrites the older slot, and only then removes the list before the last. Whatever happens in
+//! between, one slot is whole and its list is there. Opening takes the newest slot that is whole and whose list is.
+//!
+//! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64, its BLAKE3 hash in 32
+//! bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two zeros, version u32, crc32c u32 of bytes 0..60
+//! with this field zero, epoch u64, bytes u64, hash in 28 bytes (the first of it), zero u32, then the payload.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+
+use crate::bytes::{put, u32_at, u64_at};
+use crate::directory::refusal;
+use crate::medium::{Medium, Writer};
+use crate::page::PAGE_BYTES;
+
+/// Bytes of the longest list.
+pub const LIST_BYTES_MAX: usize = 64 << 20;
+
+const FILE: &str = "manifest";
+const LIST_PREFIX: &str = "list-";
+const SLOT_MAGIC: &[u8; 8] = b"MPMANIF\0";
+const LIST_MAGIC: &[u8; 8] = b"MPLIST\0\0";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 64;
+const SLOT_SUM_AT: usize = PAGE_BYTES - 4;
+
+/// The list that counts, and the way to another one. One thread publishes at a time.
+pub struct Manifest {
+    medium: Arc<dyn Medium>,
+    writer: Box<dyn Writer>,
+    epoch: u64,
+    problems: Vec<String>,
+    failed: Option<Error>,
+}
+
+impl Manifest {
+    /// Opens the manifest, or makes an empty one, and gives the newest valid payload. What is damaged is passed over
+    /// as long as something whole is there, and told by [`problems`](Self::problems).
+    ///
+    /// # Errors
+    /// `DataLoss` where there are lists and none is whole, otherwise what the medium says.
+    pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
+        let (writer, slots) = match medium.reopen(FILE) {
+            Ok(writer) => (writer, medium.load(FILE)),
+            Err(error) if error.kind() == ErrorKind::NotFound => (medium.create(FILE)?, Ok(Vec::new())),
+            Err(error) => return Err(error),
+        };
+        let mut problems = Vec::new();
+        let slots = slots.unwrap_or_else(|error| {
+            problems.push(format!("the manifest cannot be read: {error}"));
+            Vec::new()
+        });
+        let found = Self::newest(medium, &slots, &mut problems)?;
+        for problem in &problems {
+            tracing::error!(problem, "the manifest is damaged");
+        }
+        let (epoch, payload) = found.unzip();
+        let mut manifest =
+            Manifest { medium: medium.clone(), writer, epoch: epoch.unwrap_or(0), problems, failed: None };
+        manifest.repair(slots.len())?;
+        Ok((manifest, payload))
+    }
+
+    /// Makes a list the one that counts, and gives its epoch. Once this returns it survives a loss of power.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While the list itself is
+    /// written a failure changes nothing. When the slot cannot be made durable, either list may count after a crash, so
+    /// this manifest refuses to go on: `FailedPrecondition`.
+    pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
+        if let Some(error) = &self.failed {
+            return Err(refusal("the manifest", error));
+        }
+        if payload.len() > LIST_BYTES_MAX {
+            let bytes = payload.len();
+            return Err(Error::invalid(format!("a list of {bytes} bytes is longer than {LIST_BYTES_MAX}")));
+        }
+        let epoch = self.epoch + 1;
+        self.write_list(epoch, payload)?;
+        let slot = encode_slot(epoch, payload);
+        let flipped = self.writer.write_at(slot_at(epoch), &slot).and_then(|()| self.writer.persist());
+        if let Err(error) = flipped {
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        self.epoch = epoch;
+        self.remove_lists_before(epoch.saturating_sub(1));
+        Ok(epoch)
+    }
+
+    /// The epoch of the list that counts; 0 before the first.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What was found damaged when it was opened, in words.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Whether a file of that name is the manifest's own: those who remove what no list names leave it alone.
+    pub fn owns(name: &str) -> bool {
+        name == FILE || epoch_of(name).is_some()
+    }
+
+    fn newest(
+        medium: &Arc<dyn Medium>,
+        slots: &[u8],
+        problems: &mut Vec<String>,
+    ) -> Result<Option<(u64, Vec<u8>)>> {
+        let mut valid: Vec<Slot> = (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
+        valid.sort_by_key(|slot| std::cmp::Reverse(slot.epoch));
+        for slot in &valid {
+            match read_list(medium, slot.epoch) {
+                Ok((hash, payload)) if hash == slot.hash && payload.len() as u64 == slot.bytes => {
+                    return Ok(Some((slot.epoch, payload)));
+                }
+                Ok(_) => problems.push(format!("list {} is not the one its slot names", slot.epoch)),
+                Err(error) => problems.push(error.to_string()),
+            }
+        }
+        // Both slots are lost. A whole list was durable before its slot was written, so the newest one is what counted
+        // or what was about to.
+        let mut epochs: Vec<u64> = medium.list()?.iter().filter_map(|(name, _)| epoch_of(name)).collect();
+        epochs.sort_unstable_by_key(|&epoch| std::cmp::Reverse(epoch));
+        for &epoch in &epochs {
+            match read_list(medium, epoch) {
+                // The first list of all may have been written and its slot never.
+                Ok(_) if epoch == 1 && valid.is_empty() && slots.iter().all(|&byte| byte == 0) => {
+                    return Ok(None);
+                }
+                Ok((_, payload)) => {
+                    problems.push(format!("both slots are lost; list {epoch} is the newest that is whole"));
+                    return Ok(Some((epoch, payload)));
+                }
+                Err(error) => problems.push(error.to_string()),
+            }
+        }
+        // A list that never became whole was never named by a slot; without a trace of slots, nothing is lost.
+        if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
+            return Ok(None);
+        }
+        Err(Error::data_loss(format!(
+            "the manifest and all its lists are damaged ({}); restore them from a copy",
+            problems.join("; ")
+        )))
+    }
+
+    /// Brings the file to two slots, and the slot of the list that counts to what it should be.
+    fn repair(&mut self, length: usize) -> Result<()> {
+        if length != 2 * PAGE_BYTES {
+            self.writer.truncate(self.writer.bytes().min(2 * PAGE_BYTES as u64))?;
+            let missing = 2 * PAGE_BYTES - self.writer.bytes() as usize;
+            self.writer.append(&vec![0; missing])?;
+            self.writer.persist()?;
+        }
+        self.medium.persist_names()
+    }
+
+    fn write_list(&mut self, epoch: u64, payload: &[u8]) -> Result<()> {
+        let name = list_name(epoch);
+        // Left over from a publication that did not come to its end.
+        match self.medium.remove(&name) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut list = self.medium.create(&name)?;
+        list.append(&list_header(epoch, payload))?;
+        list.append(payload)?;
+        list.persist()?;
+        self.medium.persist_names()
+    }
+
+    /// Costs only space where it fails: the next publication tries again.
+    fn remove_lists_before(&self, epoch: u64) {
+        let removed = self.medium.list().and_then(|files| {
+            let old = |name: &String| epoch_of(name).is_some_and(|found| found < epoch);
+            files
+                .iter()
+                .map(|(name, _)| name)
+                .filter(|name| old(name))
+                .try_for_each(|name| self.medium.remove(name))
+        });
+        if let Err(error) = removed {
+            tracing::warn!(%error, "old lists of the manifest stay");
+        }
+    }
+}
+
+impl std::fmt::Debug for Manifest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Manifest(epoch {})", self.epoch)
+    }
+}
+
+struct Slot {
+    epoch: u64,
+    bytes: u64,
+    hash: [u8; 32],
+}
+
+fn slot_at(epoch: u64) -> u64 {
+    (epoch % 2) * PAGE_BYTES as u64
+}
+
+fn encode_slot(epoch: u64, payload: &[u8]) -> [u8; PAGE_BYTES] {
+    let mut slot = [0; PAGE_BYTES];
+    put(&mut slot, 0, SLOT_MAGIC);
+    put(&mut slot, 8, &VERSION.to_le_bytes());
+    put(&mut slot, 16, &epoch.to_le_bytes());
+    put(&mut slot, 24, &(payload.len() as u64).to_le_bytes());
+    put(&mut slot, 32, blake3::hash(payload).as_bytes());
+    let sum = crc32c::crc32c(&slot[..SLOT_SUM_AT]);
+    put(&mut slot, SLOT_SUM_AT, &sum.to_le_bytes());
+    slot
+}
+
+/// One of the two slots, if it is whole; one of zeros was never written.
+fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option<Slot> {
+    let slot = slots.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?;
+    if slot.iter().all(|&byte| byte == 0) {
+        return None;
+    }
+    let epoch = u64_at(slot, 16);
+    let whole = crc32c::crc32c(&slot[..SLOT_SUM_AT]) == u32_at(slot, SLOT_SUM_AT);
+    if !whole || &slot[..8] != SLOT_MAGIC || u32_at(slot, 8) != VERSION || epoch % 2 != index as u64 {
+        problems.push(format!("slot {} of the manifest is damaged", ['A', 'B'][index % 2]));
+        return None;
+    }
+    let mut hash = [0; 32];
+    hash.copy_from_slice(&slot[32..64]);
+    Some(Slot { epoch, bytes: u64_at(slot, 24), hash })
+}
+
+fn list_name(epoch: u64) -> String {
+    format!("{LIST_PREFIX}{epoch:016x}")
+}
+
+fn epoch_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(LIST_PREFIX)?;
+    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok())?
+}
+
+fn list_header(epoch: u64, payload: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    put(&mut header, 0, LIST_MAGIC);
+    put(&mut header, 8, &VERSION.to_le_bytes());
+    put(&mut header, 16, &epoch.to_le_bytes());
+    put(&mut header, 24, &(payload.len() as u64).to_le_bytes());
+    put(&mut header, 32, &blake3::hash(payload).as_bytes()[..28]);
+    let sum = crc32c::crc32c(&header[..60]);
+    put(&mut header, 12, &sum.to_le_bytes());
+    header
+}
+
+/// The hash and the payload of a list that is whole.
+fn read_list(medium: &Arc<dyn Medium>, epoch: u64) -> Result<([u8; 32], Vec<u8>)> {
+    let name = list_name(epoch);
+    let mut list = medium.load(&name)?;
+    let payload = list.get(HEADER_BYTES..).unwrap_or_default();
+    if list.get(..HEADER_BYTES) != Some(&list_header(epoch, payload)[..]) {
+        return Err(Error::data_loss(format!("list {name} of the manifest is damaged")));
+    }
+    let hash = *blake3::hash(payload).as_bytes();
+    list.drain(..HEADER_BYTES);
+    Ok((hash, list))
+}

@@ -1,0 +1,72 @@
+//! A file in the address space.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::{NonNull, null_mut};
+
+use crate::guard::Guard;
+
+/// The first bytes of a file, mapped and guarded against pages that are lost.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// Dropped by hand, before the range is unmapped and may be given to somebody else.
+    guard: Option<Guard>,
+}
+
+// SAFETY: the struct owns its range of addresses; who may write to it is decided by its owner.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; shared references only read.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` of a file, at least 1, with `flags` that say how it is shared.
+    pub(crate) fn new(file: &File, bytes: usize, writable: bool, flags: i32) -> io::Result<Mapping> {
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
+        let start = unsafe { libc::mmap(null_mut(), bytes, protection, flags, file.as_raw_fd(), 0) };
+        match NonNull::new(start.cast::<u8>()) {
+            Some(address) if start != libc::MAP_FAILED => {
+                let guard = Some(Guard::new(start.expose_provenance(), bytes, writable));
+                Ok(Mapping { start: address, bytes, guard })
+            }
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The bytes. Only for files that nobody changes while they are mapped.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped for reading; files of a medium are written once, and a page that is lost becomes zeros before
+        // the load that met it is repeated.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// Pages that were lost since it was mapped.
+    pub(crate) fn lost(&self) -> u32 {
+        self.guard.as_ref().map_or(0, Guard::lost)
+    }
+
+    /// Advice to the kernel about the whole range; refusal costs speed only.
+    pub(crate) fn advise(&self, advice: i32) {
+        // SAFETY: about our own range. The advice given here never changes what the bytes are.
+        unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard = None;
+        // SAFETY: the range is ours, and no reference into it outlives the struct.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,199 @@
+//! What every medium can do.
+
+use std::fmt::{self, Debug, Display};
+use std::sync::Arc;
+
+use base::{Error, Result};
+
+/// What a medium is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MediumKind {
+    /// Slots of the pool; gone with the process unless a directory stands behind it.
+    Dram,
+    /// Persistent memory, mapped with MAP_SYNC.
+    Dax,
+    /// Files read past the page cache through io_uring.
+    Nvme,
+    /// Files mapped through the page cache: what the reference system did, kept to compare with.
+    Mmap,
+}
+
+impl Display for MediumKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MediumKind::Dram => "dram",
+            MediumKind::Dax => "pmem",
+            MediumKind::Nvme => "nvme",
+            MediumKind::Mmap => "mmap",
+        })
+    }
+}
+
+/// A flat place for named files. Names are one path component of `[a-z0-9._-]`.
+pub trait Medium: Send + Sync + Debug {
+    /// What it is made of.
+    fn kind(&self) -> MediumKind;
+
+    /// A new, empty file.
+    ///
+    /// # Errors
+    /// `AlreadyExists` where there is one of that name, otherwise what the medium says.
+    fn create(&self, name: &str) -> Result<Box<dyn Writer>>;
+
+    /// An existing file, to write more to it: a log, a manifest.
+    ///
+    /// # Errors
+    /// `NotFound`, otherwise what the medium says.
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>>;
+
+    /// An existing file, for reading. What is written to it later need not be visible.
+    ///
+    /// # Errors
+    /// `NotFound`, `ResourceExhausted` where it must be held in memory and there is no room, otherwise what the medium
+    /// says.
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>>;
+
+    /// All of a small file, into ordinary memory: a log, a manifest.
+    ///
+    /// # Errors
+    /// As [`Medium::open`].
+    fn load(&self, name: &str) -> Result<Vec<u8>> {
+        let file = self.open(name)?;
+        let bytes = usize::try_from(file.bytes())
+            .map_err(|_| Error::exhausted(format!("{name} is larger than memory can address")))?;
+        let mut all = vec![0; bytes];
+        file.read_at(0, &mut all)?;
+        Ok(all)
+    }
+
+    /// Removes a file. Those who have it open can go on reading it.
+    ///
+    /// # Errors
+    /// `NotFound`, otherwise what the medium says.
+    fn remove(&self, name: &str) -> Result<()>;
+
+    /// The names and lengths in bytes of all files, by name.
+    ///
+    /// # Errors
+    /// What the medium says.
+    fn list(&self) -> Result<Vec<(String, u64)>>;
+
+    /// Makes creations and removals so far durable.
+    ///
+    /// # Errors
+    /// What the medium says; afterwards they may or may not be durable.
+    fn persist_names(&self) -> Result<()>;
+
+    /// A reader for one thread.
+    ///
+    /// # Errors
+    /// `Unimplemented` with the reason where the system refuses what it needs.
+    fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>>;
+}
+
+/// A file being written.
+pub trait Writer: Send {
+    /// How long it is, in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Writes at `offset`, which may lie in what is there or at its end, not beyond it.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where the medium is full, otherwise what it says. The bytes of the range may then be old,
+    /// new or mixed.
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Writes at the end and says where that was.
+    ///
+    /// # Errors
+    /// As [`Writer::write_at`].
+    fn append(&mut self, bytes: &[u8]) -> Result<u64> {
+        let offset = self.bytes();
+        self.write_at(offset, bytes)?;
+        Ok(offset)
+    }
+
+    /// Cuts the file at `bytes`.
+    ///
+    /// # Errors
+    /// What the medium says.
+    fn truncate(&mut self, bytes: u64) -> Result<()>;
+
+    /// Makes what was written so far durable: afterwards it survives a loss of power.
+    ///
+    /// # Errors
+    /// What the medium says; what was written may then be lost, and writing it again is the only way to be sure.
+    fn persist(&mut self) -> Result<()>;
+}
+
+/// A file that is only read.
+pub trait Sealed: Send + Sync + Debug {
+    /// A number that no other open file of this process has.
+    fn id(&self) -> u64;
+
+    /// How long it is, in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Fills `buffer` from `offset`, on the calling thread: for opening a segment, not for queries.
+    ///
+    /// # Errors
+    /// `DataLoss` past the end or where the medium has lost the bytes, otherwise what it says.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
+
+    /// The whole file, where the processor can load from it directly.
+    fn in_place(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// The descriptor to read it by, where it has one.
+    fn descriptor(&self) -> Option<std::os::fd::RawFd> {
+        None
+    }
+}
+
+/// How much a [`Reader`] may have under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReaderOptions {
+    /// Reads in flight at once, at most.
+    pub depth: usize,
+    /// Bytes of the largest read; a multiple of 4096.
+    pub read_bytes_max: usize,
+}
+
+/// One read.
+#[derive(Clone, Copy, Debug)]
+pub struct Read<'a> {
+    /// The file, which the reader keeps open until the read is done.
+    pub file: &'a Arc<dyn Sealed>,
+    /// Where it starts; a multiple of 4096.
+    pub offset: u64,
+    /// How many bytes; a multiple of 4096, and within the file.
+    pub bytes: usize,
+    /// What the completion is called by.
+    pub tag: u64,
+}
+
+/// Reads many pages at once, for one thread. The order of completions is the medium's.
+pub trait Reader: Send {
+    /// Reads that may be submitted now before one must complete.
+    fn room(&self) -> usize;
+
+    /// Reads submitted and not yet handed to [`Reader::complete`]'s caller.
+    fn in_flight(&self) -> usize;
+
+    /// Queues a read. It may start only when [`Reader::complete`] is called.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where there is no room, `InvalidArgument` for a misplaced read. A read that fails later
+    /// says so when it completes.
+    fn submit(&mut self, read: Read<'_>) -> Result<()>;
+
+    /// Starts what is queued, waits until at least `wait` reads are done (0: does not wait; more than are in flight:
+    /// all), and hands them to `each` with their tags: at most `wait`, or a quarter of the depth where that is more, so
+    /// that new reads can be put behind them before the queue runs dry; the others with the next call. The bytes are
+    /// valid during `each` only. Gives how many there were.
+    ///
+    /// # Errors
+    /// What the medium says where the queue itself fails; the reads in flight are then lost.
+    fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize>;
+}

@@ -1,0 +1,230 @@
+//! Record pages: what one read of the re-rank stage brings, and can check without anything else.
+//!
+//! A page is 4096 bytes. A record never straddles two of them; one that does not fit in a page takes whole pages of its
+//! own. The checksum covers all bytes of the page (of all its pages, for a long record), so that one flipped bit
+//! anywhere is seen, and the page's number is in it, so that a page which came from another place is seen too.
+//!
+//! Layout, little-endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..4 | crc32c of everything after it |
+//! | 4..8 | number of the first page, as [`Placed::page`] gave it |
+//! | 8..10 | records n, at least 1; exactly 1 where there are several pages |
+//! | 10..12 | pages p that belong together, at least 1 |
+//! | p = 1: 12..12+2(n+1) | where each record starts, and where the last one ends, from the page's start |
+//! | p > 1: 12..16 | length of the record, which starts at 16 |
+//! | then | the records, then zeros |
+
+use base::{Error, Result};
+
+use crate::bytes::{u16_at, u32_at};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
+/// Bytes of the longest record.
+pub const RECORD_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes before the table of offsets.
+const HEADER_BYTES: usize = 12;
+/// Where the record of several pages starts.
+const LONG_START: usize = 16;
+/// Bytes of the longest record that fits in a page beside its two offsets.
+const SHORT_BYTES_MAX: usize = PAGE_BYTES - HEADER_BYTES - 4;
+
+/// Where a record was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Its first page, counted from the packer's start.
+    pub page: u32,
+    /// How many pages to read for it: 1, or more for a long record.
+    pub pages: u16,
+    /// Which record of the page it is.
+    pub slot: u16,
+}
+
+/// Packs records into pages in the order they come.
+#[derive(Debug, Default)]
+pub struct Packer {
+    /// Records of the page that is being filled, one after another.
+    records: Vec<u8>,
+    /// Where each of them ends in `records`.
+    ends: Vec<usize>,
+    /// Finished pages not yet drained.
+    finished: Vec<u8>,
+    /// Number of the page that is being filled.
+    page: u32,
+}
+
+impl Packer {
+    /// An empty packer, whose first page has number 0.
+    pub fn new() -> Packer {
+        Packer::default()
+    }
+
+    /// Puts a record behind those before it. Where it lies is final.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a record longer than [`RECORD_BYTES_MAX`], `ResourceExhausted` after 2^32 pages.
+    pub fn push(&mut self, record: &[u8]) -> Result<Placed> {
+        if record.len() > RECORD_BYTES_MAX {
+            let bytes = record.len();
+            return Err(Error::invalid(format!(
+                "a record of {bytes} bytes is longer than the {RECORD_BYTES_MAX} a page run holds"
+            )));
+        }
+        if record.len() > SHORT_BYTES_MAX {
+            return self.push_long(record);
+        }
+        let table = HEADER_BYTES + 2 * (self.ends.len() + 2);
+        if table + self.records.len() + record.len() > PAGE_BYTES {
+            self.finish_page()?;
+        }
+        // At most 2042 records of no bytes fit in a page.
+        let slot = self.ends.len() as u16;
+        self.records.extend_from_slice(record);
+        self.ends.push(self.records.len());
+        Ok(Placed { page: self.page, pages: 1, slot })
+    }
+
+    /// Appends the finished pages to `out`; the page that is being filled stays.
+    pub fn drain(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.finished);
+    }
+
+    /// Ends the last page, and appends to `out` what was not drained yet.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` after 2^32 pages.
+    pub fn finish(mut self, out: &mut Vec<u8>) -> Result<()> {
+        self.finish_page()?;
+        self.drain(out);
+        Ok(())
+    }
+
+    /// How many pages there are so far, the one that is being filled included.
+    pub fn pages(&self) -> u64 {
+        u64::from(self.page) + u64::from(!self.ends.is_empty())
+    }
+
+    fn push_long(&mut self, record: &[u8]) -> Result<Placed> {
+        self.finish_page()?;
+        // Fits: RECORD_BYTES_MAX is 256 pages.
+        let pages = (LONG_START + record.len()).div_ceil(PAGE_BYTES) as u16;
+        let placed = Placed { page: self.page, pages, slot: 0 };
+        let start = self.begin(1, pages);
+        self.finished.extend_from_slice(&(record.len() as u32).to_le_bytes());
+        self.finished.extend_from_slice(record);
+        self.end(start, pages)?;
+        Ok(placed)
+    }
+
+    fn finish_page(&mut self) -> Result<()> {
+        if self.ends.is_empty() {
+            return Ok(());
+        }
+        let start = self.begin(self.ends.len() as u16, 1);
+        let first = HEADER_BYTES + 2 * (self.ends.len() + 1);
+        for end in std::iter::once(0).chain(self.ends.drain(..)) {
+            self.finished.extend_from_slice(&((first + end) as u16).to_le_bytes());
+        }
+        self.finished.append(&mut self.records);
+        self.end(start, 1)
+    }
+
+    /// Starts a page run and says where it starts in `finished`.
+    fn begin(&mut self, count: u16, pages: u16) -> usize {
+        let start = self.finished.len();
+        self.finished.extend_from_slice(&[0; 4]);
+        self.finished.extend_from_slice(&self.page.to_le_bytes());
+        self.finished.extend_from_slice(&count.to_le_bytes());
+        self.finished.extend_from_slice(&pages.to_le_bytes());
+        start
+    }
+
+    fn end(&mut self, start: usize, pages: u16) -> Result<()> {
+        self.finished.resize(start + usize::from(pages) * PAGE_BYTES, 0);
+        let sum = crc32c::crc32c(&self.finished[start + 4..]);
+        self.finished[start..start + 4].copy_from_slice(&sum.to_le_bytes());
+        self.page = self
+            .page
+            .checked_add(u32::from(pages))
+            .ok_or_else(|| Error::exhausted("a segment holds at most 2^32 pages; seal it earlier"))?;
+        Ok(())
+    }
+}
+
+/// A page whose checksum was right.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordPage<'a> {
+    bytes: &'a [u8],
+    number: u32,
+    count: u16,
+    pages: u16,
+}
+
+impl<'a> RecordPage<'a> {
+    /// Checks the page, or the pages of a long record, at the start of `bytes`; what comes after them is left alone.
+    ///
+    /// # Errors
+    /// `DataLoss` where the bytes are not a whole undamaged page.
+    pub fn open(bytes: &'a [u8]) -> Result<RecordPage<'a>> {
+        let page = RecordPage::trusted(bytes)?;
+        if crc32c::crc32c(&page.bytes[4..]) != u32_at(page.bytes, 0) {
+            return Err(Error::data_loss(format!("page {} does not match its checksum", page.number)));
+        }
+        Ok(page)
+    }
+
+    /// As [`RecordPage::open`] without the checksum: for a page in memory that was opened before.
+    ///
+    /// # Errors
+    /// `DataLoss` where the bytes cannot be a page.
+    pub fn trusted(bytes: &'a [u8]) -> Result<RecordPage<'a>> {
+        let short = || Error::data_loss(format!("{} bytes are not a page", bytes.len()));
+        if bytes.len() < PAGE_BYTES {
+            return Err(short());
+        }
+        let (number, count, pages) = (u32_at(bytes, 4), u16_at(bytes, 8), u16_at(bytes, 10));
+        let run = usize::from(pages) * PAGE_BYTES;
+        let shaped = count > 0 && (pages == 1 || (pages > 1 && count == 1));
+        if !shaped || bytes.len() < run {
+            return Err(Error::data_loss(format!(
+                "a damaged page: it says {count} records in {pages} pages, {} bytes were read",
+                bytes.len()
+            )));
+        }
+        Ok(RecordPage { bytes: &bytes[..run], number, count, pages })
+    }
+
+    /// Its number, as [`Placed::page`] gave it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How many records it holds.
+    pub fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// How many pages belong together.
+    pub fn pages(&self) -> u16 {
+        self.pages
+    }
+
+    /// One record; `None` where the page has no such slot.
+    pub fn record(&self, slot: u16) -> Option<&'a [u8]> {
+        if slot >= self.count {
+            return None;
+        }
+        if self.pages > 1 {
+            let length = u32_at(self.bytes, HEADER_BYTES) as usize;
+            return self.bytes.get(LONG_START..LONG_START.checked_add(length)?);
+        }
+        // A checksum says that the bytes are what was written, not that the writer was right, so the table is read
+        // with care all the same.
+        let at = HEADER_BYTES + 2 * usize::from(slot);
+        let table = self.bytes.get(at..at + 4)?;
+        self.bytes.get(usize::from(u16_at(table, 0))..usize::from(u16_at(table, 2)))
+    }
+}

@@ -1,0 +1,171 @@
+//! NVMe: files read past the page cache, many at once, through io_uring.
+//!
+//! A mapped file makes every read a page fault: one at a time, the thread waiting. Here a thread hands the kernel a whole
+//! batch with one call, works while the reads fly, and gets each where it will be used, in a buffer that the kernel knows
+//! already. Nothing but the reader's own buffers holds memory.
+
+mod reader;
+mod ring;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use base::{Error, Result};
+
+use crate::buffer::Buffer;
+use crate::directory::{Directory, FileWriter, io_error};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::names;
+use crate::page::PAGE_BYTES;
+
+use reader::UringReader;
+
+/// Bytes read at once by [`Sealed::read_at`].
+const BOUNCE_BYTES: usize = 1 << 20;
+
+/// Files of a directory, read with O_DIRECT through io_uring.
+#[derive(Debug)]
+pub struct UringMedium {
+    directory: Directory,
+    /// Why reads go through the page cache, where they do.
+    refusal: OnceLock<String>,
+}
+
+impl UringMedium {
+    /// Files in `directory`, which is made where it is missing.
+    ///
+    /// # Errors
+    /// `Unimplemented` with a remedy where the system does not allow io_uring, otherwise what the file system says.
+    pub fn new(directory: PathBuf) -> Result<UringMedium> {
+        ring::probe()?;
+        Ok(UringMedium { directory: Directory::new(directory)?, refusal: OnceLock::new() })
+    }
+
+    /// Why reads go through the page cache, once a file was opened and they do.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.get().map(String::as_str)
+    }
+
+    fn open_direct(&self, path: &Path) -> Result<File> {
+        let fail = |error: std::io::Error| io_error(path, &error);
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        let refused = match direct {
+            Ok(file) => match Self::try_direct(&file)? {
+                None => return Ok(file),
+                Some(error) => error,
+            },
+            Err(error) if is_refusal(&error) => error,
+            Err(error) => return Err(fail(error)),
+        };
+        let reason = format!("{}: the file system refuses O_DIRECT ({refused})", path.display());
+        if self.refusal.set(reason.clone()).is_ok() {
+            tracing::warn!(reason, "index files are read through the page cache");
+        }
+        File::open(path).map_err(fail)
+    }
+
+    /// Some file systems open a file with O_DIRECT and refuse to read it: gives the refusal. Other failures are left to
+    /// the reads that meet them.
+    fn try_direct(file: &File) -> Result<Option<std::io::Error>> {
+        let mut buffer = Buffer::new(PAGE_BYTES)?;
+        let read = file.read_at(buffer.as_mut_slice(), 0);
+        Ok(read.err().filter(is_refusal))
+    }
+}
+
+fn is_refusal(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+impl Medium for UringMedium {
+    fn kind(&self) -> MediumKind {
+        MediumKind::Nvme
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
+        Ok(Box::new(FileWriter::new(self.directory.create(name)?)?))
+    }
+
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
+        Ok(Box::new(FileWriter::new(self.directory.reopen(name)?)?))
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
+        let path = self.directory.file(name)?;
+        let file = self.open_direct(&path)?;
+        let bytes = file.metadata().map_err(|error| io_error(&path, &error))?.len();
+        Ok(Arc::new(UringSealed { id: names::next_id(), file, path, bytes }))
+    }
+
+    fn load(&self, name: &str) -> Result<Vec<u8>> {
+        self.directory.load(name)
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        self.directory.remove(name)
+    }
+
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        self.directory.list()
+    }
+
+    fn persist_names(&self) -> Result<()> {
+        self.directory.persist_names()
+    }
+
+    fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
+        Ok(Box::new(UringReader::new(options)?))
+    }
+}
+
+/// A file open for direct reads.
+#[derive(Debug)]
+struct UringSealed {
+    id: u64,
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Sealed for UringSealed {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Through a buffer of whole pages, since direct reads are of those.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        names::within(self.path.display(), self.bytes, offset, buffer.len())?;
+        let page = PAGE_BYTES as u64;
+        let mut bounce = Buffer::new((buffer.len() + 2 * PAGE_BYTES).min(BOUNCE_BYTES))?;
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let start = at / page * page;
+            let got = match self.file.read_at(bounce.as_mut_slice(), start) {
+                Ok(got) => got,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(io_error(&self.path, &error)),
+            };
+            let skip = (at - start) as usize;
+            if got <= skip {
+                let path = self.path.display();
+                return Err(Error::data_loss(format!("{path}: ends at byte {}", start + got as u64)));
+            }
+            let count = (got - skip).min(buffer.len() - done);
+            buffer[done..done + count].copy_from_slice(&bounce.as_mut_slice()[skip..skip + count]);
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.file.as_raw_fd())
+    }
+}

@@ -1,0 +1,290 @@
+//! A thread's reads: one ring, and as many page-aligned buffers as reads may be under way.
+
+use std::collections::VecDeque;
+use std::thread::ThreadId;
+
+use base::{Error, Result};
+
+use super::ring::{Ring, Source};
+use crate::buffer::Buffer;
+use crate::medium::{Read, Reader, ReaderOptions};
+use crate::options;
+use crate::page::PAGE_BYTES;
+use crate::table::{FILES_MAX, Table};
+
+/// How often one read is submitted again after the system asked for that, or after part of it came.
+const RETRIES_MAX: u8 = 16;
+
+/// A read from its submission until its completion was handed over.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    tag: u64,
+    offset: u64,
+    bytes: usize,
+    /// How much of it has come.
+    done: usize,
+    place: usize,
+    retries: u8,
+}
+
+/// A completion that waits to be handed over.
+struct Done {
+    slot: usize,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Copy)]
+enum Outcome {
+    Whole,
+    Ended,
+    Failed(i32),
+}
+
+pub(super) struct UringReader {
+    options: ReaderOptions,
+    /// Made by the first call of the thread that reads, since a ring is one thread's.
+    ring: Option<(ThreadId, Ring)>,
+    files: Table,
+    /// Which places of the table the ring knows.
+    registered: Vec<bool>,
+    buffer: Option<Buffer>,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Entries pushed and not yet submitted; and those that the kernel works on.
+    queued: usize,
+    flying: usize,
+    ready: VecDeque<Done>,
+}
+
+impl UringReader {
+    pub(super) fn new(options: ReaderOptions) -> Result<UringReader> {
+        options::check(&options)?;
+        let depth = options.depth;
+        Ok(UringReader {
+            options,
+            ring: None,
+            files: Table::default(),
+            registered: Vec::with_capacity(FILES_MAX),
+            buffer: Some(Buffer::new(depth * options.read_bytes_max)?),
+            slots: vec![Slot::default(); depth],
+            free: (0..depth).rev().collect(),
+            queued: 0,
+            flying: 0,
+            ready: VecDeque::with_capacity(depth),
+        })
+    }
+
+    /// The ring of the calling thread. A reader may move to another thread between reads, not during them.
+    fn ring(&mut self) -> Result<&mut Ring> {
+        let thread = std::thread::current().id();
+        if self.ring.as_ref().is_some_and(|(owner, _)| *owner != thread) {
+            if self.queued + self.flying > 0 {
+                return Err(Error::precondition("a reader stays with its thread while reads are in flight"));
+            }
+            self.ring = None;
+        }
+        if self.ring.is_none() {
+            let buffer = self.buffer.as_ref().ok_or_else(gone)?;
+            // At most DEPTH_MAX.
+            self.ring = Some((thread, Ring::new(self.options.depth as u32, buffer)?));
+            self.registered.clear();
+        }
+        self.ring.as_mut().map(|(_, ring)| ring).ok_or_else(gone)
+    }
+
+    /// Queues what is left of a slot's read.
+    fn push(&mut self, index: usize) -> Result<()> {
+        let slot = self.slots[index];
+        let file = self.files.file(slot.place).ok_or_else(gone)?;
+        let source = if self.registered.get(slot.place) == Some(&true) {
+            Source::Registered(slot.place as u32)
+        } else {
+            Source::Plain(file.descriptor().ok_or_else(gone)?)
+        };
+        let start = self.address(index)?;
+        let (_, ring) = self.ring.as_mut().ok_or_else(gone)?;
+        // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <= read_bytes_max`, nobody looks
+        // at them until the completion is reaped, and the buffer stays until no read flies.
+        unsafe {
+            let address = start.add(slot.done);
+            // At most BUFFER_BYTES_MAX.
+            let bytes = (slot.bytes - slot.done) as u32;
+            ring.push(source, address, bytes, slot.offset + slot.done as u64, index as u64)?;
+        }
+        self.queued += 1;
+        Ok(())
+    }
+
+    /// Where a slot's bytes are.
+    fn address(&self, index: usize) -> Result<*mut u8> {
+        let buffer = self.buffer.as_ref().ok_or_else(gone)?;
+        debug_assert!((index + 1) * self.options.read_bytes_max <= buffer.len());
+        // SAFETY: there are as many slots as the buffer has room for, and `index` is one of them.
+        Ok(unsafe { buffer.as_ptr().add(index * self.options.read_bytes_max) })
+    }
+
+    /// Submits what is queued, and with `wait` sleeps for so many more completions.
+    fn enter(&mut self, wait: usize) -> Result<()> {
+        let queued = self.queued;
+        let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
+        // Counted as flying even if the call fails: the kernel may have taken some, and the buffer must outlive them.
+        self.flying += queued;
+        self.queued = 0;
+        ring.enter(queued, wait).map_err(|error| {
+            Error::internal(format!("io_uring refuses to go on: {error}; open the reader again"))
+        })
+    }
+
+    /// Takes completions from the ring. What came in part, or not yet, is queued again.
+    fn reap(&mut self) -> Result<()> {
+        let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
+        let mut again = Vec::new();
+        let (slots, ready, flying) = (&mut self.slots, &mut self.ready, &mut self.flying);
+        ring.reap(|user_data, result| {
+            *flying -= 1;
+            // Our own number back.
+            let index = user_data as usize;
+            match judge(&mut slots[index], result) {
+                Some(outcome) => ready.push_back(Done { slot: index, outcome }),
+                None => again.push(index),
+            }
+        });
+        again.into_iter().try_for_each(|index| self.push(index))
+    }
+
+    fn hand_over(&mut self, done: &Done, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<()> {
+        let Slot { tag, offset, bytes, place, .. } = self.slots[done.slot];
+        match done.outcome {
+            Outcome::Whole => {
+                let start = self.address(done.slot)?;
+                // SAFETY: the read of these bytes is complete, and its slot is not free yet.
+                each(tag, Ok(unsafe { std::slice::from_raw_parts(start, bytes) }));
+            }
+            Outcome::Ended => {
+                each(tag, Err(Error::data_loss(format!("the file ends within {bytes} bytes at {offset}"))));
+            }
+            Outcome::Failed(code) => {
+                let path = format!("{bytes} bytes at {offset}");
+                let error = std::io::Error::from_raw_os_error(code);
+                each(tag, Err(crate::directory::io_error(path.as_ref(), &error)));
+            }
+        }
+        self.files.release(place);
+        self.free.push(done.slot);
+        Ok(())
+    }
+
+    /// Lets go of files that nobody else has open, so that their space on disk is free.
+    fn sweep(&mut self) {
+        let (registered, ring) = (&mut self.registered, &self.ring);
+        self.files.sweep(|place| {
+            if let (Some(known), Some((_, ring))) = (registered.get_mut(place), ring)
+                && std::mem::take(known)
+            {
+                ring.register(place, None);
+            }
+        });
+    }
+
+    /// Waits until the kernel writes to the buffer no more; whether that worked.
+    fn drain(&mut self) -> bool {
+        if self.flying == 0 {
+            return true;
+        }
+        let here = self.ring.as_ref().is_some_and(|(owner, _)| *owner == std::thread::current().id());
+        while here && self.flying > 0 {
+            let Some((_, ring)) = self.ring.as_mut() else { return false };
+            if ring.enter(0, self.flying).is_err() {
+                return false;
+            }
+            let flying = &mut self.flying;
+            ring.reap(|_, _| *flying -= 1);
+        }
+        here
+    }
+}
+
+/// What a result means for a slot; `None` where the rest is to be read again.
+fn judge(slot: &mut Slot, result: i32) -> Option<Outcome> {
+    let may_retry = slot.retries < RETRIES_MAX;
+    match usize::try_from(result) {
+        Ok(got) if slot.done + got >= slot.bytes => return Some(Outcome::Whole),
+        // Less than a page is the end of the file: a direct read goes on from a whole page.
+        Ok(got) if got < PAGE_BYTES || !may_retry => return Some(Outcome::Ended),
+        Ok(got) => slot.done += got / PAGE_BYTES * PAGE_BYTES,
+        Err(_) if may_retry && [-libc::EAGAIN, -libc::EINTR].contains(&result) => {}
+        Err(_) => return Some(Outcome::Failed(-result)),
+    }
+    slot.retries += 1;
+    None
+}
+
+fn gone() -> Error {
+    Error::internal("a read lost its file or its ring")
+}
+
+impl Reader for UringReader {
+    fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn submit(&mut self, read: Read<'_>) -> Result<()> {
+        options::check_read(&self.options, &read, self.room())?;
+        let Some(descriptor) = read.file.descriptor() else {
+            return Err(Error::invalid("the file is of another medium than the reader"));
+        };
+        self.ring()?;
+        let (place, fresh) = self.files.hold(read.file);
+        if self.registered.len() <= place {
+            self.registered.resize(place + 1, false);
+        }
+        if fresh && let Some((_, ring)) = &self.ring {
+            self.registered[place] = ring.register(place, Some(descriptor));
+        }
+        let Some(slot) = self.free.pop() else { return Err(gone()) };
+        let Read { offset, bytes, tag, .. } = read;
+        self.slots[slot] = Slot { tag, offset, bytes, done: 0, place, retries: 0 };
+        self.push(slot).inspect_err(|_| {
+            self.free.push(slot);
+            self.files.release(place);
+        })
+    }
+
+    fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+        let wait = wait.min(self.in_flight());
+        if wait > 0 || self.queued + self.flying > 0 {
+            self.ring()?;
+            self.reap()?;
+            // Everything that is queued flies before anything is worked on.
+            self.enter(wait.saturating_sub(self.ready.len()))?;
+            self.reap()?;
+            while self.ready.len() < wait {
+                self.enter(wait - self.ready.len())?;
+                self.reap()?;
+            }
+        }
+        let count = self.ready.len().min(options::handed_at_once(&self.options, wait));
+        for _ in 0..count {
+            let Some(done) = self.ready.pop_front() else { break };
+            self.hand_over(&done, each)?;
+        }
+        if self.in_flight() == 0 {
+            self.sweep();
+        }
+        Ok(count)
+    }
+}
+
+impl Drop for UringReader {
+    fn drop(&mut self) {
+        if !self.drain() {
+            // The kernel may still write there: better lost than handed out. The ring goes before the buffer would.
+            tracing::error!("reads were in flight when their reader was dropped; its buffers are lost");
+            std::mem::forget(self.buffer.take());
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! The log: group commit, torn ends, damage in the middle, failures.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use base::{ErrorKind, Result};
+use proptest::prelude::*;
+use storage::log::{LOG_BYTES_MAX, Log, PAYLOAD_BYTES_MAX};
+use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use tempfile::TempDir;
+
+use crate::{media, pattern, volatile, write};
+
+const HEADER: usize = 64;
+
+fn payload(number: u64) -> Vec<u8> {
+    pattern((number as usize * 37) % 300, number)
+}
+
+/// A log of so many payloads, as bytes.
+fn log_of(count: u64) -> Vec<u8> {
+    let medium = volatile();
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    for number in 1..=count {
+        assert_eq!(log.append(&payload(number)).unwrap(), number);
+    }
+    log.commit(count).unwrap();
+    medium.load("log").unwrap()
+}
+
+fn open_bytes(bytes: &[u8]) -> (Log, storage::log::Replay, Arc<dyn Medium>) {
+    let medium = volatile();
+    write(&*medium, "log", bytes);
+    let (log, replay) = Log::open(&medium, "log").unwrap();
+    (log, replay, medium)
+}
+
+#[test]
+fn what_was_committed_comes_back_on_every_medium() {
+    let directory = TempDir::new().unwrap();
+    for (name, medium) in media(&directory) {
+        let (log, replay) = Log::open_from(&medium, "log", 100).unwrap();
+        assert!(
+            replay.records.is_empty() && replay.damaged.is_empty() && replay.torn_tail.is_none(),
+            "{name}"
+        );
+        for number in 100..150 {
+            assert_eq!(log.append(&payload(number)).unwrap(), number);
+        }
+        log.commit(149).unwrap();
+        assert_eq!(log.flushes(), 1);
+        drop(log);
+        for round in 0..2 {
+            let (log, replay) = Log::open(&medium, "log").unwrap();
+            let expected: Vec<_> = (100..150 + round).map(|number| (number, payload(number))).collect();
+            assert_eq!(replay.records, expected, "{name}");
+            assert_eq!((replay.torn_tail, replay.damaged.len()), (None, 0));
+            let number = log.append(&payload(150 + round)).unwrap();
+            assert_eq!((number, log.next()), (150 + round, 151 + round));
+            log.commit(number).unwrap();
+            assert_eq!(log.bytes(), medium.load("log").unwrap().len() as u64);
+        }
+    }
+}
+
+#[test]
+fn limits_are_kept() {
+    let medium = volatile();
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    let kind = |outcome: Result<u64>| outcome.err().map(|error| error.kind());
+    assert_eq!(kind(log.append(&vec![0; PAYLOAD_BYTES_MAX + 1])), Some(ErrorKind::InvalidArgument));
+    assert_eq!(log.commit(1).err().map(|error| error.kind()), Some(ErrorKind::InvalidArgument));
+    let large = vec![0; PAYLOAD_BYTES_MAX];
+    let mut count = 0;
+    let full = loop {
+        match log.append(&large) {
+            Ok(number) => count = number,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(count, LOG_BYTES_MAX / PAYLOAD_BYTES_MAX as u64 - 1);
+    // Most of it was written on the way, since only so much may be pending.
+    assert!(log.flushes() >= count / 2 - 1);
+    log.commit(count).unwrap();
+}
+
+#[test]
+fn a_log_cut_anywhere_keeps_its_whole_frames() {
+    let whole = log_of(6);
+    for length in 0..=whole.len() {
+        let (log, replay, medium) = open_bytes(&whole[..length]);
+        let count = replay.records.len() as u64;
+        for (index, record) in replay.records.iter().enumerate() {
+            assert_eq!(*record, (index as u64 + 1, payload(index as u64 + 1)));
+        }
+        assert!(replay.damaged.is_empty(), "{length}");
+        assert_eq!(count == 6, length == whole.len());
+        // The torn end is gone, and the log goes on.
+        let number = log.append(b"new").unwrap();
+        assert_eq!(number, count + 1);
+        log.commit(number).unwrap();
+        drop(log);
+        let (_, again) = Log::open(&medium, "log").unwrap();
+        assert_eq!((again.torn_tail, again.records.len() as u64), (None, count + 1));
+    }
+}
+
+#[test]
+fn a_zeroed_header_does_not_stop_the_opening() {
+    let mut bytes = log_of(5);
+    bytes[..HEADER].fill(0);
+    let (log, replay, _) = open_bytes(&bytes);
+    assert_eq!(replay.records.len(), 5);
+    assert_eq!((replay.damaged.len(), replay.damaged[0].offset), (1, 0));
+    assert_eq!(log.append(b"x").unwrap(), 6);
+    // Nothing but zeros is a log that never was.
+    for length in [1, HEADER, 5000] {
+        let (log, replay, _) = open_bytes(&vec![0; length]);
+        assert_eq!((replay.records.len(), replay.damaged.len(), replay.torn_tail), (0, 0, Some(0)));
+        log.commit(log.append(b"x").unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_payload_that_looks_like_a_log_is_a_payload() {
+    let inner = log_of(20);
+    let medium = volatile();
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    for payload in [b"a", &inner[HEADER..], b"b"] {
+        log.append(payload).unwrap();
+    }
+    log.commit(3).unwrap();
+    let mut bytes = medium.load("log").unwrap();
+    // Damage in the payload that is a log: its frames must not be taken for this log's.
+    let at = HEADER + 40 + 32 + 700;
+    bytes[at] ^= 1;
+    let (_, replay, _) = open_bytes(&bytes);
+    let numbers: Vec<u64> = replay.records.iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, [1, 3]);
+    assert_eq!((replay.damaged.len(), replay.damaged[0].lost.clone()), (1, 2..3));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Damage costs the frames it touches and no other, except that what it leaves of the end may be cut.
+    #[test]
+    fn damage_costs_what_it_touches(count in 1_u64..12, place in any::<prop::sample::Index>(),
+                                    bytes in prop::collection::vec(any::<u8>(), 1..40), zeros in any::<bool>()) {
+        let whole = log_of(count);
+        let mut starts = vec![HEADER];
+        for number in 1..=count {
+            starts.push(starts[starts.len() - 1] + 32 + payload(number).len().next_multiple_of(8));
+        }
+        let mut damaged = whole.clone();
+        let at = place.index(damaged.len());
+        let end = (at + bytes.len()).min(damaged.len());
+        if zeros {
+            damaged[at..end].fill(0);
+        } else {
+            damaged[at..end].copy_from_slice(&bytes[..end - at]);
+        }
+        let (_, replay, medium) = open_bytes(&damaged);
+        for number in 1..=count {
+            let frame = starts[number as usize - 1]..starts[number as usize];
+            let untouched = damaged[frame.clone()] == whole[frame];
+            let found = replay.records.iter().find(|(found, _)| *found == number);
+            if untouched {
+                prop_assert_eq!(found, Some(&(number, payload(number))), "frame {} of {}", number, count);
+            } else if let Some((_, bytes)) = found {
+                // Only the zeros behind a payload may differ.
+                prop_assert_eq!(bytes, &payload(number));
+            } else {
+                let told = replay.damaged.iter().any(|damage| damage.lost.contains(&number));
+                prop_assert!(told || replay.torn_tail.is_some());
+            }
+        }
+        prop_assert!(replay.next > replay.records.last().map_or(0, |(number, _)| *number));
+        // What was found once is found again.
+        let (_, again) = Log::open(&medium, "log").unwrap();
+        prop_assert_eq!(again.records, replay.records);
+    }
+
+    #[test]
+    fn any_bytes_are_a_log(bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0)], 0..600), frames in any::<bool>()) {
+        let mut log = if frames { log_of(2) } else { Vec::new() };
+        log.extend_from_slice(&bytes);
+        let (log, replay, _) = open_bytes(&log);
+        prop_assert!(!frames || replay.records.len() >= 2);
+        log.commit(log.append(b"x").unwrap()).unwrap();
+    }
+}
+
+/// A medium whose persists wait until the test lets them go.
+#[derive(Debug)]
+struct Slow {
+    inner: Arc<dyn Medium>,
+    started: Mutex<Sender<()>>,
+    gate: Arc<Mutex<Receiver<bool>>>,
+    persists: Arc<AtomicU64>,
+}
+
+struct SlowWriter {
+    inner: Box<dyn Writer>,
+    started: Sender<()>,
+    gate: Arc<Mutex<Receiver<bool>>>,
+    persists: Arc<AtomicU64>,
+}
+
+impl Writer for SlowWriter {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+    fn truncate(&mut self, bytes: u64) -> Result<()> {
+        self.inner.truncate(bytes)
+    }
+    fn persist(&mut self) -> Result<()> {
+        self.persists.fetch_add(1, Ordering::SeqCst);
+        let _ = self.started.send(());
+        match self.gate.lock().unwrap().recv() {
+            Ok(true) => self.inner.persist(),
+            _ => Err(base::Error::data_loss("EIO")),
+        }
+    }
+}
+
+impl Medium for Slow {
+    fn kind(&self) -> MediumKind {
+        self.inner.kind()
+    }
+    fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
+        let (inner, started) = (self.inner.create(name)?, self.started.lock().unwrap().clone());
+        Ok(Box::new(SlowWriter { inner, started, gate: self.gate.clone(), persists: self.persists.clone() }))
+    }
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
+        self.inner.reopen(name)
+    }
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
+        self.inner.open(name)
+    }
+    fn remove(&self, name: &str) -> Result<()> {
+        self.inner.remove(name)
+    }
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        self.inner.list()
+    }
+    fn persist_names(&self) -> Result<()> {
+        self.inner.persist_names()
+    }
+    fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
+        self.inner.reader(options)
+    }
+}
+
+fn slow() -> (Arc<dyn Medium>, Receiver<()>, Sender<bool>, Arc<AtomicU64>) {
+    let ((started, has_started), (go, gate)) = (channel(), channel());
+    let persists = Arc::new(AtomicU64::new(0));
+    let (started, gate) = (Mutex::new(started), Arc::new(Mutex::new(gate)));
+    (
+        Arc::new(Slow { inner: volatile(), started, gate, persists: persists.clone() }),
+        has_started,
+        go,
+        persists,
+    )
+}
+
+#[test]
+fn one_flush_serves_all_who_wait() {
+    let (medium, started, go, persists) = slow();
+    go.send(true).unwrap();
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    started.recv().unwrap();
+    let first = log.append(b"first").unwrap();
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| log.commit(first));
+        started.recv().unwrap();
+        // While the first is on its way to the disk, twenty more come.
+        let last = (0..20).map(|index| log.append(&payload(index)).unwrap()).last().unwrap();
+        let others: Vec<_> = (first + 1..=last)
+            .map(|number| {
+                scope.spawn({
+                    let log = &log;
+                    move || log.commit(number)
+                })
+            })
+            .collect();
+        go.send(true).unwrap();
+        started.recv().unwrap();
+        go.send(true).unwrap();
+        assert_eq!(leader.join().unwrap(), Ok(()));
+        assert!(others.into_iter().all(|other| other.join().unwrap().is_ok()));
+    });
+    assert_eq!((log.flushes(), persists.load(Ordering::SeqCst)), (2, 3));
+}
+
+#[test]
+fn a_failed_flush_fails_all_who_wait_and_ends_the_log() {
+    let (medium, started, go, persists) = slow();
+    go.send(true).unwrap();
+    go.send(true).unwrap();
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    let kept = log.append(b"kept").unwrap();
+    log.commit(kept).unwrap();
+    let numbers: Vec<u64> = (0..4).map(|index| log.append(&payload(index)).unwrap()).collect();
+    go.send(false).unwrap();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = numbers
+            .iter()
+            .map(|&number| {
+                scope.spawn({
+                    let log = &log;
+                    move || log.commit(number)
+                })
+            })
+            .collect();
+        for outcome in waiting {
+            assert_eq!(outcome.join().unwrap().err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
+        }
+    });
+    assert_eq!(log.append(b"more").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+    // What was durable before stays so, and nothing was tried again.
+    assert_eq!(log.commit(kept), Ok(()));
+    assert_eq!(persists.load(Ordering::SeqCst), 3);
+    drop(started);
+}
+
+#[test]
+fn a_full_medium_ends_the_log_until_it_is_opened_again() {
+    let plan = FaultPlan { space: Some(1000), ..FaultPlan::default() };
+    let inner = volatile();
+    let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(inner.clone(), plan).unwrap());
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    log.commit(log.append(&[1; 300]).unwrap()).unwrap();
+    let number = log.append(&[2; 900]).unwrap();
+    assert_eq!(log.commit(number).err().map(|error| error.kind()), Some(ErrorKind::ResourceExhausted));
+    assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+    // With room again, opening cuts off the torn end and goes on.
+    let (log, replay) = Log::open(&inner, "log").unwrap();
+    assert_eq!(replay.records, [(1, vec![1; 300])]);
+    assert!(replay.torn_tail.is_some());
+    log.commit(log.append(b"x").unwrap()).unwrap();
+}

@@ -1,0 +1,142 @@
+//! The manifest: the newest list wins, a damaged one is passed over.
+
+use std::sync::Arc;
+
+use base::ErrorKind;
+use proptest::prelude::*;
+use storage::manifest::{LIST_BYTES_MAX, Manifest};
+use storage::{FaultMedium, FaultPlan, Medium};
+use tempfile::TempDir;
+
+use crate::{PAGE, media, pattern, volatile};
+
+fn list(epoch: u64) -> Vec<u8> {
+    pattern(epoch as usize * 100, epoch)
+}
+
+/// A medium whose manifest has so many epochs.
+fn published(count: u64) -> Arc<dyn Medium> {
+    let medium = volatile();
+    let (mut manifest, _) = Manifest::open(&medium).unwrap();
+    for epoch in 1..=count {
+        assert_eq!(manifest.publish(&list(epoch)).unwrap(), epoch);
+    }
+    medium
+}
+
+fn overwrite(medium: &dyn Medium, name: &str, offset: usize, bytes: &[u8]) {
+    let mut writer = medium.reopen(name).unwrap();
+    writer.write_at(offset as u64, bytes).unwrap();
+    writer.persist().unwrap();
+}
+
+fn names(medium: &dyn Medium) -> Vec<String> {
+    medium.list().unwrap().into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn the_newest_list_counts_on_every_medium() {
+    let directory = TempDir::new().unwrap();
+    for (name, medium) in media(&directory) {
+        let (mut manifest, found) = Manifest::open(&medium).unwrap();
+        assert_eq!((found, manifest.epoch()), (None, 0), "{name}");
+        for epoch in 1..=5 {
+            assert_eq!(manifest.publish(&list(epoch)).unwrap(), epoch);
+            let (again, found) = Manifest::open(&medium).unwrap();
+            assert_eq!((found, again.epoch()), (Some(list(epoch)), epoch));
+            assert_eq!(again.problems(), [] as [String; 0]);
+        }
+        // The last list and the one before it stay.
+        assert_eq!(names(&*medium), ["list-0000000000000004", "list-0000000000000005", "manifest"]);
+        assert!(names(&*medium).iter().all(|name| Manifest::owns(name)) && !Manifest::owns("segment-1"));
+        let kind = manifest.publish(&vec![0; LIST_BYTES_MAX + 1]).err().map(|error| error.kind());
+        assert_eq!(kind, Some(ErrorKind::InvalidArgument));
+    }
+}
+
+#[test]
+fn a_damaged_slot_or_list_gives_the_one_before() {
+    for (name, offset) in
+        [("manifest", 16), ("manifest", 40), ("list-0000000000000004", 70), ("list-0000000000000004", 1)]
+    {
+        let medium = published(4);
+        overwrite(&*medium, name, offset, &[0xa5; 3]);
+        let (mut manifest, found) = Manifest::open(&medium).unwrap();
+        assert_eq!((found, manifest.epoch()), (Some(list(3)), 3));
+        assert_eq!(manifest.problems().len(), 1);
+        assert_eq!(manifest.publish(b"next").unwrap(), 4);
+        assert_eq!(Manifest::open(&medium).unwrap().1, Some(b"next".to_vec()));
+    }
+}
+
+#[test]
+fn without_slots_the_newest_whole_list_counts() {
+    for bytes in [vec![0; 2 * PAGE], pattern(2 * PAGE, 3)] {
+        let medium = published(4);
+        overwrite(&*medium, "manifest", 0, &bytes);
+        let (manifest, found) = Manifest::open(&medium).unwrap();
+        assert_eq!((found, manifest.epoch()), (Some(list(4)), 4));
+        assert!(!manifest.problems().is_empty());
+    }
+    let medium = published(4);
+    medium.remove("manifest").unwrap();
+    assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(4)));
+}
+
+#[test]
+fn a_manifest_of_which_nothing_is_whole_is_an_error_and_never_an_empty_one() {
+    let medium = published(4);
+    overwrite(&*medium, "manifest", 0, &pattern(2 * PAGE, 3));
+    for name in ["list-0000000000000003", "list-0000000000000004"] {
+        overwrite(&*medium, name, 0, &[1; 64]);
+    }
+    assert_eq!(Manifest::open(&medium).err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
+}
+
+#[test]
+fn a_failed_flip_is_not_tried_again() {
+    // Opening persists once and publishing twice; so each persist of the second publication in turn.
+    for (persist, refuses) in [(4, false), (5, true)] {
+        let plan = FaultPlan { persist_error_at: Some(persist), ..FaultPlan::default() };
+        let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(volatile(), plan).unwrap());
+        let (mut manifest, _) = Manifest::open(&medium).unwrap();
+        manifest.publish(&list(1)).unwrap();
+        let kind = manifest.publish(&list(2)).err().map(|error| error.kind());
+        assert_eq!(kind, Some(ErrorKind::DataLoss));
+        let again = manifest.publish(&list(2)).err().map(|error| error.kind());
+        assert_eq!(again, refuses.then_some(ErrorKind::FailedPrecondition));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_damage_gives_a_list_that_was_published_or_an_error(
+        file in 0_usize..3, place in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 1..100),
+        cut in any::<bool>(),
+    ) {
+        let medium = published(4);
+        let name = names(&*medium)[file].clone();
+        let mut damaged = medium.load(&name).unwrap();
+        let at = place.index(damaged.len());
+        let end = (at + bytes.len()).min(damaged.len());
+        damaged[at..end].copy_from_slice(&bytes[..end - at]);
+        if cut {
+            damaged.truncate(end);
+        }
+        medium.remove(&name).unwrap();
+        crate::write(&*medium, &name, &damaged);
+        match Manifest::open(&medium) {
+            Ok((_, found)) => prop_assert!(found == Some(list(4)) || found == Some(list(3))),
+            Err(error) => prop_assert_eq!(error.kind(), ErrorKind::DataLoss),
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_manifest_or_an_error(manifest in prop::collection::vec(any::<u8>(), 0..9000),
+                                            list in prop::collection::vec(any::<u8>(), 0..200)) {
+        let medium = volatile();
+        crate::write(&*medium, "manifest", &manifest);
+        crate::write(&*medium, "list-0000000000000007", &list);
+        prop_assert!(Manifest::open(&medium).is_err());
+    }
+}
