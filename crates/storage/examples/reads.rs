@@ -1,6 +1,8 @@
-//! Random reads of 4 KiB: UringMedium at several depths beside a loop of pread with O_DIRECT, rounds interleaved.
+//! Random reads of 4 KiB: UringMedium at several depths beside a loop of pread with O_DIRECT, rounds
+//! interleaved.
 //!
-//! `cargo run --release -p millpond-storage --example reads -- DIRECTORY [MEBIBYTES [READS [ROUNDS]]]`
+//! `cargo run --release -p millpond-storage --example reads -- DIRECTORY [MEBIBYTES [READS [ROUNDS [DEPTH
+//! BATCH]]]]`
 
 #![expect(clippy::unwrap_used, reason = "an example")]
 
@@ -34,17 +36,24 @@ fn main() {
     let medium = UringMedium::new(directory.clone()).unwrap();
     prepare(&medium, pages);
     let file = medium.open("reads").unwrap();
-    let depths = [1_usize, 8, 32, 64, 128];
+    // Reads in flight at most, and how many are waited for and put behind them at once.
+    let (depth, batch) = (number(0) as usize, number(1) as usize);
+    let arms = match depth {
+        0 => vec![(1, 1), (32, 1), (32, 8), (32, 24), (64, 16), (64, 48), (128, 32), (128, 64), (128, 96)],
+        depth => vec![(depth, batch)],
+    };
     let mut results: Vec<(String, Vec<(f64, f64)>)> = std::iter::once("pread".to_owned())
-        .chain(depths.iter().map(|d| format!("uring {d}")))
+        .chain(arms.iter().map(|(depth, batch)| format!("uring {depth}/{batch}")))
         .map(|n| (n, vec![]))
         .collect();
     for round in 0..rounds {
         let mut source = Pages(88_172_645_463_325_252 + round, pages);
         results[0].1.push(timed(reads.min(10_000), || pread(&directory, reads.min(10_000), &mut source)));
-        for (arm, &depth) in depths.iter().enumerate() {
+        for (arm, &(depth, batch)) in arms.iter().enumerate() {
             let reads = if depth == 1 { reads.min(10_000) } else { reads };
-            results[arm + 1].1.push(timed(reads, || uring(&medium, &file, depth, reads, &mut source)));
+            results[arm + 1]
+                .1
+                .push(timed(reads, || uring(&medium, &file, (depth, batch), reads, &mut source)));
         }
     }
     for (name, mut runs) in results {
@@ -52,7 +61,7 @@ fn main() {
         let rate = runs[runs.len() / 2].0;
         runs.sort_by(|a, b| a.1.total_cmp(&b.1));
         let cpu = runs[runs.len() / 2].1;
-        println!("{name:10} {rate:9.0} reads/s  {cpu:6.2} us of thread CPU a read  (least {:.2})", runs[0].1);
+        println!("{name:14} {rate:9.0} reads/s  {cpu:6.2} us of thread CPU a read  (least {:.2})", runs[0].1);
     }
 }
 
@@ -94,7 +103,13 @@ fn pread(directory: &std::path::Path, reads: u64, source: &mut Pages) {
     }
 }
 
-fn uring(medium: &UringMedium, file: &Arc<dyn Sealed>, depth: usize, reads: u64, source: &mut Pages) {
+fn uring(
+    medium: &UringMedium,
+    file: &Arc<dyn Sealed>,
+    (depth, batch): (usize, usize),
+    reads: u64,
+    source: &mut Pages,
+) {
     let mut reader = medium.reader(ReaderOptions { depth, read_bytes_max: PAGE }).unwrap();
     let (mut submitted, mut done) = (0, 0);
     while done < reads {
@@ -104,9 +119,7 @@ fn uring(medium: &UringMedium, file: &Arc<dyn Sealed>, depth: usize, reads: u64,
             submitted += 1;
         }
         done += reader
-            .complete(depth.div_ceil(4), &mut |page, bytes| {
-                assert_eq!(bytes.unwrap()[..8], page.to_le_bytes())
-            })
+            .complete(batch, &mut |page, bytes| assert_eq!(bytes.unwrap()[..8], page.to_le_bytes()))
             .unwrap() as u64;
     }
 }

@@ -1,8 +1,8 @@
 //! A directory as a flat place for files: what all media that stand on a file system share.
 //!
-//! Writing goes through the page cache, because that is what logs of small frames want, but does not fill it: what was
-//! written is sent to the disk every few MiB and dropped from the cache. What a failed fsync may have lost is never
-//! taken for good again: after one, the writer refuses everything.
+//! Writing goes through the page cache, because that is what logs of small frames want, but does not fill it:
+//! what was written is sent to the disk every few MiB and dropped from the cache. What a failed fsync may
+//! have lost is never taken for good again: after one, the writer refuses everything.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-use crate::medium::Writer;
+use crate::medium::{Writer, loadable};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -90,7 +90,7 @@ impl Directory {
         let path = self.file(name)?;
         let fail = |error: io::Error| io_error(&path, &error);
         let file = File::open(&path).map_err(fail)?;
-        let mut bytes = vec![0; file.metadata().map_err(fail)?.len() as usize];
+        let mut bytes = vec![0; loadable(name, file.metadata().map_err(fail)?.len())?];
         file.read_exact_at(&mut bytes, 0).map_err(fail)?;
         drop_cached(&file, 0, 0);
         Ok(bytes)
@@ -112,8 +112,8 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs nothing but cache
-/// space where it is refused.
+/// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs nothing but
+/// cache space where it is refused.
 pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
     let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
         return;
@@ -128,7 +128,8 @@ pub(crate) struct FileWriter {
     file: File,
     path: PathBuf,
     bytes: u64,
-    /// Up to where what was written has been sent to the disk, and up to where it was also dropped from the cache.
+    /// Up to where what was written has been sent to the disk, and up to where it was also dropped from the
+    /// cache.
     sent: u64,
     dropped: u64,
     failed: Option<Error>,
@@ -147,32 +148,47 @@ impl FileWriter {
         }
     }
 
-    /// Keeps the page cache small while a long file is written: sends the last stretch to the disk without waiting, and
-    /// waits for the stretch before it and drops that.
-    fn write_back(&mut self) {
+    /// Keeps the page cache small while a long file is written: sends the last stretch to the disk without
+    /// waiting, and waits for the stretch before it and drops that.
+    ///
+    /// Waiting takes an error of the disk away from fsync, which would then report that all is well: so such
+    /// an error ends the writer as one of fsync does.
+    fn write_back(&mut self) -> Result<()> {
         let end = self.bytes;
         if end < self.sent + WRITE_BACK_BYTES {
-            return;
+            return Ok(());
         }
         let (waited, started) = (self.sent - self.dropped, end - self.sent);
         let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
             | libc::SYNC_FILE_RANGE_WRITE
             | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-        for (offset, bytes, flags) in
-            [(self.sent, started, libc::SYNC_FILE_RANGE_WRITE), (self.dropped, waited, all)]
-        {
-            if bytes > 0 {
-                // SAFETY: takes numbers only, about a descriptor of ours. It makes nothing durable, so its failure
-                // is left to fsync to report.
-                unsafe {
-                    libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, flags);
-                }
-            }
-        }
+        self.send(self.sent, started, libc::SYNC_FILE_RANGE_WRITE)?;
+        self.send(self.dropped, waited, all)?;
         if waited > 0 {
             drop_cached(&self.file, self.dropped, waited);
         }
         (self.dropped, self.sent) = (self.sent, end);
+        Ok(())
+    }
+
+    fn send(&mut self, offset: u64, bytes: u64, flags: u32) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: takes numbers only, about a descriptor of ours.
+        let sent =
+            unsafe { libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, flags) };
+        let error = io::Error::last_os_error();
+        // File systems that do not know the call lose nothing by it.
+        let unknown = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE));
+        if sent == 0 || unknown { Ok(()) } else { Err(self.fail(&error)) }
+    }
+
+    /// Ends the writer.
+    fn fail(&mut self, error: &io::Error) -> Error {
+        let error = io_error(&self.path, error);
+        self.failed = Some(error.clone());
+        error
     }
 }
 
@@ -202,10 +218,14 @@ impl Writer for FileWriter {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.fit()?;
         check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
-        self.file.write_all_at(bytes, offset).map_err(|error| io_error(&self.path, &error))?;
+        if let Err(error) = self.file.write_all_at(bytes, offset) {
+            // What was written beyond the end, if anything, is not part of the file. If it stays, the next
+            // write covers it, or whoever reads it checks it.
+            let _ = self.file.set_len(self.bytes);
+            return Err(io_error(&self.path, &error));
+        }
         self.bytes = self.bytes.max(offset + bytes.len() as u64);
-        self.write_back();
-        Ok(())
+        self.write_back()
     }
 
     fn truncate(&mut self, bytes: u64) -> Result<()> {
@@ -225,9 +245,7 @@ impl Writer for FileWriter {
         self.fit()?;
         if let Err(error) = self.file.sync_data() {
             // The kernel may have marked the lost pages clean: another fsync would say all is well.
-            let error = io_error(&self.path, &error);
-            self.failed = Some(error.clone());
-            return Err(error);
+            return Err(self.fail(&error));
         }
         // Not the last page, if it is not full: the next append would have to read it back.
         let whole = self.bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;

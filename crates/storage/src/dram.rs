@@ -15,8 +15,8 @@ use crate::names;
 /// Bytes copied from disk at once when a file is opened.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Files in memory. With a directory behind it they are durable there, and opening one copies it into slots past the page
-/// cache; without one they are gone with the medium.
+/// Files in memory. With a directory behind it they are durable there, and opening one copies it into slots
+/// past the page cache; without one they are gone with the medium.
 #[derive(Debug)]
 pub struct DramMedium {
     pool: Arc<SlotPool>,

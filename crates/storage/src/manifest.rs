@@ -1,13 +1,15 @@
 //! Which files count: a list, swapped as a whole.
 //!
-//! The list is a file of its own, named by its epoch and never changed. The file `manifest` has two slots of a page, A
-//! for even epochs and B for odd ones; each names a list by epoch, length and hash. Publishing writes the new list, makes
-//! it durable, then overwrites the older slot, and only then removes the list before the last. Whatever happens in
-//! between, one slot is whole and its list is there. Opening takes the newest slot that is whole and whose list is.
+//! The list is a file of its own, named by its epoch and never changed. The file `manifest` has two slots of
+//! a page, A for even epochs and B for odd ones; each names a list by epoch, length and hash. Publishing
+//! writes the new list, makes it durable, then overwrites the older slot, and only then removes the list
+//! before the last. Whatever happens in between, one slot is whole and its list is there. Opening takes the
+//! newest slot that is whole and whose list is.
 //!
-//! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64, its BLAKE3 hash in 32
-//! bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two zeros, version u32, crc32c u32 of bytes 0..60
-//! with this field zero, epoch u64, bytes u64, hash in 28 bytes (the first of it), zero u32, then the payload.
+//! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64, its
+//! BLAKE3 hash in 32 bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two zeros, version
+//! u32, crc32c u32 of bytes 0..60 with this field zero, epoch u64, bytes u64, hash in 28 bytes (the first of
+//! it), zero u32, then the payload.
 
 use std::sync::Arc;
 
@@ -39,8 +41,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Opens the manifest, or makes an empty one, and gives the newest valid payload. What is damaged is passed over
-    /// as long as something whole is there, and told by [`problems`](Self::problems).
+    /// Opens the manifest, or makes an empty one, and gives the newest valid payload. What is damaged is
+    /// passed over as long as something whole is there, and told by [`problems`](Self::problems).
     ///
     /// # Errors
     /// `DataLoss` where there are lists and none is whole, otherwise what the medium says.
@@ -69,9 +71,9 @@ impl Manifest {
     /// Makes a list the one that counts, and gives its epoch. Once this returns it survives a loss of power.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While the list itself is
-    /// written a failure changes nothing. When the slot cannot be made durable, either list may count after a crash, so
-    /// this manifest refuses to go on: `FailedPrecondition`.
+    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While the list
+    /// itself is written a failure changes nothing. When the slot cannot be made durable, either list may
+    /// count after a crash, so this manifest refuses to go on: `FailedPrecondition`.
     pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
         if let Some(error) = &self.failed {
             return Err(refusal("the manifest", error));
@@ -124,8 +126,8 @@ impl Manifest {
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // Both slots are lost. A whole list was durable before its slot was written, so the newest one is what counted
-        // or what was about to.
+        // Both slots are lost. A whole list was durable before its slot was written, so the newest one is
+        // what counted or what was about to.
         let mut epochs: Vec<u64> = medium.list()?.iter().filter_map(|(name, _)| epoch_of(name)).collect();
         epochs.sort_unstable_by_key(|&epoch| std::cmp::Reverse(epoch));
         for &epoch in &epochs {
@@ -141,7 +143,8 @@ impl Manifest {
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // A list that never became whole was never named by a slot; without a trace of slots, nothing is lost.
+        // A list that never became whole was never named by a slot; without a trace of slots, nothing is
+        // lost.
         if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
             return Ok(None);
         }

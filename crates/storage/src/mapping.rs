@@ -46,14 +46,21 @@ impl Mapping {
 
     /// The bytes. Only for files that nobody changes while they are mapped.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped for reading; files of a medium are written once, and a page that is lost becomes zeros before
-        // the load that met it is repeated.
+        // SAFETY: mapped for reading; files of a medium are written once, and a page that is lost becomes
+        // zeros before the load that met it is repeated.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
     /// Pages that were lost since it was mapped.
     pub(crate) fn lost(&self) -> u32 {
         self.guard.as_ref().map_or(0, Guard::lost)
+    }
+
+    /// Lets go of pages of a file that is only read: the next load finds them in the file again.
+    pub(crate) fn forget(&self, start: usize, bytes: usize) {
+        assert!(start.checked_add(bytes).is_some_and(|end| end <= self.bytes), "{bytes} bytes at {start}");
+        // SAFETY: within our own mapping, which is shared with the file, so no bytes are lost.
+        unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), bytes, libc::MADV_DONTNEED) };
     }
 
     /// Advice to the kernel about the whole range; refusal costs speed only.

@@ -49,18 +49,17 @@ pub trait Medium: Send + Sync + Debug {
     /// An existing file, for reading. What is written to it later need not be visible.
     ///
     /// # Errors
-    /// `NotFound`, `ResourceExhausted` where it must be held in memory and there is no room, otherwise what the medium
-    /// says.
+    /// `NotFound`, `ResourceExhausted` where it must be held in memory and there is no room, otherwise what
+    /// the medium says.
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>>;
 
     /// All of a small file, into ordinary memory: a log, a manifest.
     ///
     /// # Errors
-    /// As [`Medium::open`].
+    /// As [`Medium::open`], and `ResourceExhausted` for more than [`LOAD_BYTES_MAX`].
     fn load(&self, name: &str) -> Result<Vec<u8>> {
         let file = self.open(name)?;
-        let bytes = usize::try_from(file.bytes())
-            .map_err(|_| Error::exhausted(format!("{name} is larger than memory can address")))?;
+        let bytes = loadable(name, file.bytes())?;
         let mut all = vec![0; bytes];
         file.read_at(0, &mut all)?;
         Ok(all)
@@ -91,6 +90,22 @@ pub trait Medium: Send + Sync + Debug {
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>>;
 }
 
+/// Bytes of the longest file that [`Medium::load`] reads: more than any log or list has, so that a damaged
+/// length cannot use up the memory.
+pub const LOAD_BYTES_MAX: u64 = 1 << 30;
+
+/// A length that may be loaded.
+///
+/// # Errors
+/// `ResourceExhausted`.
+pub(crate) fn loadable(name: &str, bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).ok().filter(|_| bytes <= LOAD_BYTES_MAX).ok_or_else(|| {
+        Error::exhausted(format!(
+            "{name}: {bytes} bytes are more than the {LOAD_BYTES_MAX} that are read at once"
+        ))
+    })
+}
+
 /// A file being written.
 pub trait Writer: Send {
     /// How long it is, in bytes.
@@ -99,8 +114,8 @@ pub trait Writer: Send {
     /// Writes at `offset`, which may lie in what is there or at its end, not beyond it.
     ///
     /// # Errors
-    /// `ResourceExhausted` where the medium is full, otherwise what it says. The bytes of the range may then be old,
-    /// new or mixed.
+    /// `ResourceExhausted` where the medium is full, otherwise what it says. The bytes of the range may then
+    /// be old, new or mixed.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
 
     /// Writes at the end and says where that was.
@@ -122,7 +137,8 @@ pub trait Writer: Send {
     /// Makes what was written so far durable: afterwards it survives a loss of power.
     ///
     /// # Errors
-    /// What the medium says; what was written may then be lost, and writing it again is the only way to be sure.
+    /// What the medium says; what was written may then be lost, and writing it again is the only way to be
+    /// sure.
     fn persist(&mut self) -> Result<()>;
 }
 
@@ -184,14 +200,14 @@ pub trait Reader: Send {
     /// Queues a read. It may start only when [`Reader::complete`] is called.
     ///
     /// # Errors
-    /// `ResourceExhausted` where there is no room, `InvalidArgument` for a misplaced read. A read that fails later
-    /// says so when it completes.
+    /// `ResourceExhausted` where there is no room, `InvalidArgument` for a misplaced read. A read that fails
+    /// later says so when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 
-    /// Starts what is queued, waits until at least `wait` reads are done (0: does not wait; more than are in flight:
-    /// all), and hands them to `each` with their tags: at most `wait`, or a quarter of the depth where that is more, so
-    /// that new reads can be put behind them before the queue runs dry; the others with the next call. The bytes are
-    /// valid during `each` only. Gives how many there were.
+    /// Starts what is queued, waits until at least `wait` reads are done (0: does not wait; more than are in
+    /// flight: all), and hands them to `each` with their tags: at most `wait`, or a quarter of the depth
+    /// where that is more, so that new reads can be put behind them before the queue runs dry; the others
+    /// with the next call. The bytes are valid during `each` only. Gives how many there were.
     ///
     /// # Errors
     /// What the medium says where the queue itself fails; the reads in flight are then lost.

@@ -1,22 +1,26 @@
-//! Files mapped through the page cache: every first touch of a page is a fault that waits for the disk. Kept to compare
-//! with, since it is what the reference system did.
+//! Files mapped through the page cache: every first touch of a page is a fault that waits for the disk. Kept
+//! to compare with, since it is what the reference system did.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use base::Result;
+use base::{Error, Result};
 
-use crate::directory::{Directory, FileWriter, io_error};
+use crate::directory::{Directory, FileWriter, drop_cached, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
 use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 use crate::names;
+use crate::page::PAGE_BYTES;
 
 /// Files of a directory, mapped when they are opened.
 #[derive(Debug)]
 pub struct MmapMedium {
     directory: Directory,
+    /// Those that were opened, by number.
+    open: Mutex<HashMap<u64, Weak<MappedFile>>>,
 }
 
 impl MmapMedium {
@@ -25,7 +29,23 @@ impl MmapMedium {
     /// # Errors
     /// What the file system says.
     pub fn new(directory: PathBuf) -> Result<MmapMedium> {
-        Ok(MmapMedium { directory: Directory::new(directory)? })
+        Ok(MmapMedium { directory: Directory::new(directory)?, open: Mutex::default() })
+    }
+
+    /// Has the kernel forget a stretch of an open file, in the mapping and in the page cache, whole pages of
+    /// it: the next touch waits for the disk again. For measuring with less memory than there is.
+    ///
+    /// # Errors
+    /// `NotFound` for a file that is not open on this medium.
+    pub fn forget(&self, file: &Arc<dyn Sealed>, offset: u64, bytes: usize) -> Result<()> {
+        let found = self.open().get(&file.id()).and_then(Weak::upgrade);
+        let mapped = found.ok_or_else(|| Error::not_found("the file is not open on this medium"))?;
+        mapped.forget(offset, bytes);
+        Ok(())
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, Weak<MappedFile>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -51,11 +71,16 @@ impl Medium for MmapMedium {
             None
         } else {
             let mapping = Mapping::new(&file, bytes, false, libc::MAP_SHARED).map_err(fail)?;
-            // Without it a fault would read pages around the one that is wanted, which random reads never use.
+            // Without it a fault would read pages around the one that is wanted, which random reads never
+            // use.
             mapping.advise(libc::MADV_RANDOM);
             Some(mapping)
         };
-        Ok(Arc::new(MappedFile { id: names::next_id(), mapping, start: 0, bytes, path }))
+        let file = Arc::new(MappedFile { id: names::next_id(), mapping, start: 0, bytes, path, file });
+        let mut open = self.open();
+        open.retain(|_, file| file.strong_count() > 0);
+        open.insert(file.id, Arc::downgrade(&file));
+        Ok(file)
     }
 
     fn load(&self, name: &str) -> Result<Vec<u8>> {
@@ -88,12 +113,24 @@ pub(crate) struct MappedFile {
     pub(crate) start: usize,
     pub(crate) bytes: usize,
     pub(crate) path: PathBuf,
+    pub(crate) file: File,
 }
 
 impl MappedFile {
     fn slice(&self) -> &[u8] {
         let mapped = self.mapping.as_ref().map_or(&[][..], Mapping::as_slice);
         mapped.get(self.start..self.start + self.bytes).unwrap_or_default()
+    }
+
+    fn forget(&self, offset: u64, bytes: usize) {
+        let start = offset.next_multiple_of(PAGE_BYTES as u64);
+        let end = offset.saturating_add(bytes as u64) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let end = end.min(self.bytes as u64);
+        if let Some(mapping) = self.mapping.as_ref().filter(|_| start < end) {
+            // Before the cache can drop a page, nothing may map it.
+            mapping.forget(self.start + start as usize, (end - start) as usize);
+            drop_cached(&self.file, self.start as u64 + start, end - start);
+        }
     }
 }
 
@@ -113,9 +150,7 @@ impl Sealed for MappedFile {
         buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
         if lost(self) > before {
             let path = self.path.display();
-            return Err(base::Error::data_loss(format!(
-                "{path}: pages at {offset} are lost; restore the file"
-            )));
+            return Err(Error::data_loss(format!("{path}: pages at {offset} are lost; restore the file")));
         }
         Ok(())
     }

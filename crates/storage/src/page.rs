@@ -1,8 +1,9 @@
 //! Record pages: what one read of the re-rank stage brings, and can check without anything else.
 //!
-//! A page is 4096 bytes. A record never straddles two of them; one that does not fit in a page takes whole pages of its
-//! own. The checksum covers all bytes of the page (of all its pages, for a long record), so that one flipped bit
-//! anywhere is seen, and the page's number is in it, so that a page which came from another place is seen too.
+//! A page is 4096 bytes. A record never straddles two of them; one that does not fit in a page takes whole
+//! pages of its own. The checksum covers all bytes of the page (of all its pages, for a long record), so that
+//! one flipped bit anywhere is seen, and the page's number is in it, so that a page which came from another
+//! place is seen too.
 //!
 //! Layout, little-endian:
 //!
@@ -164,7 +165,8 @@ pub struct RecordPage<'a> {
 }
 
 impl<'a> RecordPage<'a> {
-    /// Checks the page, or the pages of a long record, at the start of `bytes`; what comes after them is left alone.
+    /// Checks the page, or the pages of a long record, at the start of `bytes`; what comes after them is left
+    /// alone.
     ///
     /// # Errors
     /// `DataLoss` where the bytes are not a whole undamaged page.
@@ -221,8 +223,8 @@ impl<'a> RecordPage<'a> {
             let length = u32_at(self.bytes, HEADER_BYTES) as usize;
             return self.bytes.get(LONG_START..LONG_START.checked_add(length)?);
         }
-        // A checksum says that the bytes are what was written, not that the writer was right, so the table is read
-        // with care all the same.
+        // A checksum says that the bytes are what was written, not that the writer was right, so the table is
+        // read with care all the same.
         let at = HEADER_BYTES + 2 * usize::from(slot);
         let table = self.bytes.get(at..at + 4)?;
         self.bytes.get(usize::from(u16_at(table, 0))..usize::from(u16_at(table, 2)))

@@ -93,8 +93,8 @@ impl Superblock {
     /// Reads the page at the start of `bytes`.
     ///
     /// # Errors
-    /// `DataLoss` for bytes that are no undamaged superblock, `FailedPrecondition` for a version this program does not
-    /// read.
+    /// `DataLoss` for bytes that are no undamaged superblock, `FailedPrecondition` for a version this program
+    /// does not read.
     pub fn decode(bytes: &[u8]) -> Result<Superblock> {
         let Some(page) = bytes.get(..PAGE_BYTES) else {
             return Err(Error::data_loss(format!("{} bytes are no superblock", bytes.len())));

@@ -1,5 +1,5 @@
-//! Stores to persistent memory, and what makes them last: lines of the processor's cache are flushed, and a fence waits
-//! for the flushes. Every such step goes through here, where a watcher can see it.
+//! Stores to persistent memory, and what makes them last: lines of the processor's cache are flushed, and a
+//! fence waits for the flushes. Every such step goes through here, where a watcher can see it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ pub const LINE_BYTES: usize = 64;
 /// Bytes of the only stores that are never seen in part after a loss of power.
 pub const WORD_BYTES: usize = 8;
 
-/// Sees every store, flush and fence in the order the processor does them. Offsets are from the start of the mapped file,
-/// whose number is the writer's own.
+/// Sees every store, flush and fence in the order the processor does them. Offsets are from the start of the
+/// mapped file, whose number is the writer's own.
 pub trait Watch: Send + Sync + Debug {
     /// `bytes` were stored at `offset`, in no particular order.
     fn stored(&self, file: u64, offset: u64, bytes: &[u8]);
@@ -75,13 +75,13 @@ impl Lines {
     /// # Safety
     /// The range is mapped.
     pub(super) unsafe fn flush(&self, start: *mut u8, offset: u64, bytes: usize) {
-        if let Some(watch) = &self.watch {
-            watch.flushed(self.file, offset, bytes);
-        }
         let first = offset as usize / LINE_BYTES * LINE_BYTES;
         for line in (first..offset as usize + bytes).step_by(LINE_BYTES) {
             // SAFETY: by the caller: the line lies in a mapped page.
             unsafe { flush_line(self.instruction, start.add(line)) };
+            if let Some(watch) = &self.watch {
+                watch.flushed(self.file, line as u64, LINE_BYTES);
+            }
         }
     }
 
@@ -96,10 +96,11 @@ impl Lines {
 
 #[cfg(target_arch = "x86_64")]
 fn instruction() -> Instruction {
+    use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
     // CPUID leaf 7: bit 24 of EBX is CLWB, bit 23 is CLFLUSHOPT (Intel SDM, volume 2, CPUID).
     #[allow(unused_unsafe, reason = "asking the processor became safe in a later compiler")]
-    // SAFETY: every x86-64 processor has the instruction.
-    let features = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.ebx;
+    // SAFETY: every x86-64 processor has the instruction; the leaf is asked for where there is one.
+    let features = unsafe { if __get_cpuid_max(0).0 < 7 { 0 } else { __cpuid_count(7, 0).ebx } };
     match (features >> 24 & 1, features >> 23 & 1) {
         (1, _) => Instruction::WriteBack,
         (_, 1) => Instruction::FlushOptimised,

@@ -13,8 +13,8 @@ use crate::mapping::Mapping;
 use crate::medium::Writer;
 use crate::page::PAGE_BYTES;
 
-/// Room is taken from the file system in multiples of this, and at least as much as the file has: growing costs an fsync,
-/// so it is done rarely.
+/// Room is taken from the file system in multiples of this, and at least as much as the file has: growing
+/// costs an fsync, so it is done rarely.
 const GROWTH_BYTES: u64 = 2 << 20;
 /// Most room taken at once.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
@@ -154,7 +154,8 @@ impl Writer for DaxWriter {
             return Err(Error::invalid(format!("a file has at most {FILE_BYTES_MAX} bytes")));
         }
         self.grow(end)?;
-        // SAFETY: `grow` mapped as much; nobody else writes to the file, and readers of what is overwritten check it.
+        // SAFETY: `grow` mapped as much; nobody else writes to the file, and readers of what is overwritten
+        // check it.
         unsafe { self.lines.store(self.mapping.as_ptr(), PREFIX_BYTES as u64 + offset, bytes) };
         match self.dirty.last_mut() {
             Some(last) if last.end == offset => last.end = end,
@@ -193,7 +194,8 @@ impl Writer for DaxWriter {
 }
 
 impl Drop for DaxWriter {
-    /// What was written stays, and room that was never used goes back. Neither is promised, so failures are not told.
+    /// What was written stays, and room that was never used goes back. Neither is promised, so failures are
+    /// not told.
     fn drop(&mut self) {
         if self.failed.is_none() && self.persist().is_ok() {
             let used = PREFIX_BYTES as u64 + self.committed;

@@ -1,8 +1,9 @@
 //! A medium on which everything goes wrong that can, at will: for tests of whoever stores something.
 //!
-//! It stands before another medium and keeps, beside what was written, what would be left of it after a loss of power:
-//! what was persisted is, as it was then; of what was not, each sector of 512 bytes may be. Crashing at the n-th operation
-//! for every n, and looking at what a second opening makes of the remains, tests all orders of events there are.
+//! It stands before another medium and keeps, beside what was written, what would be left of it after a loss
+//! of power: what was persisted is, as it was then; of what was not, each sector of 512 bytes may be.
+//! Crashing at the n-th operation for every n, and looking at what a second opening makes of the remains,
+//! tests all orders of events there are.
 
 mod model;
 mod reader;
@@ -37,10 +38,13 @@ pub enum ReadFault {
 pub struct FaultPlan {
     /// What is left to chance follows from this number.
     pub seed: u64,
-    /// The power fails during this operation that changes something, counted from 1: it and everything after it fails.
+    /// The power fails during this operation that changes something, counted from 1: it and everything after
+    /// it fails.
     pub crash_at: Option<u64>,
     /// So many bytes fit on the medium.
     pub space: Option<u64>,
+    /// This write, counted from 1, fails as a disk's does, with half of it done.
+    pub write_error_at: Option<u64>,
     /// This persist of a file, counted from 1, fails as a disk's does: what it should have saved may be lost.
     pub persist_error_at: Option<u64>,
     /// Of 1000 pages, so many cannot be read, always the same ones.
@@ -75,7 +79,8 @@ impl Shared {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an operation that changes something; the error of a crash, if it is the one that crashes or comes later.
+    /// Counts an operation that changes something; the error of a crash, if it is the one that crashes or
+    /// comes later.
     fn step(&self, model: &mut Model) -> Result<()> {
         model.operations += 1;
         model.crashed |= self.plan.crash_at.is_some_and(|at| model.operations >= at);
@@ -110,7 +115,8 @@ impl FaultMedium {
         self.shared.model().crashed
     }
 
-    /// Writes to `target`, an empty medium, what is found after the power failed now. What is left to chance is drawn by
+    /// Writes to `target`, an empty medium, what is found after the power failed now. What is left to chance
+    /// is drawn by
     /// `seed`.
     ///
     /// # Errors
@@ -223,11 +229,16 @@ impl Writer for FaultWriter {
         let shared = self.shared.clone();
         let mut model = shared.model();
         alive(&model)?;
-        let fitting = self.fitting(&model, offset, bytes.len());
+        model.writes += 1;
+        let fails = shared.plan.write_error_at == Some(model.writes);
+        let fitting = if fails { bytes.len() / 2 } else { self.fitting(&model, offset, bytes.len()) };
         let written = &bytes[..fitting];
         model.change(self.file, Change::Write(offset, written.to_vec()));
         self.inner.write_at(offset, written)?;
         shared.step(&mut model)?;
+        if fails {
+            return Err(Error::data_loss(format!("{}: the disk failed (EIO)", self.name)));
+        }
         if fitting < bytes.len() {
             return Err(Error::exhausted(format!("{}: no space left on the medium", self.name)));
         }

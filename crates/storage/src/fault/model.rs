@@ -24,6 +24,7 @@ struct File {
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) operations: u64,
+    pub(super) writes: u64,
     pub(super) persists: u64,
     pub(super) crashed: bool,
     files: Vec<File>,
@@ -90,8 +91,8 @@ impl Model {
         self.durable = self.live.clone();
     }
 
-    /// The files that are found after a loss of power. A name that changed since names were persisted is the old or the
-    /// new one.
+    /// The files that are found after a loss of power. A name that changed since names were persisted is the
+    /// old or the new one.
     pub(super) fn remains(&self, seed: u64) -> Vec<(String, Vec<u8>)> {
         let mut draw = Draw(seed);
         let mut names: Vec<&String> = self.live.keys().chain(self.durable.keys()).collect();

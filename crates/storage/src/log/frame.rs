@@ -1,7 +1,7 @@
 //! The bytes of a log: a header, then frames.
 //!
-//! Header, 64 bytes: `MPLOG` and three zeros, version u32, zero u32, number of the first payload u64, zeros, crc32c of
-//! bytes 0..60 at 60. Frame: 32 bytes, then the payload, then zeros to a multiple of 8.
+//! Header, 64 bytes: `MPLOG` and three zeros, version u32, zero u32, number of the first payload u64, zeros,
+//! crc32c of bytes 0..60 at 60. Frame: 32 bytes, then the payload, then zeros to a multiple of 8.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -9,8 +9,11 @@
 //! | 4..8 | bytes of the payload |
 //! | 8..16 | its number |
 //! | 16..20 | crc32c of the payload |
-//! | 20..28 | zero |
+//! | 20..28 | the number before which all was durable when it was written |
 //! | 28..32 | crc32c of bytes 0..28 |
+//!
+//! A hole that opening found is closed by such a head with `mpcl`, whose length is that of the rest of the
+//! hole, whose number is the next frame's, and behind which anything may lie.
 
 use base::{Error, Result};
 
@@ -28,6 +31,7 @@ pub(super) const FRAME_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"MPLOG\0\0\0";
 const VERSION: u32 = 1;
 const MARK: &[u8; 4] = b"mpfr";
+const CLOSED: &[u8; 4] = b"mpcl";
 
 /// The header of a new log.
 pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
@@ -58,41 +62,88 @@ pub(super) fn frame_bytes(payload: usize) -> Result<usize> {
 }
 
 /// Appends a frame, whose payload is known to be short enough.
-pub(super) fn encode(number: u64, payload: &[u8], out: &mut Vec<u8>) {
-    let mut head = [0; FRAME_BYTES];
-    put(&mut head, 0, MARK);
-    put(&mut head, 4, &(payload.len() as u32).to_le_bytes());
-    put(&mut head, 8, &number.to_le_bytes());
-    put(&mut head, 16, &crc32c::crc32c(payload).to_le_bytes());
-    let sum = crc32c::crc32c(&head[..28]);
-    put(&mut head, 28, &sum.to_le_bytes());
-    out.extend_from_slice(&head);
+pub(super) fn encode(number: u64, durable: u64, payload: &[u8], out: &mut Vec<u8>) {
+    let sum = crc32c::crc32c(payload);
+    out.extend_from_slice(&encode_head(MARK, payload.len() as u32, number, sum, durable));
     out.extend_from_slice(payload);
     out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
 }
 
+/// What closes a hole of `bytes` before the frame of that number; `None` where it is too short for it.
+pub(super) fn closing(bytes: u64, number: u64) -> Option<[u8; FRAME_BYTES]> {
+    let rest = u32::try_from(bytes.checked_sub(FRAME_BYTES as u64)?).ok()?;
+    Some(encode_head(CLOSED, rest, number, 0, 0))
+}
+
+fn encode_head(mark: &[u8; 4], bytes: u32, number: u64, sum: u32, durable: u64) -> [u8; FRAME_BYTES] {
+    let mut head = [0; FRAME_BYTES];
+    put(&mut head, 0, mark);
+    put(&mut head, 4, &bytes.to_le_bytes());
+    put(&mut head, 8, &number.to_le_bytes());
+    put(&mut head, 16, &sum.to_le_bytes());
+    put(&mut head, 20, &durable.to_le_bytes());
+    let sum = crc32c::crc32c(&head[..28]);
+    put(&mut head, 28, &sum.to_le_bytes());
+    head
+}
+
+/// What a head stands before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Payload,
+    /// A hole that was closed.
+    Closed,
+}
+
 /// A frame's head, whose own checksum was right.
 pub(super) struct Head {
+    pub(super) kind: Kind,
     pub(super) number: u64,
-    /// Where the payload ends, and where the next frame starts, from the start of this one.
-    pub(super) payload_end: usize,
+    /// The number before which all was durable when the frame was written.
+    pub(super) durable: u64,
+    /// Where the next frame starts, from the start of this one.
     pub(super) next: usize,
+    payload_end: usize,
     sum: u32,
 }
 
 /// The head at the start of `bytes`.
 pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     let head = bytes.get(..FRAME_BYTES)?;
-    if &head[..4] != MARK || crc32c::crc32c(&head[..28]) != u32_at(head, 28) {
+    let kind = match &head[..4] {
+        mark if mark == MARK => Kind::Payload,
+        mark if mark == CLOSED => Kind::Closed,
+        _ => return None,
+    };
+    if crc32c::crc32c(&head[..28]) != u32_at(head, 28) {
         return None;
     }
     let payload = u32_at(head, 4) as usize;
-    let next = frame_bytes(payload).ok()?;
-    Some(Head { number: u64_at(head, 8), payload_end: FRAME_BYTES + payload, next, sum: u32_at(head, 16) })
+    let next = match kind {
+        Kind::Payload => frame_bytes(payload).ok()?,
+        Kind::Closed => FRAME_BYTES.checked_add(payload).filter(|next| next.is_multiple_of(ALIGNMENT))?,
+    };
+    Some(Head {
+        kind,
+        number: u64_at(head, 8),
+        durable: u64_at(head, 20),
+        next,
+        payload_end: FRAME_BYTES + payload,
+        sum: u32_at(head, 16),
+    })
 }
 
-/// The payload behind a head, if it is whole. The zeros after it need not be there: they are checked by nothing.
+/// The payload behind a head, if it is whole: nothing, behind a closed hole. The zeros after a payload are
+/// checked by nothing.
 pub(super) fn payload<'a>(bytes: &'a [u8], head: &Head) -> Option<&'a [u8]> {
-    let payload = bytes.get(FRAME_BYTES..head.payload_end)?;
-    (crc32c::crc32c(payload) == head.sum && bytes.len() >= head.next).then_some(payload)
+    if bytes.len() < head.next {
+        return None;
+    }
+    match head.kind {
+        Kind::Closed => Some(&[]),
+        Kind::Payload => {
+            let payload = bytes.get(FRAME_BYTES..head.payload_end)?;
+            (crc32c::crc32c(payload) == head.sum).then_some(payload)
+        }
+    }
 }

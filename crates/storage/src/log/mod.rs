@@ -1,11 +1,12 @@
 //! The write-ahead log: what was acknowledged is found again, whatever happened.
 //!
-//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait for theirs to be durable.
-//! One of the waiting threads persists for all: while it does, the others' frames gather for the next turn, so the number
-//! of flushes does not grow with the number of threads.
+//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait for theirs to
+//! be durable. One of the waiting threads persists for all: while it does, the others' frames gather for the
+//! next turn, so the number of flushes does not grow with the number of threads.
 //!
-//! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and the file must be
-//! opened again, which keeps what is whole. What a failed fsync may have lost is never counted as safe.
+//! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and the file
+//! must be opened again, which keeps what is whole. What a failed fsync may have lost is never counted as
+//! safe.
 
 mod frame;
 mod replay;
@@ -22,7 +23,8 @@ pub use replay::{Damage, Replay};
 
 /// Bytes of frames that gather before an appender must write them out itself.
 pub const PENDING_BYTES_MAX: usize = 32 << 20;
-/// Bytes of the longest log. It is read whole when it is opened, so whoever seals starts a new one long before.
+/// Bytes of the longest log. It is read whole when it is opened, so whoever seals starts a new one long
+/// before.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
 /// A log, shared by the threads that write to it.
@@ -48,8 +50,8 @@ struct State {
 }
 
 impl Log {
-    /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn end is cut off; what
-    /// is damaged in the middle is reported and skipped.
+    /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn end is
+    /// cut off, holes before it are closed, and what is damaged is reported and skipped.
     ///
     /// # Errors
     /// What the medium says. Damaged bytes are no error.
@@ -72,6 +74,11 @@ impl Log {
         };
         if let Some(end) = replay.torn_tail {
             writer.truncate(end)?;
+        }
+        for hole in &replay.holes {
+            if let Some(head) = frame::closing(hole.bytes, hole.lost.end) {
+                writer.write_at(hole.offset, &head)?;
+            }
         }
         if writer.bytes() < frame::HEADER_BYTES as u64 {
             writer.truncate(0)?;
@@ -125,14 +132,16 @@ impl Log {
         let number = state.next;
         state.next += 1;
         state.bytes += bytes as u64;
-        frame::encode(number, payload, &mut state.pending);
+        let durable = state.durable;
+        frame::encode(number, durable, payload, &mut state.pending);
         Ok(number)
     }
 
     /// Waits until the payload of that number, and all before it, are durable.
     ///
     /// # Errors
-    /// Those of the medium when it failed to make them durable, to each who waited; `FailedPrecondition` after that;
+    /// Those of the medium when it failed to make them durable, to each who waited; `FailedPrecondition`
+    /// after that;
     /// `InvalidArgument` for a number not given yet.
     pub fn commit(&self, number: u64) -> Result<()> {
         let state = self.state();

@@ -1,10 +1,12 @@
 //! Reading a log back.
 //!
-//! A frame that is not whole is either the torn end of the log or damage in its middle. It is the end exactly if no whole
-//! frame with a higher number comes after it; else it is damage, which is reported and skipped, and the log goes on at
-//! the next whole frame. Nothing in the bytes can stop the opening.
+//! Frames that are not whole are one of three things. With no whole frame of a higher number after them they
+//! are the torn end of the log. Otherwise, each frame says up to which number all was durable when it was
+//! written: a frame that was durable by that and is not whole is *damage*; one that was not is a *hole* in
+//! what was being written when the power failed, as sectors reach a disk in any order. Nothing in the bytes
+//! can stop the opening.
 
-use super::frame::{self, ALIGNMENT, HEADER_BYTES};
+use super::frame::{self, ALIGNMENT, FRAME_BYTES, HEADER_BYTES, Head, Kind};
 
 /// A part of a log that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +15,8 @@ pub struct Damage {
     pub offset: u64,
     /// How long it is, in bytes.
     pub bytes: u64,
-    /// The numbers that are missing: from the first, to before the second. Empty where only the log's header is lost.
+    /// The numbers that are missing, at most: where the header is lost too, where they began is a guess.
+    /// Empty where nothing but the header is lost.
     pub lost: std::ops::Range<u64>,
 }
 
@@ -22,10 +25,13 @@ pub struct Damage {
 pub struct Replay {
     /// The payloads with their numbers, in order.
     pub records: Vec<(u64, Vec<u8>)>,
-    /// Where the torn end that was cut off started, if there was one. It was never acknowledged, unless the medium lost
-    /// what it had promised to keep.
+    /// Where the torn end that was cut off started, if there was one. It was never acknowledged, unless the
+    /// medium lost what it had promised to keep.
     pub torn_tail: Option<u64>,
-    /// What was damaged in the middle.
+    /// What is missing among the last frames, and whole frames after it. As far as the log can tell it was
+    /// never acknowledged. Opening closes these holes, so that they are not met again.
+    pub holes: Vec<Damage>,
+    /// What was durable and is lost.
     pub damaged: Vec<Damage>,
     /// The number that the next payload gets.
     pub next: u64,
@@ -37,62 +43,68 @@ pub(super) fn replay(log: &[u8], first: u64) -> Replay {
     if log.is_empty() {
         return replay;
     }
-    let mut at = HEADER_BYTES.min(log.len());
-    // A header is written with the first flush of the log, so a damaged one without frames is a log that never was.
+    // A header is written with the first flush of the log, so a damaged one without frames is a log that
+    // never was.
     let header_lost = frame::first(log).is_none();
-    let mut known = !header_lost;
-    while at < log.len() {
-        if let Some(next) = take(log, at, if known { replay.next } else { 0 }, &mut replay) {
-            at = next;
-            known = true;
-            continue;
-        }
-        let Some((found, number)) = search(log, at, replay.next) else {
-            replay.torn_tail = Some(at as u64);
-            break;
-        };
-        let lost = if known { replay.next..number } else { number..number };
-        replay.damaged.push(Damage { offset: at as u64, bytes: (found - at) as u64, lost });
-        replay.next = number;
-        known = true;
-        at = found;
-    }
-    if header_lost {
-        match replay.records.is_empty() {
-            true => replay.torn_tail = Some(0),
-            false => {
-                let damage = Damage { offset: 0, bytes: HEADER_BYTES as u64, lost: 0..0 };
-                replay.damaged.insert(0, damage);
-            }
-        }
+    let mut gaps = Vec::new();
+    let durable = scan(log, !header_lost, &mut replay, &mut gaps);
+    let (damaged, holes) = gaps.into_iter().partition(|gap| gap.lost.start < durable);
+    (replay.damaged, replay.holes) = (damaged, holes);
+    if header_lost && replay.records.is_empty() {
+        replay.torn_tail = Some(0);
+        replay.holes.clear();
+    } else if header_lost {
+        replay.damaged.insert(0, Damage { offset: 0, bytes: HEADER_BYTES as u64, lost: 0..0 });
     }
     replay
 }
 
-/// Takes the frame at `at`, if it is whole and its number is not below `least`; gives where the next one starts.
-fn take(log: &[u8], at: usize, least: u64, replay: &mut Replay) -> Option<usize> {
-    let bytes = log.get(at..)?;
-    let head = frame::head(bytes)?;
-    let payload = frame::payload(bytes, &head)?;
-    let next = head.number.checked_add(1).filter(|_| head.number >= least)?;
-    if head.number > least && least > 0 {
-        let damage = Damage { offset: at as u64, bytes: 0, lost: least..head.number };
-        replay.damaged.push(damage);
+/// Takes all whole frames, and gives what lies between them. Says up to which number all was durable.
+fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec<Damage>) -> u64 {
+    let (mut at, mut durable) = (HEADER_BYTES.min(log.len()), 0);
+    while at < log.len() {
+        let least = if numbers_known { replay.next } else { 0 };
+        let Some((found, head, payload)) = next_whole(log, at, least) else {
+            replay.torn_tail = Some(at as u64);
+            break;
+        };
+        // Numbers jump where bytes are missing, and over a hole that was closed; elsewhere they do not.
+        let jumps = numbers_known && head.kind == Kind::Payload && head.number > replay.next;
+        if found > at || jumps {
+            let lost = replay.next.min(head.number)..head.number;
+            gaps.push(Damage { offset: at as u64, bytes: (found - at) as u64, lost });
+        }
+        match head.kind {
+            Kind::Payload => {
+                replay.records.push((head.number, payload.to_vec()));
+                replay.next = head.number + 1;
+            }
+            Kind::Closed => replay.next = head.number,
+        }
+        durable = durable.max(head.durable);
+        numbers_known = true;
+        at = found + head.next;
     }
-    replay.records.push((head.number, payload.to_vec()));
-    replay.next = next;
-    Some(at + head.next)
+    durable
 }
 
-/// The next whole frame after `at` whose number is not below `least`: where, and its number. What lies within a frame
-/// whose head is good is not looked at: a payload may hold anything, frames too.
-fn search(log: &[u8], at: usize, least: u64) -> Option<(usize, u64)> {
-    let step = log.get(at..).and_then(frame::head).map_or(ALIGNMENT, |head| head.next);
-    let start = at.saturating_add(step);
-    (start..log.len()).step_by(ALIGNMENT).find_map(|at| {
-        let bytes = &log[at..];
-        let head = frame::head(bytes)?;
-        frame::payload(bytes, &head)?;
-        (head.number >= least && head.number < u64::MAX).then_some((at, head.number))
-    })
+/// The first whole frame from `at` on whose number is not below `least`: where, its head, its payload. What
+/// lies within a frame whose head is good is not looked at: a payload may hold anything, frames too.
+fn next_whole(log: &[u8], at: usize, least: u64) -> Option<(usize, Head, &[u8])> {
+    let mut at = at;
+    while let Some(bytes) = log.get(at..) {
+        if bytes.len() < FRAME_BYTES {
+            return None;
+        }
+        let head = frame::head(bytes);
+        let step = head.as_ref().map_or(ALIGNMENT, |head| head.next);
+        let numbered = head.filter(|head| head.number >= least && head.number < u64::MAX);
+        if let Some(head) = numbered
+            && let Some(payload) = frame::payload(bytes, &head)
+        {
+            return Some((at, head, payload));
+        }
+        at = at.checked_add(step)?;
+    }
+    None
 }

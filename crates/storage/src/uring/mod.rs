@@ -1,8 +1,8 @@
 //! NVMe: files read past the page cache, many at once, through io_uring.
 //!
-//! A mapped file makes every read a page fault: one at a time, the thread waiting. Here a thread hands the kernel a whole
-//! batch with one call, works while the reads fly, and gets each where it will be used, in a buffer that the kernel knows
-//! already. Nothing but the reader's own buffers holds memory.
+//! A mapped file makes every read a page fault: one at a time, the thread waiting. Here a thread hands the
+//! kernel a whole batch with one call, works while the reads fly, and gets each where it will be used, in a
+//! buffer that the kernel knows already. Nothing but the reader's own buffers holds memory.
 
 mod reader;
 mod ring;
@@ -38,7 +38,8 @@ impl UringMedium {
     /// Files in `directory`, which is made where it is missing.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy where the system does not allow io_uring, otherwise what the file system says.
+    /// `Unimplemented` with a remedy where the system does not allow io_uring, otherwise what the file system
+    /// says.
     pub fn new(directory: PathBuf) -> Result<UringMedium> {
         ring::probe()?;
         Ok(UringMedium { directory: Directory::new(directory)?, refusal: OnceLock::new() })
@@ -67,8 +68,8 @@ impl UringMedium {
         File::open(path).map_err(fail)
     }
 
-    /// Some file systems open a file with O_DIRECT and refuse to read it: gives the refusal. Other failures are left to
-    /// the reads that meet them.
+    /// Some file systems open a file with O_DIRECT and refuse to read it: gives the refusal. Other failures
+    /// are left to the reads that meet them.
     fn try_direct(file: &File) -> Result<Option<std::io::Error>> {
         let mut buffer = Buffer::new(PAGE_BYTES)?;
         let read = file.read_at(buffer.as_mut_slice(), 0);

@@ -103,8 +103,8 @@ impl UringReader {
         };
         let start = self.address(index)?;
         let (_, ring) = self.ring.as_mut().ok_or_else(gone)?;
-        // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <= read_bytes_max`, nobody looks
-        // at them until the completion is reaped, and the buffer stays until no read flies.
+        // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <= read_bytes_max`,
+        // nobody looks at them until the completion is reaped, and the buffer stays until no read flies.
         unsafe {
             let address = start.add(slot.done);
             // At most BUFFER_BYTES_MAX.
@@ -127,7 +127,8 @@ impl UringReader {
     fn enter(&mut self, wait: usize) -> Result<()> {
         let queued = self.queued;
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
-        // Counted as flying even if the call fails: the kernel may have taken some, and the buffer must outlive them.
+        // Counted as flying even if the call fails: the kernel may have taken some, and the buffer must
+        // outlive them.
         self.flying += queued;
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {
@@ -282,9 +283,45 @@ impl Reader for UringReader {
 impl Drop for UringReader {
     fn drop(&mut self) {
         if !self.drain() {
-            // The kernel may still write there: better lost than handed out. The ring goes before the buffer would.
+            // The kernel may still write there: better lost than handed out. The ring goes before the buffer
+            // would.
             tracing::error!("reads were in flight when their reader was dropped; its buffers are lost");
             std::mem::forget(self.buffer.take());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(pages: usize) -> Slot {
+        Slot { bytes: pages * PAGE_BYTES, ..Slot::default() }
+    }
+
+    #[test]
+    fn a_read_that_comes_in_parts_goes_on_from_a_whole_page() {
+        let mut read = slot(4);
+        assert!(judge(&mut read, PAGE_BYTES as i32 + 100).is_none());
+        assert_eq!(read.done, PAGE_BYTES);
+        assert!(judge(&mut read, 2 * PAGE_BYTES as i32).is_none());
+        assert!(matches!(judge(&mut read, PAGE_BYTES as i32), Some(Outcome::Whole)));
+    }
+
+    #[test]
+    fn the_end_of_a_file_is_not_waited_for() {
+        for got in [0, 1, 4095] {
+            assert!(matches!(judge(&mut slot(1), got), Some(Outcome::Ended)));
+        }
+    }
+
+    #[test]
+    fn errors_are_told_and_interruptions_retried_so_often() {
+        assert!(matches!(judge(&mut slot(1), -libc::EIO), Some(Outcome::Failed(libc::EIO))));
+        let mut read = slot(1);
+        let retried = (0..100).take_while(|_| judge(&mut read, -libc::EAGAIN).is_none()).count();
+        assert_eq!(retried, usize::from(RETRIES_MAX));
+        assert!(matches!(judge(&mut read, -libc::EAGAIN), Some(Outcome::Failed(libc::EAGAIN))));
+        assert!(matches!(judge(&mut read, PAGE_BYTES as i32), Some(Outcome::Whole)));
     }
 }

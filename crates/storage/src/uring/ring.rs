@@ -10,7 +10,8 @@ use io_uring::{IoUring, opcode, types};
 use crate::buffer::Buffer;
 use crate::table::FILES_MAX;
 
-/// IORING_ENTER_GETEVENTS of `linux/io_uring.h`: run what has completed, even if there is nothing to wait for.
+/// IORING_ENTER_GETEVENTS of `linux/io_uring.h`: run what has completed, even if there is nothing to wait
+/// for.
 const ENTER_GETEVENTS: u32 = 1;
 
 /// Where a read comes from.
@@ -37,8 +38,8 @@ pub(super) fn probe() -> Result<()> {
     build(8).map(drop)
 }
 
-/// The best ring there is: completions are run by this thread when it asks for them, and by nothing else (kernel 6.1);
-/// else without interrupting it (5.19); else any.
+/// The best ring there is: completions are run by this thread when it asks for them, and by nothing else
+/// (kernel 6.1); else without interrupting it (5.19); else any.
 fn build(entries: u32) -> Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()
@@ -91,7 +92,8 @@ impl Ring {
     /// Queues a read. There must be room: a ring is as deep as its reader.
     ///
     /// # Safety
-    /// `address` must have `bytes` bytes within the ring's buffer that stay untouched until the completion is reaped.
+    /// `address` must have `bytes` bytes within the ring's buffer that stay untouched until the completion is
+    /// reaped.
     pub(super) unsafe fn push(
         &mut self,
         source: Source,
@@ -115,13 +117,14 @@ impl Ring {
                 opcode::Read::new(Fd(descriptor), address, bytes).offset(offset).build()
             }
         };
-        // SAFETY: the caller keeps the buffer's part valid; the descriptor's file is held by the reader's table.
+        // SAFETY: the caller keeps the buffer's part valid; the descriptor's file is held by the reader's
+        // table.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(user_data)) };
         pushed.map_err(|_| Error::internal("the ring is full although its reader has room"))
     }
 
-    /// Submits what is queued and, with `wait`, sleeps until so many completions are there. Without anything to do it
-    /// makes no call.
+    /// Submits what is queued and, with `wait`, sleeps until so many completions are there. Without anything
+    /// to do it makes no call.
     pub(super) fn enter(&mut self, queued: usize, wait: usize) -> io::Result<()> {
         if queued == 0 && wait == 0 {
             let submission = self.ring.submission();

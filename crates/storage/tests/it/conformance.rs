@@ -187,15 +187,15 @@ fn a_reader_reads_many_files_and_forgets_them() {
         let mut reader = medium.reader(ReaderOptions { depth: 100, read_bytes_max: PAGE }).unwrap();
         // More files than are registered at once, all under way together, and then others in their places.
         for round in 0..3_u64 {
-            let files: Vec<Arc<dyn Sealed>> = (0..90)
+            let files: Vec<Arc<dyn Sealed>> = (0..70)
                 .map(|index| {
                     let name = format!("{round}-{index}");
-                    write(&**medium, &name, &pattern(PAGE, round * 100 + index));
+                    medium.create(&name).unwrap().append(&pattern(PAGE, round * 100 + index)).unwrap();
                     let file = medium.open(&name).unwrap();
                     medium.remove(&name).unwrap();
                     file
                 })
-                .take(if medium.kind() == storage::MediumKind::Dram { 20 } else { 90 })
+                .take(if medium.kind() == storage::MediumKind::Dram { 20 } else { 70 })
                 .collect();
             for (tag, file) in files.iter().enumerate() {
                 reader.submit(Read { file, offset: 0, bytes: PAGE, tag: tag as u64 }).unwrap();
@@ -255,7 +255,7 @@ proptest! {
     ) {
         let bytes = pattern(43 * PAGE, seed);
         on_every_medium(|medium| {
-            write(&**medium, "f", &bytes);
+            medium.create("f").unwrap().append(&bytes).unwrap();
             let file = medium.open("f").unwrap();
             let mut reader = medium.reader(OPTIONS).unwrap();
             let mut under_way = BTreeMap::new();

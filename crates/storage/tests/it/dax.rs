@@ -33,8 +33,8 @@ fn dax_is_refused_where_the_file_system_has_none() {
     assert!(std::fs::read_dir(directory.path()).unwrap().all(|entry| entry.unwrap().file_name() == "f"));
 }
 
-/// Every moment of a file's life, every image of memory at that moment: the length is one that was committed or is being
-/// committed, it is not below the last that was acknowledged, and all bytes up to it are right.
+/// Every moment of a file's life, every image of memory at that moment: the length is one that was committed
+/// or is being committed, it is not below the last that was acknowledged, and all bytes up to it are right.
 #[test]
 fn a_length_is_never_ahead_of_its_bytes() {
     let directory = TempDir::new().unwrap();
@@ -108,8 +108,8 @@ fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
     }
 }
 
-/// The enumeration finds what it is there to find: without a fence between bytes and length, some image has the length
-/// and not the bytes.
+/// The enumeration finds what it is there to find: without a fence between bytes and length, some image has
+/// the length and not the bytes.
 #[test]
 fn a_missing_fence_is_found() {
     let store = |offset: u64, bytes: &[u8]| Event::Stored(1, offset, bytes.to_vec());

@@ -54,8 +54,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_page_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), sum in any::<bool>(),
-                                        length in 0_usize..3 * PAGE) {
+    fn any_bytes_are_a_page_or_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..200), sum in any::<bool>(), length in 0_usize..3 * PAGE,
+    ) {
         let mut page = bytes;
         page.resize(length, 0);
         // With a checksum that is right, the parser is what stands between the bytes and the reader.
@@ -85,7 +86,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_superblock_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..5000), sum in any::<bool>()) {
+    fn any_bytes_are_a_superblock_or_an_error(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..5000), sum in any::<bool>(),
+    ) {
         if sum && bytes.len() >= PAGE {
             bytes[..8].copy_from_slice(b"MPSEGMNT");
             bytes[8..16].copy_from_slice(&[1, 0, 0, 0, 4, 3, 2, 1]);

@@ -66,7 +66,7 @@ fn what_was_committed_comes_back_on_every_medium() {
 
 #[test]
 fn limits_are_kept() {
-    let medium = volatile();
+    let medium: Arc<dyn Medium> = Arc::new(Void);
     let (log, _) = Log::open(&medium, "log").unwrap();
     let kind = |outcome: Result<u64>| outcome.err().map(|error| error.kind());
     assert_eq!(kind(log.append(&vec![0; PAYLOAD_BYTES_MAX + 1])), Some(ErrorKind::InvalidArgument));
@@ -139,7 +139,39 @@ fn a_payload_that_looks_like_a_log_is_a_payload() {
     let (_, replay, _) = open_bytes(&bytes);
     let numbers: Vec<u64> = replay.records.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, [1, 3]);
-    assert_eq!((replay.damaged.len(), replay.damaged[0].lost.clone()), (1, 2..3));
+    assert_eq!((replay.holes.len(), replay.holes[0].lost.clone()), (1, 2..3));
+}
+
+/// The same bytes lost are damage where a later frame says that they were durable, and a hole where none
+/// does.
+#[test]
+fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
+    for (commits, durable) in [(vec![1, 4], false), (vec![2, 4], true), (vec![1, 2, 3, 4], true)] {
+        let medium = volatile();
+        let (log, _) = Log::open(&medium, "log").unwrap();
+        for number in 1..=4 {
+            log.append(&[number as u8; 40]).unwrap();
+            if commits.contains(&number) {
+                log.commit(number).unwrap();
+            }
+        }
+        let mut bytes = medium.load("log").unwrap();
+        let second = HEADER + 72;
+        bytes[second..second + 72].fill(0);
+        let (log, replay, medium) = open_bytes(&bytes);
+        let numbers: Vec<u64> = replay.records.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, [1, 3, 4]);
+        let (lost, none) =
+            if durable { (&replay.damaged, &replay.holes) } else { (&replay.holes, &replay.damaged) };
+        assert_eq!((lost.len(), none.len()), (1, 0));
+        assert_eq!((lost[0].offset, lost[0].bytes, lost[0].lost.clone()), (second as u64, 72, 2..3));
+        // A hole is closed by the opening; damage stays what it is, for whoever looks into it.
+        log.commit(log.append(b"more").unwrap()).unwrap();
+        drop(log);
+        let (_, again) = Log::open(&medium, "log").unwrap();
+        assert_eq!((again.damaged.len(), again.holes.len()), (usize::from(durable), 0));
+        assert_eq!(again.records.len(), 4);
+    }
 }
 
 proptest! {
@@ -147,8 +179,10 @@ proptest! {
 
     /// Damage costs the frames it touches and no other, except that what it leaves of the end may be cut.
     #[test]
-    fn damage_costs_what_it_touches(count in 1_u64..12, place in any::<prop::sample::Index>(),
-                                    bytes in prop::collection::vec(any::<u8>(), 1..40), zeros in any::<bool>()) {
+    fn damage_costs_what_it_touches(
+        count in 1_u64..12, place in any::<prop::sample::Index>(),
+        bytes in prop::collection::vec(any::<u8>(), 1..40), zeros in any::<bool>(),
+    ) {
         let whole = log_of(count);
         let mut starts = vec![HEADER];
         for number in 1..=count {
@@ -173,7 +207,8 @@ proptest! {
                 // Only the zeros behind a payload may differ.
                 prop_assert_eq!(bytes, &payload(number));
             } else {
-                let told = replay.damaged.iter().any(|damage| damage.lost.contains(&number));
+                let mut told = replay.damaged.iter().chain(&replay.holes);
+                let told = told.any(|damage| damage.lost.contains(&number));
                 prop_assert!(told || replay.torn_tail.is_some());
             }
         }
@@ -184,12 +219,64 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_log(bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0)], 0..600), frames in any::<bool>()) {
+    fn any_bytes_are_a_log(
+        bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0)], 0..600), frames in any::<bool>(),
+    ) {
         let mut log = if frames { log_of(2) } else { Vec::new() };
         log.extend_from_slice(&bytes);
         let (log, replay, _) = open_bytes(&log);
         prop_assert!(!frames || replay.records.len() >= 2);
         log.commit(log.append(b"x").unwrap()).unwrap();
+    }
+}
+
+/// A medium that keeps lengths and no bytes.
+#[derive(Debug)]
+struct Void;
+
+struct VoidWriter(u64);
+
+impl Writer for VoidWriter {
+    fn bytes(&self) -> u64 {
+        self.0
+    }
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.0 = self.0.max(offset + bytes.len() as u64);
+        Ok(())
+    }
+    fn truncate(&mut self, bytes: u64) -> Result<()> {
+        self.0 = bytes;
+        Ok(())
+    }
+    fn persist(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Medium for Void {
+    fn kind(&self) -> MediumKind {
+        MediumKind::Dram
+    }
+    fn create(&self, _: &str) -> Result<Box<dyn Writer>> {
+        Ok(Box::new(VoidWriter(0)))
+    }
+    fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
+        Err(base::Error::not_found(name))
+    }
+    fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
+        Err(base::Error::not_found(name))
+    }
+    fn remove(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        Ok(Vec::new())
+    }
+    fn persist_names(&self) -> Result<()> {
+        Ok(())
+    }
+    fn reader(&self, _: ReaderOptions) -> Result<Box<dyn Reader>> {
+        Err(base::Error::unimplemented("nothing to read"))
     }
 }
 
@@ -344,4 +431,45 @@ fn a_full_medium_ends_the_log_until_it_is_opened_again() {
     assert_eq!(replay.records, [(1, vec![1; 300])]);
     assert!(replay.torn_tail.is_some());
     log.commit(log.append(b"x").unwrap()).unwrap();
+}
+
+#[test]
+fn a_failed_write_ends_the_log_and_loses_nothing_acknowledged() {
+    // The header is the first write.
+    for write_error_at in 2..6 {
+        let plan = FaultPlan { write_error_at: Some(write_error_at), ..FaultPlan::default() };
+        let inner = volatile();
+        let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(inner.clone(), plan).unwrap());
+        let (log, _) = Log::open(&medium, "log").unwrap();
+        let acknowledged = (1..=5)
+            .take_while(|&number| log.append(&payload(number)).and_then(|number| log.commit(number)).is_ok());
+        let acknowledged = acknowledged.count() as u64;
+        assert_eq!(acknowledged, write_error_at - 2);
+        assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+        let (_, replay) = Log::open(&inner, "log").unwrap();
+        assert_eq!(replay.records.len() as u64, acknowledged);
+    }
+}
+
+/// The bytes of format version 1, as they were written when it was decided on.
+#[test]
+fn the_layout_is_what_the_document_says() {
+    let medium = volatile();
+    let (log, _) = Log::open_from(&medium, "log", 7).unwrap();
+    log.commit(log.append(b"abc").unwrap()).unwrap();
+    log.commit(log.append(b"").unwrap()).unwrap();
+    let bytes = medium.load("log").unwrap();
+    assert_eq!(&bytes[..24], b"MPLOG\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
+    assert_eq!(bytes[60..64], crc32c::crc32c(&bytes[..60]).to_le_bytes());
+    assert_eq!(&bytes[64..80], b"mpfr\x03\0\0\0\x07\0\0\0\0\0\0\0");
+    assert_eq!(bytes[80..84], crc32c::crc32c(b"abc").to_le_bytes());
+    assert_eq!(bytes[84..92], 7_u64.to_le_bytes());
+    assert_eq!(bytes[92..96], crc32c::crc32c(&bytes[64..92]).to_le_bytes());
+    assert_eq!(&bytes[96..104], b"abc\0\0\0\0\0");
+    // The second was written when the first was durable.
+    assert_eq!(
+        (&bytes[104..108], &bytes[112..120], &bytes[124..132]),
+        (&b"mpfr"[..], &[8, 0, 0, 0, 0, 0, 0, 0][..], &[8, 0, 0, 0, 0, 0, 0, 0][..])
+    );
+    assert_eq!(bytes.len(), 136);
 }

@@ -111,8 +111,8 @@ fn a_failed_flip_is_not_tried_again() {
 proptest! {
     #[test]
     fn any_damage_gives_a_list_that_was_published_or_an_error(
-        file in 0_usize..3, place in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 1..100),
-        cut in any::<bool>(),
+        file in 0_usize..3, place in any::<prop::sample::Index>(),
+        bytes in prop::collection::vec(any::<u8>(), 1..100), cut in any::<bool>(),
     ) {
         let medium = published(4);
         let name = names(&*medium)[file].clone();
@@ -139,4 +139,25 @@ proptest! {
         crate::write(&*medium, "list-0000000000000007", &list);
         prop_assert!(Manifest::open(&medium).is_err());
     }
+}
+
+/// The bytes of format version 1, as they were written when it was decided on.
+#[test]
+fn the_layout_is_what_the_document_says() {
+    let medium = volatile();
+    Manifest::open(&medium).unwrap().0.publish(b"abc").unwrap();
+    let slots = medium.load("manifest").unwrap();
+    assert_eq!(slots.len(), 2 * PAGE);
+    assert!(slots[..PAGE].iter().all(|&byte| byte == 0));
+    let slot = &slots[PAGE..];
+    assert_eq!(&slot[..16], b"MPMANIF\0\x01\0\0\0\0\0\0\0");
+    assert_eq!(slot[16..32], [1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+    // BLAKE3 of "abc", from its reference implementation.
+    assert_eq!(slot[32..40], [0x64, 0x37, 0xb3, 0xac, 0x38, 0x46, 0x51, 0x33]);
+    assert_eq!(slot[4092..], crc32c::crc32c(&slot[..4092]).to_le_bytes());
+    let list = medium.load("list-0000000000000001").unwrap();
+    assert_eq!(&list[..12], b"MPLIST\0\0\x01\0\0\0");
+    assert_eq!(list[16..32], slot[16..32]);
+    assert_eq!(list[32..60], slot[32..60]);
+    assert_eq!(&list[60..], b"\0\0\0\0abc");
 }
