@@ -80,6 +80,12 @@ $(CACHE)/recognisers/ready: $(RECOGNISER_SOURCES) $(CACHE)/audio/clips/ready .ve
 		--templates recognisers --to $(CACHE)/recognisers --parts $(CACHE)/audio/parts
 	@touch $@
 
+# The vector engines that `bench vectors` compares with.
+$(CACHE)/peers/ready: bench/peers/requirements.txt | system
+	$(call say,Python environment of the vector engines to compare with: $(CACHE)/peers)
+	@scripts/make_venv.sh $(CACHE)/peers $(PYTHON) bench/peers/requirements.txt
+	@touch $@
+
 # ---- what people call
 
 .PHONY: build
@@ -145,6 +151,17 @@ bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, t
 	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
 	$(MILLPOND) bench batch --json $(CACHE)/bench/batch.json
 	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
+
+.PHONY: peers
+peers: $(CACHE)/peers/ready ## the vector engines that bench vectors compares with (about 1 GB)
+
+.PHONY: bench-search
+bench-search: build peers ## image search: tiers, matching, vectors beside their peers, crashes; made data, JSON in .cache/bench
+	@mkdir -p $(CACHE)/bench
+	$(MILLPOND) bench tiers --json $(CACHE)/bench/tiers.json
+	$(MILLPOND) bench match --json $(CACHE)/bench/match.json
+	$(MILLPOND) bench vectors --json $(CACHE)/bench/vectors.json
+	$(MILLPOND) bench crash --json $(CACHE)/bench/crash.json
 
 .PHONY: bench-audio
 bench-audio: build recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them

@@ -58,5 +58,18 @@ rm -rf "$dir/turned" && "$millpond" publish .cache/models/ch_ppocr_mobile_v2.0_c
 check "$dir/tune.json" "report['found_qps'] > 0 and report['found']['mode'] in ('sync', 'async') and len(report['points']) > 3"
 grep -q '^\[schedule\]' "$dir/turned/millpond.toml" && grep -q '<svg' "$dir/tune.html" && echo "ok: tune wrote its settings and its page"
 
+"$millpond" bench tiers --records 20000 --queries 20 --rounds 1 --json "$dir/tiers.json"
+check "$dir/tiers.json" "report['us_per_candidate'] > 0 and {'nvme', 'mmap', 'pmem'} <= set(report['arms'])"
+check "$dir/tiers.json" "all(cell[key] > 0 for cell in report['arms']['nvme']['cache'].values() for key in ('throughput_ratio', 'p50_ratio', 'p99_ratio', 'rss_mb'))"
+
+"$millpond" bench match --json "$dir/match.json"
+check "$dir/match.json" "0 <= report['pooled']['fnmr_pct'] <= 100 and report['us_per_match'] > 0 and report['databases']"
+
+"$millpond" bench vectors --json "$dir/vectors.json"
+check "$dir/vectors.json" "report['dims'] > 0 and report['at95']['millpond_qps'] > 0 and report['curves']"
+
+"$millpond" bench crash --kills 5 --json "$dir/crash.json"
+check "$dir/crash.json" "report['kills'] == 5 and report['acknowledged'] > 0 and report['lost'] == report['corrupt'] == 0"
+
 MILLPOND_DEMO_SECONDS=5 "$millpond" demo --assets .cache/demo --models .cache/models --bytes 32MiB --http-port 0 --grpc-port 0
 echo "ok: demo"

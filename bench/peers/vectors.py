@@ -22,7 +22,9 @@ import time
 
 K = 10
 RECALL_ENOUGH = 0.9965
-SECONDS_OF_A_SWEEP_MAX = 60
+SWEEP_SECONDS_MAX = 60
+# A sweep ends where two further settings brought less than this.
+RECALL_STEP = 0.001
 MISSING = 3
 
 
@@ -64,7 +66,7 @@ def faiss_ivfpq(base, threads):
             return lambda query: index.search(query[None], K)[1][0]
 
         probes = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
-        for factor in (8, 16):
+        for factor in (8, 16) if dims < 256 else (8, 16, 32):
             yield f"PQ{dims // width} refine {factor * K}", built, [(probe, factor) for probe in probes], search
 
 
@@ -85,21 +87,19 @@ def faiss_hnsw(base, threads):
             index.hnsw.efSearch = setting
             return lambda query: index.search(query[None], K)[1][0]
 
-        yield f"links {links}", built, [16, 24, 32, 48, 64, 96, 128, 192, 256], search
+        yield f"links {links}", built, [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512], search
 
 
 def scann(base, threads):
     """Clusters, anisotropic 4-bit codes in registers, reordered with the vectors themselves."""
     import scann as library
 
-    rows = len(base)
-    leaves = int(2 * math.sqrt(rows))
-    for refine in (30, 60, 120):
-        started = time.monotonic()
-        builder = library.scann_ops_pybind.builder(base, K, "squared_l2").set_n_training_threads(threads)
-        builder = builder.tree(leaves, 16, training_sample_size=min(rows, 250_000))
-        index = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(refine).build()
-        built = time.monotonic() - started
+    rows, started = len(base), time.monotonic()
+    builder = library.scann_ops_pybind.builder(base, K, "squared_l2").set_n_training_threads(threads)
+    builder = builder.tree(int(2 * math.sqrt(rows)), 16, training_sample_size=min(rows, 250_000))
+    index = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(120).build()
+    built = time.monotonic() - started
+    for refine in (30, 60, 120, 250):
 
         def search(setting):
             return lambda query: index.search(
@@ -124,7 +124,7 @@ def scalable_vs(base, threads):
             index.search_window_size = setting
             return lambda query: index.search(query[None], K)[0][0]
 
-        yield f"degree {degree}", built, [10, 12, 16, 20, 24, 32, 48, 64, 96, 128], search
+        yield f"degree {degree}", built, [10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512], search
 
 
 def usearch(base, threads):
@@ -141,7 +141,7 @@ def usearch(base, threads):
         index.expansion_search = setting
         return lambda query: index.search(query, K, threads=1).keys
 
-    yield "links 16", built, [16, 24, 32, 48, 64, 96, 128, 192, 256], search
+    yield "links 16", built, [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512], search
 
 
 def qdrant_edge(base, threads):
@@ -176,7 +176,7 @@ def qdrant_edge(base, threads):
 
         return one
 
-    yield "links 16", built, [16, 24, 32, 48, 64, 96, 128, 192, 256], search
+    yield "links 16", built, [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512], search
     shard.close()
     directory.cleanup()
 
@@ -224,12 +224,14 @@ def sweep(arguments, base, query, truth):
         build_seconds[variant] = built
         print(f"{arguments.engine} {variant}: built in {built:.1f} s", file=sys.stderr, flush=True)
         pin({arguments.core} if arguments.core is not None else every_core)
-        started = time.monotonic()
+        started, seen = time.monotonic(), []
         for setting in settings:
             point = measure(search(setting), query, truth, arguments.seconds)
             points.append({"setting": f"{variant}, {setting}", **point})
             print(f"  {setting}: recall {point['recall']:.4f}, {point['qps']:.0f}/s", file=sys.stderr, flush=True)
-            if point["recall"] > RECALL_ENOUGH or time.monotonic() - started > SECONDS_OF_A_SWEEP_MAX:
+            seen.append(point["recall"])
+            risen = len(seen) < 3 or seen[-1] > seen[-3] + RECALL_STEP
+            if not risen or seen[-1] > RECALL_ENOUGH or time.monotonic() - started > SWEEP_SECONDS_MAX:
                 break
         pin(every_core)
     # Variants may share one build.

@@ -11,6 +11,8 @@ from reference import segments
 from test_truth import assert_same
 
 LEAVING_MAX_S = 30
+# Silence that a client may keep is 10 s; a recording's last windows wait 1 s for company.
+SILENCE_MAX_S = 8
 
 
 def test_recognisers_are_listed(server):
@@ -56,6 +58,29 @@ def test_results_come_while_the_upload_still_runs(server, recogniser):
     upload.send(recording[sent:])
     upload.end()
     assert b'"error"' not in upload.read_until(b'"type":"summary"')
+    upload.close()
+
+
+@pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "sounds", "notes"])
+def test_an_upload_that_stops_half_way_gets_the_labels_of_what_it_sent(server, recogniser):
+    recording = wave_bytes(speech(60))
+    half = recording[: len(recording) // 2]
+    # All that certainly has ended: what begins so late may go on in the other half.
+    whole = lines(post(server.url, recogniser, recording))
+    sent_s = (len(half) - 44) / 2 / RATE_HZ
+    wanted = [span for span in whole.spans() if span[1] < sent_s - 3]
+    assert len(wanted) > 3, whole.spans()
+    upload = Upload(server.http, f"/v1/audio/{recogniser}")
+    upload.send(half)
+    deadline = time.monotonic() + SILENCE_MAX_S
+    while upload.received.count(b'"type":"label"') < len(wanted) and time.monotonic() < deadline:
+        upload.read_now(0.1)
+    got = upload.received.count(b'"type":"label"')
+    assert got >= len(wanted), f"{got} of {len(wanted)} labels: {upload.received[-2000:]}"
+    upload.send(recording[len(half) :])
+    upload.end()
+    assert b'"error"' not in upload.read_until(b'"type":"summary"')
+    assert upload.received.count(b'"type":"label"') == len(whole.labels)
     upload.close()
 
 

@@ -6,7 +6,7 @@
 //! [`speakers`] keeps enrolled voices, [`mod@write`] prints labels in the formats of the field.
 //!
 //! No model runs here: the pipeline is handed a [`Model`], a function from tensors to tensors, by whoever has one.
-//! Nothing here opens a socket or starts more threads than the caller's.
+//! Nothing here opens a socket, and [`pipeline`] starts one thread for each recording, which reads it.
 
 pub mod decode;
 pub mod features;

@@ -1,21 +1,25 @@
 //! A recording through a recogniser: decode, mix and resample, features, windows, runs of the model, labels.
 //!
-//! Everything happens on the calling thread but the model's runs, of which a bounded number is under way. Their answers
-//! are put back in order, so labels depend neither on how fast a run is nor on how the recording came in. Nothing here
-//! grows with the recording: windows wait only for the runs that are next (or, for models with a state, for the pieces
-//! that run side by side), and labels only until none that starts earlier can come.
+//! A thread of its own reads, decodes and computes features ([`feed`]), a bounded way ahead; everything else happens on the
+//! calling thread but the model's runs, of which a bounded number is under way. So labels leave when their runs have ended,
+//! even while an upload has fallen silent. Answers are put back in order, so labels depend neither on how fast a run is nor
+//! on how the recording came in. Nothing here grows with the recording: windows wait only for the runs that are next (or,
+//! for models with a state, for the pieces that run side by side), and labels only until none that starts earlier can come.
 //!
 //! What goes wrong at one place is a fault of the summary, not the end: a frame that cannot be decoded, a run that
 //! fails. Only when several runs fail one after the other is the last error returned.
 
 mod batch;
+mod feed;
 mod group;
 mod order;
+mod piece;
+mod plan;
 mod runs;
 mod source;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -25,14 +29,18 @@ use crate::post::{Frames, Post, UnitMean, mean_of_units};
 use crate::recogniser::{Fit, Kind, Recogniser};
 use crate::speakers::Speakers;
 use crate::{Fault, Label, Model};
+use feed::Feed;
 use order::Order;
-use runs::{Outcome, Runs};
+use piece::Outcome;
+use runs::Runs;
 use source::{Facts, Source};
 
 /// Progress is told at least so often while windows come in.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// And after so many seconds of the recording.
 const PROGRESS_SECONDS: f64 = 60.0;
+/// How often a wait looks whether to stop.
+const STOP_EVERY: Duration = Duration::from_millis(100);
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -43,13 +51,17 @@ pub struct Options {
     pub embeddings: bool,
     /// Whom to look for, for recognisers of voices.
     pub speakers: Option<Speakers>,
-    /// Set it to stop: [`recognise`] then ends with `Cancelled` within a second, as far as the input does not block.
+    /// Set it to stop: [`recognise`] then ends with `Cancelled` within a second, even while a read of the input blocks.
     pub stop: Arc<AtomicBool>,
+    /// What the thread is called that reads and decodes. It has ended when [`recognise`] returns a summary; after an error
+    /// it ends, and drops the input, as soon as the read that it may be in returns.
+    pub reader: String,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { in_flight: 4, embeddings: false, speakers: None, stop: Arc::default() }
+        let reader = "audio-in".to_owned();
+        Options { in_flight: 4, embeddings: false, speakers: None, stop: Arc::default(), reader }
     }
 }
 
@@ -162,24 +174,39 @@ fn drive(
 ) -> Result<Ending> {
     let fit = Fit::new(recogniser, model.signature())?;
     let at_hand = matches!(input, Input::File(_));
-    let mut source = Source::open(input, hint, recogniser)?;
-    let seconds = source.format().seconds.filter(|_| at_hand);
+    let feed = Feed::open(input, hint, recogniser, options)?;
+    let seconds = feed.format().seconds.filter(|_| at_hand);
     let mut runs = Runs::new(recogniser, fit, model, options, seconds)?;
-    taker.opened(source.format())?;
+    let mut source = Source::new(recogniser);
+    taker.opened(feed.format())?;
     loop {
-        let more = source.step(&mut |window, facts| {
-            runs.push(window, facts, &mut |outcome| deliver(recogniser, taker, outcome))
-        })?;
-        for fault in source.take_faults() {
+        let step = runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, taker, outcome))?;
+        let mut step = step.unwrap_or_else(|| Err(feed::broken_off()))?;
+        for fault in step.faults.drain(..) {
             taker.fault(fault)?;
         }
-        runs.check_stop()?;
-        if !more {
+        source.cut(&step, &mut |window, facts| {
+            runs.push(window, facts, &mut |outcome| deliver(recogniser, taker, outcome))
+        })?;
+        check_stop(&options.stop)?;
+        if step.last {
             break;
         }
     }
+    feed.close();
     runs.finish(&mut |outcome| deliver(recogniser, taker, outcome))?;
     Ok(Ending { samples: source.samples(), rate: recogniser.rate, windows: source.windows() })
+}
+
+/// Fails once a stop is wanted.
+///
+/// # Errors
+/// `Cancelled`.
+fn check_stop(stop: &AtomicBool) -> Result<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => Err(Error::cancelled("stopped before the end of the recording")),
+        false => Ok(()),
+    }
 }
 
 /// Hands the windows of one run on, or says what was lost with it.

@@ -6,11 +6,15 @@ use base::ErrorKind;
 use bench::BenchEnv;
 use bench::audio::AudioArgs;
 use bench::batch::BatchArgs;
+use bench::crash::CrashArgs;
 use bench::demo::DemoArgs;
+use bench::fingerprints::MatchArgs;
 use bench::load::LoadArgs;
 use bench::overhead::OverheadArgs;
 use bench::overload::OverloadArgs;
 use bench::swap::SwapArgs;
+use bench::vectors::VectorsArgs;
+use bench::tiers::TiersArgs;
 use clap::{Args, Subcommand};
 
 use crate::environment;
@@ -33,7 +37,11 @@ enum What {
     Overhead(OverheadArgs),
     Batch(BatchArgs),
     Overload(OverloadArgs),
+    Tiers(TiersArgs),
     Audio(AudioArgs),
+    Crash(CrashArgs),
+    Match(MatchArgs),
+    Vectors(VectorsArgs),
 }
 
 /// `millpond demo`.
@@ -69,7 +77,11 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         What::Overhead(args) => bench::overhead::run(args, &env),
         What::Batch(args) => bench::batch::run(args, &env),
         What::Overload(args) => bench::overload::run(args, &env),
+        What::Tiers(args) => bench::tiers::run(args, &env),
         What::Audio(args) => bench::audio::run(args, &env),
+        What::Crash(args) => bench::crash::run(args, &env),
+        What::Vectors(args) => bench::vectors::run(args, &env),
+        What::Match(args) => bench::fingerprints::run(args, &env),
     };
     finished(result)
 }

@@ -35,7 +35,10 @@ pub fn dot_many(query: &[f32], rows: &[bf16], out: &mut [f32]) {
 /// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is widened once for four queries.
 /// Panics where the lengths do not fit.
 pub fn dot_block(queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
-    assert!(dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims), "not whole vectors");
+    assert!(
+        dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
+        "not whole vectors"
+    );
     let (query_count, row_count) = (queries.len() / dims, rows.len() / dims);
     assert_eq!(out.len(), query_count * row_count, "products do not fill the output");
     #[cfg(target_arch = "x86_64")]
@@ -107,7 +110,8 @@ mod avx2 {
             for (query, sums) in sums.iter_mut().enumerate() {
                 for half in 0..2 {
                     // SAFETY: eight values from there are inside the query, which is as long as the row.
-                    let value = unsafe { _mm256_loadu_ps(queries.as_ptr().add(query * dims + at + 8 * half)) };
+                    let value =
+                        unsafe { _mm256_loadu_ps(queries.as_ptr().add(query * dims + at + 8 * half)) };
                     sums[half] = _mm256_fmadd_ps(value, wide[half], sums[half]);
                 }
             }

@@ -19,11 +19,7 @@ pub fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES])
 }
 
 /// Differing bits of one descriptor and each of `others`. Panics where `out` has another length than `others`.
-pub fn hamming256_many(
-    one: &[u8; DESCRIPTOR_BYTES],
-    others: &[[u8; DESCRIPTOR_BYTES]],
-    out: &mut [u16],
-) {
+pub fn hamming256_many(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_BYTES]], out: &mut [u16]) {
     assert_eq!(others.len(), out.len(), "one distance for each descriptor");
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("popcnt") {

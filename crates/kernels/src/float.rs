@@ -156,7 +156,11 @@ impl Panels {
     /// # Panics
     /// Where the points are not whole, or `products` has not one place for each pair.
     pub fn products(&self, points: &[f32], products: &mut [f32]) {
-        assert_eq!(points.len() / self.dims * self.count, products.len(), "products that do not fit their places");
+        assert_eq!(
+            points.len() / self.dims * self.count,
+            products.len(),
+            "products that do not fit their places"
+        );
         self.tiles(points, |row, column, tile| {
             let width = COLUMNS.min(self.count - column);
             products[row * self.count + column..][..width].copy_from_slice(&tile[..width]);
@@ -251,8 +255,7 @@ mod wide {
         let whole = a.len() / LANES * LANES;
         // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
         let body = two_sums(whole, |sums, at| unsafe {
-            let gap =
-                _mm256_sub_ps(_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(b.as_ptr().add(at)));
+            let gap = _mm256_sub_ps(_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(b.as_ptr().add(at)));
             _mm256_fmadd_ps(gap, gap, sums)
         });
         body + super::l2_scalar(&a[whole..], &b[whole..])
@@ -287,11 +290,7 @@ mod wide {
         let whole = codes.len() / LANES * LANES;
         // SAFETY: `two_sums` gives offsets with LANES codes left, and `scaled` is as long.
         let body = two_sums(whole, |sums, at| unsafe {
-            _mm256_fmadd_ps(
-                _mm256_loadu_ps(scaled.as_ptr().add(at)),
-                numbers(codes.as_ptr().add(at)),
-                sums,
-            )
+            _mm256_fmadd_ps(_mm256_loadu_ps(scaled.as_ptr().add(at)), numbers(codes.as_ptr().add(at)), sums)
         });
         body + super::dot_bytes_scalar(&scaled[whole..], &codes[whole..])
     }

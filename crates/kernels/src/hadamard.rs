@@ -38,8 +38,26 @@ fn transform_any(values: &mut [f32]) {
 
 #[inline(always)]
 fn transform_eight(v: [f32; 8]) -> [f32; 8] {
-    let v = [v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3], v[4] + v[5], v[4] - v[5], v[6] + v[7], v[6] - v[7]];
-    let v = [v[0] + v[2], v[1] + v[3], v[0] - v[2], v[1] - v[3], v[4] + v[6], v[5] + v[7], v[4] - v[6], v[5] - v[7]];
+    let v = [
+        v[0] + v[1],
+        v[0] - v[1],
+        v[2] + v[3],
+        v[2] - v[3],
+        v[4] + v[5],
+        v[4] - v[5],
+        v[6] + v[7],
+        v[6] - v[7],
+    ];
+    let v = [
+        v[0] + v[2],
+        v[1] + v[3],
+        v[0] - v[2],
+        v[1] - v[3],
+        v[4] + v[6],
+        v[5] + v[7],
+        v[4] - v[6],
+        v[5] - v[7],
+    ];
     [v[0] + v[4], v[1] + v[5], v[2] + v[6], v[3] + v[7], v[0] - v[4], v[1] - v[5], v[2] - v[6], v[3] - v[7]]
 }
 
@@ -57,7 +75,9 @@ mod tests {
     /// The matrix by its definition: the sign is the parity of the bits that row and column share.
     fn naive(values: &[f32]) -> Vec<f32> {
         let scale = 1.0 / (values.len() as f32).sqrt();
-        let sign = |row: usize, column: usize| if (row & column).count_ones().is_multiple_of(2) { scale } else { -scale };
+        let sign = |row: usize, column: usize| {
+            if (row & column).count_ones().is_multiple_of(2) { scale } else { -scale }
+        };
         (0..values.len())
             .map(|row| values.iter().enumerate().map(|(column, value)| value * sign(row, column)).sum())
             .collect()

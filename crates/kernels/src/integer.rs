@@ -46,7 +46,10 @@ pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
 /// tile that fits into the cache is read at the speed of arithmetic rather than of memory. Panics where the lengths do
 /// not fit.
 pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
-    assert!(dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims), "not whole vectors");
+    assert!(
+        dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
+        "not whole vectors"
+    );
     let (query_count, row_count) = (queries.len() / dims, rows.len() / dims);
     assert_eq!(out.len(), query_count * row_count, "products do not fill the output");
     let mut start = 0;

@@ -89,7 +89,8 @@ impl Table {
 
     fn fill_scalar(&mut self, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let books = books.chunks_exact(VALUES * part_dims);
-        for ((costs, book), query) in self.costs.chunks_exact_mut(VALUES).zip(books).zip(query.chunks(part_dims))
+        for ((costs, book), query) in
+            self.costs.chunks_exact_mut(VALUES).zip(books).zip(query.chunks(part_dims))
         {
             for (value, column) in query.iter().zip(book.chunks_exact(VALUES)) {
                 for (cost, entry) in costs.iter_mut().zip(column) {
@@ -238,7 +239,8 @@ mod wide {
                 let low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(costs.as_ptr()), scale));
                 let high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(costs.as_ptr().add(8)), scale));
                 let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
-                let packed = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+                let packed =
+                    _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
                 _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed);
             }
         }
@@ -317,7 +319,8 @@ mod wide {
                 _mm256_storeu_ps(costs.as_mut_ptr().add(8 * quarter), cost);
                 cost
             };
-            mask |= (_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(cost, threshold)) as u32) << (8 * quarter);
+            mask |=
+                (_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(cost, threshold)) as u32) << (8 * quarter);
         }
         mask
     }

@@ -89,7 +89,13 @@ pub struct Gate {
 
 /// Scans one block: writes the lower bounds of its vectors and returns which of them (bit `i` for vector `i`) are below
 /// the gate's limit. Panics where the lengths do not fit.
-pub fn scan(table: &Table, codes: &[u8], factors: &[f32; FACTORS], gate: &Gate, bounds: &mut [f32; BLOCK]) -> u32 {
+pub fn scan(
+    table: &Table,
+    codes: &[u8],
+    factors: &[f32; FACTORS],
+    gate: &Gate,
+    bounds: &mut [f32; BLOCK],
+) -> u32 {
     assert_eq!(table.entries.len(), codes.len(), "a block of other dimensions");
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::avx2() {
@@ -107,7 +113,10 @@ pub const fn nibble_bytes(dims: usize) -> usize {
 /// Writes values of 0 to 15 as a four-bit code: in each 32 bytes the lower halves are 32 dimensions, the upper halves
 /// the next 32.
 pub fn pack_nibbles(values: &[u8], code: &mut [u8]) {
-    assert!(values.len().is_multiple_of(DIMS_STEP) && code.len() == nibble_bytes(values.len()), "unsuitable dimensions");
+    assert!(
+        values.len().is_multiple_of(DIMS_STEP) && code.len() == nibble_bytes(values.len()),
+        "unsuitable dimensions"
+    );
     for (values, code) in values.chunks_exact(64).zip(code.chunks_exact_mut(32)) {
         for at in 0..32 {
             code[at] = values[at] & 15 | values[at + 32] << 4;
@@ -162,7 +171,8 @@ mod scalar {
         let product = |value: u8, query: i8| i32::from(value) * i32::from(query);
         chunks
             .flat_map(|(code, query)| {
-                (0..32).map(move |at| product(code[at] & 15, query[at]) + product(code[at] >> 4, query[at + 32]))
+                (0..32)
+                    .map(move |at| product(code[at] & 15, query[at]) + product(code[at] >> 4, query[at + 32]))
             })
             .sum()
     }
@@ -207,9 +217,8 @@ mod avx2 {
             wide[3] = _mm256_add_epi16(wide[3], _mm256_srli_epi16(second, 8));
         }
         // The two lanes hold the two groups of each pair.
-        let folded = wide.map(|sum| {
-            _mm_add_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1))
-        });
+        let folded =
+            wide.map(|sum| _mm_add_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1)));
         [
             _mm_unpacklo_epi16(folded[0], folded[1]),
             _mm_unpackhi_epi16(folded[0], folded[1]),

@@ -120,8 +120,8 @@ impl TopK {
 fn key(cost: f32, row: u32) -> u64 {
     // Adding zero turns -0 into 0, so that the two are equal here as well.
     let bits = (cost + 0.0).to_bits();
-    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    u64::from(ordered) << 32 | u64::from(row)
+    let ordered = if bits >> 31 == 1 { !bits } else { bits | (1 << 31) };
+    (u64::from(ordered) << 32) | u64::from(row)
 }
 
 #[inline]

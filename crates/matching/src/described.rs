@@ -7,6 +7,8 @@
 //! edges agree on; the pairs with the most such edges are the roots, and from each a pairing grows along edges that
 //! agree with its scale and turn.
 
+use std::cmp::Reverse;
+
 use kernels::binary::hamming256_many;
 use kernels::graph::NEAREST;
 
@@ -112,25 +114,28 @@ impl Desk {
         self.nearest.clear();
         self.nearest.resize(probe.descriptors.len(), (u16::MAX, 0));
         self.distances.resize(probe.descriptors.len(), 0);
-        let mut forward = [(u16::MAX, 0_u8); VERTICES_MAX];
+        let mut forward = [None; VERTICES_MAX];
         for (index, (descriptor, forward)) in record.descriptors.iter().zip(&mut forward).enumerate() {
             hamming256_many(descriptor, probe.descriptors, &mut self.distances);
-            let mut least = (u16::MAX, 0_u8);
-            for (other, (&bits, nearest)) in self.distances.iter().zip(&mut self.nearest).enumerate() {
+            let least = self.distances.iter().fold(u16::MAX, |least, &bits| least.min(bits));
+            // Most points have no partner at all; one that is too far from everything is nobody's either.
+            if u32::from(least) > bits_max {
+                continue;
+            }
+            for (&bits, nearest) in self.distances.iter().zip(&mut self.nearest) {
                 // Strictly less: of equal ones the lower index stays.
-                if bits < least.0 {
-                    least = (bits, other as u8);
-                }
                 if bits < nearest.0 {
                     *nearest = (bits, index as u8);
                 }
             }
-            *forward = least;
+            *forward = self.distances.iter().position(|&bits| bits == least);
         }
-        for (index, &(bits, other)) in forward.iter().enumerate().take(record.descriptors.len()) {
-            let mutual = self.nearest.get(usize::from(other)).is_some_and(|nearest| usize::from(nearest.1) == index);
-            if mutual && u32::from(bits) <= bits_max {
-                self.tentative.push(Tentative { pair: Pair { probe: other, record: index as u8 }, bits });
+        for (index, other) in forward.into_iter().enumerate() {
+            let Some(other) = other else { continue };
+            let (bits, back) = self.nearest[other];
+            if usize::from(back) == index {
+                let pair = Pair { probe: other as u8, record: index as u8 };
+                self.tentative.push(Tentative { pair, bits });
             }
         }
     }
@@ -167,13 +172,14 @@ impl Desk {
             }
         }
         // Stable: equal ones stay in their order.
-        self.roots.sort_by(|a, b| b.votes.cmp(&a.votes));
+        self.roots.sort_by_key(|root| Reverse(root.votes));
         self.roots.truncate(PHOTO_ROOTS_MAX);
     }
 
     /// Grows a pairing from `root` into `self.pairs`.
     fn grow(&mut self, root: Root, bits_max: u32) -> Evidence {
-        let turned = |at: usize| turn(self.points[at].direction).wrapping_sub(turn(self.others[at].direction));
+        let turned =
+            |at: usize| turn(self.points[at].direction).wrapping_sub(turn(self.others[at].direction));
         let about = turned(usize::from(root.tentative));
         let mut evidence = Evidence { described: true, ..Evidence::default() };
         self.taken.clear();
@@ -220,7 +226,8 @@ impl Link {
         }
         let scale = u32::from(record.length) * SCALE_ONE / u32::from(probe.length);
         let scale = if (SCALE_MIN..=SCALE_MAX).contains(&scale) { scale } else { 0 };
-        let angle_error = (u32::from(start) + u32::from(end)) * ERROR_SCALE / (2 * u32::from(ANGLE_ERROR_MAX));
+        let angle_error =
+            (u32::from(start) + u32::from(end)) * ERROR_SCALE / (2 * u32::from(ANGLE_ERROR_MAX));
         Link { to, scale, angle_error }
     }
 }

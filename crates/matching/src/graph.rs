@@ -97,7 +97,8 @@ pub(crate) struct View<'a> {
 impl<'a> View<'a> {
     /// Checks the version and that the length is exactly that of what the header announces.
     pub(crate) fn open(record: &'a [u8]) -> Result<View<'a>> {
-        let Some((&[version, flags, n0, n1, w0, w1, h0, h1], body)) = record.split_first_chunk::<HEADER_BYTES>()
+        let Some((&[version, flags, n0, n1, w0, w1, h0, h1], body)) =
+            record.split_first_chunk::<HEADER_BYTES>()
         else {
             return Err(Error::data_loss(format!("a graph record of {} bytes has no header", record.len())));
         };

@@ -78,10 +78,17 @@ impl Pairing {
                 .wrapping_sub(turn(record.vertices[usize::from(j)].direction))
         };
         let about = turned(root.probe, root.record);
-        let mut next =
-            Some(Waiting { error: 0, probe: root.probe, record: root.record, length_error: 0, angle_error: 0 });
+        let mut next = Some(Waiting {
+            error: 0,
+            probe: root.probe,
+            record: root.record,
+            length_error: 0,
+            angle_error: 0,
+        });
         while let Some(pair) = next {
-            if self.both_alone(pair.probe, pair.record) && apart(turned(pair.probe, pair.record), about) <= TURN_ERROR_MAX {
+            if self.both_alone(pair.probe, pair.record)
+                && apart(turned(pair.probe, pair.record), about) <= TURN_ERROR_MAX
+            {
                 self.accept(pair, probe, record);
                 self.look_around(pair.probe, pair.record, probe, record);
             }

@@ -29,7 +29,9 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     let mut input = Input { bytes, at: 0 };
     let magic = input.take(MAGIC.len())?;
     if magic != MAGIC {
-        return Err(Error::invalid("not an ISO/IEC 19794-2:2005 template: it does not begin with \"FMR\", version 20"));
+        return Err(Error::invalid(
+            "not an ISO/IEC 19794-2:2005 template: it does not begin with \"FMR\", version 20",
+        ));
     }
     let length = input.number(4)?;
     if length as usize != bytes.len() {
@@ -52,7 +54,10 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
         graphs.push(Graph { width: size.0, height: size.1, vertices, descriptors: Vec::new() });
     }
     if input.at != bytes.len() {
-        return Err(Error::invalid(format!("a template has {} bytes behind its last view", bytes.len() - input.at)));
+        return Err(Error::invalid(format!(
+            "a template has {} bytes behind its last view",
+            bytes.len() - input.at
+        )));
     }
     Ok(graphs)
 }
@@ -78,7 +83,11 @@ fn view(input: &mut Input<'_>, across: u32, down: u32) -> Result<Vec<Vertex>> {
 
 /// `pixels` of an image with `resolution` pixels per centimetre, at 500 dots per inch.
 fn scaled(pixels: u32, resolution: u32) -> u32 {
-    if resolution == PER_CENTIMETRE { pixels } else { (pixels * PER_CENTIMETRE + resolution / 2) / resolution }
+    if resolution == PER_CENTIMETRE {
+        pixels
+    } else {
+        (pixels * PER_CENTIMETRE + resolution / 2) / resolution
+    }
 }
 
 /// The template of one graph: one view, 500 dots per inch, no extended data.
@@ -131,7 +140,10 @@ struct Input<'a> {
 impl<'a> Input<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..count)).ok_or_else(|| {
-            Error::invalid(format!("a template ends after {} bytes, in the middle of a field", self.bytes.len()))
+            Error::invalid(format!(
+                "a template ends after {} bytes, in the middle of a field",
+                self.bytes.len()
+            ))
         })?;
         self.at += count;
         Ok(taken)

@@ -20,10 +20,12 @@ pub mod iso;
 mod matcher;
 mod overlap;
 mod probe;
+#[cfg(test)]
+mod reference;
 mod roots;
 mod star;
-mod tuning;
 pub mod synthetic;
+mod tuning;
 
 pub use evidence::Evidence;
 pub use graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};

@@ -7,8 +7,9 @@ use crate::evidence::Evidence;
 use crate::graph::Vertex;
 use crate::matcher::Pair;
 
-/// How far outside of the outline a point may lie, in pixels.
-const MARGIN: f32 = 6.0;
+/// How far outside of the outline a point may lie, in pixels; not a whole number, so that rounding decides nothing
+/// about points on the outline of an image laid over itself.
+const MARGIN: f32 = 6.4;
 
 /// The extent of points across, down and along both diagonals.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,9 +23,9 @@ impl Outline {
         let mut outline = Outline { low: [f32::MAX; 4], high: [f32::MIN; 4] };
         for vertex in vertices {
             let along = directions(f32::from(vertex.x), f32::from(vertex.y));
-            for axis in 0..4 {
-                outline.low[axis] = outline.low[axis].min(along[axis] - MARGIN);
-                outline.high[axis] = outline.high[axis].max(along[axis] + MARGIN);
+            for ((low, high), along) in outline.low.iter_mut().zip(&mut outline.high).zip(along) {
+                *low = low.min(along - MARGIN);
+                *high = high.max(along + MARGIN);
             }
         }
         outline
@@ -32,7 +33,9 @@ impl Outline {
 
     fn contains(&self, x: f32, y: f32) -> bool {
         let along = directions(x, y);
-        (0..4).fold(true, |inside, axis| inside & (along[axis] >= self.low[axis]) & (along[axis] <= self.high[axis]))
+        (0..4).fold(true, |inside, axis| {
+            inside & (along[axis] >= self.low[axis]) & (along[axis] <= self.high[axis])
+        })
     }
 }
 

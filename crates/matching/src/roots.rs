@@ -4,6 +4,8 @@
 //! alike, one of each graph, vote for the pair of vertices they start at; edges that vote for the same pair agree on
 //! how the images lie. The pairs with the most votes are grown first, and few of them suffice.
 
+use std::cmp::Reverse;
+
 use crate::probe::Cells;
 use crate::star::{Star, places};
 use crate::tuning::{ROOTS_MAX, VOTES_MIN};
@@ -48,7 +50,7 @@ pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
     }
     gather(rest, eights.len() * 8, probes, roots);
     // Stable: equal ones stay in the order of their vertices.
-    roots.sort_by(|a, b| b.votes.cmp(&a.votes));
+    roots.sort_by_key(|root| Reverse(root.votes));
     roots.truncate(ROOTS_MAX);
 }
 

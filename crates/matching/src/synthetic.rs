@@ -1,6 +1,6 @@
 //! Graphs made up for tests and benches, with the statistics of real ones.
 //!
-//! Fingerprints: 25 to 50 minutiae in an ellipse of 250 by 350 pixels, no two nearer than a ridge period (9 pixels),
+//! Fingerprints: 25 to 50 minutiae in an ellipse of 200 by 280 pixels, no two nearer than a ridge period (9 pixels),
 //! directions following a field that turns slowly across the finger. Photographs: 256 points, in clusters as corners
 //! are, with random descriptors. A distorted copy is what another impression of the same thing is: turned, shifted,
 //! bent, jittered, with points lost and false ones added, and some descriptor bits flipped.
@@ -23,7 +23,7 @@ pub fn fingerprint(seed: u64) -> Graph {
     for _ in 0..count {
         if let Some((x, y)) = free_place(&mut random, &graph.vertices, |random| {
             let (angle, radius) = (random.unit() * std::f32::consts::TAU, random.unit().sqrt());
-            (150.0 + 125.0 * radius * angle.cos(), 200.0 + 175.0 * radius * angle.sin())
+            (150.0 + 100.0 * radius * angle.cos(), 200.0 + 140.0 * radius * angle.sin())
         }) {
             // A minutia points along its ridge, one way or the other.
             let direction = field.ridge(x, y) + if random.below(2) == 0 { 0.0 } else { 0.5 };
@@ -40,8 +40,7 @@ pub fn photo(seed: u64) -> Graph {
     let mut random = Random::new(seed, 2);
     let mut graph = Graph { width: PHOTO_SIZE.0, height: PHOTO_SIZE.1, ..Graph::default() };
     let (width, height) = (f32::from(PHOTO_SIZE.0), f32::from(PHOTO_SIZE.1));
-    let centres: Vec<(f32, f32)> =
-        (0..12).map(|_| (random.unit() * width, random.unit() * height)).collect();
+    let centres: Vec<(f32, f32)> = (0..12).map(|_| (random.unit() * width, random.unit() * height)).collect();
     while graph.vertices.len() < VERTICES_MAX {
         let centre = centres[random.below(centres.len())];
         let (x, y) = (centre.0 + 60.0 * random.normal(), centre.1 + 60.0 * random.normal());
@@ -60,23 +59,25 @@ pub fn distorted(graph: &Graph, seed: u64) -> Graph {
     let angle = if described { 0.25 } else { 0.12 } * random.normal();
     let scale = if described { (0.2 * random.normal()).clamp(-0.6, 0.6).exp() } else { 1.0 };
     let (sin, cos) = angle.sin_cos();
+    // Some impressions are good and some are poor.
+    let poor = random.unit();
     let (width, height) = (f32::from(graph.width), f32::from(graph.height));
-    let shift = (0.06 * width * random.normal(), 0.06 * height * random.normal());
+    let shift = (0.12 * width * random.normal(), 0.12 * height * random.normal());
+    let (jitter, turning, losses) = (0.4 + 1.6 * poor, 0.006 + 0.014 * poor, 0.05 + 0.35 * poor);
     let bend = (0.00008 * random.normal(), 0.00008 * random.normal());
     let mut out = Graph { width: graph.width, height: graph.height, ..Graph::default() };
     for (index, from) in graph.vertices.iter().enumerate() {
-        let (lost, dx, dy, turned) =
-            (random.unit(), random.normal(), random.normal(), random.normal());
+        let (lost, dx, dy, turned) = (random.unit(), random.normal(), random.normal(), random.normal());
         let (x, y) = (f32::from(from.x) - width / 2.0, f32::from(from.y) - height / 2.0);
         let (bx, by) = (x + bend.0 * x * y, y + bend.1 * x * x);
         // Rows count downwards and angles turn counter-clockwise as seen.
         let (tx, ty) = (cos * bx + sin * by, cos * by - sin * bx);
-        let x = scale * tx + width / 2.0 + shift.0 + 1.2 * dx;
-        let y = scale * ty + height / 2.0 + shift.1 + 1.2 * dy;
-        if lost < 0.22 || x < 0.0 || y < 0.0 || x >= width || y >= height {
+        let x = scale * tx + width / 2.0 + shift.0 + jitter * dx;
+        let y = scale * ty + height / 2.0 + shift.1 + jitter * dy;
+        if lost < losses || x < 0.0 || y < 0.0 || x >= width || y >= height {
             continue;
         }
-        let direction = from.direction.wrapping_add(steps(angle / std::f32::consts::TAU + 0.011 * turned));
+        let direction = from.direction.wrapping_add(steps(angle / std::f32::consts::TAU + turning * turned));
         let kind = if random.below(8) == 0 && !described { 3 - from.kind.clamp(1, 2) } else { from.kind };
         out.vertices.push(vertex(x, y, direction, kind));
         if let Some(descriptor) = graph.descriptors.get(index) {

@@ -16,7 +16,8 @@ pub(crate) const VOTES_MIN: u8 = 2;
 pub(crate) const PHOTO_ROOTS_MAX: usize = 6;
 
 // The worth of each piece of evidence: a logistic regression of "the same finger" on it, over the pairs of FVC2002's
-// training sets DB1_B and DB2_B, its coefficients times ten.
+// DB1_B and DB2_B, its coefficients times ten. That is little data, so it was also fitted on either alone: what is
+// missed of the other at a false match rate of 0.1 % then grows by less than a point.
 /// A pair of vertices.
 pub(crate) const PAIR: f32 = 13.0;
 /// That its vertices are of one kind.

@@ -36,7 +36,12 @@ pub struct BudgetStats {
 impl Budget {
     /// A budget of `limit` bytes, all free.
     pub fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget { limit, used: AtomicU64::new(0), peak: AtomicU64::new(0), refused: AtomicU64::new(0) })
+        Arc::new(Budget {
+            limit,
+            used: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
     }
 
     /// Takes `bytes` for `what` ("a merge of 3 segments"), which the error names.

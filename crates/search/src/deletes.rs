@@ -146,7 +146,8 @@ impl DeletesFile {
     /// The file's bytes: a header page, a page per chunk, pages of ids.
     pub fn encode(&self) -> Vec<u8> {
         let chunks = self.deletes.chunks.len();
-        let mut out = Vec::with_capacity((1 + chunks + self.waiting.len().div_ceil(CHUNK_WORDS)) * PAGE_BYTES);
+        let mut out =
+            Vec::with_capacity((1 + chunks + self.waiting.len().div_ceil(CHUNK_WORDS)) * PAGE_BYTES);
         let mut header = [0; PAGE_BYTES];
         header[8..16].copy_from_slice(&MAGIC);
         header[16..20].copy_from_slice(&VERSION.to_le_bytes());
@@ -178,7 +179,8 @@ impl DeletesFile {
     /// `DataLoss` where the header or ids are damaged, or it is another segment's; then nobody can say what is gone.
     pub fn decode(bytes: &[u8], segment: [u8; 16], rows: u32) -> Result<(DeletesFile, Vec<u32>)> {
         let header = page(bytes, 0, 0)?;
-        let field = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let field =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         if header[8..16] != MAGIC {
             return Err(Error::data_loss("deletes: not such a file"));
         }

@@ -1,8 +1,13 @@
 //! Image search in two stages: a coarse filter over embeddings, then exact matching of keypoint graphs that are read
 //! from whichever medium holds them.
 
+pub mod budget;
 pub mod coarse;
+pub mod collection;
+pub mod deletes;
 pub mod filter;
+pub mod ingest;
 pub mod rerank;
+pub mod segment;
 
 pub use rerank::Scorer;

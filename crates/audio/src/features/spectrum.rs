@@ -65,8 +65,9 @@ impl Spectrum {
     pub(super) fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
         self.held.extend(samples.iter().map(|sample| sample * self.scale));
         if !self.begun {
-            // A reflection needs the samples that it reflects.
-            if self.pad == Pad::Reflect && self.held.len() <= self.margin() {
+            // A reflection needs the samples that it reflects, and nothing has no padding either.
+            let needed = if self.pad == Pad::Reflect { self.margin() } else { 0 };
+            if self.held.len() <= needed {
                 return;
             }
             self.begin();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Error, NamedTensor, Result, Shape, Tensor};
 use bytes::Bytes;
 
-use super::runs::Chunk;
+use super::piece::Chunk;
 use super::source::Facts;
 use crate::recogniser::Fit;
 use crate::{Model, Pending};
@@ -92,11 +92,18 @@ fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedT
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
     fn lanes_go_in_and_come_out_again() {
-        let chunk = |values: &[f32]| Chunk { first: 0, facts: Vec::new(), values: values.to_vec() };
+        let chunk = |values: &[f32]| Chunk {
+            since: Instant::now(),
+            first: 0,
+            facts: Vec::new(),
+            values: values.to_vec(),
+        };
         let chunks = [(4, chunk(&[1.0, 1.5, 2.0, 2.5])), (6, chunk(&[5.0, 5.5]))];
         let values = side_by_side(&chunks, 4, 2, 2);
         let expected = [1.0, 1.5, 0.0, 0.0, 5.0, 5.5, 0.0, 0.0, 2.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];

@@ -10,7 +10,8 @@
 //!
 //! A window of a lead-in goes to two pieces, and counts in the earlier one. Only the earliest piece's answers leave at
 //! once; those of the others, which are small, wait. A window waits in memory until its run starts, and pieces are
-//! opened only as far ahead as runs may be under way.
+//! opened only as far ahead as runs may be under way. Where windows come so slowly that a run does not fill up, it starts
+//! short after a second, if that makes no difference to the model.
 //!
 //! A model whose state is inside may take several pieces in the lanes of one batch: a small model's run costs about the same
 //! for eight windows as for one. Pieces that share a batch are a [`Group`]; otherwise a group is one piece. Lanes need all
@@ -18,16 +19,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
 use base::{Error, NamedTensor, Result};
-use crossbeam_channel::{Select, TryRecvError};
+use crossbeam_channel::{Receiver, Select, TryRecvError};
 
-use super::Options;
-use super::batch::{self, Answer};
+use super::batch;
 use super::group::{Group, Member, lane_of, side_by_side};
+use super::piece::{Chunk, Outcome, Piece};
+use super::plan::Plan;
 use super::source::Facts;
+use super::{Options, STOP_EVERY, check_stop};
 use crate::Model;
 use crate::recogniser::{Fit, Recogniser};
 use crate::segment::Window;
@@ -36,35 +38,9 @@ use crate::segment::Window;
 const IN_FLIGHT_MAX: usize = 256;
 /// Runs that may fail one after the other before the last error ends the work.
 const FAILURES_MAX: u32 = 8;
-/// How often a wait looks whether to stop.
-const STOP_EVERY: Duration = Duration::from_millis(100);
-
-/// What became of one run: the windows that count of it.
-pub(super) struct Outcome {
-    /// The first of them.
-    pub(super) first: u64,
-    pub(super) facts: Vec<Facts>,
-    pub(super) answer: Result<Answer>,
-}
 
 /// Takes what became of runs, in the order of their windows.
 type Deliver<'a> = &'a mut dyn FnMut(Outcome) -> Result<()>;
-
-/// How a recording is cut, in windows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Plan {
-    /// From one piece to the next.
-    length: u64,
-    lead_in: u64,
-    /// Of one run at most.
-    run: usize,
-    /// Runs always have so many, the last ones filled up with zeros.
-    fill: Option<usize>,
-    /// Each group is a stream of the model.
-    stream: bool,
-    /// Pieces of a group.
-    lanes: usize,
-}
 
 /// Runs under way and windows that wait for theirs.
 pub(super) struct Runs {
@@ -87,70 +63,6 @@ pub(super) struct Runs {
     failures: u32,
     succeeded: bool,
     error: Option<Error>,
-}
-
-/// Windows that run one after the other.
-struct Piece {
-    number: u64,
-    /// Its first window, the first that counts, and the one after its last.
-    first: u64,
-    keep: u64,
-    end: u64,
-    /// The next that it waits for.
-    next: u64,
-    chunks: VecDeque<Chunk>,
-    running: bool,
-    done: VecDeque<Outcome>,
-}
-
-/// The windows of one run.
-pub(super) struct Chunk {
-    pub(super) first: u64,
-    pub(super) facts: Vec<Facts>,
-    pub(super) values: Vec<f32>,
-}
-
-impl Plan {
-    /// `pieces_max`: as many as can be at hand together.
-    fn new(recogniser: &Recogniser, fit: &Fit, stateful: bool, pieces_max: u64) -> Result<Plan> {
-        let Recogniser { batch, sequence, pieces, .. } = recogniser;
-        let whole = (pieces.length + pieces.lead_in) as usize;
-        let (length, lead_in) = (pieces.length, pieces.lead_in);
-        let refuse = |what: &str| Error::invalid(format!("recogniser \"{}\": {what}", recogniser.name));
-        if *sequence && stateful {
-            return Err(refuse("a model that keeps a state inside cannot be run as a sequence"));
-        }
-        let stream = stateful || (!sequence && !fit.carried.is_empty());
-        if stream || *sequence {
-            recogniser.may_wait(whole)?;
-        }
-        if stream {
-            let large =
-                |constant: &&NamedTensor| constant.tensor.shape().first().is_some_and(|size| *size > 1);
-            if let Some(constant) = fit.constants.iter().find(large) {
-                let what = format!("\"{}\" cannot have an axis 0 above one beside a state", constant.name);
-                return Err(refuse(&what));
-            }
-            if fit.items.is_some_and(|items| items > 1) {
-                return Err(refuse("a model with a state must take one window at a time"));
-            }
-            let lanes = match fit.items.is_none() && fit.carried.is_empty() {
-                true => (pieces.lanes as u64).min(pieces_max).max(1) as usize,
-                false => 1,
-            };
-            recogniser.may_wait(whole * lanes)?;
-            return Ok(Plan { length, lead_in, run: *batch, fill: None, stream: true, lanes });
-        }
-        if *sequence {
-            let run = fit.items.unwrap_or(if fit.carried.is_empty() { whole } else { *batch });
-            if fit.carried.is_empty() && run < whole {
-                return Err(refuse(&format!("pieces of {whole} windows do not fit the {run} of the model")));
-            }
-            return Ok(Plan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1 });
-        }
-        let run = fit.items.unwrap_or(*batch);
-        Ok(Plan { length: run as u64, lead_in: 0, run, fill: fit.items, stream: false, lanes: 1 })
-    }
 }
 
 impl Runs {
@@ -191,6 +103,9 @@ impl Runs {
     /// `Cancelled`; the last run's error when too many failed; those of `deliver`.
     pub(super) fn push(&mut self, window: Window<'_>, facts: Facts, deliver: Deliver<'_>) -> Result<()> {
         let Plan { length, lead_in, run, .. } = self.plan;
+        while self.waiting() >= self.waiting_max() && self.is_running() {
+            self.wait(deliver)?;
+        }
         while window.index + lead_in >= self.next * length {
             while self.open.len() >= self.open_max() {
                 self.wait(deliver)?;
@@ -204,6 +119,23 @@ impl Runs {
         }
         self.pushed = window.index + 1;
         self.pump(deliver)
+    }
+
+    /// Whether a run is under way.
+    fn is_running(&self) -> bool {
+        self.groups.iter().any(|group| group.pending.is_some())
+    }
+
+    /// Windows that wait for their runs.
+    fn waiting(&self) -> u64 {
+        self.open.iter().map(|piece| piece.waiting).sum()
+    }
+
+    /// Windows that may wait while a run is under way: those of the pieces that can run side by side, and what the one after
+    /// them shares with the last. So what runs next is read as fast as what runs now is done with, and not before.
+    fn waiting_max(&self) -> u64 {
+        let Plan { length, lead_in, lanes, .. } = self.plan;
+        (length + lead_in) * (lanes * self.runs_max()) as u64 + lead_in
     }
 
     /// Pieces that may be open: those of one group more than can run, so that its windows are there when a run ends.
@@ -252,24 +184,38 @@ impl Runs {
         }
     }
 
-    /// Fails once a stop is wanted.
+    /// The next of `from`; `None` when nothing more comes. Meanwhile what runs have given is delivered.
     ///
     /// # Errors
-    /// `Cancelled`.
-    pub(super) fn check_stop(&self) -> Result<()> {
-        match self.stop.load(Ordering::Relaxed) {
-            true => Err(Error::cancelled("stopped before the end of the recording")),
-            false => Ok(()),
+    /// `Cancelled`; the last run's error when too many failed; those of `deliver`.
+    pub(super) fn wait_for<T>(&mut self, from: &Receiver<T>, deliver: Deliver<'_>) -> Result<Option<T>> {
+        loop {
+            match from.try_recv() {
+                Ok(next) => return Ok(Some(next)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            self.wait_also(Some(from), deliver)?;
         }
     }
 
     /// Waits until a run has ended, or a moment.
     fn wait(&mut self, deliver: Deliver<'_>) -> Result<()> {
-        self.check_stop()?;
-        let mut select = Select::new();
-        let running = self.groups.iter().filter_map(|group| group.pending.as_ref());
-        if running.map(|pending| select.recv(pending)).count() == 0 {
+        if !self.is_running() {
             return Err(Error::internal("pieces wait and no run is under way"));
+        }
+        self.wait_also(None::<&Receiver<()>>, deliver)
+    }
+
+    /// Waits until a run has ended, or there is something in `also`, or a moment.
+    fn wait_also<T>(&mut self, also: Option<&Receiver<T>>, deliver: Deliver<'_>) -> Result<()> {
+        check_stop(&self.stop)?;
+        let mut select = Select::new();
+        self.groups.iter().filter_map(|group| group.pending.as_ref()).for_each(|pending| {
+            select.recv(pending);
+        });
+        if let Some(also) = also {
+            select.recv(also);
         }
         // A timeout is no error: the caller comes back.
         select.ready_timeout(STOP_EVERY).ok();
@@ -357,7 +303,8 @@ impl Runs {
 
     /// The next windows of all pieces of a group, if they are all there and no run is under way.
     fn take_chunks(&mut self, index: usize) -> Option<Vec<(u64, Chunk)>> {
-        let (lanes, run) = (self.plan.lanes as u64, self.plan.run);
+        let Plan { run, short, .. } = self.plan;
+        let lanes = self.plan.lanes as u64;
         let group = self.groups.get(index)?;
         let pieces = group.number * lanes..(group.number + 1) * lanes;
         // With pieces still to come, the others would run ahead of them.
@@ -365,15 +312,13 @@ impl Runs {
             return None;
         }
         let members = || self.open.iter().filter(|piece| pieces.contains(&piece.number));
-        if members().all(Piece::exhausted) || !members().all(|piece| piece.exhausted() || piece.ready(run)) {
+        if members().all(Piece::exhausted)
+            || !members().all(|piece| piece.exhausted() || piece.ready(run, short))
+        {
             return None;
         }
         let members = self.open.iter_mut().filter(|piece| pieces.contains(&piece.number));
-        let take = |piece: &mut Piece| {
-            let chunk = piece.chunks.pop_front()?;
-            piece.running = true;
-            Some((piece.number, chunk))
-        };
+        let take = |piece: &mut Piece| piece.take().map(|chunk| (piece.number, chunk));
         Some(members.filter_map(take).collect())
     }
 
@@ -432,43 +377,5 @@ impl Runs {
             piece.done.push_back(Outcome { first: first + skip as u64, facts, answer });
         }
         Ok(())
-    }
-}
-
-impl Piece {
-    fn new(number: u64, first: u64, keep: u64, end: u64) -> Piece {
-        let (chunks, done) = (VecDeque::new(), VecDeque::new());
-        Piece { number, first, keep, end, next: first, chunks, running: false, done }
-    }
-
-    /// Takes its next window.
-    fn add(&mut self, window: &Window<'_>, facts: Facts, run: usize) {
-        if self.chunks.back().is_none_or(|chunk| chunk.facts.len() == run) {
-            let left = run.min((self.end - window.index) as usize);
-            let (facts, values) = (Vec::with_capacity(left), Vec::with_capacity(left * window.rows.len()));
-            self.chunks.push_back(Chunk { first: window.index, facts, values });
-        }
-        self.next = window.index + 1;
-        if let Some(chunk) = self.chunks.back_mut() {
-            chunk.facts.push(facts);
-            chunk.values.extend_from_slice(window.rows);
-        }
-    }
-
-    /// Whether the next run's windows are all there.
-    fn ready(&self, run: usize) -> bool {
-        let whole =
-            |chunk: &Chunk| chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end;
-        self.chunks.front().is_some_and(whole)
-    }
-
-    /// Whether none of its windows waits or is still to come.
-    fn exhausted(&self) -> bool {
-        self.next >= self.end && self.chunks.is_empty()
-    }
-
-    /// Whether all of its windows have come and gone.
-    fn is_done(&self) -> bool {
-        self.exhausted() && !self.running && self.done.is_empty()
     }
 }

@@ -1,14 +1,11 @@
-//! A recording as windows of features, one decoded block at a time.
+//! A recording's features as windows, one step of its [`Feed`](super::feed::Feed) at a time.
 
 use std::collections::VecDeque;
 
 use base::Result;
 
-use crate::Fault;
-use crate::decode::{Decoder, Format, Input};
-use crate::features::Features;
+use super::feed::Step;
 use crate::recogniser::{Kind, Recogniser};
-use crate::resample::Mono;
 use crate::segment::{Window, Windows};
 
 /// The level of silence, in dB of full scale.
@@ -26,84 +23,45 @@ pub(super) struct Facts {
 /// Takes a window and what is known of it.
 type Each<'a> = &'a mut dyn FnMut(Window<'_>, Facts) -> Result<()>;
 
-/// Decodes, mixes, resamples, computes features and cuts.
+/// Cuts a recording.
 pub(super) struct Source {
-    decoder: Decoder,
-    format: Format,
-    mono: Mono,
-    features: Features,
     windows: Windows,
     levels: Option<Levels>,
-    samples: Vec<f32>,
-    rows: Vec<f32>,
     count: u64,
     cut: u64,
 }
 
 impl Source {
-    /// Opens a recording.
-    ///
-    /// # Errors
-    /// Those of [`Decoder::open`] and [`Mono::new`].
-    pub(super) fn open(input: Input, hint: Option<&str>, recogniser: &Recogniser) -> Result<Source> {
-        let decoder = Decoder::open(input, hint)?;
-        let format = decoder.format().clone();
-        let features = Features::new(&recogniser.features, recogniser.rate)?;
-        Ok(Source {
-            mono: Mono::new(format.rate, format.channels, recogniser.rate, recogniser.channel)?,
-            windows: Windows::new(recogniser.spec, features.width()),
+    /// For one recording, from its first row on.
+    pub(super) fn new(recogniser: &Recogniser) -> Source {
+        Source {
+            windows: Windows::new(recogniser.spec, recogniser.width),
             levels: (recogniser.kind == Kind::Embeddings).then(|| Levels::new(recogniser)),
-            decoder,
-            format,
-            features,
-            samples: Vec::new(),
-            rows: Vec::new(),
             count: 0,
             cut: 0,
-        })
+        }
     }
 
-    /// What the recording says about itself.
-    pub(super) fn format(&self) -> &Format {
-        &self.format
-    }
-
-    /// Decodes one block and gives every window that is complete with it; false after the last one.
+    /// Gives every window that is complete with `step`.
     ///
     /// # Errors
-    /// Those of [`Decoder::next`] and of `each`.
-    pub(super) fn step(&mut self, each: Each<'_>) -> Result<bool> {
-        self.samples.clear();
-        self.rows.clear();
-        let block = self.decoder.next()?;
-        match &block {
-            Some(block) => self.mono.push(&block.samples, &mut self.samples)?,
-            None => self.mono.finish(&mut self.samples)?,
+    /// Those of `each`.
+    pub(super) fn cut(&mut self, step: &Step, each: Each<'_>) -> Result<()> {
+        self.count += step.count;
+        let Source { windows, levels, cut, .. } = self;
+        if let Some(levels) = levels {
+            levels.samples.extend(&step.samples);
         }
-        self.count += self.samples.len() as u64;
-        if let Some(levels) = &mut self.levels {
-            levels.samples.extend(&self.samples);
-        }
-        self.features.push(&self.samples, &mut self.rows);
-        if block.is_none() {
-            self.features.finish(&mut self.rows);
-        }
-        let Source { windows, levels, cut, rows, .. } = self;
         let mut with_facts = |window: Window<'_>| {
             let level = levels.as_mut().map_or(SILENCE, |levels| levels.of(&window));
             *cut += 1;
             each(window, Facts { real: window.real, level })
         };
-        windows.push(rows, &mut with_facts)?;
-        if block.is_none() {
-            windows.finish(&mut with_facts)?;
+        windows.push(&step.rows, &mut with_facts)?;
+        match step.last {
+            true => windows.finish(&mut with_facts),
+            false => Ok(()),
         }
-        Ok(block.is_some())
-    }
-
-    /// What has been found wrong since the last call.
-    pub(super) fn take_faults(&mut self) -> Vec<Fault> {
-        self.decoder.take_faults()
     }
 
     /// Samples so far, at the recogniser's rate.

@@ -6,3 +6,4 @@ mod fake;
 mod meaning;
 mod pipeline;
 mod signal;
+mod stall;

@@ -131,6 +131,31 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
     }
 }
 
+#[test]
+fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
+    // 400 windows a piece, one run at once: while a piece runs, another may be opened, but not both be there whole.
+    let text = "batch = 8\n[pieces]\nlength = \"12800ms\"\nlead-in = \"320ms\"\n";
+    let (input, read) = upload(&numbered(2000), 4096, Duration::ZERO);
+    let most = Arc::new(AtomicUsize::new(0));
+    let (seen, answered) = (most.clone(), Arc::new(AtomicUsize::new(0)));
+    let stream = move |_: Vec<Carry>, _: usize| {
+        let (read, answered, seen) = (read.clone(), answered.clone(), seen.clone());
+        let run = move |inputs: &[NamedTensor], _: usize| {
+            let count = windows(inputs).len();
+            let done = answered.fetch_add(count, Ordering::SeqCst) * 512;
+            seen.fetch_max((read.load(Ordering::SeqCst) / 4).saturating_sub(done), Ordering::SeqCst);
+            column(vec![0.0; count])
+        };
+        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn Model>)
+    };
+    let fake = energy_detector(Answers::OutOfOrder);
+    let model: Arc<dyn Model> = Arc::new(Fake { stateful: true, stream: Some(Box::new(stream)), ..fake });
+    hear(input, &events(text), &model, &in_flight(1)).unwrap();
+    // A piece with its lead-in, a run, and what the decoder is ahead.
+    let (most, allowed) = (most.load(Ordering::SeqCst), (410 + 8) * 512 + 65_536);
+    assert!(most <= allowed, "{most} samples ahead instead of {allowed}");
+}
+
 /// One step of a model whose state decays: what goes out and comes in as a tensor.
 fn decay(inputs: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     let mut state = inputs.iter().find(|input| &*input.name == "h").unwrap().tensor.to_vec::<f32>()?[0];

@@ -113,6 +113,7 @@ proptest! {
         let file = parse(&text).unwrap();
         let samples = signal(count);
         let whole = rows(&file, &samples, &[]);
+        prop_assert!(rows(&file, &[], &cuts).1.is_empty());
         prop_assert_eq!(&rows(&file, &samples, &cuts), &whole);
         // As many rows as the definition says.
         let padded = if center { count + fft / 2 * 2 } else { count };

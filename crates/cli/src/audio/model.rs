@@ -146,6 +146,7 @@ impl Opened {
         speakers: Option<audio::speakers::Speakers>,
     ) -> audio::pipeline::Options {
         let in_flight = self.local.workers().max(1) * RUNS_PER_THREAD;
-        audio::pipeline::Options { in_flight, embeddings, speakers, stop: self.stop.clone() }
+        let stop = self.stop.clone();
+        audio::pipeline::Options { in_flight, embeddings, speakers, stop, ..Default::default() }
     }
 }

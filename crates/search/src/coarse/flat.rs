@@ -13,7 +13,8 @@ use kernels::{TopK, bfloat, float, integer};
 use super::refine::{as_compared, inverse_length};
 use super::trial::Trial;
 use super::{
-    Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query, section, whole_queries,
+    Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query, section,
+    whole_queries,
 };
 use crate::filter::Filter;
 
@@ -32,7 +33,7 @@ const EXTRA_MIN: usize = 16;
 const CODING: u32 = section::FLAT_FIRST;
 /// The codes, row by row.
 const CODES: u32 = section::FLAT_FIRST + 1;
-/// The scale of each row of bytes (f32).
+/// The scale of each row of bytes (f32); only there where rows are bytes.
 const SCALES: u32 = section::FLAT_FIRST + 2;
 /// The squared length of each row (f32).
 const SQUARES: u32 = section::FLAT_FIRST + 3;
@@ -122,10 +123,14 @@ impl Flat {
                 codes: bytes.iter().map(|byte| (*byte as i8).max(integer::CODE_MIN)).collect(),
                 scales: section::floats(find(SCALES)?, header.rows)?,
             },
-            Some(1) if bytes.len() == 2 * values => {
-                Codes::Bfloat(bytes.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect())
+            Some(1) if bytes.len() == 2 * values => Codes::Bfloat(
+                bytes.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect(),
+            ),
+            _ => {
+                return Err(Error::data_loss(
+                    "the flat index's codes do not fit its header; build the segment again",
+                ));
             }
-            _ => return Err(Error::data_loss("the flat index's codes do not fit its header; build the segment again")),
         };
         let squares = section::floats(find(SQUARES)?, header.rows)?;
         Ok(Flat { metric: header.metric, dims: header.dims, codes, squares, recall: header.recall.clone() })
@@ -167,7 +172,9 @@ impl Flat {
         let count = work.queries.len() / dims;
         work.products.resize(count * rows.len(), 0.0);
         match &self.codes {
-            Codes::Bfloat(codes) => bfloat::dot_block(&work.queries, &codes[values], dims, &mut work.products),
+            Codes::Bfloat(codes) => {
+                bfloat::dot_block(&work.queries, &codes[values], dims, &mut work.products)
+            }
             Codes::Bytes { codes, scales } => {
                 work.integers.resize(count * rows.len(), 0);
                 integer::dot_block(&work.bytes, &codes[values], dims, &mut work.integers);
@@ -209,7 +216,9 @@ impl Flat {
             }
             _ => {
                 let tile = self.tile_rows();
-                (0..rows).step_by(tile).for_each(|start| self.rank(start..rows.min(start + tile), allow, work));
+                (0..rows)
+                    .step_by(tile)
+                    .for_each(|start| self.rank(start..rows.min(start + tile), allow, work));
             }
         }
     }
@@ -230,7 +239,9 @@ impl Flat {
             work.rows.clear();
             work.rows.extend(ranked.map(|(_, row)| row));
             exact.scores(query, &work.rows, &mut work.scores)?;
-            out.extend(work.rows.iter().zip(&work.scores).map(|(row, score)| Hit { row: *row, score: *score }));
+            out.extend(
+                work.rows.iter().zip(&work.scores).map(|(row, score)| Hit { row: *row, score: *score }),
+            );
         } else {
             let own = if self.metric == Metric::L2 { float::dot(query, query) } else { 0.0 };
             out.extend(ranked.map(|(cost, row)| Hit { row, score: -(cost + own) }));
@@ -319,17 +330,20 @@ impl Coarse for Flat {
             rows: self.squares.len(),
             recall: self.recall.clone(),
         };
-        let (coding, codes, scales): (u32, Vec<u8>, &[f32]) = match &self.codes {
-            Codes::Bytes { codes, scales } => (0, codes.iter().map(|code| *code as u8).collect(), scales),
-            Codes::Bfloat(codes) => (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect(), &[]),
+        let (coding, codes): (u32, Vec<u8>) = match &self.codes {
+            Codes::Bytes { codes, .. } => (0, codes.iter().map(|code| *code as u8).collect()),
+            Codes::Bfloat(codes) => (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect()),
         };
-        vec![
+        let mut sections = vec![
             (section::HEADER, header.encode().into()),
             (CODING, coding.to_le_bytes().to_vec().into()),
             (CODES, codes.into()),
-            (SCALES, section::from_floats(scales).into()),
             (SQUARES, section::from_floats(&self.squares).into()),
-        ]
+        ];
+        if let Codes::Bytes { scales, .. } = &self.codes {
+            sections.push((SCALES, section::from_floats(scales).into()));
+        }
+        sections
     }
 
     fn recall(&self) -> Option<Recall> {

@@ -162,7 +162,8 @@ impl Header {
             return Err(wrong("sizes out of range"));
         }
         let points: Vec<u32> = section::words(points, count * POINT_BYTES / 4)?.collect();
-        let points: Vec<RecallPoint> = points.as_chunks::<4>().0.iter().map(RecallPoint::from_words).collect();
+        let points: Vec<RecallPoint> =
+            points.as_chunks::<4>().0.iter().map(RecallPoint::from_words).collect();
         if points.iter().any(|point| !(0.0..=1.0).contains(&point.recall)) {
             return Err(wrong("a recall outside 0 to 1"));
         }

@@ -23,13 +23,15 @@ use super::{
 use crate::filter::Filter;
 
 /// Clusters for each square root of the rows: what makes finding clusters and looking into them cost about the same.
-const CLUSTERS_PER_ROOT: f64 = 3.0;
+const CLUSTERS_PER_ROOT: f64 = 4.5;
 /// Clusters at most.
 const CLUSTERS_MAX: usize = 1 << 17;
 /// Rows a cluster is trained with; more moves the centres by little.
 const TRAINED_PER_CLUSTER: usize = 64;
 /// Up to this many centres are all compared exactly.
 const CENTRES_EXACT_MAX: usize = 64;
+/// How many times as many clusters are looked into where too few rows were found.
+const PROBES_MORE: usize = 4;
 /// Centres that are asked for ahead of their use.
 const CENTRES_AHEAD: usize = 3;
 /// What one row compared by its bytes costs, in rows compared by looked-up sums; measured.
@@ -211,7 +213,9 @@ impl IvfPq {
         let clusters = starts.len().saturating_sub(1);
         let whole = starts.first() == Some(&0) && starts.last() == Some(&(header.rows as u32));
         if !whole || !starts.is_sorted() || clusters > CLUSTERS_MAX {
-            return Err(Error::data_loss("the coarse index's lists do not hold its rows; build the segment again"));
+            return Err(Error::data_loss(
+                "the coarse index's lists do not hold its rows; build the segment again",
+            ));
         }
         let centres = section::floats(find(CENTRES)?, clusters * dims)?;
         let block_starts = block_starts(&starts);
@@ -307,6 +311,33 @@ impl IvfPq {
         }
     }
 
+    /// The rows to rank, into `scratch.rows`: the best `refine` of `probes` clusters, and of more clusters where those
+    /// hold fewer than `wanted` rows that are allowed.
+    fn candidates(
+        &self,
+        wanted: usize,
+        probes: usize,
+        refine: usize,
+        allow: Option<&Filter>,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { ivf, query, rows, .. } = scratch;
+        let mut probes = probes;
+        loop {
+            self.find_clusters(query, probes, ivf);
+            match allow {
+                Some(allow) => self.look_up(query, refine, ivf, |row| allow.contains(row)),
+                None => self.look_up(query, refine, ivf, |_| true),
+            }
+            rows.clear();
+            rows.extend(ivf.top.unsorted().map(|(_, row)| row));
+            if rows.len() >= wanted || probes >= self.clusters() {
+                return;
+            }
+            probes = (probes * PROBES_MORE).min(self.clusters());
+        }
+    }
+
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly where that is another thing.
     fn rank(
         &self,
@@ -374,7 +405,7 @@ impl Coarse for IvfPq {
         out.clear();
         let choice = Choice::resolve(params, self.recall.as_ref(), k, self.clusters());
         let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
-        if k == 0 || allowed == 0 {
+        if k == 0 || allowed == 0 || self.rows() == 0 {
             return Ok(());
         }
         self.prepare(query, scratch);
@@ -385,15 +416,7 @@ impl Coarse for IvfPq {
             Some(allow) if allowed * BYTES_COST <= looked_into || allowed <= refine => {
                 scratch.rows.extend(allow.iter());
             }
-            allow => {
-                let Scratch { ivf, query, rows, .. } = scratch;
-                self.find_clusters(query, probes, ivf);
-                match allow {
-                    Some(allow) => self.look_up(query, refine, ivf, |row| allow.contains(row)),
-                    None => self.look_up(query, refine, ivf, |_| true),
-                }
-                rows.extend(ivf.top.unsorted().map(|(_, row)| row));
-            }
+            allow => self.candidates(k.min(allowed), probes, refine, allow, scratch),
         }
         self.rank(query, k.min(HITS_MAX), exact, scratch, out)
     }

@@ -27,14 +27,14 @@ impl Draw {
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
     }
 
     /// A number below `end`; 0 where `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
-        (u128::from(self.bits()) * end as u128 >> 64) as usize
+        ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
     /// `count` different numbers below `end` (all of them where there are no more), in ascending order.
@@ -89,7 +89,10 @@ pub fn train(points: &[f32], plan: &Plan) -> Result<Vec<f32>> {
 
 fn check(points: &[f32], dims: usize) -> Result<usize> {
     if dims == 0 || !points.len().is_multiple_of(dims) {
-        return Err(Error::invalid(format!("{} values are not whole points of {dims} dimensions", points.len())));
+        return Err(Error::invalid(format!(
+            "{} values are not whole points of {dims} dimensions",
+            points.len()
+        )));
     }
     match points.iter().position(|value| !value.is_finite()) {
         Some(at) => {
@@ -145,8 +148,11 @@ fn move_centres(points: &[f32], nearest: &[(u32, f32)], dims: usize, centres: &m
             *sum += f64::from(*value);
         }
     }
-    for ((centre, sum), count) in
-        centres.chunks_exact_mut(dims).zip(sums.chunks_exact(dims)).zip(&counts).filter(|(_, count)| **count > 0)
+    for ((centre, sum), count) in centres
+        .chunks_exact_mut(dims)
+        .zip(sums.chunks_exact(dims))
+        .zip(&counts)
+        .filter(|(_, count)| **count > 0)
     {
         for (value, sum) in centre.iter_mut().zip(sum) {
             *value = (sum / *count as f64) as f32;

@@ -13,9 +13,9 @@ use base::{Error, Result};
 use kernels::float;
 use kernels::pq::{BLOCK, Table, VALUES, block_bytes, pack, scan};
 
+use super::Metric;
 use super::kmeans::{self, Plan};
 use super::section;
-use super::Metric;
 
 /// Residuals that a code book is trained with at most.
 pub const TRAINING_MAX: usize = 32_768;
@@ -149,7 +149,11 @@ impl Books {
             .zip(self.values.chunks_exact(self.shape.part_dims * VALUES))
             .map(|((values, code), book)| {
                 let columns = book.chunks_exact(VALUES);
-                values.iter().zip(columns).map(|(value, column)| value * column[usize::from(*code)]).sum::<f32>()
+                values
+                    .iter()
+                    .zip(columns)
+                    .map(|(value, column)| value * column[usize::from(*code)])
+                    .sum::<f32>()
             })
             .sum()
     }
@@ -182,8 +186,10 @@ impl Codes {
         books.encode(&residuals, &mut codes);
         let parts = shape.parts();
         let blocks = (vectors.len() / shape.dims).div_ceil(BLOCK);
-        let mut encoded =
-            Codes { blocks: vec![0; blocks * shape.block_bytes()], terms: vec![f32::INFINITY; blocks * BLOCK] };
+        let mut encoded = Codes {
+            blocks: vec![0; blocks * shape.block_bytes()],
+            terms: vec![f32::INFINITY; blocks * BLOCK],
+        };
         let places = encoded.blocks.chunks_exact_mut(shape.block_bytes());
         for (codes, block) in codes.chunks(BLOCK * parts).zip(places) {
             pack(codes, parts, block);
@@ -255,9 +261,9 @@ impl Codes {
     #[inline]
     pub fn prefetch(&self, shape: Shape, block: usize) {
         let codes = &self.blocks[(block * shape.block_bytes()).min(self.blocks.len())..];
-        kernels::prefetch(&codes[..codes.len().min(512)]);
+        kernels::prefetch(&codes[..codes.len().min(2048)]);
         let terms = &self.terms[(block * BLOCK).min(self.terms.len())..];
-        kernels::prefetch(&terms[..terms.len().min(BLOCK)]);
+        kernels::prefetch(&terms[..terms.len().min(2 * BLOCK)]);
     }
 }
 

@@ -19,6 +19,7 @@ use std::borrow::Cow;
 
 use base::Result;
 use kernels::float;
+use kernels::rabitq::block_bytes;
 
 use self::codes::Codes;
 use self::rotation::Rotation;
@@ -30,8 +31,14 @@ use crate::filter::Filter;
 
 pub(super) use build::build;
 
-/// What looking at the four bits of a row costs, in rows whose one-bit codes are looked at; measured.
-const LEVEL_COST: usize = 8;
+/// Rows whose four bits are looked at one by one, with their centres, in the time that one more list takes; measured.
+const ROWS_ONE_BY_ONE: usize = 2;
+/// Where a share `s` of the rows is allowed, `s` to the minus this times as many lists are looked into: the nearest
+/// allowed rows are farther away and so in more lists. In proportion (1) would find more than without a filter.
+const SHARE_EXPONENT: f64 = 0.7;
+
+/// How many times more lists are looked into where there were too few rows.
+const PROBES_GROWTH: usize = 4;
 
 /// The index.
 pub struct Rabitq {
@@ -116,12 +123,29 @@ impl Rabitq {
         work.found.through(&self.directory, &work.query, &all, None);
         work.probed.clear();
         work.probed.extend(work.found.candidates.iter().map(|candidate| (candidate.cost, candidate.row)));
-        let by_cost = |one: &(f32, u32), other: &(f32, u32)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1));
+        let by_cost =
+            |one: &(f32, u32), other: &(f32, u32)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1));
         if probes < work.probed.len() {
             work.probed.select_nth_unstable_by(probes, by_cost);
             work.probed.truncate(probes);
         }
         work.probed.sort_unstable_by(by_cost);
+    }
+
+    /// How many lists to look into where `allowed` rows count.
+    fn probes_for_share(&self, probes: usize, allowed: usize) -> usize {
+        let share = allowed as f64 / f64::from(self.rows());
+        ((probes as f64 * share.powf(-SHARE_EXPONENT)).ceil() as usize).clamp(1, self.clusters())
+    }
+
+    /// Asks for what [`Self::list`] and the scan of a cluster's first block will read.
+    fn prefetch(&self, cluster: u32) {
+        let (cluster, padded) = (cluster as usize, self.rotation.padded());
+        kernels::prefetch(&self.centres[cluster * padded..(cluster + 1) * padded]);
+        let (block, bytes) = (self.block_starts[cluster] as usize, block_bytes(padded));
+        if let Some(signs) = self.codes.signs.get(block * bytes..(block + 1) * bytes) {
+            kernels::prefetch(signs);
+        }
     }
 
     /// How the query sees a cluster. `constant` belongs to the query alone.
@@ -145,6 +169,32 @@ impl Rabitq {
         match self.metric {
             Metric::Dot => float::dot(&self.mean, &self.mean) - float::dot(&self.mean, query),
             _ => 0.0,
+        }
+    }
+
+    /// Goes through the nearest `probes` lists, and through more where these have fewer than `wanted` rows.
+    fn through_nearest(
+        &self,
+        constant: f32,
+        mut probes: usize,
+        wanted: usize,
+        allow: Option<&Filter>,
+        work: &mut Work,
+    ) {
+        loop {
+            self.find_clusters(probes, work);
+            work.found.reset(wanted);
+            for at in 0..work.probed.len() {
+                if let Some((_, next)) = work.probed.get(at + 1) {
+                    self.prefetch(*next);
+                }
+                let list = self.list(&work.query, constant, work.probed[at].1);
+                work.found.through(&self.codes, &work.query, &list, allow);
+            }
+            if work.found.candidates.len() >= wanted || probes >= self.clusters() {
+                return;
+            }
+            probes = (probes * PROBES_GROWTH).min(self.clusters());
         }
     }
 
@@ -196,7 +246,9 @@ impl Rabitq {
             rest = later;
             let limit = work.exact.limit();
             work.rows.clear();
-            work.rows.extend(now.iter().filter(|candidate| candidate.bound < limit).map(|candidate| candidate.row));
+            work.rows.extend(
+                now.iter().filter(|candidate| candidate.bound < limit).map(|candidate| candidate.row),
+            );
             if work.rows.is_empty() {
                 continue;
             }
@@ -247,29 +299,24 @@ impl Coarse for Rabitq {
         let work = work_of(scratch);
         self.prepare(query, work);
         let constant = self.constant(query);
-        let rows_a_cluster = self.rows() as usize / self.clusters();
+        let probes = self.probes_for_share(choice.probes, count);
         match allow {
-            Some(allow) if count * LEVEL_COST <= choice.probes * rows_a_cluster.max(1) || count <= k => {
-                work.found.reset(k);
+            Some(allow) if count <= (probes * ROWS_ONE_BY_ONE).max(k) => {
+                work.found.reset(k.min(count));
                 self.through_allowed(constant, allow, work);
             }
-            _ => {
-                let choice = choice.for_share(count, self.rows() as usize, self.clusters());
-                self.find_clusters(choice.probes, work);
-                work.found.reset(k);
-                for at in 0..work.probed.len() {
-                    let list = self.list(&work.query, constant, work.probed[at].1);
-                    work.found.through(&self.codes, &work.query, &list, allow);
-                }
-            }
+            _ => self.through_nearest(constant, probes, k.min(count), allow, work),
         }
         let limit = work.found.smallest.limit();
-        work.found.candidates.retain(|candidate| candidate.bound < limit || limit == f32::INFINITY);
-        work.found.candidates.sort_unstable_by(|one, other| nearer(one, other));
+        work.found.candidates.retain(|candidate| candidate.bound <= limit);
+        work.found.candidates.sort_unstable_by(nearer);
         match exact {
             Some(exact) => self.compare_exactly(query, k, choice.refine.max(k), exact, work, out)?,
             None => out.extend(
-                work.found.candidates.iter().map(|one| Hit { row: one.row, score: self.score_of_cost(one.cost) }),
+                work.found
+                    .candidates
+                    .iter()
+                    .map(|one| Hit { row: one.row, score: self.score_of_cost(one.cost) }),
             ),
         }
         out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));

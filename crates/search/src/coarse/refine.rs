@@ -73,7 +73,9 @@ impl ByteVectors {
     pub fn open(scale: &[u8], codes: &[u8], rows: usize, dims: usize) -> Result<ByteVectors> {
         let scale = section::floats(scale, 1 + 2 * dims)?;
         if codes.len() != rows * dims || !scale.iter().all(|value| value.is_finite()) {
-            return Err(Error::data_loss("the coarse index's byte vectors have another size than its header says"));
+            return Err(Error::data_loss(
+                "the coarse index's byte vectors have another size than its header says",
+            ));
         }
         let (lossless, low, step) = (scale[0] == 1.0, scale[1..=dims].to_vec(), scale[1 + dims..].to_vec());
         Ok(ByteVectors { dims, low, step, codes: codes.to_vec(), lossless })
@@ -239,8 +241,9 @@ mod tests {
         fn bytes_are_close_and_whole_numbers_exact(
             values in prop::collection::vec(0_i32..=255, 3..60), whole in any::<bool>(), dot in any::<bool>(),
         ) {
-            let scale = if whole { 1.0 } else { 0.37 };
-            let vectors: Vec<f32> = values[..values.len() / 3 * 3].iter().map(|value| *value as f32 * scale - if whole { 0.0 } else { 20.0 }).collect();
+            let (scale, shift) = if whole { (1.0, 0.0) } else { (0.37, -20.0) };
+            let vectors: Vec<f32> =
+                values[..values.len() / 3 * 3].iter().map(|value| *value as f32 * scale + shift).collect();
             let mut bytes = ByteVectors::measure(&vectors, 3);
             bytes.extend(&vectors);
             prop_assert_eq!(bytes.lossless(), whole);
@@ -252,8 +255,13 @@ mod tests {
                 let truth = if dot { -float::dot(&query, vector) } else { float::l2(&query, vector) };
                 let cost = bytes.cost(&prepared, row as u32);
                 prop_assert_eq!(cost, again.cost(&prepared, row as u32));
-                let room = if whole { 1e-5 } else { 1e-2 };
-                prop_assert!((cost - truth).abs() <= room * (300.0 + truth.abs()), "{cost} {truth}");
+                // A value is off by half a step at most.
+                let parts = query.iter().zip(vector).zip(&bytes.step);
+                let room: f32 = parts.map(|((query, value), step)| {
+                    let off = if whole { 0.0 } else { 0.5 * step };
+                    if dot { query.abs() * off } else { 2.0 * (query - value).abs() * off + off * off }
+                }).sum();
+                prop_assert!((cost - truth).abs() <= 1.01 * room + 1e-5 * (300.0 + truth.abs()), "{cost} {truth}");
             }
             prop_assert_eq!(bytes.cost(&prepared, values.len() as u32), f32::INFINITY);
         }
@@ -273,6 +281,8 @@ mod tests {
         assert_eq!(scores(Metric::L2), [-2.0, -17.0, -4.0]);
         assert_eq!(scores(Metric::Dot), [2.0, 6.0, 0.0]);
         let cosine = scores(Metric::Cosine);
-        assert!((cosine[0] - 0.5_f32.sqrt()).abs() < 1e-6 && (cosine[1] - 0.6).abs() < 1e-6 && cosine[2] == 0.0);
+        assert!(
+            (cosine[0] - 0.5_f32.sqrt()).abs() < 1e-6 && (cosine[1] - 0.6).abs() < 1e-6 && cosine[2] == 0.0
+        );
     }
 }

@@ -2,8 +2,7 @@
 
 use base::Result;
 
-use super::kmeans::Draw;
-use super::tune::{MEASURED_HITS, QUERIES, nearest_rows, others};
+use super::tune::{MEASURED_HITS, held_out, nearest_rows, others};
 use super::{Build, Coarse, DenseVectors, Hit, Params, RecallPoint, Scratch};
 
 /// Exact comparisons at most, for each hit. A search for few hits makes fewer anyway; the cap is for outliers.
@@ -29,7 +28,7 @@ impl Trial {
             return Ok(None);
         }
         let dims = build.dims;
-        let own = Draw::new(build.seed ^ 2).sample(QUERIES, order.len());
+        let own = held_out(order.len(), build.seed);
         let row_of = |row: &u32| &vectors[order[*row as usize] as usize * dims..][..dims];
         let queries: Vec<f32> = own.iter().flat_map(row_of).copied().collect();
         let truth = nearest_rows(&queries, &own, vectors, order, build);
@@ -47,7 +46,15 @@ impl Trial {
         let refine = MEASURED_HITS * REFINE_FACTOR;
         let params = Params { probes, refine };
         for ((query, own), truth) in self.queries.chunks_exact(self.dims).zip(&self.own).zip(&self.truth) {
-            index.search(query, MEASURED_HITS + 1, &params, None, Some(&self.exact), &mut scratch, &mut hits)?;
+            index.search(
+                query,
+                MEASURED_HITS + 1,
+                &params,
+                None,
+                Some(&self.exact),
+                &mut scratch,
+                &mut hits,
+            )?;
             let rows = others(hits.iter().map(|hit| hit.row), *own);
             found += truth.iter().filter(|row| rows.contains(row)).count();
             wanted += truth.len();

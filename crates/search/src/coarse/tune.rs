@@ -13,23 +13,29 @@ use super::kmeans::{self, Draw};
 use super::{Build, Coarse, HITS_MAX, Hit, IvfPq, Metric, Params, Scratch};
 
 /// Recalls that settings are chosen for.
-pub const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
+pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
 /// The wished recall that a search gets which does not say how hard to look.
 const DEFAULT_RECALL: f32 = 0.95;
 /// Hits that recall is measured with.
 pub(super) const MEASURED_HITS: usize = 10;
-/// Rows that serve as queries.
-pub(super) const QUERIES: usize = 256;
+/// Rows that serve as queries at most.
+const QUERIES_MAX: usize = 256;
+/// Rows that serve as queries at least, where there are as many.
+const QUERIES_MIN: usize = 32;
+/// One row in this many serves as a query, between those two.
+const ROWS_A_QUERY: usize = 64;
 /// Rows that are compared with all queries at a time.
 const TRUTH_ROWS: usize = 96;
 /// Candidates a search compares by their bytes when nothing was measured.
 const REFINE_UNMEASURED: usize = 100;
 /// Candidates in the grid, for [`MEASURED_HITS`] hits.
 const REFINE_GRID: [usize; 5] = [20, 40, 80, 160, 320];
-/// Steps of the probes' grid: each is about a fifth more than the one before.
-pub(super) const PROBE_GROWTH: f64 = 1.2;
+/// Steps of the probes' grid: each is about a quarter more than the one before.
+pub(super) const PROBE_GROWTH: f64 = 1.25;
 /// Clusters in the grid at most, as a share of all.
 pub(super) const PROBE_SHARE_MAX: f64 = 0.25;
+/// A recall that is enough for every wish.
+const RECALL_ENOUGH: f32 = 0.995;
 /// What a candidate compared by its bytes costs, in rows compared by looked-up sums; measured.
 const REFINE_COST: usize = 16;
 /// What looking into a cluster costs before its first row, in the same unit; measured.
@@ -81,7 +87,9 @@ impl Choice {
     pub(super) fn resolve(params: &Params, recall: Option<&Recall>, k: usize, clusters: usize) -> Choice {
         let measured = recall.and_then(|recall| recall.settings_for(DEFAULT_RECALL));
         let probes = match (params.probes, measured) {
-            (0, Some(point)) => (f64::from(point.probes) * probes_growth(k, point.k as usize)).ceil() as usize,
+            (0, Some(point)) => {
+                (f64::from(point.probes) * probes_growth(k, point.k as usize)).ceil() as usize
+            }
             (0, None) => clusters.div_ceil(16),
             (asked, _) => asked,
         };
@@ -115,15 +123,28 @@ pub(super) fn kept_for_exact(k: usize) -> usize {
     k + (k / 2).max(10)
 }
 
+/// The rows that serve as queries, of an index's own.
+pub(super) fn held_out(rows: usize, seed: u64) -> Vec<u32> {
+    Draw::new(seed ^ 2).sample((rows / ROWS_A_QUERY).clamp(QUERIES_MIN, QUERIES_MAX), rows)
+}
+
 /// Measures an index just built from `vectors` (as compared), laid out in `order`.
-pub(super) fn measure(index: &IvfPq, vectors: &[f32], order: &[u32], build: &Build) -> Result<Option<Recall>> {
+pub(super) fn measure(
+    index: &IvfPq,
+    vectors: &[f32],
+    order: &[u32],
+    build: &Build,
+) -> Result<Option<Recall>> {
     let dims = build.dims;
     if order.len() <= MEASURED_HITS {
         return Ok(None);
     }
-    let held_out = Draw::new(build.seed ^ 2).sample(QUERIES, order.len());
-    let queries: Vec<f32> =
-        held_out.iter().flat_map(|row| &vectors[order[*row as usize] as usize * dims..][..dims]).copied().collect();
+    let held_out = held_out(order.len(), build.seed);
+    let queries: Vec<f32> = held_out
+        .iter()
+        .flat_map(|row| &vectors[order[*row as usize] as usize * dims..][..dims])
+        .copied()
+        .collect();
     let truth = nearest_rows(&queries, &held_out, vectors, order, build);
     let mut trials = Vec::new();
     let probes_max = ((index.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
@@ -137,7 +158,8 @@ pub(super) fn measure(index: &IvfPq, vectors: &[f32], order: &[u32], build: &Bui
                 probes: probes as u32,
                 refine: refine as u32,
             });
-            if probes >= probes_max || recall >= 0.999 {
+            // The grid's dearest settings are tried only while they may still reach a recall that is wished for.
+            if probes >= probes_max || recall >= RECALL_ENOUGH {
                 break;
             }
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1).min(probes_max);
@@ -158,7 +180,13 @@ pub(super) fn measure(index: &IvfPq, vectors: &[f32], order: &[u32], build: &Bui
 }
 
 /// The exact nearest rows of each query, in the index's order, without the query's own row.
-pub(super) fn nearest_rows(queries: &[f32], own: &[u32], vectors: &[f32], order: &[u32], build: &Build) -> Vec<Vec<u32>> {
+pub(super) fn nearest_rows(
+    queries: &[f32],
+    own: &[u32],
+    vectors: &[f32],
+    order: &[u32],
+    build: &Build,
+) -> Vec<Vec<u32>> {
     let (dims, count) = (build.dims, own.len());
     let panels = Panels::new(queries, dims);
     let found = std::sync::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
@@ -173,10 +201,14 @@ pub(super) fn nearest_rows(queries: &[f32], own: &[u32], vectors: &[f32], order:
             rows.iter().for_each(|row| points.extend_from_slice(&vectors[*row as usize * dims..][..dims]));
             let products = &mut products[..rows.len() * count];
             panels.products(&points, products);
-            for ((point, products), row) in points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(first..) {
+            for ((point, products), row) in
+                points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(first..)
+            {
                 let square = if build.metric == Metric::Dot { 0.0 } else { 0.5 * float::dot(point, point) };
                 let row = number * piece as u32 + row;
-                tops.iter_mut().zip(products.iter()).for_each(|(top, product)| top.push(square - product, row));
+                tops.iter_mut()
+                    .zip(products.iter())
+                    .for_each(|(top, product)| top.push(square - product, row));
             }
         }
         let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -210,4 +242,67 @@ fn recall_of(
         wanted += truth.len();
     }
     Ok(found as f32 / wanted.max(1) as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coarse::{Kind, build};
+
+    fn point(recall: f32, probes: u32) -> RecallPoint {
+        RecallPoint { k: 10, recall, probes, refine: 40 }
+    }
+
+    #[test]
+    fn a_wish_gets_the_first_settings_that_reach_it_or_the_closest() {
+        let recall = Recall { points: vec![point(0.8, 3), point(0.96, 9)] };
+        assert_eq!(recall.settings_for(0.7).unwrap().probes, 3);
+        assert_eq!(recall.settings_for(0.95).unwrap().probes, 9);
+        assert_eq!(recall.settings_for(0.99).unwrap().probes, 9);
+        assert!(Recall::default().settings_for(0.5).is_none());
+    }
+
+    #[test]
+    fn what_is_asked_for_is_done_and_more_hits_look_into_more() {
+        let recall = Recall { points: vec![point(0.96, 8)] };
+        let choose = |probes, refine, k| Choice::resolve(&Params { probes, refine }, Some(&recall), k, 100);
+        assert_eq!(choose(5, 70, 10), Choice { probes: 5, refine: 70 });
+        assert_eq!(choose(500, 3, 10), Choice { probes: 100, refine: 10 });
+        assert_eq!(choose(0, 0, 10), Choice { probes: 8, refine: 40 });
+        assert_eq!(choose(0, 0, 160), Choice { probes: 16, refine: 265 });
+        assert_eq!(choose(0, 0, 1), Choice { probes: 8, refine: 40 });
+        let none = Choice::resolve(&Params::default(), None, 1, 0);
+        assert_eq!(none, Choice { probes: 1, refine: REFINE_UNMEASURED });
+        assert_eq!(choose(5, 70, 10).for_share(250, 1000, 100), Choice { probes: 20, refine: 70 });
+        assert_eq!(choose(5, 70, 10).for_share(0, 1000, 100).probes, 100);
+    }
+
+    #[test]
+    fn recall_is_measured_and_what_was_measured_is_reached() {
+        let (dims, rows) = (12, 3000);
+        let mut draw = Draw::new(4);
+        let mut near = |centre: usize| centre as f32 + draw.below(1000) as f32 / 400.0;
+        let vectors: Vec<f32> = (0..rows * dims).map(|at| near((at / dims * 7 + at % dims) % 23)).collect();
+        let plan = Build { vectors: &vectors, dims, metric: Metric::L2, threads: 2, seed: 3 };
+        let built = build(Kind::IvfPq, &plan).unwrap();
+        let recall = built.index.recall().unwrap();
+        assert!(recall.points.is_sorted_by(|a, b| a.recall <= b.recall));
+        assert!(recall.settings_for(DEFAULT_RECALL).unwrap().recall >= DEFAULT_RECALL, "{recall:?}");
+        // Other rows than those held out find their own neighbours as well.
+        let own: Vec<u32> = (0..300).map(|at| at * 10 + 3).collect();
+        let queries: Vec<f32> = own
+            .iter()
+            .flat_map(|row| &vectors[built.order[*row as usize] as usize * dims..][..dims])
+            .copied()
+            .collect();
+        let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan);
+        let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
+        for ((query, own), truth) in queries.chunks_exact(dims).zip(&own).zip(&truth) {
+            let params = Params::default();
+            built.index.search(query, 11, &params, None, None, &mut scratch, &mut hits).unwrap();
+            let rows = others(hits.iter().map(|hit| hit.row), *own);
+            found += truth.iter().filter(|row| rows.contains(row)).count();
+        }
+        assert!(found as f32 >= 3000.0 * (DEFAULT_RECALL - 0.05), "{found} of 3000");
+    }
 }

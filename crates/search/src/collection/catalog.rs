@@ -97,7 +97,8 @@ pub(super) fn uuid_of(text: &str) -> Option<[u8; 16]> {
 /// A uuid that nobody else has: two hashes with keys that the system drew at random.
 pub(super) fn new_uuid() -> [u8; 16] {
     use std::hash::{BuildHasher, RandomState};
-    let half = |which: u8| RandomState::new().hash_one((which, std::process::id(), std::time::SystemTime::now()));
+    let half =
+        |which: u8| RandomState::new().hash_one((which, std::process::id(), std::time::SystemTime::now()));
     (u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes()
 }
 
@@ -109,7 +110,8 @@ mod tests {
     #[test]
     fn a_catalog_comes_back() {
         let shape = Shape { dims: 3, metric: Metric::Dot, encoding: Encoding::Bf16 };
-        let entry = Entry { number: 4, uuid: uuid_text(new_uuid()), rows: 9, deletes: Some(5), waiting: None };
+        let entry =
+            Entry { number: 4, uuid: uuid_text(new_uuid()), rows: 9, deletes: Some(5), waiting: None };
         let catalog = Catalog::new(&shape, 2, 6, vec![entry]);
         let back = Catalog::decode(&catalog.encode().unwrap()).unwrap();
         assert_eq!((back.shape().unwrap(), &back), (shape, &catalog));

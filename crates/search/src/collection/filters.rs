@@ -43,7 +43,12 @@ struct Kept {
 
 impl Filters {
     /// What `clause` allows of a segment. The first time every payload is read.
-    pub(super) fn select(&self, segment: &Segment, clause: &Clause, budget: &Arc<Budget>) -> Result<Arc<Selected>> {
+    pub(super) fn select(
+        &self,
+        segment: &Segment,
+        clause: &Clause,
+        budget: &Arc<Budget>,
+    ) -> Result<Arc<Selected>> {
         let uuid = segment.uuid();
         {
             let mut kept = lock(&self.kept);
@@ -63,7 +68,12 @@ impl Filters {
             if kept.len() >= FILTERS_MAX {
                 kept.pop_front();
             }
-            kept.push_back(Kept { segment: uuid, clause: clause.clone(), selected: selected.clone(), _held: held });
+            kept.push_back(Kept {
+                segment: uuid,
+                clause: clause.clone(),
+                selected: selected.clone(),
+                _held: held,
+            });
         }
         Ok(selected)
     }

@@ -20,6 +20,7 @@ use super::options::Options;
 use super::state::{Live, State};
 use crate::budget::{Budget, Reservation};
 use crate::deletes::Deletes;
+use crate::rerank::Shared;
 use crate::segment::Quarantined;
 
 /// Things not served that a collection remembers by name; further ones are counted.
@@ -44,6 +45,10 @@ pub(super) struct Inner {
     pub(super) busy: Mutex<BTreeSet<String>>,
     pub(super) events: Events,
     pub(super) stop: AtomicBool,
+    /// Whether the state has files that no published list names.
+    pub(super) unpublished: AtomicBool,
+    /// The record cache, which forgets files that are gone.
+    pub(super) shared: Arc<Shared>,
     pub(super) noted: Mutex<Noted>,
 }
 
@@ -75,6 +80,8 @@ pub(super) struct Noted {
     pub(super) quarantined_count: u64,
     /// Whether changes that were acknowledged may be lost, because a log was damaged.
     pub(super) log_damaged: bool,
+    /// What was damaged when it was opened, and has been put right.
+    pub(super) mended: Vec<String>,
     pub(super) seal_error: Option<Error>,
     pub(super) merge_error: Option<Error>,
     pub(super) seals: u64,

@@ -10,6 +10,7 @@ use super::names::File;
 use super::options::Merging;
 use super::state::{Content, Slot, State, View};
 use crate::deletes::Deletes;
+use crate::rerank::Records;
 use crate::segment::{self, PageCache, RowSource};
 
 /// Runs of pages kept while records are copied in a new order.
@@ -60,7 +61,8 @@ struct MergeSource<'a> {
 
 impl MergeSource<'_> {
     fn place(&self, row: u32) -> Result<(&View, u32)> {
-        let found = self.rows.get(row as usize).and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
+        let found =
+            self.rows.get(row as usize).and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
         found.ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
     }
 }
@@ -110,8 +112,11 @@ impl Inner {
         let mut damaged = lock(&self.merging);
         let state = self.state();
         let Some(chosen) = self.chosen(&state, &damaged) else { return Ok(false) };
-        let views: Vec<View> =
-            state.open().filter(|(_, slot, _)| chosen.contains(&slot.number)).map(|(_, _, view)| view.clone()).collect();
+        let views: Vec<View> = state
+            .open()
+            .filter(|(_, slot, _)| chosen.contains(&slot.number))
+            .map(|(_, _, view)| view.clone())
+            .collect();
         drop(state);
         let outcome = self.merge(&chosen, views.clone());
         for (view, number) in views.iter().zip(&chosen) {
@@ -188,6 +193,7 @@ impl Inner {
         let rows = view.segment.rows();
         live.merged(numbers, Some(Slot { number, uuid, rows, content: Content::Open(view) }));
         drop(live);
+        source.views.iter().for_each(|view| self.shared.forget(view.segment.file().id()));
         self.publish()
     }
 }
@@ -201,7 +207,8 @@ mod tests {
     }
 
     fn chosen(sizes: &[Size], rows_max: u32) -> Option<Vec<u64>> {
-        choose(sizes, &Merging::default(), rows_max).map(|chosen| chosen.iter().map(|size| size.number).collect())
+        choose(sizes, &Merging::default(), rows_max)
+            .map(|chosen| chosen.iter().map(|size| size.number).collect())
     }
 
     #[test]

@@ -56,7 +56,6 @@ pub use status::{SegmentStatus, Status};
 /// A set of points of one shape on one medium, shared by threads.
 pub struct Collection {
     inner: Arc<Inner>,
-    shared: Arc<Shared>,
     /// Ended and joined when the collection is closed.
     _threads: Threads,
 }
@@ -72,9 +71,9 @@ impl Collection {
     pub fn open(medium: Arc<dyn Medium>, options: Options, shared: Arc<Shared>) -> Result<Collection> {
         let options = options.resolved()?;
         let budget = Budget::new(options.memory_bytes);
-        let inner = Inner::open(medium, options, budget)?;
+        let inner = Inner::open(medium, options, budget, shared)?;
         let threads = Threads::start(&inner)?;
-        Ok(Collection { inner, shared, _threads: threads })
+        Ok(Collection { inner, _threads: threads })
     }
 
     /// Waits until no segment is being opened; false where that takes longer than `patience`.
@@ -82,7 +81,8 @@ impl Collection {
         let deadline = Instant::now() + patience;
         loop {
             let seen = self.inner.events.count();
-            let opening = |content: &Content| matches!(content, Content::Closed(closed) if closed.reason.is_none());
+            let opening =
+                |content: &Content| matches!(content, Content::Closed(closed) if closed.reason.is_none());
             if !self.inner.state().segments.iter().any(|slot| opening(&slot.content)) {
                 return true;
             }
@@ -164,7 +164,7 @@ impl Collection {
         let medium = &self.inner.medium;
         let reader = medium.reader(limits.reader_options())?;
         let vectors = medium.reader(reader_options(self.inner.options.shape.dims))?;
-        let searcher = Searcher::new(reader, limits, self.shared.clone())?;
+        let searcher = Searcher::new(reader, limits, self.inner.shared.clone())?;
         Ok(SearchThread { scratch: Scratch::default(), hits: Vec::new(), searcher, vectors })
     }
 
@@ -180,7 +180,12 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::nearest`].
-    pub fn search<S: Scorer>(&self, thread: &mut SearchThread, query: &Query<'_>, scorer: &S) -> Result<Found> {
+    pub fn search<S: Scorer>(
+        &self,
+        thread: &mut SearchThread,
+        query: &Query<'_>,
+        scorer: &S,
+    ) -> Result<Found> {
         self.inner.search(thread, query, scorer)
     }
 
@@ -207,17 +212,7 @@ impl Collection {
     /// # Errors
     /// What the medium says; nothing is lost then.
     pub fn merge(&self) -> Result<bool> {
-        let files = |inner: &Inner| -> Vec<(u64, u64)> {
-            let state = inner.state();
-            state.open().map(|(_, slot, view)| (slot.number, crate::rerank::Records::file(&*view.segment).id())).collect()
-        };
-        let before = files(&self.inner);
-        let merged = self.inner.merge_once()?;
-        if merged {
-            let after = files(&self.inner);
-            before.iter().filter(|file| !after.contains(file)).for_each(|(_, file)| self.shared.forget(*file));
-        }
-        Ok(merged)
+        self.inner.merge_once()
     }
 
     /// Gives up a segment that cannot be opened: its points are lost for good, and answers are no longer partial
@@ -234,7 +229,11 @@ impl Collection {
             let number = slot.number;
             match &slot.content {
                 Content::Closed(closed) if closed.reason.is_some() => live.merged(&[number], None),
-                _ => return Err(Error::precondition(format!("{name} is served; nothing of it need be given up"))),
+                _ => {
+                    return Err(Error::precondition(format!(
+                        "{name} is served; nothing of it need be given up"
+                    )));
+                }
             }
         }
         inner.publish()

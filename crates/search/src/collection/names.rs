@@ -13,24 +13,25 @@ pub(super) enum File {
     Waiting(u64),
 }
 
-const KINDS: [(&str, fn(u64) -> File); 4] = [
-    ("log-", File::Log),
-    ("segment-", File::Segment),
-    ("deletes-", File::Deletes),
-    ("waiting-", File::Waiting),
-];
-
 impl File {
     /// What `name` is; `None` for a file that is not a collection's.
     pub(super) fn of(name: &str) -> Option<File> {
-        let (prefix, make) = KINDS.iter().find(|(prefix, _)| name.starts_with(prefix))?;
-        let number = name.strip_prefix(prefix).filter(|digits| digits.len() == 12)?.parse().ok()?;
-        Some(make(number))
+        let (kind, digits) = name.split_once('-').filter(|(_, digits)| digits.len() == 12)?;
+        let number = digits.parse().ok()?;
+        match kind {
+            "log" => Some(File::Log(number)),
+            "segment" => Some(File::Segment(number)),
+            "deletes" => Some(File::Deletes(number)),
+            "waiting" => Some(File::Waiting(number)),
+            _ => None,
+        }
     }
 
     pub(super) fn number(self) -> u64 {
         match self {
-            File::Log(number) | File::Segment(number) | File::Deletes(number) | File::Waiting(number) => number,
+            File::Log(number) | File::Segment(number) | File::Deletes(number) | File::Waiting(number) => {
+                number
+            }
         }
     }
 
@@ -54,7 +55,14 @@ mod tests {
         for file in [File::Log(0), File::Segment(7), File::Deletes(123_456_789_012), File::Waiting(1)] {
             assert_eq!(File::of(&file.name()), Some(file));
         }
-        for foreign in ["manifest", "list-000000000001", "log-1", "segment-", "log-00000000000x", "segment-0000000000001"] {
+        for foreign in [
+            "manifest",
+            "list-000000000001",
+            "log-1",
+            "segment-",
+            "log-00000000000x",
+            "segment-0000000000001",
+        ] {
             assert_eq!(File::of(foreign), None, "{foreign}");
         }
     }

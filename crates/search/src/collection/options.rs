@@ -18,6 +18,8 @@ pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
 const PART_BYTES_MAX: u64 = 64 << 20;
 /// Two parts, and three times as much to seal one: its embeddings once more, the index, the opened segment.
 const PARTS_IN_BUDGET: u64 = 5;
+/// Buffers for sealing, however small the part.
+const SEALING_BYTES: u64 = 5 << 20;
 
 /// What a collection is; fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,13 +109,15 @@ impl Options {
             )));
         }
         if self.part_bytes == 0 {
-            self.part_bytes = (self.memory_bytes / (2 * PARTS_IN_BUDGET)).min(PART_BYTES_MAX);
+            let share = self.memory_bytes.saturating_sub(SEALING_BYTES) / (2 * PARTS_IN_BUDGET);
+            self.part_bytes = share.min(PART_BYTES_MAX);
         }
         let least = 4 * (self.shape.dims as u64 * 4 + 256);
-        if self.part_bytes < least || self.part_bytes.saturating_mul(PARTS_IN_BUDGET) > self.memory_bytes {
+        let all = self.part_bytes.saturating_mul(PARTS_IN_BUDGET).saturating_add(SEALING_BYTES);
+        if self.part_bytes < least || all > self.memory_bytes {
             return Err(Error::invalid(format!(
                 "{} bytes of memory with {} for unsealed points are too little: unsealed points need at least {least}, \
-                 and the memory {PARTS_IN_BUDGET} times that; give the collection more",
+                 and the memory {PARTS_IN_BUDGET} times that and {SEALING_BYTES}; give the collection more",
                 self.memory_bytes, self.part_bytes
             )));
         }
@@ -125,7 +129,7 @@ impl Options {
 
     /// What is set aside for sealing, always.
     pub(super) fn headroom_bytes(&self) -> u64 {
-        (PARTS_IN_BUDGET - 2) * self.part_bytes
+        (PARTS_IN_BUDGET - 2) * self.part_bytes + SEALING_BYTES
     }
 }
 
@@ -136,9 +140,12 @@ mod tests {
     #[test]
     fn too_little_memory_is_refused_and_shares_are_filled_in() {
         let options = Options::new(512, Metric::Cosine, 100 << 20).resolved().unwrap();
-        assert_eq!(options.part_bytes, 10 << 20);
-        assert_eq!(options.headroom_bytes(), 30 << 20);
-        assert_eq!(Options::new(512, Metric::Cosine, 64 << 30).resolved().unwrap().part_bytes, PART_BYTES_MAX);
+        assert_eq!(options.part_bytes, (95 << 20) / 10);
+        assert_eq!(options.headroom_bytes(), 3 * options.part_bytes + SEALING_BYTES);
+        assert_eq!(
+            Options::new(512, Metric::Cosine, 64 << 30).resolved().unwrap().part_bytes,
+            PART_BYTES_MAX
+        );
         assert!(Options::new(512, Metric::Cosine, 40_000).resolved().is_err());
         assert!(Options::new(0, Metric::Cosine, 1 << 30).resolved().is_err());
         let much = Options { part_bytes: 1 << 30, ..Options::new(8, Metric::L2, 2 << 30) };

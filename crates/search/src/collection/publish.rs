@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use base::Result;
 
@@ -23,6 +24,7 @@ impl Inner {
     /// What the medium says; the state before is then the one that a start finds.
     pub(super) fn publish(&self) -> Result<()> {
         let mut publisher = lock(&self.publisher);
+        self.unpublished.store(true, Ordering::Relaxed);
         let (state, logs) = {
             let writer = lock(&self.writer);
             (self.state(), writer.logs.clone())
@@ -39,6 +41,7 @@ impl Inner {
         // slot, and losing one of them loses nothing.
         publisher.manifest.publish(&bytes)?;
         publisher.manifest.publish(&bytes)?;
+        self.unpublished.store(false, Ordering::Relaxed);
         lock(&self.writer).logs.retain(|(number, _)| *number >= first_log);
         self.remove_leftovers(&catalog);
         Ok(())
@@ -59,7 +62,7 @@ impl Inner {
             });
         }
         publisher.files.retain(|number, _| state.segments.iter().any(|slot| slot.number == *number));
-        let next = self.next.load(std::sync::atomic::Ordering::Relaxed);
+        let next = self.next.load(Ordering::Relaxed);
         Ok(Catalog::new(&self.options.shape, first_log, next, entries))
     }
 
@@ -95,7 +98,13 @@ impl Inner {
         Ok(())
     }
 
-    fn write_deletes(&self, file: File, segment: [u8; 16], deletes: Deletes, waiting: Vec<u64>) -> Result<()> {
+    fn write_deletes(
+        &self,
+        file: File,
+        segment: [u8; 16],
+        deletes: Deletes,
+        waiting: Vec<u64>,
+    ) -> Result<()> {
         let busy = self.busy(file);
         let bytes = DeletesFile { segment, deletes, waiting }.encode();
         let written = self.medium.create(&busy.name).and_then(|mut writer| {

@@ -20,11 +20,17 @@ use super::state::{Closed, Content, Live, Slot, View};
 use crate::budget::Budget;
 use crate::deletes::{Deletes, DeletesFile};
 use crate::ingest::Logged;
+use crate::rerank::Shared;
 use crate::segment::{Quarantined, Segment};
 
 impl Inner {
     /// Opens the collection on `medium`, or makes one. Segments are not open yet.
-    pub(super) fn open(medium: Arc<dyn Medium>, options: Options, budget: Arc<Budget>) -> Result<Arc<Inner>> {
+    pub(super) fn open(
+        medium: Arc<dyn Medium>,
+        options: Options,
+        budget: Arc<Budget>,
+        shared: Arc<Shared>,
+    ) -> Result<Arc<Inner>> {
         let (manifest, payload) = Manifest::open(&medium)?;
         let catalog = payload.as_deref().map(Catalog::decode).transpose()?;
         if let Some(catalog) = &catalog
@@ -45,7 +51,8 @@ impl Inner {
         }
         let highest = found.iter().map(|file| file.number() + 1).max().unwrap_or(0);
         let next = AtomicU64::new(catalog.next.max(highest));
-        let mut logs: Vec<u64> = found.iter().filter_map(log_number).filter(|log| *log >= catalog.first_log).collect();
+        let mut logs: Vec<u64> =
+            found.iter().filter_map(log_number).filter(|log| *log >= catalog.first_log).collect();
         logs.sort_unstable();
         let first = logs.first().copied().unwrap_or(catalog.first_log);
         let headroom = budget.reserve(options.headroom_bytes(), "sealing")?;
@@ -65,17 +72,18 @@ impl Inner {
             busy: Mutex::default(),
             events: Events::default(),
             stop: AtomicBool::new(false),
+            unpublished: AtomicBool::new(false),
+            shared,
             noted: Mutex::new(Noted::default()),
         });
-        for reason in problems {
-            inner.quarantine(Quarantined { file: "manifest".into(), page: None, reason });
-        }
         inner.remove_leftovers(&catalog);
         inner.read_waiting(&catalog);
         inner.replay_logs(&logs)?;
-        if is_new || logs.is_empty() {
+        // A loss of power while a slot of the manifest is written leaves it torn; the other one says the same.
+        if is_new || logs.is_empty() || !problems.is_empty() {
             inner.publish()?;
         }
+        lock(&inner.noted).mended = problems;
         Ok(inner)
     }
 
@@ -170,7 +178,10 @@ impl Inner {
             return Err(Error::data_loss(format!("{name} is not the segment that the manifest names")));
         }
         if *segment.settings() != self.options.shape.settings() {
-            return Err(Error::data_loss(format!("{name} has points of another kind: {:?}", segment.settings())));
+            return Err(Error::data_loss(format!(
+                "{name} has points of another kind: {:?}",
+                segment.settings()
+            )));
         }
         // The manifest's files of a segment change only while it is open, or for ids that wait, so this is current.
         let file = lock(&self.publisher).files.get(&slot.number).and_then(|files| files.deletes);

@@ -1,6 +1,7 @@
 //! Turning the oldest part into a segment.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use base::{Error, Result};
 
@@ -59,7 +60,12 @@ impl Inner {
         let mut headroom = lock(&self.sealing);
         let state = self.state();
         if state.parts.len() < 2 {
-            return Ok(false);
+            // What was sealed or merged before may still have to be published.
+            return if self.unpublished.load(Ordering::Relaxed) {
+                self.publish().map(|()| true)
+            } else {
+                Ok(false)
+            };
         }
         let part = state.parts[0].clone();
         drop(state);
@@ -85,8 +91,7 @@ impl Inner {
         let uuid = new_uuid();
         let rows = source.rows() as usize;
         let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
-        let aside = headroom.bytes();
-        let working = headroom.split(needed.min(aside), "sealing")?;
+        let working = headroom.split(needed, "sealing")?;
         let written = self.write_segment(&busy, uuid, &mut source, &|_| self.go_on())?;
         drop(working);
         headroom.refill(self.options.headroom_bytes());

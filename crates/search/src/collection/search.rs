@@ -281,7 +281,12 @@ fn sealed(ranked: &Ranked<'_>) -> Option<Candidate> {
 }
 
 /// Scores what is in memory.
-fn score_fresh<S: Scorer>(ranked: &[Ranked<'_>], scorer: &S, query: &Query<'_>, found: &mut Found) -> Vec<Hit> {
+fn score_fresh<S: Scorer>(
+    ranked: &[Ranked<'_>],
+    scorer: &S,
+    query: &Query<'_>,
+    found: &mut Found,
+) -> Vec<Hit> {
     let mut scratch = None;
     let mut hits = Vec::new();
     for it in ranked {

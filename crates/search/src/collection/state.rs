@@ -19,7 +19,7 @@ use crate::segment::{Quarantined, Segment};
 
 /// The points of a collection as they were at one moment.
 #[derive(Clone, Debug)]
-pub struct State {
+pub(super) struct State {
     pub(super) segments: Vec<Slot>,
     /// Points that are not sealed, oldest part first; the last takes what is written.
     pub(super) parts: Vec<Arc<Part>>,
@@ -216,7 +216,8 @@ impl Live {
             match &slot.content {
                 Content::Open(view) => {
                     let unknown = view.segment.ids().find(id).is_some_and(|row| view.deletes.is_unknown(row));
-                    unknown.then(|| Error::data_loss(format!("{}: whether it has point {id} is lost", name())))
+                    unknown
+                        .then(|| Error::data_loss(format!("{}: whether it has point {id} is lost", name())))
                 }
                 Content::Closed(closed) if closed.waiting.contains(&id) => None,
                 Content::Closed(Closed { reason: None, .. }) => {

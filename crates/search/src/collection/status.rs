@@ -23,6 +23,8 @@ pub struct Status {
     pub partial: bool,
     /// Whether acknowledged changes are lost, because a log was damaged.
     pub log_damaged: bool,
+    /// What was damaged when it was opened, and could be put right.
+    pub mended: Vec<String>,
     /// Memory.
     pub memory: BudgetStats,
     /// Segments made since the start.
@@ -76,6 +78,7 @@ pub(super) fn of(inner: &Inner) -> Status {
         quarantined,
         quarantined_count,
         log_damaged: noted.log_damaged,
+        mended: noted.mended,
         memory: inner.budget.stats(),
         seals: noted.seals,
         merges: noted.merges,

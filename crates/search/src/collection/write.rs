@@ -16,6 +16,8 @@ use crate::ingest::{Logged, Op, PART_ROWS_MAX, Point, Row, StoredPoint, row_byte
 pub(super) const FROZEN_MAX: usize = 1;
 /// When a write that found no room is advised to come again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Logs that may be kept because the list that would do without them cannot be published.
+const LOGS_MAX: usize = 16;
 /// However small a part may be, a log is at least so long before a new one is begun.
 const LOG_BYTES_MIN: u64 = 64 << 10;
 
@@ -59,7 +61,9 @@ impl Inner {
             [("record", record.len(), RECORD_BYTES_MAX), ("payload", payload.len(), PAYLOAD_BYTES_MAX)]
         {
             if bytes > max {
-                return Err(Error::too_large(format!("point {id}: its {what} has {bytes} bytes, {max} at most")));
+                return Err(Error::too_large(format!(
+                    "point {id}: its {what} has {bytes} bytes, {max} at most"
+                )));
             }
         }
         let object = payload.is_empty()
@@ -104,6 +108,9 @@ impl Inner {
                 "{name} cannot be opened and too much was changed since; mend or drop it"
             )));
         }
+        if writer.logs.len() > LOGS_MAX {
+            return Ok(Tried::NoRoom(self.no_room()));
+        }
         let row = match op {
             Op::Delete(_) => None,
             Op::Upsert(point) => match self.reserve(&mut writer, point)? {
@@ -139,8 +146,8 @@ impl Inner {
         let held = match self.budget.reserve(bytes, "a point") {
             Ok(held) => held,
             // Sealing turns rows into codes, which frees memory; but not for a handful of rows.
-            Err(refusal) if parts > FROZEN_MAX => return Ok(Err(refusal)),
-            Err(refusal) if !full && part_bytes >= self.options.part_bytes / 4 => {
+            Err(refusal) if full || parts > FROZEN_MAX => return Ok(Err(refusal)),
+            Err(refusal) if part_bytes >= self.options.part_bytes / 4 => {
                 self.freeze(writer)?;
                 return Ok(Err(refusal));
             }

@@ -30,7 +30,7 @@ impl Filter {
     /// From a bitmap as [`Filter::words`] gives it: missing words count as zero, what is too much is left out.
     pub fn from_words(rows: u32, mut words: Vec<u64>) -> Filter {
         words.resize(rows.div_ceil(64) as usize, 0);
-        if rows % 64 != 0
+        if !rows.is_multiple_of(64)
             && let Some(last) = words.last_mut()
         {
             *last &= (1 << (rows % 64)) - 1;
@@ -152,7 +152,8 @@ mod tests {
             assert_eq!(filter.contains(row), expected.contains(&row));
         }
         for first in (0..filter.rows()).step_by(32) {
-            let naive = (0..32).filter(|at| expected.contains(&(first + at))).fold(0, |bits, at| bits | 1 << at);
+            let naive =
+                (0..32).filter(|at| expected.contains(&(first + at))).fold(0, |bits, at| bits | 1 << at);
             assert_eq!(filter.block(first), naive);
         }
     }

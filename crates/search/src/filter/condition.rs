@@ -91,7 +91,9 @@ impl Clause {
 
     fn check_within(&self, depth: usize, conditions: &mut usize) -> Result<()> {
         if depth > DEPTH_MAX {
-            return Err(Error::invalid(format!("a filter is nested deeper than {DEPTH_MAX}; write it flatter")));
+            return Err(Error::invalid(format!(
+                "a filter is nested deeper than {DEPTH_MAX}; write it flatter"
+            )));
         }
         for condition in self.must.iter().chain(&self.should).chain(&self.must_not) {
             *conditions += 1;
@@ -124,7 +126,11 @@ impl Clause {
     ///
     /// # Errors
     /// What [`Clause::check`] refuses, what `fetch` returns, and `DataLoss` where a payload is not JSON.
-    pub fn select(&self, rows: u32, mut fetch: impl FnMut(u32, &mut Vec<u8>) -> Result<u64>) -> Result<Filter> {
+    pub fn select(
+        &self,
+        rows: u32,
+        mut fetch: impl FnMut(u32, &mut Vec<u8>) -> Result<u64>,
+    ) -> Result<Filter> {
         self.check()?;
         let reads = self.needs_payload();
         let (mut filter, mut text) = (Filter::none(rows), Vec::new());
@@ -141,8 +147,9 @@ impl Clause {
 }
 
 fn parse(row: u32, text: &[u8]) -> Result<Value> {
-    serde_json::from_slice(text)
-        .map_err(|error| Error::data_loss(format!("the payload of row {row} is not JSON: {error}; write it again")))
+    serde_json::from_slice(text).map_err(|error| {
+        Error::data_loss(format!("the payload of row {row} is not JSON: {error}; write it again"))
+    })
 }
 
 impl Condition {
@@ -173,7 +180,9 @@ impl Condition {
 
     fn matches(&self, id: u64, payload: &Value) -> bool {
         match self {
-            Condition::Match { key, matching } => any_value(payload, key, &mut |value| matching.accepts(value)),
+            Condition::Match { key, matching } => {
+                any_value(payload, key, &mut |value| matching.accepts(value))
+            }
             Condition::Range { key, range } => any_value(payload, key, &mut |value| range.accepts(value)),
             Condition::HasId(ids) => ids.binary_search(&id).is_ok(),
             Condition::IsEmpty { key } => !any_value(payload, key, &mut |_| true),
@@ -205,7 +214,9 @@ impl Range {
 /// Whether two values are the same. Whole numbers are compared exactly, others as 64-bit floats.
 fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
-        (Value::Number(one), Value::Number(other)) => one == other || (either_float(one, other) && one.as_f64() == other.as_f64()),
+        (Value::Number(one), Value::Number(other)) => {
+            one == other || (either_float(one, other) && one.as_f64() == other.as_f64())
+        }
         _ => one == other,
     }
 }
@@ -221,7 +232,9 @@ fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool)
     let Some(found) = value.get(name) else { return false };
     match (rest, found) {
         (None, Value::Null) => false,
-        (None, Value::Array(elements)) => elements.iter().any(|element| !element.is_null() && accepts(element)),
+        (None, Value::Array(elements)) => {
+            elements.iter().any(|element| !element.is_null() && accepts(element))
+        }
         (None, found) => !each && accepts(found),
         (Some(rest), Value::Array(elements)) if each => {
             elements.iter().any(|element| any_value(element, rest, accepts))

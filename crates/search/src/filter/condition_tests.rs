@@ -45,7 +45,9 @@ fn ranges_compare_numbers_only() {
     let range = |range: Range| Condition::Range { key: "a".into(), range };
     let closed = range(Range { gte: Some(1.0), lte: Some(2.0), ..Range::default() });
     let open = range(Range { gt: Some(1.0), lt: Some(2.0), ..Range::default() });
-    for (value, in_closed, in_open) in [(1.0, true, false), (1.5, true, true), (2.0, true, false), (3.0, false, false)] {
+    for (value, in_closed, in_open) in
+        [(1.0, true, false), (1.5, true, true), (2.0, true, false), (3.0, false, false)]
+    {
         check(closed.clone(), json!({ "a": value }), in_closed);
         check(open.clone(), json!({ "a": value }), in_open);
         check(open.clone(), json!({ "a": [9, value] }), in_open);
@@ -60,7 +62,9 @@ fn paths_go_into_objects_and_lists() {
     check(is("a.b[].c", 2), payload.clone(), true);
     check(is("a.b[].c", 3), payload.clone(), false);
     check(is("a.b.c", 2), payload.clone(), false);
-    for (key, empty) in [("a", false), ("a.b", false), ("a.d", true), ("a.e", true), ("a.x", true), ("x.y", true)] {
+    for (key, empty) in
+        [("a", false), ("a.b", false), ("a.d", true), ("a.e", true), ("a.x", true), ("x.y", true)]
+    {
         check(Condition::IsEmpty { key: key.into() }, payload.clone(), empty);
     }
 }
@@ -102,7 +106,12 @@ fn a_damaged_payload_is_named() {
 }
 
 fn scalar() -> impl Strategy<Value = Value> {
-    prop_oneof![(0i64..4).prop_map(Value::from), "[ab]".prop_map(Value::from), Just(Value::Null), Just(json!(2.5))]
+    prop_oneof![
+        (0i64..4).prop_map(Value::from),
+        "[ab]".prop_map(Value::from),
+        Just(Value::Null),
+        Just(json!(2.5))
+    ]
 }
 
 fn payload() -> impl Strategy<Value = Value> {
@@ -113,7 +122,11 @@ fn payload() -> impl Strategy<Value = Value> {
 
 fn condition() -> impl Strategy<Value = Condition> {
     let values = || prop::collection::vec(scalar(), 0..3);
-    let how = prop_oneof![scalar().prop_map(Match::Value), values().prop_map(Match::Any), values().prop_map(Match::Except)];
+    let how = prop_oneof![
+        scalar().prop_map(Match::Value),
+        values().prop_map(Match::Any),
+        values().prop_map(Match::Except)
+    ];
     let leaf = prop_oneof![
         ("[xy]", how).prop_map(|(key, matching)| Condition::Match { key, matching }),
         ("[xy]", 0u8..4, 0u8..4).prop_map(|(key, low, high)| {
@@ -134,7 +147,9 @@ fn condition() -> impl Strategy<Value = Condition> {
 fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
     let values = |key: &str| -> Vec<Value> {
         match payload.get(key) {
-            Some(Value::Array(elements)) => elements.iter().filter(|value| !value.is_null()).cloned().collect(),
+            Some(Value::Array(elements)) => {
+                elements.iter().filter(|value| !value.is_null()).cloned().collect()
+            }
             None | Some(Value::Null) => vec![],
             Some(value) => vec![value.clone()],
         }
@@ -143,7 +158,9 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
         Condition::Match { key, matching } => match matching {
             Match::Value(wanted) => values(key).contains(wanted),
             Match::Any(wanted) => values(key).iter().filter(|value| wanted.contains(value)).count() > 0,
-            Match::Except(unwanted) => values(key).iter().filter(|value| !unwanted.contains(value)).count() > 0,
+            Match::Except(unwanted) => {
+                values(key).iter().filter(|value| !unwanted.contains(value)).count() > 0
+            }
         },
         Condition::Range { key, range } => {
             let (low, high) = (range.gte.unwrap(), range.lt.unwrap());
@@ -152,7 +169,8 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
         Condition::HasId(ids) => ids.contains(&id),
         Condition::IsEmpty { key } => values(key).is_empty(),
         Condition::Nested(clause) => {
-            let met = |list: &[Condition]| list.iter().filter(|condition| naive(condition, id, payload)).count();
+            let met =
+                |list: &[Condition]| list.iter().filter(|condition| naive(condition, id, payload)).count();
             met(&clause.must) == clause.must.len()
                 && (clause.should.is_empty() || met(&clause.should) > 0)
                 && met(&clause.must_not) == 0

@@ -81,9 +81,12 @@ impl Logged {
     /// # Errors
     /// `DataLoss` for anything else.
     pub fn decode(bytes: &[u8]) -> Result<Logged> {
-        let odd = || Error::data_loss(format!("{} bytes of the log are no change to a collection", bytes.len()));
+        let odd =
+            || Error::data_loss(format!("{} bytes of the log are no change to a collection", bytes.len()));
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or_else(odd)?;
-        let field = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize;
+        let field = |at: usize| {
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize
+        };
         let id = (field(8) as u64) | (field(12) as u64) << 32;
         let (dims, record, payload) = (field(4), field(16), field(20));
         let body = &bytes[HEADER_BYTES..];
@@ -92,7 +95,8 @@ impl Logged {
             KIND_UPSERT if dims as u64 * 4 + record as u64 + payload as u64 == body.len() as u64 => {
                 let (embedding, rest) = body.split_at(dims * 4);
                 let (record, payload) = rest.split_at(record);
-                let embedding = embedding.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+                let embedding =
+                    embedding.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
                 Ok(Logged::Upsert(StoredPoint {
                     id,
                     embedding,

@@ -111,9 +111,15 @@ mod tests {
     fn who_holds_a_part_keeps_it() {
         let budget = Budget::new(1 << 20);
         let mut part = Arc::new(Part::new(7));
-        let mut add = |part: &mut Arc<Part>, id: u64| {
+        let add = |part: &mut Arc<Part>, id: u64| {
             let held = budget.reserve(row_bytes(2, 1, 0), "a row").unwrap();
-            let row = Row { id, embedding: Box::new([id as f32, 0.0]), record: Box::new([1]), payload: Box::new([]), held };
+            let row = Row {
+                id,
+                embedding: Box::new([id as f32, 0.0]),
+                record: Box::new([1]),
+                payload: Box::new([]),
+                held,
+            };
             Arc::make_mut(part).push(Arc::new(row))
         };
         for id in 0..300 {
@@ -122,12 +128,19 @@ mod tests {
         let held = part.clone();
         add(&mut part, 300);
         assert!(Arc::make_mut(&mut part).bury(5));
-        assert_eq!((held.rows(), held.live().count(), part.rows(), part.live().count()), (300, 300, 301, 300));
+        assert_eq!(
+            (held.rows(), held.live().count(), part.rows(), part.live().count()),
+            (300, 300, 301, 300)
+        );
         assert!(part.is_dead(5) && !held.is_dead(5));
         assert_eq!(part.row(300).unwrap().id, 300);
         assert!(held.row(300).is_none() && part.live().all(|(row, point)| u64::from(row) == point.id));
         drop(part);
-        assert_eq!(budget.stats().used, 300 * row_bytes(2, 1, 0), "the dropped state's own row is free again");
+        assert_eq!(
+            budget.stats().used,
+            300 * row_bytes(2, 1, 0),
+            "the dropped state's own row is free again"
+        );
         drop(held);
         assert_eq!(budget.stats().used, 0);
     }

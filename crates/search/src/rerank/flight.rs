@@ -10,7 +10,7 @@ use storage::page::{PAGE_BYTES, RecordPage};
 use super::cache::{Found, Key};
 use super::checked::Checked;
 use super::limits::{Limits, Shared};
-use super::plan::{Plan, Wanted};
+use super::plan::{Extent, Plan, Wanted};
 use super::query::{Progress, Query, Ranked};
 use super::ranking::Ranking;
 use super::reads::{PendingRead, Reads};
@@ -22,6 +22,9 @@ const RECORD_AHEAD: usize = 1;
 const PAGE_AHEAD: usize = 4;
 /// Bytes of that head: a cache line.
 const LINE_BYTES: usize = 64;
+
+/// A read that serves more records costs each of them less than looking for it in the cache and keeping it there would.
+const SPARSE_MAX: usize = 3;
 
 /// A record that was read and is not scored yet.
 type Arrived = (Wanted, Vec<u8>);
@@ -74,7 +77,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Asks for candidates until there are reads to submit for a while. With `wait`, until there are any.
-    pub(super) fn gather(&mut self, limits: &Limits, shared: &Shared, reads: &mut Reads, wait: bool) {
+    pub(super) fn gather(&mut self, limits: &Limits, reads: &mut Reads, wait: bool) {
         let mut wait = wait;
         while !self.ended && self.plan.len() < limits.query_in_flight && self.direct.is_empty() {
             self.chunk.clear();
@@ -82,7 +85,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             let chunk = std::mem::take(&mut self.chunk);
             self.fresh.clear();
             for &candidate in &chunk {
-                self.sort_in(candidate, limits, shared, reads);
+                self.sort_in(candidate, limits, reads);
             }
             self.plan.add(&self.fresh, limits.joining());
             self.chunk = chunk;
@@ -96,7 +99,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Finds out where a candidate's record is, and puts it in the right line.
-    fn sort_in(&mut self, candidate: Candidate, limits: &Limits, shared: &Shared, reads: &mut Reads) {
+    fn sort_in(&mut self, candidate: Candidate, limits: &Limits, reads: &mut Reads) {
         if !self.open_to(candidate) {
             self.ranked.skipped += 1;
             return;
@@ -108,8 +111,6 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let wanted = Wanted { candidate, address };
         if self.in_place.get(candidate.segment as usize).is_some_and(Option::is_some) {
             self.direct.push_back(wanted);
-        } else if let Some(found) = shared.cache.as_ref().and_then(|cache| cache.find(self.key(candidate)?)) {
-            self.hits.push_back((wanted, found));
         } else if self.in_flight == 0 || !reads.attach(self.serial, wanted) {
             self.fresh.push(wanted);
         }
@@ -119,15 +120,11 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.query.segments.get(candidate.segment as usize).map(AsRef::as_ref)
     }
 
-    fn key(&self, candidate: Candidate) -> Option<Key> {
-        Some(Key { file: self.records(candidate)?.file().id(), row: candidate.row })
-    }
-
     fn locate(&self, candidate: Candidate, limits: &Limits) -> Result<Address> {
         let Candidate { segment, row, .. } = candidate;
-        let records = self
-            .records(candidate)
-            .ok_or_else(|| Error::internal(format!("a candidate of segment {segment}, which was not given")))?;
+        let records = self.records(candidate).ok_or_else(|| {
+            Error::internal(format!("a candidate of segment {segment}, which was not given"))
+        })?;
         let address = records
             .locate(row)
             .ok_or_else(|| Error::data_loss(format!("segment {segment} has no record of row {row}")))?;
@@ -166,23 +163,36 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.in_flight + self.arrived.len()
     }
 
-    /// Takes the next read that is still of use out of the plan: its tag and what to read.
-    pub(super) fn next_read(&mut self, reads: &mut Reads) -> Option<(u64, super::plan::Extent)> {
+    /// Takes the next read that is still of use out of the plan: its tag and what to read. What the cache has is lined
+    /// up to be scored and not read, where that spares a read worth sparing.
+    pub(super) fn next_read(&mut self, shared: &Shared, reads: &mut Reads) -> Option<(u64, Extent)> {
         loop {
-            let (extent, wanted) = self.plan.peek()?;
+            let (planned, wanted) = self.plan.peek()?;
             let scorer = &self.query.scorer;
             let open = |wanted: &&Wanted| self.ranking.open_to(scorer.bound(wanted.candidate.coarse));
-            let useful = wanted.iter().filter(open).count();
-            self.ranked.skipped += (wanted.len() - useful) as u64;
-            let tag =
-                (useful > 0).then(|| reads.begin(self.serial, extent, wanted.iter().filter(open).copied()));
+            self.fresh.clear();
+            self.fresh.extend(wanted.iter().filter(open));
+            self.ranked.skipped += (wanted.len() - self.fresh.len()) as u64;
             self.plan.advance();
-            if let Some(tag) = tag {
-                self.in_flight += 1;
-                self.ranked.reads += 1;
-                self.ranked.read_bytes += u64::from(extent.bytes);
-                return Some((tag, extent));
+            let sparse = self.fresh.len() <= SPARSE_MAX;
+            if let Some(cache) = shared.cache.as_ref().filter(|_| sparse) {
+                let (segments, hits) = (&self.query.segments, &mut self.hits);
+                self.fresh.retain(|&wanted| {
+                    let found = key(segments, wanted.candidate).and_then(|key| cache.find(key));
+                    hits.extend(found.map(|found| (wanted, found)));
+                    found.is_none()
+                });
             }
+            // By page, so the first is where the read starts.
+            let Some(first) = self.fresh.first() else { continue };
+            let offset = first.address.offset;
+            let past = self.fresh.iter().map(|w| w.address.offset + u64::from(w.address.bytes)).max()?;
+            let extent = Extent { offset, bytes: (past - offset) as u32, ..planned };
+            let tag = reads.begin(self.serial, extent, &self.fresh, sparse);
+            self.in_flight += 1;
+            self.ranked.reads += 1;
+            self.ranked.read_bytes += u64::from(extent.bytes);
+            return Some((tag, extent));
         }
     }
 
@@ -210,6 +220,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
 
     fn unpack(&mut self, read: &PendingRead, bytes: &[u8], shared: &Shared, buffers: &mut Buffers) {
         let mut page: Option<(u64, Result<RecordPage<'_>>)> = None;
+        let cache = shared.cache.as_ref().filter(|_| read.sparse);
         for &wanted in &read.wanted {
             let Wanted { candidate, address } = wanted;
             if page.as_ref().is_none_or(|(offset, _)| *offset != address.offset) {
@@ -227,7 +238,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     let mut buffer = buffers.pop().unwrap_or_default();
                     buffer.clear();
                     buffer.extend_from_slice(record);
-                    if let (Some(cache), Some(key)) = (&shared.cache, self.key(candidate)) {
+                    if let (Some(cache), Some(key)) = (cache, key(&self.query.segments, candidate)) {
                         cache.insert(key, record);
                     }
                     self.arrived.push_back((wanted, buffer));
@@ -249,7 +260,12 @@ impl<'a, S: Scorer> Flight<'a, S> {
 
     /// Scores one record. False where none is ready. Those that were read come first, because they hold back further
     /// reads; those in the cache fill the time while reads fly.
-    pub(super) fn score_one(&mut self, shared: &Shared, buffers: &mut Buffers, scratch: &mut S::Scratch) -> bool {
+    pub(super) fn score_one(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut Buffers,
+        scratch: &mut S::Scratch,
+    ) -> bool {
         if let Some((wanted, record)) = self.arrived.pop_front() {
             judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, &record, scratch);
             buffers.push(record);
@@ -277,7 +293,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
         if let Some(&ahead) = self.direct.get(RECORD_AHEAD)
             && let Some(page) = in_place(&self.query, ahead)
-            && let Some(record) = RecordPage::trusted(page).ok().and_then(|page| page.record(ahead.address.slot))
+            && let Some(record) =
+                RecordPage::trusted(page).ok().and_then(|page| page.record(ahead.address.slot))
         {
             kernels::prefetch(record);
         }
@@ -325,8 +342,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
 
     /// Ends it with what there is.
     pub(super) fn give_up(&mut self) {
-        self.ranked.partial |=
-            !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
+        self.ranked.partial |= !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
         self.ended = true;
         self.plan.clear();
         self.direct.clear();
@@ -341,6 +357,11 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.ranked.hits = self.ranking.into_hits();
         (self.query.tag, self.ranked)
     }
+}
+
+fn key(segments: &[Arc<dyn Records>], candidate: Candidate) -> Option<Key> {
+    let records = segments.get(candidate.segment as usize)?;
+    Some(Key { file: records.file().id(), row: candidate.row })
 }
 
 fn judge<S: Scorer>(
@@ -373,11 +394,7 @@ fn in_place<'q, S: Scorer>(query: &'q Query<'_, S>, wanted: Wanted) -> Option<&'
 }
 
 /// A page whose checksum is right and which is the one asked for.
-fn verified<'b>(
-    bytes: &'b [u8],
-    address: Address,
-    records: Option<&dyn Records>,
-) -> Result<RecordPage<'b>> {
+fn verified<'b>(bytes: &'b [u8], address: Address, records: Option<&dyn Records>) -> Result<RecordPage<'b>> {
     let page = RecordPage::open(bytes)?;
     let start = records.and_then(Records::pages_start);
     let wanted = start.map(|start| address.offset.wrapping_sub(start) / PAGE_BYTES as u64);

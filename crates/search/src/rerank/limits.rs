@@ -37,11 +37,11 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             queries: 3,
-            query_in_flight: 16,
-            in_flight: 48,
-            read_bytes_max: 16 << 10,
-            joined_bytes_max: 16 << 10,
-            gap_bytes_max: 4 << 10,
+            query_in_flight: 32,
+            in_flight: 96,
+            read_bytes_max: 32 << 10,
+            joined_bytes_max: 32 << 10,
+            gap_bytes_max: 8 << 10,
         }
     }
 }

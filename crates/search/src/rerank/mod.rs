@@ -2,9 +2,9 @@
 //!
 //! # How a slow medium keeps up with a fast one
 //! All candidates of a query are known before the first is scored, so their reads need not wait for each other. A
-//! [`Searcher`] looks them up in the record [`Cache`](cache::Cache), makes one read of those that share a page or lie
-//! side by side, keeps a bounded number of reads in flight, scores what the cache had meanwhile, and then what has
-//! arrived, in the order in which it arrived. Two to four queries are under way at once, the oldest first, so that the
+//! [`Searcher`] makes one read of those that share a page or lie side by side, looks up those for which that is still a
+//! read of few in the record [`Cache`](cache::Cache), keeps a bounded number of reads in flight, scores what the cache
+//! had meanwhile, and what has arrived in the order in which it arrived. Two to four queries are under way at once, the oldest first, so that the
 //! processor has something to score while a query waits for its first reads. A record whose bound is below the k-th
 //! best score is neither read nor scored. What is left of the medium's cost is the processor time of a read, a few
 //! microseconds, shared by the candidates it serves.

@@ -11,6 +11,8 @@ pub(super) struct PendingRead {
     pub(super) extent: Extent,
     /// What for, by page.
     pub(super) wanted: Vec<Wanted>,
+    /// Whether it is for few records, so that it would be worth sparing the next time.
+    pub(super) sparse: bool,
     busy: bool,
 }
 
@@ -23,19 +25,14 @@ pub(super) struct Reads {
 
 impl Reads {
     /// Takes note of a read and gives its tag.
-    pub(super) fn begin(
-        &mut self,
-        flight: u64,
-        extent: Extent,
-        wanted: impl Iterator<Item = Wanted>,
-    ) -> u64 {
+    pub(super) fn begin(&mut self, flight: u64, extent: Extent, wanted: &[Wanted], sparse: bool) -> u64 {
         let tag = self.free.pop().unwrap_or(self.slots.len() as u32);
         if let Some(slot) = self.slots.get_mut(tag as usize) {
-            (slot.flight, slot.extent, slot.busy) = (flight, extent, true);
+            (slot.flight, slot.extent, slot.sparse, slot.busy) = (flight, extent, sparse, true);
             slot.wanted.clear();
-            slot.wanted.extend(wanted);
+            slot.wanted.extend_from_slice(wanted);
         } else {
-            self.slots.push(PendingRead { flight, extent, wanted: wanted.collect(), busy: true });
+            self.slots.push(PendingRead { flight, extent, wanted: wanted.to_vec(), sparse, busy: true });
         }
         u64::from(tag)
     }

@@ -42,7 +42,15 @@ impl Searcher {
     /// `InvalidArgument` for limits out of range.
     pub fn new(reader: Box<dyn Reader>, limits: Limits, shared: Arc<Shared>) -> Result<Searcher> {
         limits.check()?;
-        Ok(Searcher { reader, limits, shared, reads: Reads::default(), buffers: Vec::new(), serial: 0, broken: false })
+        Ok(Searcher {
+            reader,
+            limits,
+            shared,
+            reads: Reads::default(),
+            buffers: Vec::new(),
+            serial: 0,
+            broken: false,
+        })
     }
 
     /// Answers the queries of `source` until it ends.
@@ -54,7 +62,8 @@ impl Searcher {
         if self.broken {
             return Err(Error::precondition("the reader of this searcher has failed; make another searcher"));
         }
-        let mut run = Run { searcher: self, flights: VecDeque::new(), scratch: None, ended: false, scored: 0 };
+        let mut run =
+            Run { searcher: self, flights: VecDeque::new(), scratch: None, ended: false, scored: 0 };
         let outcome = run.go(source);
         if outcome.is_err() {
             run.abandon(source);
@@ -146,12 +155,12 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
         let Searcher { reader, limits, shared, reads, buffers, .. } = &mut *self.searcher;
         let mut submitted = false;
         for flight in &mut self.flights {
-            flight.gather(limits, shared, reads, false);
+            flight.gather(limits, reads, false);
             if !flight.wants_reads(limits) {
                 continue;
             }
             while flight.may_read(limits) && reader.room() > 0 && reader.in_flight() < limits.in_flight {
-                let Some((tag, extent)) = flight.next_read(reads) else { break };
+                let Some((tag, extent)) = flight.next_read(shared, reads) else { break };
                 submitted = true;
                 let Some(records) = flight.query.segments.get(extent.segment as usize) else { continue };
                 let (offset, bytes) = (extent.offset, extent.bytes as usize);
@@ -220,9 +229,9 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
         if self.searcher.reader.in_flight() > 0 {
             return self.reap(1);
         }
-        let Searcher { limits, shared, reads, .. } = &mut *self.searcher;
+        let Searcher { limits, reads, .. } = &mut *self.searcher;
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.expects_more()) {
-            flight.gather(limits, shared, reads, true);
+            flight.gather(limits, reads, true);
         }
         Ok(())
     }

@@ -83,7 +83,11 @@ pub fn write(
     let mut vectors = Vec::with_capacity(source.rows() as usize * dims);
     source.vectors(&mut vectors)?;
     if vectors.len() != source.rows() as usize * dims {
-        return Err(Error::internal(format!("{} values for {} rows of {dims}", vectors.len(), source.rows())));
+        return Err(Error::internal(format!(
+            "{} values for {} rows of {dims}",
+            vectors.len(),
+            source.rows()
+        )));
     }
     encoding.round(&mut vectors);
     let seed = u64::from(crc32c::crc32c(&plan.uuid));
@@ -110,7 +114,12 @@ pub fn write(
     Ok(Written { order, bytes })
 }
 
-fn write_vectors(file: &mut FileWriter<'_>, settings: &Settings, vectors: &[f32], order: &[u32]) -> Result<()> {
+fn write_vectors(
+    file: &mut FileWriter<'_>,
+    settings: &Settings,
+    vectors: &[f32],
+    order: &[u32],
+) -> Result<()> {
     let mut bytes = Vec::with_capacity(settings.stride());
     file.begin(kind::VECTORS, true);
     for &row in order {

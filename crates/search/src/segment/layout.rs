@@ -143,7 +143,8 @@ impl Settings {
     /// # Errors
     /// `DataLoss` where it is not one that this program writes.
     pub fn decode(bytes: &[u8]) -> Result<Settings> {
-        let odd = || Error::data_loss("the segment's settings are not what this program reads; use a newer one");
+        let odd =
+            || Error::data_loss("the segment's settings are not what this program reads; use a newer one");
         let bytes: &[u8; SETTINGS_BYTES] = bytes.try_into().map_err(|_| odd())?;
         let field = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let dims = field(4) as usize;

@@ -225,6 +225,10 @@ impl Records for Segment {
         let offset = self.records.offset + u64::from(page) * PAGE_BYTES as u64;
         Some(Address { offset, bytes: pages * PAGE_BYTES as u32, slot })
     }
+
+    fn pages_start(&self) -> Option<u64> {
+        Some(self.records.offset)
+    }
 }
 
 impl Debug for Segment {
@@ -237,7 +241,12 @@ fn stays_on_medium(kind: u32) -> bool {
     matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS)
 }
 
-fn open_index(contents: &Contents, file: &dyn Sealed, settings: &Settings, rows: u32) -> Result<Box<dyn Coarse>> {
+fn open_index(
+    contents: &Contents,
+    file: &dyn Sealed,
+    settings: &Settings,
+    rows: u32,
+) -> Result<Box<dyn Coarse>> {
     let mut sections = Vec::new();
     for section in &contents.superblock.sections {
         if section.kind >= kind::COARSE_FIRST {

@@ -179,7 +179,11 @@ pub struct ExactVectors<'a> {
 }
 
 impl<'a> ExactVectors<'a> {
-    pub(super) fn new(vectors: &'a Vectors, file: &'a Arc<dyn Sealed>, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
+    pub(super) fn new(
+        vectors: &'a Vectors,
+        file: &'a Arc<dyn Sealed>,
+        reader: &'a mut dyn Reader,
+    ) -> ExactVectors<'a> {
         ExactVectors {
             vectors,
             file,

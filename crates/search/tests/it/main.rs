@@ -4,4 +4,9 @@
 
 extern crate millpond_search as search;
 
+mod coarse;
+mod collection;
+mod damage;
+mod points;
+mod released;
 mod rerank;

@@ -6,13 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use base::{Error, Result};
+use memory::{PoolConfig, Rate, SlotPool};
 use proptest::prelude::*;
 use search::rerank::{
-    Address, Candidate, Chunks, Limits, Next, Progress, Query, Ranked, Records, Scorer, Searcher, Shared, Source,
-    all,
+    Address, Candidate, Chunks, Limits, Next, Progress, Query, Ranked, Records, Scorer, Searcher, Shared,
+    Source, all,
 };
 use storage::page::{PAGE_BYTES, Packer};
-use storage::{Read, Reader, Sealed};
+use storage::{
+    DaxMedium, DramMedium, FaultMedium, FaultPlan, Medium, MmapMedium, Read, Reader, Sealed, UringMedium,
+};
 
 /// A number of its own for each file.
 static FILES: AtomicU64 = AtomicU64::new(1 << 40);
@@ -102,8 +105,7 @@ impl Segment {
     fn is_damaged(&self, row: u32) -> bool {
         let Address { offset, bytes, .. } = self.places[row as usize];
         let mut page = vec![0; bytes as usize];
-        self.file.read_at(offset, &mut page).unwrap();
-        storage::page::RecordPage::open(&page).is_err()
+        self.file.read_at(offset, &mut page).is_err() || storage::page::RecordPage::open(&page).is_err()
     }
 }
 
@@ -349,7 +351,8 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         for ranked in [&queue.1[&(tag as u64)], &searcher.one(again).unwrap()] {
             let hits: Vec<_> = ranked.hits.iter().map(|(c, score)| (c.segment, c.row, *score)).collect();
             prop_assert_eq!(&hits, &wanted);
-            let named: BTreeSet<_> = ranked.damaged.iter().map(|d| (d.candidate.segment, d.candidate.row)).collect();
+            let named: BTreeSet<_> =
+                ranked.damaged.iter().map(|d| (d.candidate.segment, d.candidate.row)).collect();
             prop_assert!(named.is_subset(&lost));
             prop_assert_eq!(ranked.partial, !named.is_empty());
             prop_assert!(ranked.damaged.iter().all(|d| d.page.is_some()));
@@ -376,7 +379,8 @@ fn one_query(segment: Segment, candidates: Vec<Candidate>, k: usize, scorer: Fir
 
 fn searcher(limits: Limits, submitted: &Arc<AtomicU64>) -> Searcher {
     let depth = limits.in_flight;
-    let reader = Shuffled { depth, reads: Vec::new(), seed: 7, bad: Vec::new(), submitted: submitted.clone() };
+    let reader =
+        Shuffled { depth, reads: Vec::new(), seed: 7, bad: Vec::new(), submitted: submitted.clone() };
     Searcher::new(Box::new(reader), limits, Arc::new(Shared::new(0, 400))).unwrap()
 }
 
@@ -387,13 +391,14 @@ fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<Can
 #[test]
 fn one_read_serves_all_records_of_a_page_and_its_neighbours() {
     let submitted = Arc::default();
-    // Nine records of 400 bytes a page: 90 rows are ten pages, read four at a time.
+    // Nine records of 400 bytes a page: 90 rows are ten pages, read eight at a time.
     let own = segment(&[(1, 400); 90], &[], false);
     let candidates = rows(0..90, |_| 0.0);
-    let ranked =
-        searcher(Limits::default(), &submitted).one(one_query(own, candidates, 5, First { bounded: false })).unwrap();
-    assert_eq!((ranked.reads, ranked.scored), (3, 90));
-    assert_eq!(submitted.load(Ordering::Relaxed), 3);
+    let ranked = searcher(Limits::default(), &submitted)
+        .one(one_query(own, candidates, 5, First { bounded: false }))
+        .unwrap();
+    assert_eq!((ranked.reads, ranked.scored), (2, 90));
+    assert_eq!(submitted.load(Ordering::Relaxed), 2);
 }
 
 #[test]
@@ -404,7 +409,8 @@ fn what_cannot_get_in_is_neither_read_nor_scored() {
     // The coarse score is the score itself: after the first ten nothing can get in.
     let candidates = rows(0..200, |row| (200 - row) as f32);
     let limits = Limits { query_in_flight: 4, joined_bytes_max: 0, ..Limits::default() };
-    let ranked = searcher(limits, &submitted).one(one_query(own, candidates, 10, First { bounded: true })).unwrap();
+    let ranked =
+        searcher(limits, &submitted).one(one_query(own, candidates, 10, First { bounded: true })).unwrap();
     assert_eq!(ranked.hits.len(), 10);
     assert_eq!(ranked.hits.first().unwrap().1, 200.0);
     assert!(ranked.reads < 25, "{} reads", ranked.reads);
@@ -415,10 +421,16 @@ fn what_cannot_get_in_is_neither_read_nor_scored() {
 #[test]
 fn what_is_cached_is_not_read_again() {
     let submitted = Arc::default();
-    let own = segment(&[(1, 1000); 60], &[], false);
-    let limits = Limits::default();
-    let reader =
-        Shuffled { depth: limits.in_flight, reads: Vec::new(), seed: 1, bad: Vec::new(), submitted: submitted };
+    // A page for each, and no page with another: reads worth sparing.
+    let own = segment(&[(1, 3000); 60], &[], false);
+    let limits = Limits { joined_bytes_max: 0, ..Limits::default() };
+    let reader = Shuffled {
+        depth: limits.in_flight,
+        reads: Vec::new(),
+        seed: 1,
+        bad: Vec::new(),
+        submitted: submitted,
+    };
     let shared = Arc::new(Shared::new(1 << 20, 1000));
     let mut searcher = Searcher::new(Box::new(reader), limits, shared.clone()).unwrap();
     let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(own) as Arc<dyn Records>]);
@@ -487,4 +499,88 @@ fn a_queue_that_fails_answers_everybody_and_is_not_used_again() {
     assert!(searcher.run(&mut queue).is_err());
     assert!(queue.1[&0].partial);
     assert!(searcher.one(query()).is_err_and(|error| error.message().contains("make another")));
+}
+
+/// Records with these scores, written to a medium.
+fn written(medium: &dyn Medium, scores: &[u8]) -> Segment {
+    let records: Vec<(u8, usize)> =
+        scores.iter().enumerate().map(|(at, &score)| (score, 200 + at % 7 * 90)).collect();
+    let made = segment(&records, &[], true);
+    let mut writer = medium.create("segment").unwrap();
+    writer.append(made.file.in_place().unwrap()).unwrap();
+    writer.persist().unwrap();
+    medium.persist_names().unwrap();
+    Segment { file: medium.open("segment").unwrap(), ..made }
+}
+
+fn volatile() -> DramMedium {
+    let config = PoolConfig { bytes_max: 8 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap()
+}
+
+/// The answer to a query for all rows, as (row, score).
+fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: Limits) -> Ranked {
+    let reader = medium.reader(limits.reader_options()).unwrap();
+    let mut searcher = Searcher::new(reader, limits, Arc::new(Shared::new(1 << 20, 400))).unwrap();
+    let (file, places) = (own.file.clone(), own.places.clone());
+    let candidates = rows(0..places.len() as u32, |_| 0.0);
+    let same = Segment { file, places, start: own.start };
+    searcher.one(one_query(same, candidates, k, First { bounded: false })).unwrap()
+}
+
+#[test]
+fn every_medium_gives_the_same_answer() {
+    let scores: Vec<u8> = (0..900u32).map(|row| (row * 37 % 251) as u8).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let mut media: Vec<Box<dyn Medium>> = vec![
+        Box::new(volatile()),
+        Box::new(MmapMedium::new(place("mmap")).unwrap()),
+        Box::new(DaxMedium::new(place("dax"), true).unwrap()),
+    ];
+    match UringMedium::new(place("nvme")) {
+        Ok(medium) => media.push(Box::new(medium)),
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+    let mut wanted: Vec<(u32, f32)> =
+        scores.iter().enumerate().map(|(row, &score)| (row as u32, f32::from(score))).collect();
+    wanted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    wanted.truncate(40);
+    for medium in media {
+        let own = written(medium.as_ref(), &scores);
+        let ranked = ask_all(medium.as_ref(), &own, 40, Limits::default());
+        let hits: Vec<(u32, f32)> = ranked.hits.iter().map(|(hit, score)| (hit.row, *score)).collect();
+        assert_eq!(hits, wanted, "{}", medium.kind());
+        assert!(!ranked.partial, "{}", medium.kind());
+    }
+}
+
+/// Two pages are damaged in each way, and what is on them is named; all else is ranked.
+#[test]
+fn faults_of_a_device_cost_their_pages_and_nothing_else() {
+    for seed in 0..24 {
+        let scores: Vec<u8> = (0..700u32).map(|row| (row * 91 % 250) as u8).collect();
+        let rates = FaultPlan {
+            seed,
+            read_errors: 15,
+            short_reads: 15,
+            torn_pages: 15,
+            bit_flips: 15,
+            reorder: true,
+            ..FaultPlan::default()
+        };
+        let medium = FaultMedium::new(Arc::new(volatile()), rates).unwrap();
+        let own = written(&medium, &scores);
+        let lost: BTreeSet<u32> = (0..700).filter(|&row| own.is_damaged(row)).collect();
+        let mut wanted: Vec<u32> = (0..700).filter(|row| !lost.contains(row)).collect();
+        wanted.sort_by_key(|&row| (std::cmp::Reverse(scores[row as usize]), row));
+        wanted.truncate(30);
+        let limits = Limits { query_in_flight: 1 + seed as usize, ..Limits::default() };
+        let ranked = ask_all(&medium, &own, 30, limits);
+        let hits: Vec<u32> = ranked.hits.iter().map(|(hit, _)| hit.row).collect();
+        assert_eq!(hits, wanted);
+        assert_eq!(ranked.damaged_count as usize, lost.len());
+        assert!(ranked.damaged.iter().all(|damage| lost.contains(&damage.candidate.row)));
+        assert_eq!(ranked.partial, !lost.is_empty());
+    }
 }

@@ -38,8 +38,8 @@ pub(super) struct Listening {
     pub(super) file_name: Option<String>,
     pub(super) config: AudioConfig,
     pub(super) count: Count,
-    /// Gone first when the thread ends, as fields are dropped in order: then the next may come.
-    pub(super) place: Place,
+    /// Free again when the thread that listens and the one that reads, which has the upload, have both ended.
+    pub(super) place: Arc<Place>,
     _admitted: OwnedSemaphorePermit,
 }
 
@@ -110,12 +110,13 @@ impl Listening {
             }
         };
         let sent = form::sent(&headers, body, limits).await?;
-        let (feeder, upload, failure) = upload();
+        let Prepared { admitted, place, recogniser, model, options } = prepared;
+        let place = Arc::new(place);
+        let (feeder, upload, failure) = upload(Some(place.clone()));
         tokio::spawn(async move {
             feeder.feed(sent.pieces, limits).await;
             drop(receiving);
         });
-        let Prepared { admitted, place, recogniser, model, options } = prepared;
         let count = Count { metrics: app.metrics.clone(), recogniser: name.into(), seconds: 0.0 };
         let (hint, file_name) = (sent.hint, sent.file_name);
         Ok(Listening {
@@ -202,7 +203,8 @@ fn prepare(app: &App, name: &str) -> Result<Prepared> {
         .then(|| recordings.speakers(name))
         .transpose()?;
     let in_flight = RUNS_PER_WORKER * app.scheduler.workers();
-    let options = Options { in_flight, embeddings: false, speakers, stop: stop.clone() };
+    let reader = format!("audio-{}-in", place.number);
+    let options = Options { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
     let model = Arc::new(ServedModel::new(app.scheduler.clone(), servable, stop));
     Ok(Prepared { admitted, place, recogniser, model, options })
 }

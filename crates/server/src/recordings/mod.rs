@@ -1,8 +1,9 @@
 //! Recordings: from an upload, or a file, through a served model to labels.
 //!
-//! Each recording has a thread of its own, "audio-N", which decodes, asks the inference workers and writes the answer;
-//! there are as many as [`AudioConfig::recordings_max`](crate::AudioConfig) places. The door's tasks only carry bytes: [`upload`]
-//! from the connection to the thread, [`results`] back, both bounded, so that a recording of any length needs the same
+//! Each recording has two threads of its own: "audio-N-in" waits for its bytes and decodes them, "audio-N" asks the inference
+//! workers and writes the answer, so that labels leave while an upload is silent. There are as many pairs as
+//! [`AudioConfig::recordings_max`](crate::AudioConfig) places. The door's tasks only carry bytes: [`upload`] from the connection
+//! to the one thread, [`results`] back from the other, both bounded, so that a recording of any length needs the same
 //! memory. [`served`] is how the pipeline runs a model, [`find`] which models are recognisers, [`voices`] who is enrolled.
 
 mod answer;

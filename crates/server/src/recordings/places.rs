@@ -1,4 +1,4 @@
-//! How many recordings are listened to at the same time: numbered places, one a thread.
+//! How many recordings are listened to at the same time: numbered places.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

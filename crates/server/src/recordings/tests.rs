@@ -338,6 +338,45 @@ fn results_come_while_the_recording_still_does() {
 }
 
 #[test]
+fn labels_of_what_was_sent_come_although_the_upload_is_silent() {
+    let served = served(|config| config.doors.client_timeout = WAIT_MAX);
+    let file = wave(&loud_at(1, 10), true);
+    let head = file.len() - 10 * 2 * RATE as usize;
+    // All of the label, and not enough for a run after it to be full.
+    let (first, rest) = file.split_at(head + 2 * 4100);
+    let mut stream = served.begin("/v1/audio/loud");
+    chunk(&mut stream, first);
+    let mut all = Vec::new();
+    read_until(&mut stream, &mut all, "\"label\"");
+    chunk(&mut stream, rest);
+    stream.write_all(b"0\r\n\r\n").unwrap();
+    stream.read_to_end(&mut all).unwrap();
+    let answer = Answer::parse(&all);
+    assert_eq!(answer.lines("label").len(), 1);
+    close_to(&answer.lines("label")[0]["end"], 2.0);
+    close_to(&answer.lines("summary")[0]["seconds"], 10.0);
+    // A client that leaves while it is silent leaves no thread behind.
+    let mut stream = served.begin("/v1/audio/loud");
+    chunk(&mut stream, first);
+    read_until(&mut stream, &mut Vec::new(), "\"label\"");
+    served.until_active(1);
+    drop(stream);
+    served.until_active(0);
+}
+
+#[test]
+fn an_error_is_told_while_the_upload_is_silent_and_its_place_is_taken_until_the_reader_ends() {
+    let served = served(|config| config.doors.client_timeout = WAIT_MAX);
+    served.fake.fail_runs(1000);
+    let mut stream = served.begin("/v1/audio/loud");
+    chunk(&mut stream, &wave(&loud_at(1, 60), true));
+    read_until(&mut stream, &mut Vec::new(), "internal");
+    assert_eq!(served.app.recordings.active(), 1, "a thread waits for the rest of the upload");
+    drop(stream);
+    served.until_active(0);
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_a_status() {
     let served = served(|config| config.audio.bytes_max = 100_000);
     let file = wave(&loud_at(0, 2), false);

@@ -13,6 +13,7 @@ use bytes::{Buf, Bytes};
 use tokio::sync::mpsc;
 
 use super::form::Pieces;
+use super::places::Place;
 use crate::config::AudioConfig;
 
 /// Pieces that wait for the thread; the connection's buffer bounds each, at some hundred kilobytes.
@@ -40,6 +41,8 @@ pub(super) struct Upload {
     pieces: mpsc::Receiver<Bytes>,
     current: Bytes,
     failure: Failure,
+    /// Taken for as long as anybody may still read.
+    _place: Option<Arc<Place>>,
 }
 
 /// Why the upload ended early, if it did. The pipeline takes such an end for a short file; this says what it was.
@@ -63,12 +66,12 @@ pub(super) struct Feeder {
     failure: Failure,
 }
 
-/// Both ends, and what went wrong between them.
-pub(super) fn upload() -> (Feeder, Upload, Failure) {
+/// Both ends, and what went wrong between them, of a recording that has `place`.
+pub(super) fn upload(place: Option<Arc<Place>>) -> (Feeder, Upload, Failure) {
     let (to, pieces) = mpsc::channel(PIECES_WAITING_MAX);
     let failure = Failure::default();
     let feeder = Feeder { to, failure: failure.clone() };
-    (feeder, Upload { pieces, current: Bytes::new(), failure: failure.clone() }, failure)
+    (feeder, Upload { pieces, current: Bytes::new(), failure: failure.clone(), _place: place }, failure)
 }
 
 impl Feeder {
@@ -188,7 +191,7 @@ mod tests {
 
     /// Feeds `pieces`, then the end or, with `stall`, silence; reads on a thread of its own.
     fn through(pieces: Vec<Vec<u8>>, stall: bool, limits: UploadLimits) -> (Vec<u8>, Option<Error>) {
-        let (feeder, mut upload, failure) = upload();
+        let (feeder, mut upload, failure) = upload(None);
         let thread = std::thread::spawn(move || {
             let mut all = Vec::new();
             // What went wrong is in `failure`.
@@ -217,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_goes_does_not_keep_the_client() {
-        let (feeder, upload, failure) = upload();
+        let (feeder, upload, failure) = upload(None);
         drop(upload);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(feeder.feed(Pieces::of(vec![vec![0; 100]; 5], false), LIMITS));
@@ -225,7 +228,7 @@ mod tests {
     }
 
     fn input(bytes: &[u8], spool: bool, spool_bytes_max: u64) -> Result<Input> {
-        let (feeder, upload, _) = upload();
+        let (feeder, upload, _) = upload(None);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(feeder.feed(Pieces::of(vec![bytes.to_vec()], false), LIMITS));
         upload.input(spool, &AudioConfig { spool_bytes_max, ..AudioConfig::default() })

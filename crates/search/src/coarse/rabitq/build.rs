@@ -126,12 +126,16 @@ impl Lists<'_> {
         let rows = &self.order[self.starts[cluster] as usize..self.starts[cluster + 1] as usize];
         let residuals: Vec<f32> = rows
             .iter()
-            .flat_map(|row| point(self.points, self.padded, *row).iter().zip(centre).map(|(value, centre)| value - centre))
+            .flat_map(|row| {
+                point(self.points, self.padded, *row).iter().zip(centre).map(|(value, centre)| value - centre)
+            })
             .collect();
         let rows = rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| Row {
             residual,
             // For inner products: the row with the mean, and the residual with the centre.
-            constant: constants.get(*row as usize).map_or(0.0, |with_mean| with_mean - float::dot(residual, centre)),
+            constant: constants
+                .get(*row as usize)
+                .map_or(0.0, |with_mean| with_mean - float::dot(residual, centre)),
         });
         codes.extend(rows, centre, metric);
     }

@@ -110,7 +110,8 @@ fn factors(row: &Row, metric: Metric, products: Products) -> Factors {
         // The row is the centre, or as good as.
         return [row.constant, 0.0, 0.0];
     }
-    let cosine_squared = (products.code_residual / products.code_code * products.code_residual / square).min(1.0);
+    let cosine_squared =
+        (products.code_residual / products.code_code * products.code_residual / square).min(1.0);
     let dims = row.residual.len().max(2) as f32;
     let error = (square * (1.0 - cosine_squared) / cosine_squared / (dims - 1.0)).sqrt();
     match metric {
@@ -148,7 +149,8 @@ fn choose_levels(row: &Row, centre: &[f32], metric: Metric, levels: &mut [u8]) -
     factors(row, metric, products)
 }
 
-/// The level, 0 to 15, of a value in steps. What is no number (a residual of zeros) becomes 0.
+/// The level, 0 to 15, of a value in steps. A residual of zeros has none: what comes of it is no number, which
+/// [`factors`] takes care of.
 fn level(value: f32) -> f32 {
-    (value + MIDDLE + 0.5).floor().max(0.0).min(15.0)
+    (value + MIDDLE + 0.5).floor().clamp(0.0, 15.0)
 }

@@ -85,7 +85,10 @@ fn mix_halves(values: &mut [f32]) {
 /// `InvalidArgument`.
 pub(super) fn check_dims(dims: usize) -> Result<()> {
     match dims == 0 || padded(dims) > rabitq::DIMS_MAX {
-        true => Err(base::Error::invalid(format!("one-bit codes have 1 to {} dimensions, not {dims}", rabitq::DIMS_MAX))),
+        true => Err(base::Error::invalid(format!(
+            "one-bit codes have 1 to {} dimensions, not {dims}",
+            rabitq::DIMS_MAX
+        ))),
         false => Ok(()),
     }
 }

@@ -59,7 +59,11 @@ impl Smallest {
     /// The largest of the costs kept; infinite while there are fewer than wanted.
     #[inline]
     pub(super) fn limit(&self) -> f32 {
-        if self.costs.len() < self.wanted { f32::INFINITY } else { self.costs.last().copied().unwrap_or(f32::INFINITY) }
+        if self.costs.len() < self.wanted {
+            f32::INFINITY
+        } else {
+            self.costs.last().copied().unwrap_or(f32::INFINITY)
+        }
     }
 
     #[inline]

@@ -54,11 +54,15 @@ impl Rabitq {
     pub(in crate::coarse) fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<Rabitq> {
         check_dims(header.dims).map_err(|error| wrong(error.message()))?;
         let find = |kind| section::find(sections, kind);
-        let seed = find(ROTATION)?.try_into().map(u64::from_le_bytes).map_err(|_| wrong("a seed of other length"))?;
+        let seed = find(ROTATION)?
+            .try_into()
+            .map(u64::from_le_bytes)
+            .map_err(|_| wrong("a seed of other length"))?;
         let starts = find(section::LIST_STARTS)?;
         let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
         let clusters = check_starts(&starts, header.rows)?;
-        let blocks = starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum::<usize>();
+        let blocks =
+            starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum::<usize>();
         let padded = padded(header.dims);
         let codes = Codes {
             signs: sized(find(SIGNS)?, blocks * block_bytes(padded))?,

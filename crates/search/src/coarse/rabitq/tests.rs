@@ -1,0 +1,102 @@
+use super::codes::Row;
+use super::scan::LEVEL_DEVIATIONS;
+use super::*;
+use crate::coarse::kmeans::Draw;
+
+const DIMS: usize = 256;
+
+fn normal(draw: &mut Draw, count: usize) -> Vec<f32> {
+    (0..count)
+        .map(|_| (0..12).map(|_| draw.below(1 << 20) as f32 / (1 << 20) as f32).sum::<f32>() - 6.0)
+        .collect()
+}
+
+/// Rows of one list around a centre, a query, and the true costs.
+struct Scene {
+    codes: Codes,
+    query: Query,
+    list: List,
+    truth: Vec<f32>,
+}
+
+fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
+    let mut draw = Draw::new(seed);
+    let centre = normal(&mut draw, DIMS);
+    let residuals = normal(&mut draw, rows * DIMS);
+    let mut query = Query::default();
+    query.turned = normal(&mut draw, DIMS);
+    query.prepare();
+    let mut codes = Codes::default();
+    let list = residuals.chunks_exact(DIMS).map(|residual| Row {
+        residual,
+        constant: if metric == Metric::Dot { -float::dot(residual, &centre) } else { 0.0 },
+    });
+    codes.extend(list, &centre, metric);
+    let square = squared_distance(&query, &centre);
+    let offset = if metric == Metric::Dot { -float::dot(&query.turned, &centre) } else { square };
+    let truth = residuals.chunks_exact(DIMS).map(|residual| {
+        let row: Vec<f32> = residual.iter().zip(&centre).map(|(value, centre)| value + centre).collect();
+        if metric == Metric::Dot { -float::dot(&query.turned, &row) } else { float::l2(&query.turned, &row) }
+    });
+    let truth = truth.collect();
+    Scene {
+        codes,
+        list: List { rows: (0, rows as u32), first_block: 0, offset, radius: square.sqrt() },
+        query,
+        truth,
+    }
+}
+
+/// The share of true costs that lie below their bounds, and the mean error in deviations.
+#[test]
+fn bounds_hold_and_costs_are_not_biased() {
+    for metric in [Metric::L2, Metric::Dot] {
+        let (mut below, mut seen, mut signed, mut spread) = (0, 0, 0.0, 0.0);
+        for seed in 0..20 {
+            let scene = scene(metric, 100, seed);
+            let mut found = Found::default();
+            found.reset(100);
+            found.through(&scene.codes, &scene.query, &scene.list, None);
+            assert_eq!(found.candidates.len(), 100, "without a limit every row is let through");
+            for candidate in &found.candidates {
+                let truth = scene.truth[candidate.row as usize];
+                let deviation = (candidate.cost - candidate.bound) / LEVEL_DEVIATIONS;
+                signed += (candidate.cost - truth) / deviation;
+                spread += ((candidate.cost - truth) / deviation).powi(2);
+                below += u32::from(truth < candidate.bound);
+                seen += 1;
+            }
+        }
+        // 1.9 deviations on one side: 2.9 % of a normal distribution.
+        assert!(below < seen / 20, "{metric:?}: {below} of {seen} below their bounds");
+        assert!((signed / seen as f32).abs() < 0.1, "{metric:?}: biased by {}", signed / seen as f32);
+        assert!((0.5..1.5).contains(&(spread / seen as f32)), "{metric:?}: {}", spread / seen as f32);
+    }
+}
+
+#[test]
+fn one_bit_bounds_lose_few_of_the_nearest() {
+    let (mut lost, mut compared, mut rows) = (0, 0, 0);
+    for seed in 0..20 {
+        let scene = scene(Metric::L2, 500, seed);
+        let mut found = Found::default();
+        found.reset(10);
+        found.through(&scene.codes, &scene.query, &scene.list, None);
+        let mut order: Vec<u32> = (0..500).collect();
+        order.sort_by(|one, other| scene.truth[*one as usize].total_cmp(&scene.truth[*other as usize]));
+        let limit = found.smallest.limit();
+        let kept = |row: &u32| found.candidates.iter().any(|one| one.row == *row && one.bound < limit);
+        lost += order[..10].iter().filter(|row| !kept(row)).count();
+        compared += found.compared;
+        rows += 500;
+    }
+    assert!(lost <= 6, "{lost} of 200 of the nearest were lost");
+    assert!(compared < rows * 8 / 10, "{compared} of {rows} rows had their four bits looked at");
+}
+
+#[test]
+fn another_index_may_use_the_same_scratch() {
+    let mut scratch = Scratch { other: Some(Box::new(1_u8)), ..Scratch::default() };
+    work_of(&mut scratch).rows.push(7);
+    assert_eq!(work_of(&mut scratch).rows, [7]);
+}

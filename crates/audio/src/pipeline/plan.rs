@@ -1,0 +1,73 @@
+//! How a recording is cut for a model.
+
+use base::{Error, NamedTensor, Result};
+
+use crate::recogniser::{Fit, Recogniser};
+
+/// How a recording is cut, in windows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Plan {
+    /// From one piece to the next.
+    pub(super) length: u64,
+    pub(super) lead_in: u64,
+    /// Of one run at most.
+    pub(super) run: usize,
+    /// Runs always have so many, the last ones filled up with zeros.
+    pub(super) fill: Option<usize>,
+    /// Each group is a stream of the model.
+    pub(super) stream: bool,
+    /// Pieces of a group.
+    pub(super) lanes: usize,
+    /// A run may have fewer windows than it could, and means the same.
+    pub(super) short: bool,
+}
+
+impl Plan {
+    /// For a model that may be stateful, and as many pieces at most as can be at hand together.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the model cannot be run as the recogniser says.
+    pub(super) fn new(recogniser: &Recogniser, fit: &Fit, stateful: bool, pieces_max: u64) -> Result<Plan> {
+        let Recogniser { batch, sequence, pieces, .. } = recogniser;
+        let whole = (pieces.length + pieces.lead_in) as usize;
+        let (length, lead_in) = (pieces.length, pieces.lead_in);
+        let refuse = |what: &str| Error::invalid(format!("recogniser \"{}\": {what}", recogniser.name));
+        if *sequence && stateful {
+            return Err(refuse("a model that keeps a state inside cannot be run as a sequence"));
+        }
+        let stream = stateful || (!sequence && !fit.carried.is_empty());
+        if stream || *sequence {
+            recogniser.may_wait(whole)?;
+        }
+        if stream {
+            let large =
+                |constant: &&NamedTensor| constant.tensor.shape().first().is_some_and(|size| *size > 1);
+            if let Some(constant) = fit.constants.iter().find(large) {
+                let what = format!("\"{}\" cannot have an axis 0 above one beside a state", constant.name);
+                return Err(refuse(&what));
+            }
+            if fit.items.is_some_and(|items| items > 1) {
+                return Err(refuse("a model with a state must take one window at a time"));
+            }
+            let lanes = match fit.items.is_none() && fit.carried.is_empty() {
+                true => (pieces.lanes as u64).min(pieces_max).max(1) as usize,
+                false => 1,
+            };
+            recogniser.may_wait(whole * lanes)?;
+            let short = lanes == 1;
+            return Ok(Plan { length, lead_in, run: *batch, fill: None, stream: true, lanes, short });
+        }
+        if *sequence {
+            let run = fit.items.unwrap_or(if fit.carried.is_empty() { whole } else { *batch });
+            if fit.carried.is_empty() && run < whole {
+                return Err(refuse(&format!("pieces of {whole} windows do not fit the {run} of the model")));
+            }
+            // Zeros after a run's windows would be part of the state that the next run begins with.
+            let short = !fit.carried.is_empty() && fit.items.is_none();
+            return Ok(Plan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1, short });
+        }
+        let run = fit.items.unwrap_or(*batch);
+        let (length, fill) = (run as u64, fit.items);
+        Ok(Plan { length, lead_in: 0, run, fill, stream: false, lanes: 1, short: true })
+    }
+}

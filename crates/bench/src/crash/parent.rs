@@ -1,0 +1,265 @@
+//! Starts the writer, kills it, and looks.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use search::collection::Collection;
+use search::rerank::Shared;
+
+use super::child::{READY, REPORT_BYTES};
+use super::content::{Script, stored};
+use super::{CrashArgs, MediumChoice};
+use crate::BenchEnv;
+use crate::random::Random;
+use crate::report::Progress;
+
+/// How long segments may take to open.
+const OPEN_PATIENCE: Duration = Duration::from_secs(60);
+/// One life of so many ends while the collection is being opened, or is meant to: after so small a share of a life.
+const EARLY_EVERY: u64 = 8;
+const EARLY_SHARE: u32 = 16;
+/// Wrong points that are told one by one.
+const TOLD_MAX: u64 = 20;
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Figures {
+    pub(super) kills: u32,
+    /// Kills before the collection was open.
+    pub(super) early: u32,
+    /// Kills that left a file behind which was being written: a seal or a merge was under way.
+    pub(super) interrupted: u32,
+    pub(super) acknowledged: u64,
+    /// Changes under way when the writer died.
+    pub(super) in_flight: u64,
+    /// Those of them that were found.
+    pub(super) in_flight_found: u64,
+    /// Points compared with what was written.
+    pub(super) checked: u64,
+    pub(super) lost: u64,
+    pub(super) corrupt: u64,
+    /// Segments that were begun.
+    pub(super) files: u64,
+    /// The longest time until a collection was open for changes.
+    pub(super) open_ms_max: f64,
+}
+
+/// What must be there, and how far each thread has come.
+struct Expected {
+    script: Script,
+    /// By id: the version, or `None` for no point.
+    points: BTreeMap<u64, Option<u64>>,
+    next: Vec<u64>,
+}
+
+/// Kills as often as asked.
+pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<Figures> {
+    let directory = env.cache_dir.join(format!("crash-{}", std::process::id()));
+    let cleared = Cleared(directory.clone());
+    let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
+    let mut expected = Expected { script, points: BTreeMap::new(), next: vec![0; args.writers as usize] };
+    let mut random = Random::new(args.seed);
+    let mut figures = Figures::default();
+    let progress = Progress::new(u64::from(args.kills));
+    for kill in 0..args.kills {
+        let life = Duration::from_secs_f64(args.life_ms as f64 * random.unit() / 1e3);
+        let is_early = random.bits().is_multiple_of(EARLY_EVERY);
+        let reports = live_and_die(args, env, &directory, &expected.next, life, is_early)?;
+        figures.kills += 1;
+        figures.early += u32::from(reports.is_empty());
+        let acknowledged = expected.acknowledge(&reports)?;
+        figures.acknowledged += acknowledged;
+        let before = segment_files(&directory);
+        let start = Instant::now();
+        let medium = args.medium(directory.clone())?;
+        let collection = Collection::open(medium, args.options(false), Arc::new(Shared::new(0, 512)))?;
+        figures.open_ms_max = figures.open_ms_max.max(start.elapsed().as_secs_f64() * 1e3);
+        let after = segment_files(&directory);
+        figures.interrupted += u32::from(before.iter().any(|name| !after.contains(name)));
+        if !collection.wait_open(OPEN_PATIENCE) {
+            return Err(Error::deadline("segments take too long to open"));
+        }
+        expected.check(&collection, &mut figures, &progress);
+        figures.files =
+            figures.files.max(before.iter().filter_map(|name| number_of(name)).max().unwrap_or(0));
+        progress.step();
+        progress.say(format!(
+            "{} acknowledged, {} lost, {} corrupt",
+            figures.acknowledged, figures.lost, figures.corrupt
+        ));
+        if (kill + 1).is_multiple_of(50) {
+            progress.line(&format!("{} kills: {} acknowledged", kill + 1, figures.acknowledged));
+        }
+    }
+    if figures.lost + figures.corrupt > 0 {
+        progress.line(&format!("the files stay in {}", directory.display()));
+        std::mem::forget(cleared);
+    }
+    Ok(figures)
+}
+
+/// Removes the collection's files in the end.
+struct Cleared(PathBuf);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        // What stays is overwritten by nobody and found by its name.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Everything that a writer of this life reported before it was killed.
+fn live_and_die(
+    args: &CrashArgs,
+    env: &BenchEnv,
+    directory: &Path,
+    from: &[u64],
+    life: Duration,
+    is_early: bool,
+) -> Result<Vec<u8>> {
+    let medium = match args.medium {
+        MediumChoice::Nvme => "nvme",
+        MediumChoice::Dram => "dram",
+        MediumChoice::Mmap => "mmap",
+        MediumChoice::Pmem => "pmem",
+    };
+    let from: Vec<String> = from.iter().map(u64::to_string).collect();
+    let mut command = Command::new(&env.millpond);
+    command.args(["bench", "crash", "--medium", medium, "--from", &from.join(",")]);
+    for (name, value) in [("--seed", args.seed), ("--writers", args.writers), ("--ids", args.ids)] {
+        command.arg(name).arg(value.to_string());
+    }
+    command.arg("--child").arg(directory).stdin(Stdio::null()).stdout(Stdio::piped());
+    let failed = |error: std::io::Error| Error::internal(format!("the writer: {error}"));
+    let mut child: Child = command.spawn().map_err(failed)?;
+    let Some(mut pipe) = child.stdout.take() else { return Err(Error::internal("the writer has no output")) };
+    let (sender, opened) = std::sync::mpsc::channel();
+    let listener = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut some = [0; 4096];
+        loop {
+            match pipe.read(&mut some)? {
+                0 => return Ok(all),
+                count => all.extend_from_slice(&some[..count]),
+            }
+            // Whether anybody still waits for it does not matter.
+            let _ = sender.send(());
+        }
+    });
+    // A life counts from when the collection is open; a few end while it is being opened.
+    if is_early {
+        std::thread::sleep(life / EARLY_SHARE);
+    } else {
+        let _ = opened.recv_timeout(OPEN_PATIENCE);
+        std::thread::sleep(life);
+    }
+    let ended = child.try_wait().map_err(failed)?;
+    // SIGKILL.
+    child.kill().map_err(failed)?;
+    child.wait().map_err(failed)?;
+    if let Some(status) = ended {
+        return Err(Error::internal(format!(
+            "the writer ended on its own, with {status}; what it said is above"
+        )));
+    }
+    let heard = listener.join().map_err(|_| Error::internal("listening to the writer ended in a panic"))?;
+    heard.map_err(failed)
+}
+
+impl Expected {
+    /// Takes in what was acknowledged; how many changes.
+    fn acknowledge(&mut self, reports: &[u8]) -> Result<u64> {
+        let mut count = 0;
+        // A last report may be cut off; the change it is about counts as under way.
+        for report in reports.chunks_exact(REPORT_BYTES) {
+            let (writer, number) = report.split_at(1);
+            let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes);
+            if writer == [READY] {
+                continue;
+            }
+            let next = self.next.get_mut(usize::from(writer[0]));
+            let Some(next) = next.filter(|next| **next == number) else {
+                return Err(Error::internal(format!(
+                    "thread {} reported change {number} out of turn",
+                    writer[0]
+                )));
+            };
+            *next += 1;
+            count += 1;
+            let change = self.script.change(writer[0].into(), number);
+            self.points.insert(change.id, change.version);
+        }
+        Ok(count)
+    }
+
+    /// Compares every point, and settles what became of the change that each thread had under way.
+    fn check(&mut self, collection: &Collection, figures: &mut Figures, progress: &Progress) {
+        for (writer, next) in (0..).zip(&mut self.next) {
+            let change = self.script.change(writer, *next);
+            // It may never have been begun; then it is never made, which changes nothing.
+            *next += 1;
+            figures.in_flight += 1;
+            let wanted = change.version.map(|version| stored(self.script.seed, change.id, version));
+            let before = self.points.get(&change.id).copied().flatten();
+            if before != change.version && collection.get(change.id).is_ok_and(|found| found == wanted) {
+                figures.in_flight_found += 1;
+                self.points.insert(change.id, change.version);
+            }
+        }
+        let tell = |figures: &Figures, what: String| {
+            if figures.lost + figures.corrupt <= TOLD_MAX {
+                progress.line(&what);
+            }
+        };
+        for (&id, &version) in &self.points {
+            figures.checked += 1;
+            let wanted = version.map(|version| stored(self.script.seed, id, version));
+            match collection.get(id) {
+                Ok(found) if found == wanted => {}
+                Ok(found) => {
+                    let intact = found.as_ref().is_none_or(|found| is_some_version(self.script, found));
+                    if intact {
+                        figures.lost += 1
+                    } else {
+                        figures.corrupt += 1
+                    }
+                    tell(figures, format!("point {id}: version {version:?} is not what is there"));
+                }
+                Err(error) => {
+                    figures.corrupt += 1;
+                    tell(figures, format!("point {id}: {error}"));
+                }
+            }
+        }
+        let status = collection.status();
+        let there = self.points.values().flatten().count() as u64;
+        if collection.count() != there {
+            figures.corrupt += 1;
+            tell(figures, format!("{} points are counted, {there} are there", collection.count()));
+        }
+        figures.corrupt += status.quarantined_count;
+        status.quarantined.iter().for_each(|what| tell(figures, what.to_string()));
+    }
+}
+
+/// Whether a point is one that was written at some time.
+fn is_some_version(script: Script, found: &search::ingest::StoredPoint) -> bool {
+    let payload: Option<serde_json::Value> = serde_json::from_slice(&found.payload).ok();
+    let version = payload.and_then(|payload| payload.get("version")?.as_u64());
+    version.is_some_and(|version| stored(script.seed, found.id, version) == *found)
+}
+
+fn segment_files(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with("segment-")).collect()
+}
+
+fn number_of(name: &str) -> Option<u64> {
+    name.rsplit('-').next()?.parse().ok()
+}

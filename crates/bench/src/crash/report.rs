@@ -1,0 +1,86 @@
+//! What `bench crash` says.
+
+use base::{Error, Result};
+use serde::Serialize;
+
+use super::CrashArgs;
+use super::parent::Figures;
+use crate::machine::{Machine, Noise};
+use crate::report::Table;
+
+/// What `bench crash` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    kills: u32,
+    acknowledged: u64,
+    lost: u64,
+    corrupt: u64,
+    /// Kills before the collection was open, and kills while a segment was being written.
+    killed_early: u32,
+    killed_while_sealing_or_merging: u32,
+    /// Changes that were not acknowledged when the writer died, and those of them that are there all the same.
+    unacknowledged: u64,
+    unacknowledged_found: u64,
+    checked: u64,
+    files_written: u64,
+    open_ms_max: f64,
+    medium: String,
+    writers: u64,
+    ids: u64,
+    seed: u64,
+    machine: Machine,
+    noise: Noise,
+}
+
+impl Report {
+    pub(super) fn new(args: &CrashArgs, figures: Figures, machine: Machine, noise: Noise) -> Report {
+        Report {
+            kills: figures.kills,
+            acknowledged: figures.acknowledged,
+            lost: figures.lost,
+            corrupt: figures.corrupt,
+            killed_early: figures.early,
+            killed_while_sealing_or_merging: figures.interrupted,
+            unacknowledged: figures.in_flight,
+            unacknowledged_found: figures.in_flight_found,
+            checked: figures.checked,
+            files_written: figures.files,
+            open_ms_max: figures.open_ms_max,
+            medium: format!("{:?}", args.medium).to_lowercase(),
+            writers: args.writers,
+            ids: args.ids,
+            seed: args.seed,
+            machine,
+            noise,
+        }
+    }
+
+    pub(super) fn print(&self) {
+        let mut table = Table::new(&["crash", ""]);
+        let rows = [
+            ("kills", self.kills.to_string()),
+            ("  before the collection was open", self.killed_early.to_string()),
+            ("  while a segment was written", self.killed_while_sealing_or_merging.to_string()),
+            ("changes acknowledged", self.acknowledged.to_string()),
+            (
+                "changes under way, of them found",
+                format!("{}, {}", self.unacknowledged, self.unacknowledged_found),
+            ),
+            ("points compared", self.checked.to_string()),
+            ("lost", self.lost.to_string()),
+            ("corrupt", self.corrupt.to_string()),
+            ("longest start, ms", format!("{:.1}", self.open_ms_max)),
+        ];
+        rows.into_iter().for_each(|(name, value)| table.row(vec![name.into(), value]));
+        println!("{table}\n{}\n{}", self.machine.line(), self.noise.line());
+    }
+
+    /// # Errors
+    /// `DataLoss` where anything was lost or corrupt.
+    pub(super) fn verdict(&self) -> Result<()> {
+        if self.lost + self.corrupt == 0 {
+            return Ok(());
+        }
+        Err(Error::data_loss(format!("{} acknowledged changes lost, {} corrupt", self.lost, self.corrupt)))
+    }
+}

@@ -1,0 +1,108 @@
+//! What `bench match` says: JSON, and a table.
+
+use std::collections::BTreeMap;
+
+use base::Result;
+use serde::Serialize;
+
+use super::rates::{Rates, Scores};
+use super::{Cost, Impression, MatchArgs};
+use crate::machine::{Machine, Noise};
+use crate::report::Table;
+
+/// What `bench match` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// All databases, pairs across them included.
+    pooled: Rates,
+    /// Processor time of one thread for a match, its share of the probe's preparation included.
+    us_per_match: f64,
+    us_per_genuine_match: f64,
+    us_per_impostor_match: f64,
+    /// Pairs within each.
+    databases: BTreeMap<String, Rates>,
+    /// Pooled, with the impostors of FVC's protocol: first impressions only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_impressions: Option<Rates>,
+    /// Where the impressions are from.
+    source: String,
+    impressions: usize,
+    vertices_mean: f64,
+    record_bytes_mean: f64,
+    rounds: usize,
+    machine: Machine,
+    noise: Noise,
+}
+
+impl Report {
+    pub(super) fn new(
+        args: &MatchArgs,
+        impressions: &[Impression],
+        scores: &Scores<'_>,
+        costs: &[Cost],
+        machine: Machine,
+        noise: Noise,
+    ) -> Result<Report> {
+        let median = |of: fn(&Cost) -> f64| {
+            let mut values: Vec<f64> = costs.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values.get(values.len() / 2).copied().unwrap_or(0.0)
+        };
+        let mean = |of: fn(&Impression) -> usize| {
+            impressions.iter().map(of).sum::<usize>() as f64 / impressions.len().max(1) as f64
+        };
+        let databases = impressions.iter().map(|impression| impression.database.clone());
+        Ok(Report {
+            pooled: scores.pooled()?,
+            us_per_match: median(|cost| cost.all),
+            us_per_genuine_match: median(|cost| cost.genuine),
+            us_per_impostor_match: median(|cost| cost.impostor),
+            databases: databases.filter_map(|name| Some((name.clone(), scores.within(&name)?))).collect(),
+            first_impressions: scores.first_impressions(),
+            source: args.dir.as_ref().map_or_else(|| "synthetic".into(), |dir| dir.display().to_string()),
+            impressions: impressions.len(),
+            vertices_mean: mean(|impression| impression.graph.vertices.len()),
+            record_bytes_mean: mean(|impression| impression.record.len()),
+            rounds: costs.len(),
+            machine,
+            noise,
+        })
+    }
+
+    pub(super) fn print(&self) {
+        let made_up = if self.source == "synthetic" {
+            " (made up: these rates say nothing about real fingers)"
+        } else {
+            ""
+        };
+        println!(
+            "{} impressions from {}{made_up}, {:.1} minutiae and {:.0} bytes each",
+            self.impressions, self.source, self.vertices_mean, self.record_bytes_mean
+        );
+        let mut table =
+            Table::new(&["pairs", "genuine", "impostor", "EER %", "FNMR % at FMR 0.1 %", "accepted above"]);
+        let mut row = |name: &str, rates: &Rates| {
+            table.row(vec![
+                name.into(),
+                rates.genuine.to_string(),
+                rates.impostor.to_string(),
+                format!("{:.2}", rates.eer_pct),
+                format!("{:.2}", rates.fnmr_pct),
+                format!("{:.1}", rates.threshold),
+            ]);
+        };
+        row("pooled", &self.pooled);
+        for (name, rates) in &self.databases {
+            row(name, rates);
+        }
+        if let Some(rates) = &self.first_impressions {
+            row("pooled, impostors as in FVC", rates);
+        }
+        println!("\n{table}");
+        println!(
+            "{:.1} us a match on one core (genuine {:.1}, impostor {:.1}), median of {} rounds",
+            self.us_per_match, self.us_per_genuine_match, self.us_per_impostor_match, self.rounds
+        );
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+}

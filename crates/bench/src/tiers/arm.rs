@@ -1,0 +1,106 @@
+//! The parent's end of an arm's process.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use base::{Error, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::TiersArgs;
+use super::turn::{Order, Turn};
+use super::worker::{Arm, Job, Ready};
+use crate::BenchEnv;
+
+/// A running arm. Dropping it ends its process.
+pub(super) struct ArmProcess {
+    pub(super) arm: Arm,
+    /// The share of the records' bytes that its cache has.
+    pub(super) cache: f64,
+    pub(super) job: Job,
+    pub(super) ready: Ready,
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl ArmProcess {
+    /// Starts the process and waits until its segments are open and its cache is warm.
+    pub(super) fn start(args: &TiersArgs, env: &BenchEnv, cache: f64, job: Job) -> Result<ArmProcess> {
+        let text = serde_json::to_string(&job).map_err(|e| Error::internal(format!("a job: {e}")))?;
+        let mut command = Command::new(&env.millpond);
+        command.args(["bench", "tiers", "--worker", &text]).arg("--cache-dir").arg(&env.cache_dir);
+        command.arg("--tmpfs").arg(&args.tmpfs);
+        let kind = match args.kind {
+            super::Kind::Fingerprint => "fingerprint",
+            super::Kind::Photo => "photo",
+        };
+        command.args(["--kind", kind]);
+        let numbers = [
+            ("--queries", args.queries as f64),
+            ("--candidates", f64::from(args.candidates)),
+            ("--threads", args.threads as f64),
+            ("--clients", args.clients as f64),
+            ("--cluster", f64::from(args.cluster)),
+            ("--probes", f64::from(args.probes)),
+            ("--near", args.near),
+            ("--depth", args.depth as f64),
+            ("--join", args.join as f64),
+            ("--gap", args.gap as f64),
+        ];
+        for (name, value) in numbers {
+            command.args([name, &value.to_string()]);
+        }
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|e| {
+                Error::unavailable(format!("{}: cannot be started: {e}", env.millpond.display()))
+            })?;
+        let (to, from) = (child.stdin.take(), child.stdout.take());
+        let from = BufReader::new(from.ok_or_else(|| Error::internal("an arm without output"))?);
+        let ready = Ready { warmed: 0, note: None };
+        let mut process = ArmProcess { arm: job.arm, cache, job, ready, child, to, from };
+        process.ready = process.hear()?;
+        Ok(process)
+    }
+
+    /// What the report calls it.
+    pub(super) fn name(&self) -> String {
+        match self.arm {
+            Arm::Nvme => format!("nvme {}", self.cache),
+            arm => arm.name().into(),
+        }
+    }
+
+    /// One turn.
+    pub(super) fn turn(&mut self, order: &Order) -> Result<Turn> {
+        self.tell(order)?;
+        self.hear()
+    }
+
+    fn tell(&mut self, order: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(order).map_err(|e| Error::internal(format!("an order: {e}")))?;
+        let to = self.to.as_mut().ok_or_else(|| Error::internal("an arm without input"))?;
+        writeln!(to, "{text}").and_then(|()| to.flush()).map_err(|e| self.ended(&e.to_string()))
+    }
+
+    fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        match self.from.read_line(&mut line) {
+            Ok(0) => Err(self.ended("it said nothing")),
+            Ok(_) => serde_json::from_str(&line).map_err(|e| self.ended(&format!("{e} in {line:?}"))),
+            Err(error) => Err(self.ended(&error.to_string())),
+        }
+    }
+
+    fn ended(&self, why: &str) -> Error {
+        Error::internal(format!("the process of arm {} ended: {why}; its message is above", self.name()))
+    }
+}
+
+impl Drop for ArmProcess {
+    fn drop(&mut self) {
+        // The end of its input is its sign to end; it has nothing to lose if it does not.
+        drop(self.to.take());
+        let _ = self.child.wait();
+    }
+}

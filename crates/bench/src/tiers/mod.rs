@@ -1,0 +1,214 @@
+//! `bench tiers`: how near the exact stage on NVMe comes to the exact stage in DRAM, and under which conditions.
+//!
+//! Each arm is a process of its own over the bytes of the same segments, so that its resident memory is its own, and
+//! the arms take turns, round by round. All answer the same queries, none of them twice, and every answer is compared
+//! with that of every other arm.
+
+mod arm;
+mod report;
+mod rounds;
+mod scorer;
+mod subject;
+mod turn;
+mod worker;
+
+use std::path::PathBuf;
+
+use base::units::{GIB, parse_bytes};
+use base::{Error, Result};
+use clap::{Args, ValueEnum};
+use search::rerank::{IN_FLIGHT_MAX, Limits};
+use serde::{Deserialize, Serialize};
+
+use crate::BenchEnv;
+use crate::machine::{Machine, NoiseWatch};
+use crate::report::Progress;
+pub use worker::Arm;
+
+/// Under the run's directory: segments, and under the tmpfs: those of the simulated persistent memory.
+const DATA: &str = "data";
+const PMEM: &str = "millpond-bench-tiers";
+/// Rounds at most.
+const ROUNDS_MAX: usize = 100;
+/// Threads at most.
+const THREADS_MAX: usize = 256;
+/// Bytes of the longest record's pages.
+const READ_BYTES: usize = 32 << 10;
+/// Disk that a run leaves free.
+const DISK_SPARE_BYTES: u64 = GIB;
+
+/// Compare the exact stage of image search on NVMe with the same in DRAM.
+///
+/// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with a record cache of each
+/// --cache share of the records' bytes; mmap maps the file, as the reference system did, with page cache of the largest
+/// of these shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of persistent
+/// memory on a tmpfs: simulated, which shows that it works and not how fast the real thing is.
+///
+/// A query is a distorted copy of a stored record. Its candidates are made up as a coarse stage over clusters gives
+/// them: --near of them from the record's own cluster, the others from --probes - 1 clusters anywhere, in each anywhere;
+/// records of a cluster lie together. Targets are spread evenly, without favourites. Before the first round the cache
+/// is filled by other queries of the same kind. Each thread has --clients queries at a time in every arm, and latency
+/// counts from a query's coming to its answer; "alone" is with one query at a time.
+///
+/// Ratios are to dram of the same round; figures are medians over rounds. cpu_ratio is processor time of a query in
+/// dram over that in the arm: on a machine that is busy otherwise it says more than throughput does. The curve spins
+/// for a set time in place of the matcher.
+///
+/// Wanted with cache 0.25: nvme throughput_ratio at least 0.90, p50_ratio at most 1.10; no wrong answer.
+#[derive(Args, Clone, Debug)]
+pub struct TiersArgs {
+    /// What records are
+    #[arg(long, value_enum, default_value = "fingerprint")]
+    pub kind: Kind,
+    /// How many records
+    #[arg(long, default_value_t = 2_000_000)]
+    pub records: u32,
+    /// Queries of a round
+    #[arg(long, default_value_t = 500)]
+    pub queries: usize,
+    /// Candidates of a query
+    #[arg(long, default_value_t = 500)]
+    pub candidates: u32,
+    /// Threads that re-rank
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Queries that a thread has at a time
+    #[arg(long, default_value_t = 3)]
+    pub clients: usize,
+    /// Record cache of the nvme arm, in parts of the records' bytes
+    #[arg(long, value_delimiter = ',', default_value = "0,0.1,0.25")]
+    pub cache: Vec<f64>,
+    /// Rounds; each figure is the median over them
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Which arms take turns [default: all; for photographs dram and nvme]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub arms: Vec<Arm>,
+    /// Costs of a candidate in microseconds that the curve is measured at (0: no curve)
+    #[arg(long, value_delimiter = ',', default_value = "1,3,10,30,100,300")]
+    pub curve: Vec<f64>,
+    /// Records of a cluster
+    #[arg(long, default_value_t = 1000)]
+    pub cluster: u32,
+    /// Clusters that a query's candidates come from
+    #[arg(long, default_value_t = 32)]
+    pub probes: u32,
+    /// The share of candidates that comes from the nearest cluster
+    #[arg(long, default_value_t = 0.25)]
+    pub near: f64,
+    /// Reads that a query has in flight
+    #[arg(long, default_value_t = Limits::default().query_in_flight)]
+    pub depth: usize,
+    /// Bytes of a read that joins pages side by side
+    #[arg(long, default_value_t = Limits::default().joined_bytes_max)]
+    pub join: usize,
+    /// Unwanted bytes between two pages that are read along to join them
+    #[arg(long, default_value_t = Limits::default().gap_bytes_max)]
+    pub gap: usize,
+    /// Disk that the segments may take; with less than they need there are fewer records
+    #[arg(long, default_value = "12GB", value_parser = parse_bytes)]
+    pub disk: u64,
+    /// Where a tmpfs is, for the pmem arm
+    #[arg(long, default_value = "/dev/shm")]
+    pub tmpfs: PathBuf,
+    /// Leave the segments on disk
+    #[arg(long)]
+    pub keep: bool,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Be the process of one arm
+    #[arg(long, hide = true)]
+    pub worker: Option<String>,
+}
+
+/// What records are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Minutiae of a finger: about 240 bytes, 16 to a page.
+    Fingerprint,
+    /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are then to be four
+    /// times what an arm may have in memory.
+    Photo,
+}
+
+impl TiersArgs {
+    fn limits(&self) -> Limits {
+        Limits {
+            queries: self.clients,
+            query_in_flight: self.depth,
+            in_flight: (self.depth * self.clients).min(IN_FLIGHT_MAX),
+            read_bytes_max: self.join.max(READ_BYTES),
+            joined_bytes_max: self.join,
+            gap_bytes_max: self.gap,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if !(1..=ROUNDS_MAX).contains(&self.rounds) || !(1..=THREADS_MAX).contains(&self.threads) {
+            return Err(Error::invalid(format!(
+                "--rounds must be 1 to {ROUNDS_MAX}, --threads 1 to {THREADS_MAX}"
+            )));
+        }
+        if self.records == 0
+            || self.queries == 0
+            || self.candidates == 0
+            || self.cluster == 0
+            || self.clients == 0
+        {
+            return Err(Error::invalid(
+                "--records, --queries, --candidates, --cluster and --clients must not be 0",
+            ));
+        }
+        let share = |share: &f64| (0.0..=1.0).contains(share);
+        if !self.cache.iter().all(share) || !share(&self.near) {
+            return Err(Error::invalid("--cache and --near are parts of a whole, 0 to 1"));
+        }
+        if !self.curve.iter().all(|us| (0.0..=10_000.0).contains(us)) {
+            return Err(Error::invalid("--curve is in microseconds, up to 10000"));
+        }
+        Ok(())
+    }
+
+    /// The arms; those that others are compared with come first.
+    fn arms(&self) -> Vec<Arm> {
+        let mut arms = match (self.arms.is_empty(), self.kind) {
+            (false, _) => self.arms.clone(),
+            (true, Kind::Fingerprint) => vec![Arm::Dram, Arm::Nvme, Arm::Mmap, Arm::Pmem],
+            (true, Kind::Photo) => vec![Arm::Dram, Arm::Nvme],
+        };
+        arms.push(Arm::Dram);
+        arms.sort();
+        arms.dedup();
+        arms
+    }
+}
+
+/// Runs `bench tiers`.
+///
+/// # Errors
+/// When the disk has no room, io_uring is not allowed, or an argument is out of range. Answers that differ between arms
+/// or lack the record that was asked for make the run fail after its report.
+pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
+    args.check()?;
+    let dir = env.cache_dir.join("run").join("tiers");
+    if let Some(job) = &args.worker {
+        return worker::run(args, &dir, job);
+    }
+    let (watch, machine) = (NoiseWatch::start(), Machine::look(None));
+    let progress = Progress::new(args.rounds as u64 + args.curve.len() as u64);
+    let outcome = rounds::measure(args, env, &dir, &progress);
+    if !args.keep {
+        // What was measured is worth more than a complaint about a file that could not be removed.
+        let _ = crate::models::cache::remove(&dir);
+    }
+    let _ = crate::models::cache::remove(&args.tmpfs.join(PMEM));
+    drop(progress);
+    let report = report::Report::new(args, outcome?, machine, watch.end());
+    report.print();
+    if let Some(path) = &args.json {
+        crate::report::write_json(path, &report)?;
+    }
+    report.verdict()
+}

@@ -1,0 +1,404 @@
+//! What `bench tiers` says: JSON, tables, and whether what was wanted is met.
+
+use std::collections::BTreeMap;
+
+use base::units::format_bytes;
+use base::{Error, Result};
+use serde::Serialize;
+
+use super::rounds::{ArmTurns, CurvePoint, Measured};
+use super::turn::Turn;
+use super::worker::Arm;
+use super::{Kind, TiersArgs};
+use crate::machine::{Machine, Noise};
+use crate::report::{Table, ms};
+use crate::stats::{median, ratio};
+
+/// With this share of cache the claim is made; least throughput and most median latency to dram that are wanted.
+const CLAIM_CACHE: f64 = 0.25;
+const THROUGHPUT_RATIO_MIN: f64 = 0.90;
+const P50_RATIO_MAX: f64 = 1.10;
+
+/// What `bench tiers` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    rounds: usize,
+    /// Processor time of a candidate in the dram arm.
+    us_per_candidate: f64,
+    arms: BTreeMap<&'static str, ArmReport>,
+    curve: Vec<CurveReport>,
+    wrong: usize,
+    not_found: usize,
+    wanted: Vec<Wanted>,
+    conditions: Conditions,
+    notes: Vec<String>,
+    machine: Machine,
+    noise: Noise,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum ArmReport {
+    One(Box<Figures>),
+    Caches { cache: BTreeMap<String, Figures> },
+}
+
+/// What holds for all arms.
+#[derive(Debug, Serialize)]
+struct Conditions {
+    kind: Kind,
+    records: u32,
+    segments: u32,
+    dram_records: u32,
+    record_bytes: u64,
+    page_bytes: u64,
+    memory_budget_mb: Option<f64>,
+    queries: usize,
+    candidates: u32,
+    threads: usize,
+    clients_per_thread: usize,
+    cluster: u32,
+    probes: u32,
+    near: f64,
+    candidates_from: &'static str,
+    skew: &'static str,
+}
+
+/// An arm's figures: medians over the rounds, ratios to dram of the same round.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Figures {
+    throughput_ratio: f64,
+    p50_ratio: f64,
+    p99_ratio: f64,
+    cpu_ratio: f64,
+    alone_p50_ratio: f64,
+    alone_p99_ratio: f64,
+    rss_mb: f64,
+    queries_per_s: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    alone_p50_ms: f64,
+    alone_p99_ms: f64,
+    reads_per_query: f64,
+    read_kb_per_query: f64,
+    cached_per_query: f64,
+    cpu_us_per_query: f64,
+    found: usize,
+    partial: usize,
+    queries: usize,
+    cache_mb: f64,
+    warmed_queries: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated: Option<bool>,
+    throughput_ratios: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct CurveReport {
+    us: f64,
+    /// What a candidate took of the processor in the dram arm.
+    measured_us: f64,
+    throughput_ratio: BTreeMap<String, f64>,
+    cpu_ratio: BTreeMap<String, f64>,
+}
+
+/// Something wanted, and what came of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Wanted {
+    what: String,
+    value: f64,
+    met: bool,
+}
+
+fn per_query(turn: &Turn, value: f64) -> f64 {
+    ratio(value, turn.queries as f64)
+}
+
+impl Figures {
+    fn of(arm: &ArmTurns, dram: &ArmTurns) -> Figures {
+        let over = |turns: &[Turn], of: &dyn Fn(&Turn) -> f64| median(turns.iter().map(of));
+        let paired = |own: &[Turn], base: &[Turn], of: &dyn Fn(&Turn, &Turn) -> f64| {
+            median(own.iter().zip(base).map(|(own, base)| of(own, base)))
+        };
+        let speed =
+            |own: &Turn, base: &Turn| ratio(per_query(base, base.seconds), per_query(own, own.seconds));
+        let all = |of: &dyn Fn(&Turn) -> usize| arm.turns.iter().chain(&arm.alone).map(of).sum();
+        Figures {
+            throughput_ratio: paired(&arm.turns, &dram.turns, &speed),
+            p50_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(own.p50_ms, base.p50_ms)),
+            p99_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(own.p99_ms, base.p99_ms)),
+            cpu_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(base.cpu_us, own.cpu_us)),
+            alone_p50_ratio: paired(&arm.alone, &dram.alone, &|own, base| ratio(own.p50_ms, base.p50_ms)),
+            alone_p99_ratio: paired(&arm.alone, &dram.alone, &|own, base| ratio(own.p99_ms, base.p99_ms)),
+            rss_mb: arm.turns.iter().map(|turn| turn.rss_mb).fold(0.0, f64::max),
+            queries_per_s: over(&arm.turns, &|turn| ratio(turn.queries as f64, turn.seconds)),
+            p50_ms: over(&arm.turns, &|turn| turn.p50_ms),
+            p99_ms: over(&arm.turns, &|turn| turn.p99_ms),
+            alone_p50_ms: over(&arm.alone, &|turn| turn.p50_ms),
+            alone_p99_ms: over(&arm.alone, &|turn| turn.p99_ms),
+            reads_per_query: over(&arm.turns, &|turn| per_query(turn, turn.reads as f64)),
+            read_kb_per_query: over(&arm.turns, &|turn| per_query(turn, turn.read_bytes as f64 / 1024.0)),
+            cached_per_query: over(&arm.turns, &|turn| per_query(turn, turn.cached as f64)),
+            cpu_us_per_query: over(&arm.turns, &|turn| per_query(turn, turn.cpu_us)),
+            found: all(&|turn| turn.found),
+            partial: all(&|turn| turn.partial),
+            queries: all(&|turn| turn.queries),
+            cache_mb: arm.job.cache_bytes as f64 / f64::from(1 << 20),
+            warmed_queries: arm.warmed,
+            simulated: (arm.arm == Arm::Pmem).then_some(true),
+            throughput_ratios: arm
+                .turns
+                .iter()
+                .zip(&dram.turns)
+                .map(|(own, base)| speed(own, base))
+                .collect(),
+        }
+    }
+}
+
+/// Queries whose hits differ from dram's, over all turns of arms that have the same records.
+fn wrong(measured: &Measured, dram: &ArmTurns) -> usize {
+    let differ = |own: &[Turn], base: &[Turn]| -> usize {
+        let turn = |(own, base): (&Turn, &Turn)| {
+            let same = own.digests.iter().zip(&base.digests).filter(|(own, base)| own == base).count();
+            base.digests.len().max(own.digests.len()) - same
+        };
+        own.iter().zip(base).map(turn).sum()
+    };
+    let comparable = measured.arms.iter().filter(|arm| arm.job.shape == dram.job.shape);
+    let rounds: usize =
+        comparable.map(|arm| differ(&arm.turns, &dram.turns) + differ(&arm.alone, &dram.alone)).sum();
+    let in_curve = |point: &CurvePoint| -> usize {
+        let round = |turns: &Vec<(String, Turn)>| -> usize {
+            let Some((_, base)) = turns.iter().find(|(name, _)| *name == dram.name) else { return 0 };
+            let same_records = |name: &str| {
+                measured.arms.iter().any(|arm| arm.name == name && arm.job.shape == dram.job.shape)
+            };
+            let own = turns.iter().filter(|(name, _)| same_records(name));
+            own.map(|(_, own)| differ(std::slice::from_ref(own), std::slice::from_ref(base))).sum()
+        };
+        point.rounds.iter().map(round).sum()
+    };
+    rounds + measured.curve.iter().map(in_curve).sum::<usize>()
+}
+
+impl CurveReport {
+    fn of(point: &CurvePoint) -> CurveReport {
+        let dram = |turns: &Vec<(String, Turn)>| {
+            turns.iter().find(|(name, _)| name == "dram").map(|(_, turn)| turn.clone()).unwrap_or_default()
+        };
+        let measured = point.rounds.iter().map(|turns| ratio(dram(turns).cpu_us, dram(turns).scored as f64));
+        let names: Vec<String> =
+            point.rounds.first().into_iter().flatten().map(|(name, _)| name.clone()).collect();
+        let of = |name: &str, of: fn(&Turn, &Turn) -> f64| {
+            let round = |turns: &Vec<(String, Turn)>| {
+                let own = turns.iter().find(|(own, _)| own == name)?;
+                Some(of(&own.1, &dram(turns)))
+            };
+            median(point.rounds.iter().filter_map(round))
+        };
+        let all = |figure: fn(&Turn, &Turn) -> f64| -> BTreeMap<String, f64> {
+            let others = names.iter().filter(|name| *name != "dram");
+            others.map(|name| (name.clone(), of(name, figure))).collect()
+        };
+        CurveReport {
+            us: point.us,
+            measured_us: median(measured),
+            throughput_ratio: all(|own, base| ratio(base.seconds, own.seconds)),
+            cpu_ratio: all(|own, base| ratio(base.cpu_us, own.cpu_us)),
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn new(args: &TiersArgs, measured: Measured, machine: Machine, noise: Noise) -> Report {
+        let mut arms: BTreeMap<&'static str, ArmReport> = BTreeMap::new();
+        let dram = measured.arms.iter().find(|arm| arm.arm == Arm::Dram);
+        let mut caches = BTreeMap::new();
+        for arm in &measured.arms {
+            let Some(dram) = dram else { continue };
+            let figures = Figures::of(arm, dram);
+            if arm.arm == Arm::Nvme {
+                caches.insert(arm.cache.to_string(), figures);
+            } else {
+                arms.insert(arm.arm.name(), ArmReport::One(Box::new(figures)));
+            }
+        }
+        let wanted = wanted(args, &caches);
+        arms.insert(Arm::Nvme.name(), ArmReport::Caches { cache: caches });
+        let cost = |turn: &Turn| ratio(turn.cpu_us, turn.scored as f64);
+        let turns = || measured.arms.iter().flat_map(|arm| arm.turns.iter().chain(&arm.alone));
+        Report {
+            rounds: args.rounds,
+            us_per_candidate: median(dram.into_iter().flat_map(|arm| &arm.turns).map(cost)),
+            arms,
+            curve: measured.curve.iter().map(CurveReport::of).collect(),
+            wrong: dram.map_or(0, |dram| wrong(&measured, dram)),
+            not_found: turns().map(|turn| turn.queries - turn.found.min(turn.queries)).sum(),
+            wanted,
+            conditions: Conditions {
+                kind: args.kind,
+                records: measured.shape.records,
+                segments: measured.shape.segments,
+                dram_records: measured.dram_shape.records,
+                record_bytes: measured.written.record_bytes,
+                page_bytes: measured.written.bytes,
+                memory_budget_mb: measured.budget.map(|budget| budget as f64 / f64::from(1 << 20)),
+                queries: args.queries,
+                candidates: args.candidates,
+                threads: args.threads,
+                clients_per_thread: args.clients,
+                cluster: args.cluster,
+                probes: args.probes,
+                near: args.near,
+                candidates_from: "a model of a coarse stage over clusters, not a coarse stage",
+                skew: "none: targets are spread evenly, no query is asked twice",
+            },
+            notes: measured.notes,
+            machine,
+            noise,
+        }
+    }
+
+    fn rows(&self) -> Vec<(String, &Figures)> {
+        let mut rows = Vec::new();
+        for (name, arm) in &self.arms {
+            match arm {
+                ArmReport::One(figures) => {
+                    let mark = if figures.simulated == Some(true) { " (simulated)" } else { "" };
+                    rows.push((format!("{name}{mark}"), figures.as_ref()));
+                }
+                ArmReport::Caches { cache } => {
+                    rows.extend(
+                        cache.iter().map(|(share, figures)| (format!("{name}, cache {share}"), figures)),
+                    );
+                }
+            }
+        }
+        rows
+    }
+
+    /// Prints everything for people.
+    pub(super) fn print(&self) {
+        let own = &self.conditions;
+        println!(
+            "{} records ({} in {} of pages), {} candidates a query, {} threads with {} queries each; {:.1} us a candidate",
+            own.records,
+            format_bytes(own.record_bytes),
+            format_bytes(own.page_bytes),
+            own.candidates,
+            own.threads,
+            own.clients_per_thread,
+            self.us_per_candidate
+        );
+        println!(
+            "candidates: {:.0} % from the nearest of {} clusters of {} records, the rest from the others; no favourites",
+            own.near * 100.0,
+            own.probes,
+            own.cluster
+        );
+        self.notes.iter().for_each(|note| println!("{note}"));
+        if let Some(budget) = own.memory_budget_mb {
+            println!(
+                "memory budget {budget:.0} MiB, a quarter of the segments; dram has the first {} records, which fit in it",
+                own.dram_records
+            );
+        }
+        self.print_arms();
+        self.print_curve();
+        println!("answers that differ: {}; records not found: {}", self.wrong, self.not_found);
+        for wanted in &self.wanted {
+            let mark = if wanted.met { "met" } else { "NOT met" };
+            println!("{} ({:.3}: {mark})", wanted.what, wanted.value);
+        }
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+
+    fn print_arms(&self) {
+        let columns = [
+            "arm",
+            "thr",
+            "p50",
+            "p99",
+            "cpu",
+            "alone p50",
+            "queries/s",
+            "p50 ms",
+            "p99 ms",
+            "reads",
+            "cached",
+            "cpu us",
+            "RSS MiB",
+        ];
+        let mut table = Table::new(&columns);
+        for (name, figures) in self.rows() {
+            table.row(vec![
+                name,
+                format!("{:.3}", figures.throughput_ratio),
+                format!("{:.3}", figures.p50_ratio),
+                format!("{:.3}", figures.p99_ratio),
+                format!("{:.3}", figures.cpu_ratio),
+                format!("{:.3}", figures.alone_p50_ratio),
+                format!("{:.1}", figures.queries_per_s),
+                ms(figures.p50_ms),
+                ms(figures.p99_ms),
+                format!("{:.0}", figures.reads_per_query),
+                format!("{:.0}", figures.cached_per_query),
+                format!("{:.0}", figures.cpu_us_per_query),
+                format!("{:.0}", figures.rss_mb),
+            ]);
+        }
+        print!("{table}");
+    }
+
+    fn print_curve(&self) {
+        let Some(first) = self.curve.first() else { return };
+        let names: Vec<&String> = first.throughput_ratio.keys().collect();
+        let mut columns = vec!["us a candidate".to_owned(), "measured".to_owned()];
+        columns.extend(names.iter().flat_map(|name| [format!("{name} thr"), format!("{name} cpu")]));
+        let mut table = Table::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
+        for point in &self.curve {
+            let mut row = vec![format!("{}", point.us), format!("{:.1}", point.measured_us)];
+            for name in &names {
+                for ratios in [&point.throughput_ratio, &point.cpu_ratio] {
+                    row.push(format!("{:.3}", ratios.get(*name).copied().unwrap_or(0.0)));
+                }
+            }
+            table.row(row);
+        }
+        print!("{table}");
+    }
+
+    /// Whether every answer was right.
+    pub(super) fn verdict(&self) -> Result<()> {
+        let partial: usize = self.rows().iter().map(|(_, figures)| figures.partial).sum();
+        match self.wrong + partial {
+            0 => Ok(()),
+            _ => Err(Error::internal(format!(
+                "{} answers differ between arms, {partial} are partial",
+                self.wrong
+            ))),
+        }
+    }
+}
+
+fn wanted(args: &TiersArgs, caches: &BTreeMap<String, Figures>) -> Vec<Wanted> {
+    let Some(figures) = caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == Kind::Fingerprint)
+    else {
+        return Vec::new();
+    };
+    vec![
+        Wanted {
+            what: format!(
+                "nvme with cache {CLAIM_CACHE}, throughput to dram: at least {THROUGHPUT_RATIO_MIN}"
+            ),
+            value: figures.throughput_ratio,
+            met: figures.throughput_ratio >= THROUGHPUT_RATIO_MIN,
+        },
+        Wanted {
+            what: format!("nvme with cache {CLAIM_CACHE}, p50 to dram: at most {P50_RATIO_MAX}"),
+            value: figures.p50_ratio,
+            met: figures.p50_ratio <= P50_RATIO_MAX,
+        },
+    ]
+}

@@ -1,0 +1,264 @@
+//! Making the segments, starting the arms, and letting them take turns.
+
+use std::path::Path;
+
+use base::units::format_bytes;
+use base::{Error, Result};
+use storage::{DaxMedium, Medium, UringMedium};
+
+use super::arm::ArmProcess;
+use super::scorer::rounds_per_us;
+use super::subject::{Maker, Shape, Written, segment_name, write_segment};
+use super::turn::{Order, Turn};
+use super::worker::{Arm, Job};
+use super::{DATA, DISK_SPARE_BYTES, Kind, PMEM, TiersArgs};
+use crate::BenchEnv;
+use crate::machine::memory_bytes;
+use crate::models::cache;
+use crate::report::Progress;
+
+/// Pages of a photograph's record, in bytes.
+const PHOTO_BYTES: u64 = 3 * 4096;
+/// About what a fingerprint's record takes.
+const FINGERPRINT_BYTES: u64 = 260;
+/// Segments of photographs, so that the first of them fit in the memory that the whole does not.
+const PHOTO_SEGMENTS: u32 = 16;
+/// The segments are so many times what an arm may have in memory, for photographs.
+const OVER_MEMORY: u64 = 4;
+/// Of that memory, what an arm needs beside its cache or its segments: program, buffers, where records are.
+const BESIDE_BYTES: u64 = 160 << 20;
+/// Processor time of a curve's turn with the default number of queries, in microseconds, over all threads.
+const CURVE_US: f64 = 1_500_000.0;
+const CURVE_QUERIES_MIN: f64 = 4.0;
+/// Queries of a turn with one client: a part of the others.
+const ALONE_SHARE: usize = 5;
+/// Bytes copied at once.
+const COPY_BYTES: usize = 4 << 20;
+
+/// What was measured.
+pub(super) struct Measured {
+    pub(super) shape: Shape,
+    pub(super) dram_shape: Shape,
+    pub(super) written: Written,
+    /// What an arm may have in memory, where that is bounded.
+    pub(super) budget: Option<u64>,
+    pub(super) arms: Vec<ArmTurns>,
+    pub(super) curve: Vec<CurvePoint>,
+    pub(super) notes: Vec<String>,
+}
+
+/// All turns of one arm.
+pub(super) struct ArmTurns {
+    pub(super) arm: Arm,
+    pub(super) cache: f64,
+    pub(super) name: String,
+    pub(super) job: Job,
+    pub(super) warmed: u64,
+    /// A turn a round: with the arguments' clients, and with one.
+    pub(super) turns: Vec<Turn>,
+    pub(super) alone: Vec<Turn>,
+}
+
+/// All arms' turns at one cost of a candidate.
+pub(super) struct CurvePoint {
+    pub(super) us: f64,
+    /// For each round, a turn of each arm.
+    pub(super) rounds: Vec<Vec<(String, Turn)>>,
+}
+
+pub(super) fn measure(args: &TiersArgs, env: &BenchEnv, dir: &Path, progress: &Progress) -> Result<Measured> {
+    cache::fresh(dir)?;
+    let mut notes = Vec::new();
+    let shape = shape(args, dir, &mut notes)?;
+    progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
+    let written = write(args, dir, &shape)?;
+    let budget = (args.kind == Kind::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
+    let dram_shape = match budget {
+        Some(budget) => {
+            let room = budget.saturating_sub(BESIDE_BYTES);
+            let fit = (room / (written.bytes / u64::from(shape.segments)).max(1)) as u32;
+            shape.first_segments(fit.clamp(1, shape.segments))
+        }
+        None => shape,
+    };
+    progress.line(&format!(
+        "{} of records in {} of pages; starting the arms",
+        format_bytes(written.record_bytes),
+        format_bytes(written.bytes)
+    ));
+    let mut arms = start(args, env, (&shape, &dram_shape), &written, budget, &mut notes)?;
+    let mut taken = all_rounds(args, &mut arms, progress)?;
+    let curve = curve(args, &mut arms, progress)?;
+    taken.iter_mut().zip(&arms).for_each(|(turns, arm)| turns.warmed = arm.ready.warmed);
+    Ok(Measured { shape, dram_shape, written, budget, arms: taken, curve, notes })
+}
+
+/// How many records the disk has room for.
+fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<Shape> {
+    let (bytes, segments) = match args.kind {
+        Kind::Fingerprint => (FINGERPRINT_BYTES, 1),
+        Kind::Photo => (PHOTO_BYTES, PHOTO_SEGMENTS),
+    };
+    let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, &e.into()))?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(DISK_SPARE_BYTES);
+    let room = (args.disk.min(free) / bytes).min(u64::from(u32::MAX)) as u32;
+    let records = args.records.min(room).max(1);
+    if records < args.records {
+        notes.push(format!(
+            "{} records instead of {}: the disk has {} to spare for them",
+            records,
+            args.records,
+            format_bytes(args.disk.min(free))
+        ));
+    }
+    Ok(Shape::new(args, records, segments.min(records)))
+}
+
+/// Writes the segments, and for the pmem arm their copies on the tmpfs.
+fn write(args: &TiersArgs, dir: &Path, shape: &Shape) -> Result<Written> {
+    let medium = UringMedium::new(dir.join(DATA))?;
+    let maker = Maker::new(shape.kind);
+    let mut all = Written::default();
+    for segment in 0..shape.segments {
+        let written = write_segment(shape, &maker, &medium, dir, segment, args.threads)?;
+        all.bytes += written.bytes;
+        all.record_bytes += written.record_bytes;
+        drop_from_page_cache(&dir.join(DATA).join(segment_name(segment)))?;
+    }
+    medium.persist_names()?;
+    if args.arms().contains(&Arm::Pmem) {
+        cache::fresh(&args.tmpfs.join(PMEM))?;
+        let pmem = DaxMedium::new(args.tmpfs.join(PMEM), true)?;
+        (0..shape.segments).try_for_each(|segment| copy(&medium, &pmem, &segment_name(segment)))?;
+    }
+    Ok(all)
+}
+
+/// What was just written is in the page cache, where no arm shall find it.
+fn drop_from_page_cache(path: &Path) -> Result<()> {
+    let file = std::fs::File::open(path).map_err(|e| Error::io(path, &e))?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).map_err(|e| Error::io(path, &e.into()))
+}
+
+fn copy(from: &dyn Medium, to: &dyn Medium, name: &str) -> Result<()> {
+    let (source, mut target) = (from.open(name)?, to.create(name)?);
+    let (mut buffer, mut done) = (vec![0; COPY_BYTES], 0);
+    while done < source.bytes() {
+        let count = (source.bytes() - done).min(COPY_BYTES as u64) as usize;
+        source.read_at(done, &mut buffer[..count])?;
+        target.append(&buffer[..count])?;
+        done += count as u64;
+    }
+    target.persist()
+}
+
+fn start(
+    args: &TiersArgs,
+    env: &BenchEnv,
+    (whole, part): (&Shape, &Shape),
+    written: &Written,
+    budget: Option<u64>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<ArmProcess>> {
+    let record_bytes = (written.record_bytes / u64::from(whole.records)).max(1) as u32;
+    let most = args.cache.iter().copied().fold(0.0, f64::max);
+    let share = |cache: f64| {
+        let wanted = (written.record_bytes as f64 * cache) as u64;
+        budget.map_or(wanted, |budget| wanted.min(budget.saturating_sub(BESIDE_BYTES)))
+    };
+    let mut arms = Vec::new();
+    for arm in args.arms() {
+        let caches = if arm == Arm::Nvme { args.cache.clone() } else { vec![0.0] };
+        for cache in caches {
+            let shape = if arm == Arm::Dram { part } else { whole };
+            let job = Job {
+                arm,
+                cache_bytes: if arm == Arm::Nvme { share(cache) } else { 0 },
+                mapped_bytes: share(most),
+                record_bytes,
+                shape: (shape.records, shape.segments),
+            };
+            let process = ArmProcess::start(args, env, cache, job)?;
+            notes.extend(process.ready.note.clone());
+            arms.push(process);
+        }
+    }
+    Ok(arms)
+}
+
+fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) -> Result<Vec<ArmTurns>> {
+    let mut taken: Vec<ArmTurns> = arms
+        .iter()
+        .map(|arm| ArmTurns {
+            arm: arm.arm,
+            cache: arm.cache,
+            name: arm.name(),
+            job: arm.job.clone(),
+            warmed: 0,
+            turns: Vec::new(),
+            alone: Vec::new(),
+        })
+        .collect();
+    let count = arms.len();
+    for round in 0..args.rounds {
+        let stream = 1 + 2 * round as u64;
+        let together = Order { stream, queries: args.queries, clients: args.clients, spin_rounds: None };
+        let alone = Order {
+            stream: stream + 1,
+            queries: (args.queries / ALONE_SHARE).max(1),
+            clients: 1,
+            spin_rounds: None,
+        };
+        // The order goes round, and every other round backwards, so that no arm always comes after the same one.
+        for step in 0..count {
+            let at = (step + round) % count;
+            let at = if round.is_multiple_of(2) { at } else { count - 1 - at };
+            progress.say(format!("round {} of {}: {}", round + 1, args.rounds, arms[at].name()));
+            taken[at].turns.push(arms[at].turn(&together)?);
+            taken[at].alone.push(arms[at].turn(&alone)?);
+        }
+        let of = |name: &str| taken.iter().find(|arm| arm.name == name).and_then(|arm| arm.turns.last());
+        if let Some(dram) = of("dram") {
+            let ratios: Vec<String> = taken
+                .iter()
+                .filter_map(|arm| {
+                    Some(format!("{} {:.3}", arm.name, dram.seconds / arm.turns.last()?.seconds))
+                })
+                .collect();
+            progress.line(&format!("round {}: throughput to dram: {}", round + 1, ratios.join(", ")));
+        }
+        progress.step();
+    }
+    Ok(taken)
+}
+
+/// Dram and nvme at every cost. Each turn takes about the same time, so there are fewer queries where they are dearer.
+fn curve(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) -> Result<Vec<CurvePoint>> {
+    let rounds_per_us = rounds_per_us();
+    let mut points = Vec::new();
+    let mut stream = 1 + 2 * args.rounds as u64;
+    for &us in args.curve.iter().filter(|&&us| us > 0.0) {
+        progress.say(format!("the curve: {us} us a candidate"));
+        let budget = CURVE_US * (args.queries as f64 / 500.0).min(1.0);
+        let queries = budget / (us * f64::from(args.candidates));
+        let queries = queries.clamp(CURVE_QUERIES_MIN, args.queries.max(4) as f64) as usize;
+        let mut point = CurvePoint { us, rounds: Vec::new() };
+        for round in 0..args.rounds {
+            stream += 1;
+            let spin_rounds = Some((us * rounds_per_us) as u64);
+            let order = Order { stream, queries, clients: args.clients, spin_rounds };
+            let mut turns = Vec::new();
+            let count = arms.len();
+            for step in 0..count {
+                let arm = &mut arms[(step + round) % count];
+                if matches!(arm.arm, Arm::Dram | Arm::Nvme) {
+                    turns.push((arm.name(), arm.turn(&order)?));
+                }
+            }
+            point.rounds.push(turns);
+        }
+        points.push(point);
+        progress.step();
+    }
+    Ok(points)
+}

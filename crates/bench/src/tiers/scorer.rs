@@ -1,0 +1,86 @@
+//! The two ways records are scored here: by the matcher, and by work of a set cost.
+
+use base::{Error, Result};
+use matching::{Options, Probe, Scratch};
+use rustix::time::{ClockId, clock_gettime};
+use search::Scorer;
+
+/// Rounds of work that the cost of one is measured over, and how often; the quickest counts, since whatever disturbs
+/// makes it slower.
+const CALIBRATION_ROUNDS: u64 = 2_000_000;
+const CALIBRATIONS: usize = 9;
+
+/// Scores by matching keypoint graphs.
+pub(super) struct Matcher {
+    probe: Probe,
+}
+
+impl Matcher {
+    pub(super) fn new(graph: &matching::Graph) -> Matcher {
+        Matcher { probe: Probe::new(graph, Options::default()) }
+    }
+}
+
+impl Scorer for Matcher {
+    type Scratch = Scratch;
+
+    fn scratch(&self) -> Scratch {
+        Scratch::new()
+    }
+
+    fn score(&self, record: &[u8], scratch: &mut Scratch) -> Result<f32> {
+        matching::score(&self.probe, record, scratch)
+    }
+}
+
+/// Looks at every byte and then works for a set time: the same work on every medium, whatever the clock says.
+pub(super) struct Spinner {
+    /// What makes one query differ from another.
+    pub(super) seed: u64,
+    pub(super) rounds: u64,
+}
+
+impl Scorer for Spinner {
+    type Scratch = ();
+
+    fn scratch(&self) {}
+
+    fn score(&self, record: &[u8], _scratch: &mut ()) -> Result<f32> {
+        if record.is_empty() {
+            return Err(Error::data_loss("an empty record"));
+        }
+        let words = record.as_chunks::<8>().0.iter();
+        let sum = words.fold(self.seed, |sum, word| (sum ^ u64::from_le_bytes(*word)).rotate_left(9));
+        // The score is of the bytes alone, so that it can be compared between arms; the work is thrown away.
+        std::hint::black_box(spin(sum, self.rounds));
+        Ok((sum >> 40) as f32)
+    }
+}
+
+/// Rounds that each need the one before (xorshift).
+fn spin(mut state: u64, rounds: u64) -> u64 {
+    state |= 1;
+    for _ in 0..rounds {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+    }
+    state
+}
+
+/// Nanoseconds of a clock.
+pub(super) fn clock_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Rounds of work that take one microsecond of this thread's processor time.
+pub(super) fn rounds_per_us() -> f64 {
+    let measure = |_| {
+        let start = clock_ns(ClockId::ThreadCPUTime);
+        std::hint::black_box(spin(std::hint::black_box(3), CALIBRATION_ROUNDS));
+        clock_ns(ClockId::ThreadCPUTime) - start
+    };
+    let quickest = (0..CALIBRATIONS).map(measure).min().unwrap_or(1).max(1);
+    CALIBRATION_ROUNDS as f64 * 1e3 / quickest as f64
+}

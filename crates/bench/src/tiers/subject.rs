@@ -1,0 +1,341 @@
+//! What is searched: records, where they lie, what is asked of them. All of it follows from the arguments, so that the
+//! processes of the arms need to share nothing but the segments' bytes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base::{Error, Result};
+use matching::{Graph, Vertex, synthetic};
+use search::rerank::{Address, Candidate, Records};
+use storage::page::{PAGE_BYTES, Packer};
+use storage::{Medium, Sealed};
+
+use super::{Kind, TiersArgs};
+use crate::random::{Random, at};
+
+/// Seeds of what is made up.
+const RECORD_SEED: u64 = 71;
+const QUERY_SEED: u64 = 72;
+const CANDIDATE_SEED: u64 = 73;
+/// Photographs that others are put together from.
+const PHOTO_BASES: u64 = 512;
+/// Records made and written at a time.
+const BATCH_RECORDS: usize = 8192;
+/// Bytes of a place in its file: page (u32), pages (u16), slot (u16).
+const PLACE_BYTES: usize = 8;
+
+/// Sizes that follow from the arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) kind: Kind,
+    pub(super) records: u32,
+    pub(super) segments: u32,
+    /// Records of a cluster of the coarse stage, which lie together.
+    pub(super) cluster: u32,
+    /// Clusters that a query's candidates come from.
+    pub(super) probes: u32,
+    /// Candidates of a query.
+    pub(super) candidates: u32,
+    /// Those of them that come from the nearest cluster, in thousandths.
+    pub(super) near: u32,
+}
+
+impl Shape {
+    pub(super) fn new(args: &TiersArgs, records: u32, segments: u32) -> Shape {
+        Shape {
+            kind: args.kind,
+            records,
+            segments,
+            cluster: args.cluster,
+            probes: args.probes,
+            candidates: args.candidates,
+            near: (args.near * 1000.0).round() as u32,
+        }
+    }
+
+    pub(super) fn segment_records(&self) -> u32 {
+        self.records.div_ceil(self.segments.max(1))
+    }
+
+    /// The segment and row of record `number`.
+    fn home(&self, number: u32) -> (u32, u32) {
+        (number / self.segment_records(), number % self.segment_records())
+    }
+
+    /// The same with fewer records: those of the first segments.
+    pub(super) fn first_segments(self, segments: u32) -> Shape {
+        let records = (self.segment_records() * segments).min(self.records);
+        Shape { records, segments, ..self }
+    }
+}
+
+/// Makes records.
+pub(super) struct Maker {
+    kind: Kind,
+    bases: Vec<Graph>,
+}
+
+impl Maker {
+    pub(super) fn new(kind: Kind) -> Maker {
+        let bases = match kind {
+            Kind::Fingerprint => Vec::new(),
+            Kind::Photo => (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect(),
+        };
+        Maker { kind, bases }
+    }
+
+    /// The graph of record `number`.
+    pub(super) fn graph(&self, number: u32) -> Graph {
+        match self.kind {
+            Kind::Fingerprint => synthetic::fingerprint(at(RECORD_SEED, u64::from(number))),
+            Kind::Photo => self.mixed(number),
+        }
+    }
+
+    /// A photograph put together from several: columns of one, rows of another, descriptors of a third with bits of
+    /// its own. Two of them have nothing in common, and it is made as fast as it is written.
+    fn mixed(&self, number: u32) -> Graph {
+        let mut random = Random::new(at(RECORD_SEED, u64::from(number)));
+        let mut base = || &self.bases[(random.bits() % self.bases.len() as u64) as usize];
+        let (columns, rows, descriptors) = (base(), base(), base());
+        let (shift, turn, bits) = (random.bits() as usize, random.bits() as u8, random.bits().to_le_bytes());
+        let count = columns.vertices.len().min(rows.vertices.len()).min(descriptors.descriptors.len());
+        let vertices = (0..count).map(|index| {
+            let other = rows.vertices[(index + shift) % count];
+            let own = columns.vertices[index];
+            Vertex { y: other.y, direction: other.direction.wrapping_add(turn), ..own }
+        });
+        let own_bits = |descriptor: &[u8; 32]| std::array::from_fn(|at| descriptor[at] ^ bits[at % 8]);
+        Graph {
+            width: columns.width,
+            height: columns.height,
+            vertices: vertices.collect(),
+            descriptors: descriptors.descriptors.iter().take(count).map(own_bits).collect(),
+        }
+    }
+}
+
+/// One query.
+pub(super) struct Asked {
+    /// Another impression of the record it looks for.
+    pub(super) graph: Graph,
+    /// Where that record is.
+    pub(super) target: (u32, u32),
+    pub(super) candidates: Vec<Candidate>,
+}
+
+/// The query `index` of a stream.
+pub(super) fn ask(shape: &Shape, maker: &Maker, stream: u64, index: u32) -> Asked {
+    let seed = at(QUERY_SEED + stream, u64::from(index));
+    let target = (at(seed, 1) % u64::from(shape.records)) as u32;
+    let graph = synthetic::distorted(&maker.graph(target), seed);
+    let candidates = candidates(shape, target, at(CANDIDATE_SEED + stream, u64::from(index)));
+    Asked { graph, target: shape.home(target), candidates }
+}
+
+/// Candidates as a coarse stage over clusters gives them: a share from the cluster that the record is in, the others
+/// spread over further clusters, which lie anywhere in the segments; within a cluster anywhere. Each once, best first.
+pub(super) fn candidates(shape: &Shape, target: u32, seed: u64) -> Vec<Candidate> {
+    let mut random = Random::new(seed);
+    let clusters = shape.records.div_ceil(shape.cluster).max(1);
+    let wanted = shape.candidates.min(shape.records);
+    let others: Vec<u32> =
+        (1..shape.probes.max(2)).map(|_| (random.bits() % u64::from(clusters)) as u32).collect();
+    let (mut numbers, mut seen) = (vec![target], std::collections::HashSet::from([target]));
+    // Where clusters are nearly used up, anything is taken in the end.
+    let mut patience = 20 * wanted;
+    while (numbers.len() as u32) < wanted {
+        let near = (random.bits() % 1000) < u64::from(shape.near);
+        let cluster = if near {
+            target / shape.cluster
+        } else {
+            others[(random.bits() % others.len() as u64) as usize]
+        };
+        let mut number = cluster * shape.cluster + (random.bits() % u64::from(shape.cluster)) as u32;
+        patience = patience.saturating_sub(1);
+        if number >= shape.records || patience == 0 {
+            number = (random.bits() % u64::from(shape.records)) as u32;
+        }
+        if seen.insert(number) {
+            numbers.push(number);
+        }
+    }
+    // The record itself is somewhere among them: coarse filters are not exact.
+    let place = (random.bits() % numbers.len() as u64) as usize;
+    numbers.swap(0, place);
+    let candidate = |(rank, number): (usize, u32)| {
+        let (segment, row) = shape.home(number);
+        Candidate { segment, row, coarse: -(rank as f32) }
+    };
+    numbers.into_iter().enumerate().map(candidate).collect()
+}
+
+/// The name of a segment's file, and of the one that says where its records are.
+pub(super) fn segment_name(segment: u32) -> String {
+    format!("records-{segment}.seg")
+}
+
+fn places_path(dir: &Path, segment: u32) -> std::path::PathBuf {
+    dir.join("places").join(format!("places-{segment}.bin"))
+}
+
+/// What writing gave.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    /// Of all pages.
+    pub(super) bytes: u64,
+    /// Of all records, without pages' heads and gaps.
+    pub(super) record_bytes: u64,
+}
+
+/// Records `numbers`, made by `threads` threads: their bytes one after another, and where each ends.
+fn encode(maker: &Maker, numbers: std::ops::Range<u32>, threads: usize) -> Result<(Vec<u8>, Vec<usize>)> {
+    let part = (numbers.len() as u32).div_ceil(threads.max(1) as u32).max(1);
+    let one = |first: u32| {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+        for number in first..(first + part).min(numbers.end) {
+            maker.graph(number).encode(&mut bytes);
+            ends.push(bytes.len());
+        }
+        (bytes, ends)
+    };
+    let parts: Result<Vec<_>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            numbers.clone().step_by(part as usize).map(|first| scope.spawn(move || one(first))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().map_err(|_| Error::internal("making records panicked"))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+    for (part, part_ends) in parts? {
+        ends.extend(part_ends.into_iter().map(|end| bytes.len() + end));
+        bytes.extend_from_slice(&part);
+    }
+    Ok((bytes, ends))
+}
+
+/// Writes one segment.
+pub(super) fn write_segment(
+    shape: &Shape,
+    maker: &Maker,
+    medium: &dyn Medium,
+    dir: &Path,
+    segment: u32,
+    threads: usize,
+) -> Result<Written> {
+    let mut writer = medium.create(&segment_name(segment))?;
+    let (mut packer, mut pages) = (Packer::new(), Vec::new());
+    let (mut places, mut written) = (Vec::new(), Written::default());
+    let first = segment * shape.segment_records();
+    let end = (first + shape.segment_records()).min(shape.records);
+    for batch in (first..end).step_by(BATCH_RECORDS) {
+        let (records, ends) = encode(maker, batch..(batch + BATCH_RECORDS as u32).min(end), threads)?;
+        let mut start = 0;
+        for end in ends {
+            let placed = packer.push(records.get(start..end).unwrap_or(&[]))?;
+            places.extend_from_slice(&placed.page.to_le_bytes());
+            places.extend_from_slice(&placed.pages.to_le_bytes());
+            places.extend_from_slice(&placed.slot.to_le_bytes());
+            start = end;
+        }
+        written.record_bytes += start as u64;
+        packer.drain(&mut pages);
+        writer.append(&pages)?;
+        pages.clear();
+    }
+    packer.finish(&mut pages)?;
+    writer.append(&pages)?;
+    writer.persist()?;
+    written.bytes = writer.bytes();
+    let path = places_path(dir, segment);
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
+    }
+    std::fs::write(&path, places).map_err(|e| Error::io(&path, &e))?;
+    Ok(written)
+}
+
+/// An open segment.
+#[derive(Debug)]
+pub(super) struct Segment {
+    file: Arc<dyn Sealed>,
+    places: Vec<(u32, u16, u16)>,
+}
+
+impl Segment {
+    /// Opens segment `segment` on `medium`; where its records are is read from `dir`.
+    pub(super) fn open(medium: &dyn Medium, dir: &Path, segment: u32) -> Result<Segment> {
+        let file = medium.open(&segment_name(segment))?;
+        let path = places_path(dir, segment);
+        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
+        let place = |bytes: &[u8; PLACE_BYTES]| {
+            let &[p0, p1, p2, p3, n0, n1, s0, s1] = bytes;
+            (u32::from_le_bytes([p0, p1, p2, p3]), u16::from_le_bytes([n0, n1]), u16::from_le_bytes([s0, s1]))
+        };
+        Ok(Segment { file, places: bytes.as_chunks().0.iter().map(place).collect() })
+    }
+}
+
+impl Records for Segment {
+    fn file(&self) -> &Arc<dyn Sealed> {
+        &self.file
+    }
+
+    fn locate(&self, row: u32) -> Option<Address> {
+        let &(page, pages, slot) = self.places.get(row as usize)?;
+        let page_bytes = PAGE_BYTES as u64;
+        Some(Address {
+            offset: u64::from(page) * page_bytes,
+            bytes: u32::from(pages) * PAGE_BYTES as u32,
+            slot,
+        })
+    }
+
+    fn pages_start(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const SHAPE: Shape = Shape {
+        kind: Kind::Fingerprint,
+        records: 100_000,
+        segments: 3,
+        cluster: 1000,
+        probes: 32,
+        candidates: 500,
+        near: 250,
+    };
+
+    #[test]
+    fn candidates_are_different_and_from_the_stated_clusters() {
+        for seed in 0..20 {
+            let all = candidates(&SHAPE, 54_321, seed);
+            let numbers: BTreeSet<u32> =
+                all.iter().map(|c| c.segment * SHAPE.segment_records() + c.row).collect();
+            assert_eq!((all.len(), numbers.len()), (500, 500));
+            assert!(numbers.contains(&54_321));
+            let near = numbers.iter().filter(|&&number| number / 1000 == 54).count();
+            assert!((90..=190).contains(&near), "{near}");
+            let clusters: BTreeSet<u32> = numbers.iter().map(|number| number / 1000).collect();
+            assert!((20..=32).contains(&clusters.len()), "{}", clusters.len());
+            assert!(all.windows(2).all(|pair| pair[0].coarse > pair[1].coarse));
+        }
+        let few = Shape { records: 300, segments: 1, ..SHAPE };
+        assert_eq!(candidates(&few, 7, 1).len(), 300);
+    }
+
+    #[test]
+    fn photographs_put_together_are_whole_and_differ() {
+        let maker = Maker::new(Kind::Photo);
+        let (one, two) = (maker.graph(1), maker.graph(2));
+        assert!(one.described() && one.vertices.len() > 200);
+        assert_ne!(one, two);
+        assert_eq!(one, maker.graph(1));
+    }
+}

@@ -1,0 +1,164 @@
+//! One turn of an arm: a number of queries, by a number of threads, and what it cost.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use base::{Error, Result};
+use rustix::time::ClockId;
+use search::Scorer;
+use search::rerank::{Next, Query, Ranked, Records, Searcher, Source, all};
+use serde::{Deserialize, Serialize};
+
+use super::scorer::clock_ns;
+use super::subject::Asked;
+use crate::stats::Latencies;
+
+/// Hits of a query.
+const HITS: usize = 10;
+
+/// What an arm is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Order {
+    /// Which queries: those of a stream are the same for every arm, and none is asked twice, else the second time would
+    /// find its records in the cache. From 1 on; 0 are those that warm the cache.
+    pub(super) stream: u64,
+    /// How many of them.
+    pub(super) queries: usize,
+    /// Queries that a thread has at a time.
+    pub(super) clients: usize,
+    /// Rounds of spinning for each record in place of the matcher.
+    pub(super) spin_rounds: Option<u64>,
+}
+
+/// What it measured.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Turn {
+    pub(super) seconds: f64,
+    pub(super) queries: usize,
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+    /// Processor time of the whole process.
+    pub(super) cpu_us: f64,
+    /// Candidates scored.
+    pub(super) scored: u64,
+    pub(super) cached: u64,
+    pub(super) reads: u64,
+    pub(super) read_bytes: u64,
+    pub(super) rss_mb: f64,
+    /// Queries whose record was among the hits.
+    pub(super) found: usize,
+    pub(super) partial: usize,
+    /// A digest of each query's hits and scores.
+    pub(super) digests: Vec<u64>,
+}
+
+/// What a thread answers: queries by a shared counter, each with the time from its coming to its answer.
+struct Line<'q, S, F> {
+    asked: &'q [Asked],
+    segments: &'q Arc<[Arc<dyn Records>]>,
+    scorer: &'q F,
+    next: &'q AtomicUsize,
+    end: usize,
+    came: BTreeMap<u64, Instant>,
+    answers: Vec<(usize, f64, Ranked)>,
+    scorers: std::marker::PhantomData<S>,
+}
+
+impl<'q, S: Scorer, F: Fn(usize) -> S> Source<'q, S> for Line<'q, S, F> {
+    fn next(&mut self, _wait: bool) -> Next<'q, S> {
+        let at = self.next.fetch_add(1, Ordering::Relaxed);
+        let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else { return Next::End };
+        self.came.insert(at as u64, Instant::now());
+        Next::Query(Query {
+            tag: at as u64,
+            scorer: (self.scorer)(at),
+            segments: self.segments.clone(),
+            k: HITS,
+            candidates: all(asked.candidates.clone()),
+            deadline: None,
+        })
+    }
+
+    fn answer(&mut self, tag: u64, ranked: Ranked) {
+        let ms = self.came.remove(&tag).map_or(0.0, |came| came.elapsed().as_secs_f64() * 1e3);
+        self.answers.push((tag as usize, ms, ranked));
+    }
+}
+
+/// What is asked, and where.
+pub(super) struct Stage<'q> {
+    pub(super) asked: &'q [Asked],
+    pub(super) segments: &'q Arc<[Arc<dyn Records>]>,
+}
+
+/// Answers `count` queries with these searchers, a thread for each.
+///
+/// # Errors
+/// When a reader fails.
+pub(super) fn take_turn<S: Scorer>(
+    stage: &Stage<'_>,
+    searchers: &mut [Searcher],
+    count: usize,
+    scorer: &(impl Fn(usize) -> S + Sync),
+) -> Result<Turn> {
+    let (next, barrier) = (AtomicUsize::new(0), Barrier::new(searchers.len() + 1));
+    let (mut answers, mut turn) = (Vec::new(), Turn { queries: count, ..Turn::default() });
+    std::thread::scope(|scope| {
+        let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, Ranked)>> {
+            let first = AtomicUsize::new(0);
+            let line = |next, end| Line {
+                asked: stage.asked,
+                segments: stage.segments,
+                scorer,
+                next,
+                end,
+                came: BTreeMap::new(),
+                answers: Vec::new(),
+                scorers: std::marker::PhantomData::<S>,
+            };
+            // One query first, so that the thread's ring and scratch are made before the clock starts.
+            let outcome = searcher.run(&mut line(&first, 1.min(count)));
+            barrier.wait();
+            outcome?;
+            let mut line = line(&next, count);
+            searcher.run(&mut line)?;
+            Ok(line.answers)
+        };
+        let threads: Vec<_> =
+            searchers.iter_mut().map(|searcher| scope.spawn(move || work(searcher))).collect();
+        barrier.wait();
+        let (start, cpu) = (Instant::now(), clock_ns(ClockId::ProcessCPUTime));
+        for thread in threads {
+            answers.extend(thread.join().map_err(|_| Error::internal("a thread panicked"))??);
+        }
+        turn.seconds = start.elapsed().as_secs_f64();
+        turn.cpu_us = (clock_ns(ClockId::ProcessCPUTime) - cpu) as f64 / 1e3;
+        Ok::<(), Error>(())
+    })?;
+    summarise(stage, answers, &mut turn)?;
+    Ok(turn)
+}
+
+fn summarise(stage: &Stage<'_>, mut answers: Vec<(usize, f64, Ranked)>, turn: &mut Turn) -> Result<()> {
+    answers.sort_by_key(|&(at, ..)| at);
+    let mut latencies = Latencies::default();
+    for (at, ms, ranked) in &answers {
+        latencies.record(std::time::Duration::from_secs_f64(ms / 1e3));
+        turn.scored += ranked.scored;
+        turn.cached += ranked.cached;
+        turn.reads += ranked.reads;
+        turn.read_bytes += ranked.read_bytes;
+        turn.partial += usize::from(ranked.partial);
+        let target = stage.asked.get(*at).map(|asked| asked.target);
+        turn.found += usize::from(ranked.hits.iter().any(|(hit, _)| Some((hit.segment, hit.row)) == target));
+        let mut hasher = DefaultHasher::new();
+        ranked.hits.iter().for_each(|(hit, score)| (hit.segment, hit.row, score.to_bits()).hash(&mut hasher));
+        turn.digests.push(hasher.finish());
+    }
+    (turn.p50_ms, turn.p99_ms) = (latencies.quantile_ms(0.5), latencies.quantile_ms(0.99));
+    turn.rss_mb = memory::process::memory()?.rss as f64 / f64::from(1 << 20);
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! The process of one arm. Each arm has its own, so that its resident memory is its own, and waits for its turn on its
+//! standard input.
+
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use base::{Error, Result};
+use clap::ValueEnum;
+use memory::{PoolConfig, Rate, SlotPool};
+use search::rerank::{Limits, Records, Searcher, Shared};
+use serde::{Deserialize, Serialize};
+use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
+
+use super::scorer::{Matcher, Spinner};
+use super::subject::{Asked, Maker, Segment, Shape, ask};
+use super::turn::{Order, Stage, Turn, take_turn};
+use super::{DATA, PMEM, TiersArgs};
+
+/// Time between two looks at the memory of the mapped arm.
+const RECLAIM_PERIOD: Duration = Duration::from_millis(2);
+/// The mapped file is dropped from memory in so many stretches, in turn.
+const RECLAIM_STRETCHES: u64 = 64;
+/// Queries of a batch that warms the cache, and such batches at most.
+const WARM_QUERIES: usize = 64;
+const WARM_BATCHES_MAX: u32 = 4096;
+/// The stream of the queries before those that are measured.
+const EARLIER: u64 = 0;
+
+/// Where an arm's records are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arm {
+    /// In memory.
+    Dram,
+    /// Read by io_uring past the page cache.
+    Nvme,
+    /// Mapped through the page cache.
+    Mmap,
+    /// Persistent memory's code path on tmpfs.
+    Pmem,
+}
+
+impl Arm {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Arm::Dram => "dram",
+            Arm::Nvme => "nvme",
+            Arm::Mmap => "mmap",
+            Arm::Pmem => "pmem",
+        }
+    }
+}
+
+/// What the parent tells a worker when it starts it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) arm: Arm,
+    /// Bytes of the record cache.
+    pub(super) cache_bytes: u64,
+    /// Bytes of the file that the mapped arm may have in memory.
+    pub(super) mapped_bytes: u64,
+    pub(super) record_bytes: u32,
+    pub(super) shape: (u32, u32),
+}
+
+/// What a worker says first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Ready {
+    /// Queries that warmed the cache.
+    pub(super) warmed: u64,
+    /// What the medium could not do, in words.
+    pub(super) note: Option<String>,
+}
+
+/// Runs the process of an arm until its standard input ends.
+///
+/// # Errors
+/// When the medium or a reader fails.
+pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
+    let job: Job = serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
+    let shape = Shape::new(args, job.shape.0, job.shape.1);
+    let mut worker = Worker::open(args, dir, &job, shape)?;
+    let warmed = worker.warm()?;
+    say(&Ready { warmed, note: worker.note.take() })?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|e| Error::internal(format!("standard input: {e}")))?;
+        let order: Order =
+            serde_json::from_str(&line).map_err(|e| Error::invalid(format!("an order: {e}")))?;
+        say(&worker.turn(&order)?)?;
+    }
+    Ok(())
+}
+
+fn say(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(value).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")
+        .and_then(|()| out.flush())
+        .map_err(|e| Error::internal(format!("standard output: {e}")))
+}
+
+/// The files of the mapped arm, and how many bytes of them may be in memory.
+struct Mapped {
+    medium: Arc<MmapMedium>,
+    files: Vec<Arc<dyn Sealed>>,
+    bytes_max: u64,
+}
+
+struct Worker {
+    medium: Arc<dyn Medium>,
+    mapped: Option<Mapped>,
+    segments: Arc<[Arc<dyn Records>]>,
+    shared: Arc<Shared>,
+    limits: Limits,
+    threads: usize,
+    shape: Shape,
+    maker: Maker,
+    has_cache: bool,
+    note: Option<String>,
+}
+
+impl Worker {
+    fn open(args: &TiersArgs, dir: &Path, job: &Job, shape: Shape) -> Result<Worker> {
+        let data = dir.join(DATA);
+        let mut mapped = None;
+        let medium: Arc<dyn Medium> = match job.arm {
+            Arm::Dram => {
+                let bytes_max = memory_for(&data, shape.segments)?;
+                let config = PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() };
+                Arc::new(DramMedium::new(SlotPool::new(config)?, Some(data))?)
+            }
+            Arm::Nvme => Arc::new(UringMedium::new(data)?),
+            Arm::Pmem => Arc::new(DaxMedium::new(args.tmpfs.join(PMEM), true)?),
+            Arm::Mmap => {
+                let medium = Arc::new(MmapMedium::new(data)?);
+                mapped = Some(medium.clone());
+                medium
+            }
+        };
+        let open = |segment| Segment::open(medium.as_ref(), dir, segment);
+        let segments: Vec<Segment> = (0..shape.segments).map(open).collect::<Result<_>>()?;
+        let files: Vec<Arc<dyn Sealed>> = segments.iter().map(|segment| segment.file().clone()).collect();
+        let segments = segments.into_iter().map(|segment| Arc::new(segment) as Arc<dyn Records>).collect();
+        Ok(Worker {
+            medium,
+            mapped: mapped.map(|medium| Mapped { medium, files, bytes_max: job.mapped_bytes }),
+            segments,
+            shared: Arc::new(Shared::new(job.cache_bytes, job.record_bytes)),
+            limits: args.limits(),
+            threads: args.threads,
+            shape,
+            maker: Maker::new(shape.kind),
+            has_cache: job.cache_bytes > 0,
+            note: None,
+        })
+    }
+
+    fn searchers(&self, queries: usize) -> Result<Vec<Searcher>> {
+        let limits = Limits { queries, ..self.limits };
+        let searcher = |_| {
+            let reader = self.medium.reader(limits.reader_options())?;
+            Searcher::new(reader, limits, self.shared.clone())
+        };
+        (0..self.threads).map(searcher).collect()
+    }
+
+    /// Lets earlier queries, which are not those that are measured, fill the cache until records leave it again. Pages
+    /// in memory are verified on the way by the first turn. How many queries that took.
+    fn warm(&self) -> Result<u64> {
+        let mut warmed = 0;
+        for batch in 0..WARM_BATCHES_MAX {
+            if !self.has_cache || self.shared.cache_stats().is_none_or(|stats| stats.evicted > 0) {
+                break;
+            }
+            let first = batch * WARM_QUERIES as u32;
+            let asked = self.ask(EARLIER, first..first + WARM_QUERIES as u32);
+            let stage = Stage { asked: &asked, segments: &self.segments };
+            let cheap = |at: usize| Spinner { seed: at as u64, rounds: 0 };
+            take_turn(&stage, &mut self.searchers(self.limits.queries)?, asked.len(), &cheap)?;
+            warmed += asked.len() as u64;
+        }
+        Ok(warmed)
+    }
+
+    fn ask(&self, stream: u64, indices: std::ops::Range<u32>) -> Vec<Asked> {
+        indices.map(|index| ask(&self.shape, &self.maker, stream, index)).collect()
+    }
+
+    fn turn(&self, order: &Order) -> Result<Turn> {
+        let asked = self.ask(order.stream, 0..order.queries as u32);
+        let stage = Stage { asked: &asked, segments: &self.segments };
+        let mut searchers = self.searchers(order.clients)?;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            if let Some(mapped) = &self.mapped {
+                // Cold, as after a start.
+                for file in &mapped.files {
+                    mapped.medium.forget(file, 0, file.bytes() as usize)?;
+                }
+                scope.spawn(|| reclaim(mapped, &stop));
+            }
+            let turn = match order.spin_rounds {
+                Some(rounds) => {
+                    let spinner = |at: usize| Spinner { seed: at as u64, rounds };
+                    take_turn(&stage, &mut searchers, asked.len(), &spinner)
+                }
+                None => {
+                    let matcher = |at: usize| Matcher::new(&asked[at].graph);
+                    take_turn(&stage, &mut searchers, asked.len(), &matcher)
+                }
+            };
+            stop.store(true, Ordering::Relaxed);
+            turn
+        })
+    }
+}
+
+/// Keeps what is in memory of mapped files within bounds, as a smaller machine would: stretch by stretch, in turn, which
+/// for accesses spread evenly is as good as dropping what was used longest ago.
+fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
+    let Mapped { medium, files, bytes_max } = mapped;
+    let resident = || memory::process::memory().map_or(0, |memory| memory.file);
+    let before = resident();
+    let mut stretch = 0;
+    while !stop.load(Ordering::Relaxed) {
+        while resident().saturating_sub(before) > *bytes_max && !stop.load(Ordering::Relaxed) {
+            let Some(file) = files.get((stretch / RECLAIM_STRETCHES) as usize % files.len().max(1)) else {
+                return;
+            };
+            let length = file.bytes().div_ceil(RECLAIM_STRETCHES).next_multiple_of(4096);
+            let start = (stretch % RECLAIM_STRETCHES) * length;
+            let end = (start + length).min(file.bytes());
+            if start < end && medium.forget(file, start, (end - start) as usize).is_err() {
+                return;
+            }
+            stretch += 1;
+        }
+        std::thread::sleep(RECLAIM_PERIOD);
+    }
+}
+
+/// Bytes of slots that the segments take, with room for their last pages.
+fn memory_for(data: &Path, segments: u32) -> Result<u64> {
+    let bytes = |segment| {
+        let path = data.join(super::subject::segment_name(segment));
+        let bytes = std::fs::metadata(&path).map_err(|e| Error::io(&path, &e))?.len();
+        Ok(SlotPool::footprint(bytes + 4096))
+    };
+    (0..segments).map(bytes).sum()
+}

@@ -1,0 +1,154 @@
+//! `bench vectors`: recall against queries per second of the coarse filter, beside other engines.
+//!
+//! One query a call on one core, as a server's thread would: our thread and every other engine's process are pinned
+//! to the same core, and queries are divided by processor time, so that what else runs on the machine takes nothing
+//! away from either. Our settings are gone through before, between and after the other engines, and the median of
+//! those passes is the figure, so that a machine whose memory is busier at one time than at another does not decide.
+
+mod curve;
+mod data;
+mod ours;
+mod peers;
+mod report;
+
+use std::path::PathBuf;
+
+use base::{Error, Result};
+use clap::{Args, ValueEnum};
+
+use crate::BenchEnv;
+use crate::machine::{Machine, NoiseWatch};
+use crate::report::Progress;
+use data::Data;
+use ours::Ours;
+use peers::Peers;
+use report::Report;
+
+/// Hits that a query asks for, and that recall is counted in.
+const HITS: usize = 10;
+/// Passes over our settings where no other engine runs between them.
+const PASSES_ALONE: usize = 3;
+
+/// Measure recall@10 against queries per second on one core, beside other vector engines.
+///
+/// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without it a small clustered set is made,
+/// whose figures show only that everything works. The other engines need a Python environment with the packages of
+/// bench/peers/requirements.txt; without one only ours is measured.
+///
+/// Queries per second at a recall: between the two measured points around it on the upper envelope, linear in recall
+/// and logarithmic in speed.
+#[derive(Args, Clone, Debug)]
+pub struct VectorsArgs {
+    /// Folder with base.fvecs, query.fvecs and truth.ivecs
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Vectors of the made set
+    #[arg(long, default_value_t = 20_000)]
+    pub rows: usize,
+    /// Dimensions of the made set
+    #[arg(long, default_value_t = 64)]
+    pub dims: usize,
+    /// Which index of ours
+    #[arg(long, value_enum, default_value = "auto")]
+    pub index: IndexKind,
+    /// The core that searches run on
+    #[arg(long, default_value_t = 0)]
+    pub core: usize,
+    /// Threads for building indexes, ours and theirs
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Seconds for each setting of the other engines
+    #[arg(long, default_value_t = 0.6)]
+    pub seconds: f64,
+    /// Only these engines (may be given several times) [default: all that are installed]
+    #[arg(long, value_name = "NAME")]
+    pub engine: Vec<String>,
+    /// Python with the other engines [default: .cache/peers/bin/python where it is there]
+    #[arg(long, value_name = "PATH")]
+    pub peers_python: Option<PathBuf>,
+    /// The script that runs them
+    #[arg(long, value_name = "FILE", default_value = "bench/peers/vectors.py")]
+    pub peers_script: PathBuf,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Which index of ours is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IndexKind {
+    /// By rows and dimensions
+    Auto,
+    /// Inverted lists with 4-bit product quantisation
+    IvfPq,
+    /// Inverted lists with one-bit codes
+    Rabitq,
+    /// Every row compared
+    Flat,
+}
+
+impl VectorsArgs {
+    fn check(&self) -> Result<()> {
+        let times = self.seconds > 0.0 && self.seconds <= 60.0;
+        if self.rows <= HITS
+            || self.rows > 10_000_000
+            || self.dims == 0
+            || self.dims > search::coarse::DIMS_MAX
+        {
+            return Err(Error::invalid(format!(
+                "--rows must be 11 to 10000000, --dims 1 to {}",
+                search::coarse::DIMS_MAX
+            )));
+        }
+        match times && (1..=256).contains(&self.threads) {
+            true => Ok(()),
+            false => Err(Error::invalid("--seconds must be above 0 and at most 60, --threads 1 to 256")),
+        }
+    }
+}
+
+/// Runs `bench vectors`.
+///
+/// # Errors
+/// When data cannot be read, the core is not there, or a named engine cannot run.
+pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
+    args.check()?;
+    let watch = NoiseWatch::start();
+    let data = match &args.data {
+        Some(folder) => Data::read(folder)?,
+        None => Data::made(args.rows, args.dims),
+    };
+    let mut peers = Peers::find(args)?;
+    let progress = Progress::new(peers.engines.len() as u64 * 2 + 1);
+    progress.line(&data.line());
+    let mut ours = Ours::build(&data, args)?;
+    progress.line(&ours.line());
+    progress.line(&peers.line());
+    let mut curves = Vec::new();
+    for _ in 0..if peers.engines.is_empty() { PASSES_ALONE } else { 1 } {
+        ours.pass(&data, args.core)?;
+    }
+    progress.step();
+    for engine in peers.engines.clone() {
+        let engine = &engine;
+        progress.say(engine.clone());
+        match peers.run(engine, args) {
+            Ok(curve) => curves.push(curve),
+            // One engine that fails after minutes shall not cost what was measured of the others.
+            Err(error) => {
+                progress.line(&format!("{engine} failed: {}", error.message()));
+                peers.failed.insert(engine.clone(), error.message().to_owned());
+            }
+        }
+        progress.step();
+        ours.pass(&data, args.core)?;
+        progress.step();
+    }
+    drop(progress);
+    let report = Report::new(&data, &ours, &peers, curves, Machine::look(None), watch.end());
+    report.print();
+    match &args.json {
+        Some(path) => crate::report::write_json(path, &report),
+        None => Ok(()),
+    }
+}

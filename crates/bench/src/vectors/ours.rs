@@ -1,0 +1,196 @@
+//! Our own index, measured in passes over its settings.
+
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+use search::coarse::{Build, Coarse, DenseVectors, Kind, Metric, Params, Scratch, build};
+
+use super::curve::{Curve, Point};
+use super::data::Data;
+use super::{HITS, IndexKind, VectorsArgs};
+use crate::stats::median;
+
+/// Candidates compared with finer codes.
+const REFINE: [usize; 4] = [40, 80, 160, 320];
+/// Clusters looked into.
+const PROBES: [usize; 13] = [4, 8, 12, 16, 24, 32, 40, 52, 64, 80, 96, 128, 192];
+/// A setting that finds more is not made any slower.
+const RECALL_ENOUGH: f64 = 0.9965;
+/// A setting is measured for this long in a pass, at least once through all queries.
+const TIME: Duration = Duration::from_millis(150);
+/// The same for the made set, whose figures mean nothing.
+const TIME_MADE: Duration = Duration::from_millis(20);
+
+/// The index and what was measured.
+pub(super) struct Ours {
+    index: Box<dyn Coarse>,
+    order: Vec<u32>,
+    exact: DenseVectors,
+    kind: Kind,
+    build_s: f64,
+    cells: Vec<Cell>,
+}
+
+/// One setting.
+struct Cell {
+    name: String,
+    params: Params,
+    recall: f64,
+    /// One of each pass.
+    qps: Vec<f64>,
+    qps_wall: Vec<f64>,
+}
+
+impl Ours {
+    pub(super) fn build(data: &Data, args: &VectorsArgs) -> Result<Ours> {
+        let kind = match args.index {
+            IndexKind::Auto => Kind::Auto,
+            IndexKind::IvfPq => Kind::IvfPq,
+            IndexKind::Rabitq => Kind::Rabitq,
+            IndexKind::Flat => Kind::Flat,
+        };
+        let plan = Build {
+            vectors: &data.base,
+            dims: data.dims,
+            metric: Metric::L2,
+            threads: args.threads,
+            seed: 1,
+        };
+        let started = Instant::now();
+        let built = build(kind, &plan)?;
+        let build_s = started.elapsed().as_secs_f64();
+        let exact = DenseVectors::new(&data.base, data.dims, Metric::L2, &built.order)?;
+        let kind = kind.resolved(data.rows(), data.dims);
+        let mut ours =
+            Ours { index: built.index, order: built.order, exact, kind, build_s, cells: Vec::new() };
+        ours.choose_cells(data)?;
+        Ok(ours)
+    }
+
+    /// The settings to measure, with their recall. A flat index has only one.
+    fn choose_cells(&mut self, data: &Data) -> Result<()> {
+        self.add_cell("own choice".into(), Params::default(), data)?;
+        if self.kind == Kind::Flat {
+            return Ok(());
+        }
+        for refine in REFINE {
+            for probes in PROBES {
+                let name = format!("probes {probes}, refine {refine}");
+                if self.add_cell(name, Params { probes, refine }, data)? > RECALL_ENOUGH {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_cell(&mut self, name: String, params: Params, data: &Data) -> Result<f64> {
+        let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
+        for (query, truth) in data.queries.chunks_exact(data.dims).zip(&data.truth) {
+            self.index.search(query, HITS, &params, None, Some(&self.exact), &mut scratch, &mut hits)?;
+            found += hits.iter().filter(|hit| truth.contains(&self.order[hit.row as usize])).count();
+        }
+        let recall = found as f64 / (HITS * data.truth.len()) as f64;
+        self.cells.push(Cell { name, params, recall, qps: Vec::new(), qps_wall: Vec::new() });
+        Ok(recall)
+    }
+
+    /// One pass over all settings, on a thread pinned to `core`.
+    pub(super) fn pass(&mut self, data: &Data, core: usize) -> Result<()> {
+        let time = if data.made { TIME_MADE } else { TIME };
+        std::thread::scope(|scope| {
+            let work = || {
+                pin(core)?;
+                let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+                for cell in &mut self.cells {
+                    let (started, processor, mut count) = (Instant::now(), processor_time(), 0);
+                    while started.elapsed() < time {
+                        for query in data.queries.chunks_exact(data.dims) {
+                            let exact = Some(&self.exact as &dyn search::coarse::Exact);
+                            self.index.search(
+                                query,
+                                HITS,
+                                &cell.params,
+                                None,
+                                exact,
+                                &mut scratch,
+                                &mut hits,
+                            )?;
+                        }
+                        count += data.truth.len();
+                    }
+                    let used = processor_time().saturating_sub(processor).max(Duration::from_nanos(1));
+                    cell.qps.push(count as f64 / used.as_secs_f64());
+                    cell.qps_wall.push(count as f64 / started.elapsed().as_secs_f64());
+                }
+                Ok(())
+            };
+            let ran = std::thread::Builder::new().name("search".into()).spawn_scoped(scope, work);
+            let ran = ran.map_err(|e| Error::internal(format!("no thread: {e}")))?.join();
+            ran.unwrap_or_else(|_| Err(Error::internal("the searching thread panicked")))
+        })
+    }
+
+    /// Medians over the passes.
+    pub(super) fn curve(&self) -> Curve {
+        let points = self.cells.iter().map(|cell| Point {
+            setting: cell.name.clone(),
+            recall: cell.recall,
+            qps: median(cell.qps.iter().copied()),
+            qps_wall: median(cell.qps_wall.iter().copied()),
+        });
+        Curve {
+            engine: "millpond".into(),
+            version: Some(env!("CARGO_PKG_VERSION").into()),
+            build_s: self.build_s,
+            points: points.collect(),
+        }
+    }
+
+    pub(super) fn kind(&self) -> String {
+        format!("{:?}", self.kind)
+    }
+
+    pub(super) fn memory_mb(&self) -> f64 {
+        self.index.memory_bytes() as f64 / 1e6
+    }
+
+    pub(super) fn passes(&self) -> usize {
+        self.cells.first().map_or(0, |cell| cell.qps.len())
+    }
+
+    /// One line for people.
+    pub(super) fn line(&self) -> String {
+        let (kind, memory) = (self.kind(), self.memory_mb());
+        format!("millpond: {kind} built in {:.1} s, {memory:.0} MB", self.build_s)
+    }
+}
+
+fn pin(core: usize) -> Result<()> {
+    let refused =
+        |e: rustix::io::Errno| Error::invalid(format!("--core {core}: {e}; choose one of this machine's"));
+    let allowed = sched_getaffinity(None).map_err(refused)?;
+    if core >= CpuSet::MAX_CPU || !allowed.is_set(core) {
+        return Err(refused(rustix::io::Errno::INVAL));
+    }
+    let mut one = CpuSet::new();
+    one.set(core);
+    sched_setaffinity(None, &one).map_err(refused)
+}
+
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_that_is_not_there_is_refused() {
+        assert!(pin(100_000).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! The other engines: a script in Python, one process for each.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use base::{Error, Result};
+
+use super::VectorsArgs;
+use super::curve::Curve;
+
+/// Where a Python environment with the engines is looked for.
+const USUAL_PYTHON: &str = ".cache/peers/bin/python";
+
+/// Which engines there are and how they are run.
+#[derive(Debug)]
+pub(super) struct Peers {
+    python: PathBuf,
+    script: PathBuf,
+    pub(super) engines: Vec<String>,
+    /// What those said that failed.
+    pub(super) failed: BTreeMap<String, String>,
+    /// Why there are none.
+    pub(super) absent: Option<String>,
+}
+
+impl Peers {
+    /// Looks which engines can run.
+    ///
+    /// # Errors
+    /// Where a Python that was named does not work, or an engine that was named is not installed.
+    pub(super) fn find(args: &VectorsArgs) -> Result<Peers> {
+        let python = args.peers_python.clone().unwrap_or_else(|| USUAL_PYTHON.into());
+        let mut peers = Peers {
+            python,
+            script: args.peers_script.clone(),
+            engines: Vec::new(),
+            failed: BTreeMap::new(),
+            absent: None,
+        };
+        if args.data.is_none() {
+            return peers.without("they are run with --data only");
+        }
+        if args.peers_python.is_none() && !peers.python.exists() {
+            return peers.without(&format!("there is no {USUAL_PYTHON} (--peers-python names another)"));
+        }
+        if !peers.script.exists() {
+            let why = format!("there is no {} (--peers-script)", peers.script.display());
+            return peers.without(&why);
+        }
+        let listed = Command::new(&peers.python).arg(&peers.script).arg("--list").output();
+        let listed = listed.map_err(|e| Error::io(&peers.python, &e))?;
+        if !listed.status.success() {
+            return Err(peers.failure("--list", &listed.stderr));
+        }
+        let listed: Vec<String> =
+            String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect();
+        if let Some(missing) = args.engine.iter().find(|name| !listed.contains(name)) {
+            return Err(Error::not_found(format!("no engine {missing}; installed: {}", listed.join(", "))));
+        }
+        peers.engines = if args.engine.is_empty() { listed } else { args.engine.clone() };
+        Ok(peers)
+    }
+
+    fn without(mut self, why: &str) -> Result<Peers> {
+        self.absent = Some(format!("no other engines: {why}"));
+        Ok(self)
+    }
+
+    fn failure(&self, what: &str, said: &[u8]) -> Error {
+        let said = String::from_utf8_lossy(said);
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned();
+        Error::internal(format!("{} {what}: {last}", self.script.display()))
+    }
+
+    /// Builds one engine's index and measures it.
+    pub(super) fn run(&self, engine: &str, args: &VectorsArgs) -> Result<Curve> {
+        let folder = args.data.as_deref().unwrap_or(Path::new("."));
+        let out = std::env::temp_dir().join(format!("millpond-peer-{}-{engine}.json", std::process::id()));
+        let mut command = Command::new(&self.python);
+        command
+            .arg(&self.script)
+            .arg("--data")
+            .arg(folder)
+            .arg("--engine")
+            .arg(engine)
+            .arg("--json")
+            .arg(&out);
+        command.args(["--core", &args.core.to_string(), "--seconds", &args.seconds.to_string()]);
+        command.args(["--threads", &args.threads.to_string()]);
+        let ran = command.output().map_err(|e| Error::io(&self.python, &e))?;
+        let text = std::fs::read(&out);
+        let _ = std::fs::remove_file(&out);
+        if !ran.status.success() {
+            return Err(self.failure(engine, &ran.stderr));
+        }
+        let text = text.map_err(|e| Error::io(&out, &e))?;
+        serde_json::from_slice(&text).map_err(|e| self.failure(engine, e.to_string().as_bytes()))
+    }
+
+    /// One line for people.
+    pub(super) fn line(&self) -> String {
+        self.absent.clone().unwrap_or_else(|| format!("beside {}", self.engines.join(", ")))
+    }
+}

@@ -1,0 +1,143 @@
+//! What `bench vectors` says.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::HITS;
+use super::curve::{Curve, Point};
+use super::data::Data;
+use super::ours::Ours;
+use super::peers::Peers;
+use crate::machine::{Machine, Noise};
+use crate::report::Table;
+
+/// What `bench vectors` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    dims: usize,
+    at95: At,
+    at99: At,
+    /// Engine to its points.
+    curves: BTreeMap<String, Vec<Point>>,
+    build_s: BTreeMap<String, f64>,
+    versions: BTreeMap<String, String>,
+    rows: usize,
+    queries: usize,
+    hits: usize,
+    /// Whether the vectors were made here: then the figures show only that it works.
+    made: bool,
+    index: String,
+    memory_mb: f64,
+    /// Passes over our settings; the figures are their medians.
+    passes: usize,
+    /// Why no other engines were run, where none were.
+    peers_absent: Option<String>,
+    /// What engines said that failed.
+    peers_failed: BTreeMap<String, String>,
+    machine: Machine,
+    noise: Noise,
+}
+
+/// Queries per second of processor time on one core at one recall; nothing where no setting reached it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct At {
+    millpond_qps: Option<f64>,
+    best_peer_qps: Option<f64>,
+    best_peer: Option<String>,
+}
+
+impl At {
+    fn new(recall: f64, ours: &Curve, peers: &[Curve]) -> At {
+        let peers = peers.iter().filter_map(|curve| Some((curve.qps_at(recall)?, curve.engine.clone())));
+        let best = peers.max_by(|a, b| a.0.total_cmp(&b.0));
+        let (best_peer_qps, best_peer) = best.unzip();
+        At { millpond_qps: ours.qps_at(recall), best_peer_qps, best_peer }
+    }
+}
+
+impl Report {
+    pub(super) fn new(
+        data: &Data,
+        ours: &Ours,
+        peers: &Peers,
+        theirs: Vec<Curve>,
+        machine: Machine,
+        noise: Noise,
+    ) -> Report {
+        let own = ours.curve();
+        let (at95, at99) = (At::new(0.95, &own, &theirs), At::new(0.99, &own, &theirs));
+        let all = || std::iter::once(&own).chain(&theirs);
+        Report {
+            dims: data.dims,
+            at95,
+            at99,
+            build_s: all().map(|curve| (curve.engine.clone(), curve.build_s)).collect(),
+            versions: all()
+                .filter_map(|curve| Some((curve.engine.clone(), curve.version.clone()?)))
+                .collect(),
+            curves: all().map(|curve| (curve.engine.clone(), curve.points.clone())).collect(),
+            rows: data.rows(),
+            queries: data.truth.len(),
+            hits: HITS,
+            made: data.made,
+            index: ours.kind(),
+            memory_mb: ours.memory_mb(),
+            passes: ours.passes(),
+            peers_absent: peers.absent.clone(),
+            peers_failed: peers.failed.clone(),
+            machine,
+            noise,
+        }
+    }
+
+    pub(super) fn print(&self) {
+        println!("{}", self.machine.line());
+        println!("{}", self.noise.line());
+        println!(
+            "{} vectors of {} dimensions, {} queries{}; one query a call on one core, by processor time",
+            self.rows,
+            self.dims,
+            self.queries,
+            if self.made { " (made, not real)" } else { "" }
+        );
+        let mut table = Table::new(&["engine", "build s", "q/s at 0.95", "q/s at 0.99", "best recall"]);
+        for (engine, points) in &self.curves {
+            let curve = Curve { engine: engine.clone(), version: None, build_s: 0.0, points: points.clone() };
+            let at = |recall| curve.qps_at(recall).map_or("-".into(), |qps| format!("{qps:.0}"));
+            let best = points.iter().map(|point| point.recall).fold(0.0, f64::max);
+            let build = self.build_s.get(engine).copied().unwrap_or(0.0);
+            table.row(vec![engine.clone(), format!("{build:.1}"), at(0.95), at(0.99), format!("{best:.4}")]);
+        }
+        println!("\n{table}");
+        for (engine, why) in &self.peers_failed {
+            println!("{engine} failed: {why}");
+        }
+        if let Some(why) = &self.peers_absent {
+            println!("{why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_peer_is_the_fastest_that_reaches_the_recall() {
+        let curve = |engine: &str, recall, qps| Curve {
+            engine: engine.into(),
+            version: None,
+            build_s: 0.0,
+            points: vec![Point { setting: String::new(), recall, qps, qps_wall: qps }],
+        };
+        let ours = curve("millpond", 0.97, 10.0);
+        let peers = [curve("fast", 0.9, 99.0), curve("good", 0.99, 20.0), curve("slow", 1.0, 5.0)];
+        let at = At::new(0.95, &ours, &peers);
+        let expected =
+            At { millpond_qps: Some(10.0), best_peer_qps: Some(20.0), best_peer: Some("good".into()) };
+        assert_eq!(at, expected);
+        let none = At { millpond_qps: None, best_peer_qps: None, best_peer: None };
+        assert_eq!(At::new(0.99, &ours, &[]), none);
+    }
+}

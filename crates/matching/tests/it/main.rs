@@ -1,0 +1,6 @@
+//! The crate from outside.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod likeness;
+mod records;
+mod templates;

@@ -1,0 +1,314 @@
+//! What every coarse index promises, held against a naive comparison with every row.
+
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+use search::coarse::{
+    Build, Built, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw, open,
+};
+use search::filter::Filter;
+
+const KINDS: [Kind; 3] = [Kind::Flat, Kind::Rabitq, Kind::IvfPq];
+const METRICS: [Metric; 3] = [Metric::Cosine, Metric::Dot, Metric::L2];
+/// Looks everywhere and compares as much as it may.
+const EVERYTHING: Params = Params { probes: usize::MAX, refine: HITS_MAX };
+
+/// Vectors around a few centres, with a mean that is not zero.
+fn vectors(rows: usize, dims: usize, seed: u64) -> Vec<f32> {
+    let mut draw = Draw::new(seed);
+    let mut value = || (0..4).map(|_| draw.below(1000) as f32 / 1000.0 - 0.5).sum::<f32>();
+    let centres: Vec<f32> = (0..8 * dims).map(|_| 2.0 * value() + 0.3).collect();
+    (0..rows)
+        .flat_map(|row| (0..dims).map(|dim| (row, dim)).collect::<Vec<_>>())
+        .map(|(row, dim)| centres[row % 8 * dims + dim] + value())
+        .collect()
+}
+
+fn score(metric: Metric, query: &[f32], row: &[f32]) -> f32 {
+    let product = |one: &[f32], other: &[f32]| one.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
+    match metric {
+        Metric::Dot => product(query, row),
+        Metric::L2 => -query.iter().zip(row).map(|(a, b)| (a - b) * (a - b)).sum::<f32>(),
+        Metric::Cosine => {
+            let lengths = (product(query, query) * product(row, row)).sqrt();
+            if lengths > 0.0 { product(query, row) / lengths } else { 0.0 }
+        }
+    }
+}
+
+struct Scene {
+    dims: usize,
+    metric: Metric,
+    vectors: Vec<f32>,
+    built: Built,
+}
+
+impl Scene {
+    fn new(kind: Kind, metric: Metric, rows: usize, dims: usize) -> Scene {
+        let vectors = vectors(rows, dims, 3);
+        let built = build(kind, &Build { vectors: &vectors, dims, metric, threads: 2, seed: 5 }).unwrap();
+        Scene { dims, metric, vectors, built }
+    }
+
+    fn exact(&self) -> DenseVectors {
+        DenseVectors::new(&self.vectors, self.dims, self.metric, &self.built.order).unwrap()
+    }
+
+    fn row(&self, row: u32) -> &[f32] {
+        &self.vectors[self.built.order[row as usize] as usize * self.dims..][..self.dims]
+    }
+
+    /// The best `k` rows among those allowed, by comparing all.
+    fn naive(&self, query: &[f32], k: usize, allow: Option<&Filter>) -> Vec<Hit> {
+        let rows = (0..self.built.index.rows()).filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
+        let mut hits: Vec<Hit> =
+            rows.map(|row| Hit { row, score: score(self.metric, query, self.row(row)) }).collect();
+        hits.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
+        hits.truncate(k);
+        hits
+    }
+
+    fn search(
+        &self,
+        query: &[f32],
+        k: usize,
+        params: Params,
+        allow: Option<&Filter>,
+        exactly: bool,
+    ) -> Vec<Hit> {
+        let (exact, mut scratch, mut hits) = (self.exact(), Scratch::default(), Vec::new());
+        let exact: Option<&dyn search::coarse::Exact> = if exactly { Some(&exact) } else { None };
+        self.built.index.search(query, k, &params, allow, exact, &mut scratch, &mut hits).unwrap();
+        hits
+    }
+}
+
+fn close(one: f32, other: f32) -> bool {
+    (one - other).abs() <= 1e-3 * (1.0 + one.abs())
+}
+
+/// Checks every kind of index with every metric; they are built once for all tests.
+fn each(mut check: impl FnMut(&Scene, Kind)) {
+    static SCENES: OnceLock<Vec<(Kind, Scene)>> = OnceLock::new();
+    let all = || KINDS.into_iter().flat_map(|kind| METRICS.map(|metric| (kind, metric)));
+    let scenes = SCENES
+        .get_or_init(|| all().map(|(kind, metric)| (kind, Scene::new(kind, metric, 600, 72))).collect());
+    scenes.iter().for_each(|(kind, scene)| check(scene, *kind));
+}
+
+/// The share of the best rows that were found, counting rows as good as the worst of the best.
+fn recall(hits: &[Hit], naive: &[Hit]) -> f32 {
+    let worst = naive.last().map_or(f32::INFINITY, |hit| hit.score);
+    let found = hits.iter().filter(|hit| hit.score >= worst || close(hit.score, worst)).count();
+    found as f32 / naive.len().max(1) as f32
+}
+
+#[test]
+fn the_order_is_a_permutation_and_sizes_are_told() {
+    each(|scene, kind| {
+        let mut order = scene.built.order.clone();
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..600), "{kind:?}");
+        let index = &scene.built.index;
+        assert_eq!((index.rows(), index.dims(), index.metric()), (600, 72, scene.metric));
+        assert!(index.memory_bytes() > 0);
+        let recall = index.recall().unwrap();
+        assert!(recall.points.last().unwrap().recall > 0.9, "{kind:?} {recall:?}");
+    });
+}
+
+#[test]
+fn looking_everywhere_finds_the_nearest_with_exact_scores() {
+    each(|scene, kind| {
+        let mut total = 0.0;
+        for seed in 0..10 {
+            let query = &vectors(8, scene.dims, 100 + seed)[..scene.dims];
+            let hits = scene.search(query, 10, EVERYTHING, None, true);
+            assert_eq!(hits.len(), 10);
+            assert!(hits.is_sorted_by(|one, other| one.score >= other.score));
+            for hit in &hits {
+                assert!(close(hit.score, score(scene.metric, query, scene.row(hit.row))), "{kind:?}");
+            }
+            total += recall(&hits, &scene.naive(query, 10, None));
+        }
+        // Bounds hold with high probability, not always.
+        assert!(total >= 9.8, "{kind:?} {:?}: {total} of 10", scene.metric);
+    });
+}
+
+#[test]
+fn a_row_finds_itself_and_scores_are_near_without_exact_vectors() {
+    each(|scene, kind| {
+        if scene.metric == Metric::Dot {
+            return;
+        }
+        for row in [0, 17, 599] {
+            let query = scene.row(row).to_vec();
+            let hits = scene.search(&query, 5, EVERYTHING, None, false);
+            assert_eq!(hits[0].row, row, "{kind:?} {:?}", scene.metric);
+            let itself = score(scene.metric, &query, &query);
+            let scale = if scene.metric == Metric::L2 { 72.0 } else { 1.0 };
+            assert!(
+                (hits[0].score - itself).abs() < 0.05 * scale,
+                "{kind:?} {:?}: {}",
+                scene.metric,
+                hits[0].score
+            );
+        }
+    });
+}
+
+#[test]
+fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
+    each(|scene, kind| {
+        let query = &vectors(1, scene.dims, 9)[..];
+        for every in [1, 3, 50, 599] {
+            let allow = Filter::from_rows(600, (0..600).step_by(every));
+            let hits = scene.search(query, 10, EVERYTHING, Some(&allow), true);
+            assert!(hits.iter().all(|hit| allow.contains(hit.row)), "{kind:?}");
+            assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
+            assert!(recall(&hits, &scene.naive(query, 10, Some(&allow))) >= 0.9, "{kind:?} {every}");
+            // With the index's own choice the number must be right as well.
+            let hits = scene.search(query, 10, Params::default(), Some(&allow), true);
+            assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
+        }
+        assert!(scene.search(query, 10, EVERYTHING, Some(&Filter::none(600)), true).is_empty());
+    });
+}
+
+#[test]
+fn an_index_opened_again_gives_the_same_answers() {
+    each(|scene, kind| {
+        let index = &scene.built.index;
+        let sections = index.sections();
+        let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+        let again = open(&borrowed).unwrap();
+        assert_eq!(again.recall(), index.recall(), "{kind:?}");
+        let query = &vectors(1, scene.dims, 9)[..];
+        let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+        again
+            .search(query, 10, &Params::default(), None, Some(&scene.exact()), &mut scratch, &mut hits)
+            .unwrap();
+        assert_eq!(hits, scene.search(query, 10, Params::default(), None, true), "{kind:?}");
+        for missing in 0..borrowed.len() {
+            let mut fewer = borrowed.clone();
+            fewer.remove(missing);
+            assert!(open(&fewer).is_err(), "{kind:?} without section {:#x}", borrowed[missing].0);
+        }
+    });
+}
+
+#[test]
+fn several_queries_at_once_answer_as_one_by_one() {
+    each(|scene, kind| {
+        let queries = vectors(20, scene.dims, 10);
+        let (exact, mut scratch, mut many) = (scene.exact(), Scratch::default(), vec![vec![]; 3]);
+        let params = Params::default();
+        let index = &scene.built.index;
+        index.search_many(&queries, 7, &params, None, Some(&exact), &mut scratch, &mut many).unwrap();
+        assert_eq!(many.len(), 20);
+        for (query, hits) in queries.chunks_exact(scene.dims).zip(&many) {
+            assert_eq!(*hits, scene.search(query, 7, params, None, true), "{kind:?}");
+        }
+        let short = &queries[..scene.dims + 1];
+        assert!(index.search_many(short, 7, &params, None, None, &mut scratch, &mut many).is_err());
+    });
+}
+
+#[test]
+fn wrong_queries_are_refused_and_few_rows_are_no_trouble() {
+    for kind in KINDS {
+        for rows in [0, 1, 2, 11, 33] {
+            let scene = Scene::new(kind, Metric::Cosine, rows, 9);
+            let hits = scene.search(&[0.5; 9], 10, Params::default(), None, true);
+            assert_eq!(hits.len(), rows.min(10), "{kind:?} {rows}");
+            let zero = scene.search(&[0.0; 9], 3, Params::default(), None, true);
+            assert_eq!(zero.len(), rows.min(3), "{kind:?} {rows}");
+            assert!(scene.search(&[0.5; 9], 0, Params::default(), None, true).is_empty());
+        }
+        let scene = Scene::new(kind, Metric::L2, 11, 9);
+        let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+        let mut refused = |query: &[f32], k: usize| {
+            let params = Params::default();
+            scene.built.index.search(query, k, &params, None, None, &mut scratch, &mut hits).is_err()
+        };
+        assert!(refused(&[0.5; 8], 3) && refused(&[f32::NAN; 9], 3) && refused(&[0.5; 9], HITS_MAX + 1));
+    }
+}
+
+#[test]
+fn equal_and_zero_vectors_are_no_trouble() {
+    for kind in KINDS {
+        for metric in METRICS {
+            let mut same = vec![0.25; 100 * 16];
+            same[..16 * 10].fill(0.0);
+            let built =
+                build(kind, &Build { vectors: &same, dims: 16, metric, threads: 1, seed: 1 }).unwrap();
+            let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+            built.index.search(&[0.25; 16], 20, &EVERYTHING, None, None, &mut scratch, &mut hits).unwrap();
+            assert_eq!(hits.len(), 20);
+            for hit in hits {
+                let row = built.order[hit.row as usize] as usize;
+                let truth = score(metric, &[0.25; 16], &same[row * 16..][..16]);
+                assert!((hit.score - truth).abs() < 0.05, "{kind:?} {metric:?} {hit:?} {truth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    for kind in KINDS {
+        let vectors = vectors(700, 24, 4);
+        let sections = |threads| {
+            let built =
+                build(kind, &Build { vectors: &vectors, dims: 24, metric: Metric::L2, threads, seed: 2 });
+            let built = built.unwrap();
+            let sections = built.index.sections();
+            sections.into_iter().map(|(kind, bytes)| (kind, bytes.into_owned())).collect::<Vec<_>>()
+        };
+        assert!(sections(1) == sections(3), "{kind:?}");
+    }
+}
+
+type Sections = Vec<(u32, Vec<u8>)>;
+
+/// Sections of each kind of index, made once.
+fn stored() -> &'static [Sections] {
+    static STORED: OnceLock<Vec<Sections>> = OnceLock::new();
+    STORED.get_or_init(|| {
+        let one = |kind| {
+            let scene = Scene::new(kind, Metric::L2, 100, 8);
+            let sections = scene.built.index.sections();
+            sections.into_iter().map(|(kind, bytes)| (kind, bytes.into_owned())).collect()
+        };
+        KINDS.into_iter().map(one).collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn damaged_sections_are_refused_or_searched_without_a_panic(
+        kind in 0_usize..3, section in 0_usize..12, at: prop::sample::Index, byte: u8, cut in prop::option::of(0_usize..9),
+    ) {
+        let mut sections = stored()[kind].clone();
+        let count = sections.len();
+        let bytes = &mut sections[section % count].1;
+        if !bytes.is_empty() {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(bytes.len().saturating_sub(cut));
+        }
+        let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+        if let Ok(index) = open(&borrowed) {
+            let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+            let query = vec![0.5; index.dims()];
+            let allow = Filter::from_rows(100, (0..100).step_by(7));
+            for allow in [None, Some(&allow)] {
+                let _ = index.search(&query, 5, &Params::default(), allow, None, &mut scratch, &mut hits);
+            }
+        }
+    }
+}
