@@ -13,8 +13,8 @@ use bench::load::LoadArgs;
 use bench::overhead::OverheadArgs;
 use bench::overload::OverloadArgs;
 use bench::swap::SwapArgs;
-use bench::vectors::VectorsArgs;
 use bench::tiers::TiersArgs;
+use bench::vectors::VectorsArgs;
 use clap::{Args, Subcommand};
 
 use crate::environment;

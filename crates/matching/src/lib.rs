@@ -9,7 +9,8 @@
 //!
 //! This crate owns the graph, its record (what lies in a page of a segment), ISO/IEC 19794-2 templates, the matcher
 //! and graphs made up for tests and benches. It does no I/O, starts no thread, and its scores depend on nothing but
-//! the two graphs: all geometry is in integers.
+//! the two graphs. Lengths and scores are single-precision floats in a fixed order of operations, so they are the same on
+//! every machine that rounds as IEEE 754 says.
 
 mod described;
 mod edge;

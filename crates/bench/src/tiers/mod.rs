@@ -33,7 +33,7 @@ const ROUNDS_MAX: usize = 100;
 /// Threads at most.
 const THREADS_MAX: usize = 256;
 /// Bytes of the longest record's pages.
-const READ_BYTES: usize = 32 << 10;
+const READ_BYTES: usize = 16 << 10;
 /// Disk that a run leaves free.
 const DISK_SPARE_BYTES: u64 = GIB;
 

@@ -24,8 +24,8 @@ use std::borrow::Cow;
 
 use base::{Error, Result};
 
-pub use header::{Header, section};
 pub use flat::{Codes as FlatCodes, Flat};
+pub use header::{Header, section};
 pub use ivf::{IvfPq, IvfScratch};
 pub use rabitq::Rabitq;
 pub use refine::DenseVectors;
@@ -275,7 +275,10 @@ pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
 pub fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
     match queries.len() % dims.max(1) {
         0 => Ok(queries.len() / dims.max(1)),
-        _ => Err(Error::invalid(format!("{} values are not whole queries of {dims} dimensions", queries.len()))),
+        _ => Err(Error::invalid(format!(
+            "{} values are not whole queries of {dims} dimensions",
+            queries.len()
+        ))),
     }
 }
 
@@ -291,7 +294,9 @@ pub fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
         return Err(Error::invalid(format!("{k} hits are more than {HITS_MAX}, the most one search gives")));
     }
     match query.iter().position(|value| !value.is_finite()) {
-        Some(at) => Err(Error::invalid(format!("the query's value at dimension {at} is not a finite number"))),
+        Some(at) => {
+            Err(Error::invalid(format!("the query's value at dimension {at} is not a finite number")))
+        }
         None => Ok(()),
     }
 }

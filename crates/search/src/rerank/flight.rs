@@ -23,9 +23,6 @@ const PAGE_AHEAD: usize = 4;
 /// Bytes of that head: a cache line.
 const LINE_BYTES: usize = 64;
 
-/// A read that serves more records costs each of them less than looking for it in the cache and keeping it there would.
-const SPARSE_MAX: usize = 3;
-
 /// A record that was read and is not scored yet.
 type Arrived = (Wanted, Vec<u8>);
 
@@ -174,7 +171,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             self.fresh.extend(wanted.iter().filter(open));
             self.ranked.skipped += (wanted.len() - self.fresh.len()) as u64;
             self.plan.advance();
-            let sparse = self.fresh.len() <= SPARSE_MAX;
+            let (sparse, single) = (reads.thrift.looks_for(self.fresh.len()), self.fresh.len() == 1);
             if let Some(cache) = shared.cache.as_ref().filter(|_| sparse) {
                 let (segments, hits) = (&self.query.segments, &mut self.hits);
                 self.fresh.retain(|&wanted| {
@@ -182,6 +179,9 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     hits.extend(found.map(|found| (wanted, found)));
                     found.is_none()
                 });
+                if single {
+                    reads.thrift.learn(self.fresh.is_empty());
+                }
             }
             // By page, so the first is where the read starts.
             let Some(first) = self.fresh.first() else { continue };

@@ -32,6 +32,7 @@ use std::sync::Arc;
 use base::Result;
 use storage::Sealed;
 
+pub use cache::{Cache, CacheStats, Key};
 pub use limits::{IN_FLIGHT_MAX, Limits, QUERIES_MAX, READ_BYTES_MAX, Shared};
 pub use query::{Chunks, DAMAGED_MAX, Damage, Next, Progress, Query, Ranked, Source, all};
 pub use searcher::Searcher;

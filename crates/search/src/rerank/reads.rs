@@ -11,9 +11,38 @@ pub(super) struct PendingRead {
     pub(super) extent: Extent,
     /// What for, by page.
     pub(super) wanted: Vec<Wanted>,
-    /// Whether it is for few records, so that it would be worth sparing the next time.
+    /// Whether its records were looked for in the cache, so that keeping them may spare it the next time.
     pub(super) sparse: bool,
     busy: bool,
+}
+
+/// Records of a read up to which the cache may be asked for them.
+const PROBED_MAX: usize = 3;
+/// What a look into the cache and keeping a record there cost, as a part of what a read costs. Measured on an EPYC with
+/// a virtual disk: 0.6 and 5 microseconds.
+const LOOK_COST: f32 = 0.125;
+/// One part in so many of the share of hits is renewed by each look.
+const MEMORY: f32 = 1024.0;
+
+/// Whether looking for records in the cache pays. A read is spared only if all that it is for are there, so for several
+/// of them a look pays only where hits are frequent; for one it is always made, or the cache would never fill.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Thrift {
+    /// The share of single records that were there of late.
+    hits: f32,
+}
+
+impl Thrift {
+    /// Whether to look for `records` of one read.
+    pub(super) fn looks_for(self, records: usize) -> bool {
+        records == 1
+            || (records <= PROBED_MAX && self.hits.powi(records as i32) >= LOOK_COST * records as f32)
+    }
+
+    /// Takes note of how a look for a single record ended.
+    pub(super) fn learn(&mut self, hit: bool) {
+        self.hits += (f32::from(u8::from(hit)) - self.hits) / MEMORY;
+    }
 }
 
 /// All of them, by tag.
@@ -21,6 +50,7 @@ pub(super) struct PendingRead {
 pub(super) struct Reads {
     slots: Vec<PendingRead>,
     free: Vec<u32>,
+    pub(super) thrift: Thrift,
 }
 
 impl Reads {
@@ -70,5 +100,21 @@ impl Reads {
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.free.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_is_asked_for_several_records_only_where_hits_are_frequent() {
+        let mut thrift = Thrift::default();
+        let looks = |thrift: Thrift| [1, 2, 3, 4].map(|records| thrift.looks_for(records));
+        assert_eq!(looks(thrift), [true, false, false, false]);
+        (0..4000).for_each(|at| thrift.learn(at % 5 < 3));
+        assert_eq!(looks(thrift), [true, true, false, false]);
+        (0..4000).for_each(|_| thrift.learn(true));
+        assert_eq!(looks(thrift), [true, true, true, false]);
     }
 }

@@ -218,11 +218,18 @@ impl<'a> Source<'a, First> for Queue<'a> {
     }
 }
 
+/// A segment's records as score and length, the places that are damaged, whether it is in memory.
+type RawSegment = (Vec<(u8, usize)>, Vec<usize>, bool);
+/// A candidate as segment, row, and how far its coarse score is above its score.
+type RawCandidate = (usize, usize, u8);
+/// Hits by segment, row and score; rows that cannot be had.
+type Definition = (Vec<(u32, u32, f32)>, BTreeSet<(u32, u32)>);
+
 #[derive(Clone, Debug)]
 struct Case {
-    segments: Vec<(Vec<(u8, usize)>, Vec<usize>, bool)>,
+    segments: Vec<RawSegment>,
     /// Each query: k, its candidates as numbers to be brought into range, the length of its chunks.
-    queries: Vec<(usize, Vec<(usize, usize, u8)>, usize)>,
+    queries: Vec<(usize, Vec<RawCandidate>, usize)>,
     bounded: bool,
     limits: (usize, usize, usize),
     cache: bool,
@@ -257,7 +264,7 @@ fn limits((queries, query_in_flight, in_flight): (usize, usize, usize)) -> Limit
     Limits { queries, query_in_flight, in_flight, ..Limits::default() }
 }
 
-fn candidates(case: &Case, segments: &[Segment], raw: &[(usize, usize, u8)]) -> Vec<Candidate> {
+fn candidates(case: &Case, segments: &[Segment], raw: &[RawCandidate]) -> Vec<Candidate> {
     raw.iter()
         .map(|&(segment, row, slack)| {
             let segment = segment % segments.len();
@@ -269,13 +276,7 @@ fn candidates(case: &Case, segments: &[Segment], raw: &[(usize, usize, u8)]) -> 
 }
 
 /// What the definition says: hits by (segment, row, score), and rows that cannot be had.
-fn naive(
-    case: &Case,
-    segments: &[Segment],
-    candidates: &[Candidate],
-    k: usize,
-    bad: &[u64],
-) -> (Vec<(u32, u32, f32)>, BTreeSet<(u32, u32)>) {
+fn naive(case: &Case, segments: &[Segment], candidates: &[Candidate], k: usize, bad: &[u64]) -> Definition {
     let (mut hits, mut lost) = (Vec::new(), BTreeSet::new());
     let rows: BTreeSet<(u32, u32)> = candidates.iter().map(|c| (c.segment, c.row)).collect();
     for (segment, row) in rows {
@@ -391,14 +392,14 @@ fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<Can
 #[test]
 fn one_read_serves_all_records_of_a_page_and_its_neighbours() {
     let submitted = Arc::default();
-    // Nine records of 400 bytes a page: 90 rows are ten pages, read eight at a time.
+    // Nine records of 400 bytes a page: 90 rows are ten pages, read at once.
     let own = segment(&[(1, 400); 90], &[], false);
     let candidates = rows(0..90, |_| 0.0);
     let ranked = searcher(Limits::default(), &submitted)
         .one(one_query(own, candidates, 5, First { bounded: false }))
         .unwrap();
-    assert_eq!((ranked.reads, ranked.scored), (2, 90));
-    assert_eq!(submitted.load(Ordering::Relaxed), 2);
+    assert_eq!((ranked.reads, ranked.scored), (1, 90));
+    assert_eq!(submitted.load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -424,13 +425,7 @@ fn what_is_cached_is_not_read_again() {
     // A page for each, and no page with another: reads worth sparing.
     let own = segment(&[(1, 3000); 60], &[], false);
     let limits = Limits { joined_bytes_max: 0, ..Limits::default() };
-    let reader = Shuffled {
-        depth: limits.in_flight,
-        reads: Vec::new(),
-        seed: 1,
-        bad: Vec::new(),
-        submitted: submitted,
-    };
+    let reader = Shuffled { depth: limits.in_flight, reads: Vec::new(), seed: 1, bad: Vec::new(), submitted };
     let shared = Arc::new(Shared::new(1 << 20, 1000));
     let mut searcher = Searcher::new(Box::new(reader), limits, shared.clone()).unwrap();
     let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(own) as Arc<dyn Records>]);
