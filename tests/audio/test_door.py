@@ -69,7 +69,7 @@ def test_an_upload_that_stops_half_way_gets_the_labels_of_what_it_sent(server, r
     whole = lines(post(server.url, recogniser, recording))
     sent_s = (len(half) - 44) / 2 / RATE_HZ
     wanted = [span for span in whole.spans() if span[1] < sent_s - 3]
-    assert len(wanted) > 3, whole.spans()
+    assert len(wanted) >= 3, whole.spans()
     upload = Upload(server.http, f"/v1/audio/{recogniser}")
     upload.send(half)
     deadline = time.monotonic() + SILENCE_MAX_S
