@@ -83,7 +83,8 @@ $(CACHE)/recognisers/ready: $(RECOGNISER_SOURCES) $(CACHE)/audio/clips/ready .ve
 # The vector engines that `bench vectors` compares with.
 $(CACHE)/peers/ready: bench/peers/requirements.txt | system
 	$(call say,Python environment of the vector engines to compare with: $(CACHE)/peers)
-	@scripts/make_venv.sh $(CACHE)/peers $(PYTHON) bench/peers/requirements.txt
+	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement bench/peers/requirements.txt
 	@touch $@
 
 # ---- what people call

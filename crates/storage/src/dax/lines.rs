@@ -140,6 +140,10 @@ fn instruction() -> Instruction {
     Instruction::Flush
 }
 
+/// Only the simulated medium comes here: the real one is refused where lines cannot be flushed.
+///
+/// # Safety
+/// Nothing is required; it is unsafe as its namesake is.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn flush_line(_instruction: Instruction, _line: *mut u8) {}
 
