@@ -73,7 +73,9 @@ impl DaxMedium {
     fn make(path: PathBuf, simulate: bool, watch: Option<Arc<dyn Watch>>) -> Result<DaxMedium> {
         let directory = Directory::new(path.clone())?;
         if !simulate && cfg!(not(target_arch = "x86_64")) {
-            return Err(Error::unimplemented("persistent memory is flushed on x86-64 only; use the nvme medium"));
+            return Err(Error::unimplemented(
+                "persistent memory is flushed on x86-64 only; use the nvme medium",
+            ));
         }
         if !simulate {
             probe(&path)?;
