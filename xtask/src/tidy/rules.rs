@@ -23,7 +23,9 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("kernels", &["base"]),
     ("storage", &["base", "metrics", "memory"]),
     ("matching", &["base", "kernels"]),
-    ("search", &["base", "metrics", "memory", "storage", "kernels", "matching"]),
+    ("gpu", &["base"]),
+    ("search", &["base", "metrics", "memory", "storage", "kernels", "matching", "gpu"]),
+    ("vision", &["base", "kernels", "matching"]),
     (
         "server",
         &[
@@ -37,6 +39,10 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "lifecycle",
             "schedule",
             "protocol",
+            "storage",
+            "matching",
+            "search",
+            "vision",
         ],
     ),
     (
@@ -54,6 +60,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "storage",
             "matching",
             "search",
+            "vision",
             "server",
         ],
     ),
@@ -77,7 +84,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
 
 /// The fence around unsafe code.
 pub(crate) fn may_hold_unsafe(krate: &str) -> bool {
-    matches!(krate, "memory" | "storage" | "kernels") || krate.starts_with("engine-")
+    matches!(krate, "memory" | "storage" | "kernels" | "gpu") || krate.starts_with("engine-")
 }
 
 /// Functions that may be longer than [`FUNCTION_LINES_MAX`]: path, name, reason.

@@ -1,0 +1,1 @@
+//! The coarse filter on a GPU, where there is one.

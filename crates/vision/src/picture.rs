@@ -1,0 +1,59 @@
+//! Pixels.
+
+use image::imageops::{self, FilterType};
+use image::{ImageBuffer, Rgb};
+
+/// An upright colour picture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// Columns, at least 1.
+    pub width: u32,
+    /// Rows, at least 1.
+    pub height: u32,
+    /// Red, green and blue of each pixel, row by row: 3 * width * height bytes.
+    pub rgb: Vec<u8>,
+}
+
+/// A picture of brightness alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gray {
+    /// Columns, at least 1.
+    pub width: u32,
+    /// Rows, at least 1.
+    pub height: u32,
+    /// Row by row: width * height bytes.
+    pub pixels: Vec<u8>,
+}
+
+impl Picture {
+    /// Its brightness, weighted as ITU-R BT.601 has it.
+    pub fn gray(&self) -> Gray {
+        let luma = |pixel: &[u8; 3]| {
+            let [red, green, blue] = pixel.map(u32::from);
+            ((red * 19_595 + green * 38_470 + blue * 7_471 + 32_768) >> 16) as u8
+        };
+        let pixels = self.rgb.as_chunks().0.iter().map(luma).collect();
+        Gray { width: self.width, height: self.height, pixels }
+    }
+
+    /// The same in another size; where it becomes smaller, each new pixel is the mean of those it covers.
+    pub fn resized(&self, width: u32, height: u32) -> Picture {
+        let (width, height) = (width.max(1), height.max(1));
+        let whole = ImageBuffer::<Rgb<u8>, &[u8]>::from_raw(self.width, self.height, &self.rgb);
+        let Some(whole) = whole.filter(|_| (width, height) != (self.width, self.height)) else {
+            return self.clone();
+        };
+        let rgb = imageops::resize(&whole, width, height, FilterType::Triangle).into_raw();
+        Picture { width, height, rgb }
+    }
+
+    /// The same with its longer side at most `longest`; never enlarged.
+    pub fn fitted(&self, longest: u32) -> Picture {
+        let side = self.width.max(self.height);
+        if side <= longest {
+            return self.clone();
+        }
+        let scaled = |length: u32| (u64::from(length) * u64::from(longest) / u64::from(side)) as u32;
+        self.resized(scaled(self.width), scaled(self.height))
+    }
+}
