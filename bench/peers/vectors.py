@@ -12,6 +12,8 @@ An engine that is not installed gives one line on stderr and exit status 3.
 """
 
 import argparse
+import ctypes
+import gc
 import importlib.metadata
 import json
 import math
@@ -181,6 +183,38 @@ def qdrant_edge(base, threads):
     directory.cleanup()
 
 
+def lancedb_ivfpq(base, threads):
+    """LanceDB's table on disk: IVF, product quantisation, refined with the vectors themselves."""
+    import lancedb as library
+    import pyarrow as arrow
+    from lancedb.index import IvfPq
+
+    rows, dims = base.shape
+    # Its own threads; the process is pinned to one core before it searches.
+    os.environ.setdefault("LANCE_CPU_THREADS", str(threads))
+    started = time.monotonic()
+    directory = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))
+    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(base.reshape(-1)), dims)
+    table = library.connect(directory.name).create_table(
+        "rows", arrow.table({"id": arrow.array(range(rows)), "vector": vectors})
+    )
+    # The number of lists is its own choice.
+    parts = max(1, dims // 8)
+    table.create_index("vector", config=IvfPq(distance_type="l2", num_sub_vectors=parts))
+    built = time.monotonic() - started
+    for refine in (4, 16):
+
+        def search(setting):
+            def one(query):
+                asked = table.search(query).distance_type("l2").nprobes(setting).refine_factor(refine)
+                return asked.limit(K).select(["id", "_distance"]).to_arrow()["id"].to_pylist()
+
+            return one
+
+        yield f"PQ{parts} refine {refine * K}", built, [4, 8, 16, 32, 64, 128], search
+    directory.cleanup()
+
+
 # Engine: generator, distribution, module.
 ENGINES = {
     "faiss-ivfpq": (faiss_ivfpq, "faiss-cpu", "faiss"),
@@ -189,6 +223,7 @@ ENGINES = {
     "scalable-vs": (scalable_vs, "scalable-vs", "svs"),
     "usearch": (usearch, "usearch", "usearch"),
     "qdrant-edge": (qdrant_edge, "qdrant-edge-py", "qdrant_edge"),
+    "lancedb": (lancedb_ivfpq, "lancedb", "lancedb"),
 }
 
 
@@ -202,6 +237,15 @@ def version(engine):
 def pin(cores):
     for task in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(task), cores)
+
+
+def resident_bytes():
+    """Memory of this process by kind: its own, after what was freed went back, and pages of files."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status") as file:
+        found = dict(line.split(":", 1) for line in file)
+    return {name: 1024 * int(found[key].split()[0]) for name, key in [("own", "RssAnon"), ("file", "RssFile")]}
 
 
 def measure(search, query, truth, seconds):
@@ -220,6 +264,7 @@ def measure(search, query, truth, seconds):
 
 def sweep(arguments, base, query, truth):
     every_core, points, build_seconds = os.sched_getaffinity(0), [], {}
+    before, memory = resident_bytes(), {"own": 0, "file": 0}
     for variant, built, settings, search in ENGINES[arguments.engine][0](base, arguments.threads):
         build_seconds[variant] = built
         print(f"{arguments.engine} {variant}: built in {built:.1f} s", file=sys.stderr, flush=True)
@@ -233,9 +278,11 @@ def sweep(arguments, base, query, truth):
             risen = len(seen) < 3 or seen[-1] > seen[-3] + RECALL_STEP
             if not risen or seen[-1] > RECALL_ENOUGH or time.monotonic() - started > SWEEP_SECONDS_MAX:
                 break
+        grown = {kind: bytes - before[kind] for kind, bytes in resident_bytes().items()}
+        memory = {kind: max(memory[kind], bytes) for kind, bytes in grown.items()}
         pin(every_core)
     # Variants may share one build.
-    return {"build_s": sum(set(build_seconds.values())), "points": points}
+    return {"build_s": sum(set(build_seconds.values())), "memory_bytes": memory, "points": points}
 
 
 def arguments_given():

@@ -18,6 +18,8 @@ pub mod crash;
 pub mod demo;
 mod drive;
 pub mod fingerprints;
+pub mod images;
+pub mod ingest;
 pub mod load;
 mod machine;
 mod measure;

@@ -31,6 +31,12 @@ impl Latencies {
         self.histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
     }
 
+    /// Counts all that `other` has counted.
+    pub(crate) fn add(&mut self, other: &Latencies) {
+        // Both have the same bounds, so nothing of `other` is out of range.
+        let _ = self.histogram.add(&other.histogram);
+    }
+
     /// How many were counted.
     pub(crate) fn count(&self) -> u64 {
         self.histogram.len()

@@ -7,13 +7,16 @@ use crate::bench::{BenchArgs, DemoCommand};
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
 use crate::exit::{EXIT_CODES_HELP, Outcome};
+use crate::images::ImagesArgs;
 use crate::infer::InferArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
 use crate::speakers::SpeakersArgs;
 use crate::tune::TuneCommand;
-use crate::{audio, bench, completion, doctor, environment, infer, models, publish, serve, speakers, tune};
+use crate::{
+    audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers, tune,
+};
 
 /// Serves models with a tail latency that stays flat while they change
 #[derive(Debug, Parser)]
@@ -37,6 +40,8 @@ enum Command {
     Audio(Box<AudioArgs>),
     /// Enrol voices, and say whose a recording is
     Speakers(SpeakersArgs),
+    /// Search pictures: put folders of them into a server's collections, find the ones like another
+    Images(Box<ImagesArgs>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
     /// Find and write the settings with which a model serves most within a latency target
@@ -86,6 +91,7 @@ impl Arguments {
             Command::Infer(args) => infer::run(args),
             Command::Audio(args) => audio::run(args),
             Command::Speakers(args) => speakers::run(args),
+            Command::Images(args) => images::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Tune(args) => tune::run(args),
             Command::Demo(args) => bench::demo(args),

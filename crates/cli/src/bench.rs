@@ -9,6 +9,8 @@ use bench::batch::BatchArgs;
 use bench::crash::CrashArgs;
 use bench::demo::DemoArgs;
 use bench::fingerprints::MatchArgs;
+use bench::images::ImagesArgs;
+use bench::ingest::IngestArgs;
 use bench::load::LoadArgs;
 use bench::overhead::OverheadArgs;
 use bench::overload::OverloadArgs;
@@ -40,7 +42,9 @@ enum What {
     Tiers(TiersArgs),
     Audio(AudioArgs),
     Crash(CrashArgs),
+    Ingest(IngestArgs),
     Match(MatchArgs),
+    Images(ImagesArgs),
     Vectors(VectorsArgs),
 }
 
@@ -80,8 +84,10 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         What::Tiers(args) => bench::tiers::run(args, &env),
         What::Audio(args) => bench::audio::run(args, &env),
         What::Crash(args) => bench::crash::run(args, &env),
+        What::Ingest(args) => bench::ingest::run(args, &env),
         What::Vectors(args) => bench::vectors::run(args, &env),
         What::Match(args) => bench::fingerprints::run(args, &env),
+        What::Images(args) => bench::images::run(args, &env),
     };
     finished(result)
 }

@@ -23,7 +23,7 @@ const EXCERPT_CHARS_MAX: usize = 200;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArgs {
     /// The server's HTTP address [default: http://127.0.0.1:8501]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", alias = "server")]
     pub(crate) url: Option<String>,
 }
 
@@ -31,6 +31,51 @@ pub(crate) struct ServerArgs {
 pub(crate) struct Client {
     agent: ureq::Agent,
     base: String,
+    key: Option<String>,
+}
+
+/// What is sent with a [`Client::call`].
+#[derive(Clone, Copy)]
+pub(crate) enum Content<'a> {
+    /// Nothing.
+    None,
+    /// JSON.
+    Json(&'a Value),
+    /// Bytes whose kind the server finds out.
+    Bytes(&'a [u8]),
+}
+
+/// What a server answered, whatever the status.
+pub(crate) struct Reply {
+    /// The status.
+    pub(crate) status: u16,
+    /// How long it asks to wait before the next try.
+    pub(crate) retry_after: Option<Duration>,
+    /// The body.
+    pub(crate) body: Vec<u8>,
+}
+
+impl Reply {
+    /// The body as JSON where the status is good.
+    ///
+    /// # Errors
+    /// A failure with the server's own message.
+    pub(crate) fn json(&self) -> Outcome<Value> {
+        parse_json(self.good()?)
+    }
+
+    /// The body where the status is good.
+    ///
+    /// # Errors
+    /// As [`Reply::json`].
+    pub(crate) fn good(&self) -> Outcome<&[u8]> {
+        if (200..300).contains(&self.status) { Ok(&self.body) } else { Err(refusal(self.status, &self.body)) }
+    }
+
+    /// The server's own words about what is wrong.
+    pub(crate) fn error(&self) -> String {
+        error_text(&self.body)
+    }
 }
 
 /// What a server answered with a good status.
@@ -64,7 +109,49 @@ impl Client {
             .timeout_global(Some(ANSWER_MAX))
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
-        Ok(Client { agent: config.into(), base: base.trim_end_matches('/').to_owned() })
+        Ok(Client { agent: config.into(), base: base.trim_end_matches('/').to_owned(), key: None })
+    }
+
+    /// The same with a key that [`Client::call`] shows to the server.
+    pub(crate) fn with_key(self, key: Option<String>) -> Client {
+        Client { key, ..self }
+    }
+
+    /// The address it talks to.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// Sends `content` to `path` by `method` ("GET", "PUT", ...), and gives whatever is answered.
+    ///
+    /// # Errors
+    /// A failure when the server cannot be reached.
+    pub(crate) fn call(&self, method: &str, path: &str, content: Content<'_>) -> Outcome<Reply> {
+        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if let Some(key) = &self.key {
+            request = request.header("api-key", key);
+        }
+        let wrong = |error: ureq::http::Error| Failure::usage(format!("cannot ask for {path}: {error}"));
+        let answer = match content {
+            Content::None => self.agent.run(request.body(()).map_err(wrong)?),
+            Content::Json(value) => {
+                let request = request.header("content-type", "application/json");
+                self.agent.run(request.body(value.to_string()).map_err(wrong)?)
+            }
+            Content::Bytes(bytes) => {
+                let request = request.header("content-type", "application/octet-stream");
+                self.agent.run(request.body(bytes).map_err(wrong)?)
+            }
+        };
+        let mut response = answer.map_err(|error| self.unreachable(&error))?;
+        let seconds =
+            response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
+        Ok(Reply {
+            status: response.status().as_u16(),
+            retry_after: seconds.map(Duration::from_secs),
+            body: body.map_err(|error| self.unreachable(&error))?,
+        })
     }
 
     /// GETs `path` and parses the answer.
@@ -116,12 +203,21 @@ impl Client {
         if status.is_success() {
             return Ok(Answer { json_bytes, body });
         }
-        Err(Failure::failed(format!("the server answered {}: {}", status.as_u16(), error_text(&body))))
+        Err(refusal(status.as_u16(), &body))
     }
 
     fn unreachable(&self, error: &ureq::Error) -> Failure {
         Failure::failed(format!("no answer from {}: {error}", self.base))
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
+    }
+}
+
+fn refusal(status: u16, body: &[u8]) -> Failure {
+    let failure = Failure::failed(format!("the server answered {status}: {}", error_text(body)));
+    if status == 401 {
+        failure.hint("give the server's key with --api-key or MILLPOND_API_KEY")
+    } else {
+        failure
     }
 }
 

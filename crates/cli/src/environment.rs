@@ -10,6 +10,11 @@ pub(crate) struct Variable {
     pub(crate) help: &'static str,
 }
 
+/// The key of collections and pictures.
+pub(crate) const API_KEY: Variable = Variable {
+    name: "MILLPOND_API_KEY",
+    help: "default of `serve --api-key`, and what client commands show",
+};
 /// Recordings that benchmarks may use.
 pub(crate) const AUDIO_DATA: Variable = Variable {
     name: "MILLPOND_AUDIO_DATA",
@@ -27,6 +32,11 @@ pub(crate) const DEMO_SECONDS: Variable =
 pub(crate) const LIBTORCH: Variable = Variable { name: "MILLPOND_LIBTORCH", help: "default of --libtorch" };
 /// The log filter.
 pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default of --log" };
+/// NVIDIA's run-time compiler.
+pub(crate) const NVRTC: Variable = Variable {
+    name: "MILLPOND_NVRTC",
+    help: "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
+};
 /// ONNX Runtime's library.
 pub(crate) const ONNXRUNTIME: Variable =
     Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
@@ -52,14 +62,26 @@ pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's hom
 /// Whether terminals get colours.
 pub(crate) const NO_COLOR: Variable = Variable { name: "NO_COLOR", help: "set to anything: no colours" };
 
+/// How many colours the terminal has.
+pub(crate) const COLORTERM: Variable =
+    Variable { name: "COLORTERM", help: "whether `images search` may draw pictures in colours" };
+/// The kind of terminal.
+pub(crate) const TERM: Variable =
+    Variable { name: "TERM", help: "whether `images search` may send pictures as kitty takes them" };
+/// The terminal's program.
+pub(crate) const TERM_PROGRAM: Variable =
+    Variable { name: "TERM_PROGRAM", help: "whether `images search` may send pictures as iTerm2 takes them" };
+
 /// All of them, in the order of the help text.
-pub(crate) const ALL: [&Variable; 15] = [
+pub(crate) const ALL: [&Variable; 20] = [
+    &API_KEY,
     &AUDIO_DATA,
     &CACHE_DIR,
     &CONFIG,
     &DEMO_SECONDS,
     &LIBTORCH,
     &LOG,
+    &NVRTC,
     &ONNXRUNTIME,
     &RECOGNISERS,
     &SPEAKERS,
@@ -69,6 +91,9 @@ pub(crate) const ALL: [&Variable; 15] = [
     &XDG_DATA_HOME,
     &HOME,
     &NO_COLOR,
+    &COLORTERM,
+    &TERM,
+    &TERM_PROGRAM,
 ];
 
 impl Variable {
@@ -100,6 +125,17 @@ pub(crate) fn speakers_file() -> Option<PathBuf> {
         XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond/speakers.json"))
     };
     SPEAKERS.path().or_else(dir)
+}
+
+/// The directory of collections in the user's data directory; `None` for a user without a home.
+pub(crate) fn collections_dir() -> Option<PathBuf> {
+    let own = || HOME.path().map(|home| home.join(".local/share"));
+    XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond/collections"))
+}
+
+/// Where NVIDIA's run-time compiler is looked for.
+pub(crate) fn compiler_search() -> gpu::Search {
+    gpu::Search { explicit: NVRTC.path(), virtual_env: VIRTUAL_ENV.path() }
 }
 
 /// The list for `--help`.

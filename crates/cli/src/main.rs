@@ -12,6 +12,7 @@ mod completion;
 mod doctor;
 mod environment;
 mod exit;
+mod images;
 mod infer;
 mod models;
 mod publish;

@@ -4,20 +4,21 @@
 //! point gets the one partner whose descriptor is nearest, where both agree on that and the descriptors differ in few
 //! bits. Then edges between near ones of these tentative pairs are compared in both images: angles have to agree as
 //! they do for fingerprints, the ratio of lengths is taken as a scale. Each pair's scale is the one that most of its
-//! edges agree on; the pairs with the most such edges are the roots, and from each a pairing grows along edges that
-//! agree with its scale and turn.
+//! edges agree on; the pairs with the most such edges are the roots. An edge of a root says how one picture lies over the
+//! other; all pairs that agree with that, wherever they are, speak for it, and it is fitted to them.
 
 use std::cmp::Reverse;
 
 use kernels::binary::hamming256_many;
 use kernels::graph::NEAREST;
 
-use crate::edge::{Edge, PER_PIXEL, apart, turn};
+use crate::edge::{Edge, PER_PIXEL, apart};
 use crate::evidence::{ERROR_SCALE, Evidence};
 use crate::graph::{DESCRIPTOR_BYTES, VERTICES_MAX, Vertex};
 use crate::matcher::Pair;
+use crate::pose::{Agreed, Two, near, verify};
 use crate::star::{Coordinates, Star, stars};
-use crate::tuning::{ANGLE_ERROR_MAX, PHOTO_ROOTS_MAX, TURN_ERROR_MAX};
+use crate::tuning::{ANGLE_ERROR_MAX, PHOTO_ROOTS_MAX};
 
 /// Steps of a scale of 1.
 const SCALE_ONE: u32 = 1024;
@@ -50,16 +51,15 @@ struct Link {
     to: u8,
     /// Length in the record by length in the probe; 0 where the edges are not alike.
     scale: u32,
-    /// Of both angles together, 0 to [`ERROR_SCALE`].
-    angle_error: u32,
 }
 
 /// Where to grow from.
 #[derive(Clone, Copy, Debug)]
 struct Root {
     tentative: u8,
+    /// The pair at the other end of the edge.
+    to: u8,
     votes: u8,
-    scale: u32,
 }
 
 /// Working memory, reused from record to record.
@@ -75,9 +75,8 @@ pub(crate) struct Desk {
     stars: Vec<Star>,
     links: Vec<[Link; NEAREST]>,
     roots: Vec<Root>,
-    taken: Vec<bool>,
-    members: Vec<u8>,
-    pairs: Vec<Pair>,
+    twos: Vec<Two>,
+    agreed: Vec<Agreed>,
 }
 
 impl Desk {
@@ -92,6 +91,7 @@ impl Desk {
         self.propose(probe, record, bits_max);
         self.link(probe, record);
         self.pick();
+        let near = near(record.vertices);
         let mut best = Evidence { described: true, ..Evidence::default() };
         for at in 0..self.roots.len() {
             let root = self.roots[at];
@@ -99,10 +99,12 @@ impl Desk {
             if pairs.contains(&start) {
                 continue;
             }
-            let evidence = self.grow(root, bits_max);
+            verify(&self.twos, (usize::from(root.tentative), usize::from(root.to)), near, &mut self.agreed);
+            let evidence = evidence(&self.twos, &self.agreed, |at| self.tentative[at].bits, bits_max);
             if evidence.weight() > best.weight() {
                 best = evidence;
-                std::mem::swap(pairs, &mut self.pairs);
+                pairs.clear();
+                pairs.extend(self.agreed.iter().map(|agreed| self.tentative[agreed.index].pair));
             }
         }
         best
@@ -146,6 +148,8 @@ impl Desk {
         self.others.clear();
         self.points.extend(self.tentative.iter().map(|t| probe.vertices[usize::from(t.pair.probe)]));
         self.others.extend(self.tentative.iter().map(|t| record.vertices[usize::from(t.pair.record)]));
+        self.twos.clear();
+        self.twos.extend(self.points.iter().copied().zip(self.others.iter().copied()));
         stars(&self.points, &mut self.coordinates, &mut self.stars);
         self.links.clear();
         for (star, &from) in self.stars.iter().zip(&self.others) {
@@ -165,57 +169,35 @@ impl Desk {
             // The first of the best.
             let best = links.iter().filter(|link| link.scale != 0).fold((0, 0), |best, link| {
                 let count = votes(link.scale);
-                if count > best.0 { (count, link.scale) } else { best }
+                if count > best.0 { (count, link.to) } else { best }
             });
             if best.0 > 0 {
-                self.roots.push(Root { tentative: index as u8, votes: best.0 as u8, scale: best.1 });
+                self.roots.push(Root { tentative: index as u8, to: best.1, votes: best.0 as u8 });
             }
         }
         // Stable: equal ones stay in their order.
         self.roots.sort_by_key(|root| Reverse(root.votes));
         self.roots.truncate(PHOTO_ROOTS_MAX);
     }
+}
 
-    /// Grows a pairing from `root` into `self.pairs`.
-    fn grow(&mut self, root: Root, bits_max: u32) -> Evidence {
-        let turned =
-            |at: usize| turn(self.points[at].direction).wrapping_sub(turn(self.others[at].direction));
-        let about = turned(usize::from(root.tentative));
-        let mut evidence = Evidence { described: true, ..Evidence::default() };
-        self.taken.clear();
-        self.taken.resize(self.tentative.len(), false);
-        self.members.clear();
-        self.members.push(root.tentative);
-        self.taken[usize::from(root.tentative)] = true;
-        let mut next = 0;
-        while let Some(&from) = self.members.get(next) {
-            next += 1;
-            for link in &self.links[usize::from(from)] {
-                let to = usize::from(link.to);
-                if !same_scale(link.scale, root.scale) || apart(turned(to), about) > TURN_ERROR_MAX {
-                    continue;
-                }
-                if self.taken[to] {
-                    evidence.supports += 1;
-                } else {
-                    self.taken[to] = true;
-                    self.members.push(link.to);
-                    evidence.length_error += scale_error(link.scale, root.scale);
-                    evidence.angle_error += link.angle_error;
-                }
-            }
-        }
-        self.pairs.clear();
-        for &member in &self.members {
-            let tentative = self.tentative[usize::from(member)];
-            let at = usize::from(member);
-            self.pairs.push(tentative.pair);
-            evidence.pairs += 1;
-            evidence.kinds += u32::from(self.points[at].kind == self.others[at].kind);
-            evidence.descriptor_error += u32::from(tentative.bits) * ERROR_SCALE / bits_max.max(1);
-        }
-        evidence
+/// What speaks for the pairs that agreed; `bits` is what the descriptors of a pair differ in.
+pub(crate) fn evidence(
+    twos: &[Two],
+    agreed: &[Agreed],
+    bits: impl Fn(usize) -> u16,
+    bits_max: u32,
+) -> Evidence {
+    let mut evidence = Evidence { described: true, ..Evidence::default() };
+    for it in agreed {
+        let Some((own, other)) = twos.get(it.index) else { continue };
+        evidence.pairs += 1;
+        evidence.kinds += u32::from(own.kind == other.kind);
+        evidence.length_error += (it.place * ERROR_SCALE as f32) as u32;
+        evidence.angle_error += (it.turn * ERROR_SCALE as f32) as u32;
+        evidence.descriptor_error += u32::from(bits(it.index)) * ERROR_SCALE / bits_max.max(1);
     }
+    evidence
 }
 
 impl Link {
@@ -226,17 +208,10 @@ impl Link {
         }
         let scale = u32::from(record.length) * SCALE_ONE / u32::from(probe.length);
         let scale = if (SCALE_MIN..=SCALE_MAX).contains(&scale) { scale } else { 0 };
-        let angle_error =
-            (u32::from(start) + u32::from(end)) * ERROR_SCALE / (2 * u32::from(ANGLE_ERROR_MAX));
-        Link { to, scale, angle_error }
+        Link { to, scale }
     }
 }
 
 fn same_scale(a: u32, b: u32) -> bool {
     a != 0 && b != 0 && a.abs_diff(b) * SCALE_PART <= b
-}
-
-/// 0 to [`ERROR_SCALE`] for scales that are the same.
-fn scale_error(a: u32, b: u32) -> u32 {
-    a.abs_diff(b) * SCALE_PART * ERROR_SCALE / b.max(1)
 }

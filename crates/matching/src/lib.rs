@@ -20,7 +20,9 @@ mod grow;
 pub mod iso;
 mod matcher;
 mod overlap;
+mod pose;
 mod probe;
+pub mod rank;
 #[cfg(test)]
 mod reference;
 mod roots;

@@ -17,7 +17,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { descriptor_bits_max: 64 }
+        Options { descriptor_bits_max: 80 }
     }
 }
 

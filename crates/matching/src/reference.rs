@@ -3,11 +3,13 @@
 //! No filing of edges, no vector registers, no heap, no reuse of memory: sorts, and loops over everything. What is
 //! arithmetic rather than search (an edge, what lies within an outline, the worth of evidence) is shared.
 
+use crate::described::evidence;
 use crate::edge::{Edge, apart, tame, turn};
 use crate::evidence::{ERROR_SCALE, Evidence, PAIRS_MIN};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 use crate::matcher::Pair;
 use crate::overlap::{Outline, cover};
+use crate::pose::{near, verify};
 use crate::tuning::{
     ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, PHOTO_ROOTS_MAX, ROOTS_MAX, TURN_ERROR_MAX, VOTES_MIN,
 };
@@ -132,11 +134,11 @@ fn grow(
     (evidence, pairs)
 }
 
-/// A pair, its neighbours among the pairs with scale and error of the angles, and the bits its descriptors differ in.
+/// A pair, its neighbours among the pairs with scale, and the bits its descriptors differ in.
 struct Tentative {
     pair: Pair,
     bits: u32,
-    links: Vec<(usize, u32, u32)>,
+    links: Vec<(usize, u32)>,
 }
 
 fn described(
@@ -158,7 +160,7 @@ fn described(
                 && ours.length.min(theirs.length) >= 16
                 && (256..=4096).contains(&scale);
             if alike {
-                tentative[from].links.push((to, scale, angle_error(ours, theirs)));
+                tentative[from].links.push((to, scale));
             }
         }
     }
@@ -167,17 +169,21 @@ fn described(
         let votes = |scale: u32| t.links.iter().filter(|link| same_scale(link.1, scale)).count();
         // `max_by_key` gives the last of the best: the first one is wanted.
         if let Some(best) = t.links.iter().rev().max_by_key(|link| votes(link.1)) {
-            roots.push((votes(best.1), index, best.1));
+            roots.push((votes(best.1), index, best.0));
         }
     }
     roots.sort_by_key(|&(votes, ..)| std::cmp::Reverse(votes));
     roots.truncate(PHOTO_ROOTS_MAX);
+    let twos: Vec<_> = points.iter().copied().zip(others.iter().copied()).collect();
     let (mut best, mut pairs) = (Evidence { described: true, ..Evidence::default() }, Vec::new());
-    for (_, root, scale) in roots {
+    for (_, root, to) in roots {
         if !pairs.contains(&tentative[root].pair) {
-            let (evidence, grown) = spread(root, scale, &tentative, (&points, &others), bits_max);
-            if evidence.weight() > best.weight() {
-                (best, pairs) = (evidence, grown);
+            let mut agreed = Vec::new();
+            verify(&twos, (root, to), near(other), &mut agreed);
+            let found = evidence(&twos, &agreed, |at| tentative[at].bits as u16, bits_max);
+            if found.weight() > best.weight() {
+                best = found;
+                pairs = agreed.iter().map(|it| tentative[it.index].pair).collect();
             }
         }
     }
@@ -202,40 +208,6 @@ fn tentative(probe: &Graph, record: &Graph, bits_max: u32) -> Vec<Tentative> {
         }
     }
     out
-}
-
-fn spread(
-    root: usize,
-    scale: u32,
-    tentative: &[Tentative],
-    (points, others): (&[Vertex], &[Vertex]),
-    bits_max: u32,
-) -> (Evidence, Vec<Pair>) {
-    let turned = |at: usize| turn(points[at].direction).wrapping_sub(turn(others[at].direction));
-    let mut evidence = Evidence { described: true, ..Evidence::default() };
-    let mut members = vec![root];
-    let mut next = 0;
-    while next < members.len() {
-        for &(to, its_scale, angle_error) in &tentative[members[next]].links {
-            if !same_scale(its_scale, scale) || apart(turned(to), turned(root)) > TURN_ERROR_MAX {
-                continue;
-            }
-            if members.contains(&to) {
-                evidence.supports += 1;
-            } else {
-                members.push(to);
-                evidence.length_error += its_scale.abs_diff(scale) * 6 * ERROR_SCALE / scale;
-                evidence.angle_error += angle_error;
-            }
-        }
-        next += 1;
-    }
-    for &at in &members {
-        evidence.pairs += 1;
-        evidence.kinds += u32::from(points[at].kind == others[at].kind);
-        evidence.descriptor_error += tentative[at].bits * ERROR_SCALE / bits_max.max(1);
-    }
-    (evidence, members.iter().map(|&at| tentative[at].pair).collect())
 }
 
 #[cfg(test)]

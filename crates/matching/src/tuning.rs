@@ -14,6 +14,16 @@ pub(crate) const ROOTS_MAX: usize = 12;
 pub(crate) const VOTES_MIN: u8 = 2;
 /// The same for photographs, whose roots are surer.
 pub(crate) const PHOTO_ROOTS_MAX: usize = 6;
+/// How far off a place may be between two photographs of one thing, as a share of the record's longer side.
+pub(crate) const POSE_NEAR: f32 = 0.01;
+/// And how much more by distance: while only two pairs say how the photographs lie, and when it is fitted to many.
+pub(crate) const POSE_CONE: f32 = 0.12;
+/// See [`POSE_CONE`].
+pub(crate) const POSE_CONE_FITTED: f32 = 0.015;
+/// How far off a direction may be.
+pub(crate) const POSE_ANGLE_ERROR_MAX: u16 = (20.0 * DEGREE) as u16;
+/// Scales from a quarter to four times are looked for.
+pub(crate) const POSE_SCALE_MAX: f32 = 4.0;
 
 // The worth of each piece of evidence: a logistic regression of "the same finger" on it, over the pairs of FVC2002's
 // DB1_B and DB2_B, its coefficients times ten. That is little data, so it was also fitted on either alone: what is

@@ -4,6 +4,7 @@
 //! thing happens; gauges that mirror another component's state (pool bytes, queue length) are set by the exporter
 //! just before it encodes, so that nothing has to poll.
 
+mod images;
 mod recordings;
 mod scheduling;
 mod sliding;
@@ -22,6 +23,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub use prometheus_client;
+pub use images::Images;
 pub use recordings::{RecordingLabels, Recordings};
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, Scheduling};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
@@ -145,6 +147,8 @@ pub struct Metrics {
     pub threads: Family<KindLabels, Level>,
     /// What the scheduler counts.
     pub scheduling: Scheduling,
+    /// What is counted of pictures and collections.
+    pub images: Images,
     /// What is counted of recordings.
     pub recordings: Recordings,
 }
@@ -192,6 +196,7 @@ impl Default for Metrics {
             connections: Family::default(),
             threads: Family::default(),
             scheduling: Scheduling::default(),
+            images: Images::default(),
             recordings: Recordings::default(),
         };
         metrics.register();
@@ -276,6 +281,7 @@ impl Metrics {
         r.register("connections", "Open connections by door", self.connections.clone());
         r.register("threads", "Threads by kind", self.threads.clone());
         self.scheduling.register(r);
+        self.images.register(r);
         self.recordings.register(r);
     }
 

@@ -1,5 +1,5 @@
-//! Wire types of the Open Inference Protocol and of TensorFlow Serving, and pure conversions between them and the
-//! vocabulary of `base`.
+//! Wire types of the Open Inference Protocol, of TensorFlow Serving and of Qdrant's REST interface, and pure conversions
+//! between them and the vocabulary of `base`.
 //!
 //! Nothing here opens a socket or a file, and nothing here panics on foreign bytes: every parser returns a
 //! [`base::Error`] whose kind [`status`] turns into a status of each protocol. What a parser allocates is bounded by
@@ -12,6 +12,7 @@
 pub mod generated;
 mod json;
 pub mod oip;
+pub mod qdrant;
 pub mod status;
 pub mod tfs;
 mod wire;

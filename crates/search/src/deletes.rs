@@ -91,6 +91,23 @@ impl Deletes {
         row < self.rows && chunk.is_some_and(|chunk| chunk.as_ref().is_some_and(|chunk| chunk.unknown))
     }
 
+    /// The rows that are gone and were not in `before`, an earlier state of these deletes. Chunks that both share are
+    /// not looked at.
+    pub fn since<'a>(&'a self, before: &'a Deletes) -> impl Iterator<Item = u32> + 'a {
+        let changed = (0_u32..).zip(&self.chunks).filter_map(|(at, chunk)| {
+            let old = before.chunks.get(at as usize).and_then(Option::as_ref);
+            let new = chunk.as_ref()?;
+            (!old.is_some_and(|old| Arc::ptr_eq(old, new))).then_some((at, new, old))
+        });
+        changed.flat_map(|(at, new, old)| {
+            (0_u32..).zip(&new.words).flat_map(move |(word, &bits)| {
+                let fresh = bits & !old.map_or(0, |old| old.words[word as usize]);
+                let first = at * CHUNK_ROWS + word * 64;
+                (0..64).filter(move |bit| fresh >> bit & 1 == 1).map(move |bit| first + bit)
+            })
+        })
+    }
+
     /// One bit a row, 1 where it is gone, the first row lowest: `rows / 64` words, rounded up.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.chunks.iter().flat_map(|chunk| {
@@ -300,6 +317,18 @@ mod tests {
         assert_eq!((held.count(), deletes.count()), (1, 3));
         assert!(deletes.contains(100_000) && !deletes.insert(100_000), "beyond the segment");
         assert!(deletes.memory_bytes() <= Deletes::memory_bytes_max(100_000));
+    }
+
+    #[test]
+    fn what_went_since_is_told() {
+        let mut deletes = of(100_000, &BTreeSet::from([3, 64, 40_000]));
+        let before = deletes.clone();
+        assert_eq!(deletes.since(&before).count(), 0);
+        for row in [4, 99_999, 65, 40_001] {
+            assert!(deletes.insert(row));
+        }
+        assert_eq!(deletes.since(&before).collect::<Vec<_>>(), [4, 65, 40_001, 99_999]);
+        assert_eq!(deletes.since(&Deletes::none(100_000)).count(), 7);
     }
 
     proptest! {

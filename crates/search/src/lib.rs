@@ -7,6 +7,8 @@ pub mod collection;
 pub mod deletes;
 pub mod filter;
 pub mod ingest;
+pub mod points;
+pub mod registry;
 pub mod rerank;
 pub mod segment;
 

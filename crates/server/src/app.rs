@@ -9,11 +9,14 @@ use engine::{ScheduleOptions, Servable};
 use lifecycle::{Lifecycle, ParameterHome};
 use metrics::{KindLabels, Metrics, RequestLabels};
 use schedule::{Completion, Job, Scheduler};
+use search::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::collections::Collections;
 use crate::compose::Core;
 use crate::config::{Config, DoorConfig};
 use crate::errors::label;
+use crate::images::Images;
 use crate::pressure;
 use crate::recordings::Recordings;
 use crate::runs::Answered;
@@ -32,6 +35,10 @@ pub(crate) struct App {
     pub(crate) parameters_in_pool: bool,
     /// What listening to recordings needs.
     pub(crate) recordings: Recordings,
+    /// What the routes of pictures share.
+    pub(crate) images: Images,
+    /// Collections and what they may take.
+    pub(crate) collections: Collections,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -72,6 +79,8 @@ impl App {
     pub(crate) fn new(config: &Config, core: Core) -> App {
         App {
             recordings: Recordings::new(config.audio.clone()),
+            images: Images::new(config.search.clone(), core.metrics.clone()),
+            collections: Collections::new(config.search.clone()),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
@@ -92,6 +101,14 @@ impl App {
 
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// The collections.
+    ///
+    /// # Errors
+    /// `FailedPrecondition`, with the remedy, where this server has none.
+    pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
+        self.collections.registry()
     }
 
     /// Room for one more request, taken before its body is read.

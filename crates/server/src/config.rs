@@ -25,6 +25,8 @@ pub struct Config {
     pub libtorch: engine_torch::LibrarySearch,
     /// Recordings.
     pub audio: AudioConfig,
+    /// Collections, and pictures in them.
+    pub search: SearchConfig,
 }
 
 /// Sockets and limits.
@@ -175,6 +177,63 @@ impl Default for AudioConfig {
             spool_bytes_max: 2 * GIB,
             spool_dir: None,
             speakers_dir: None,
+        }
+    }
+}
+
+/// Collections: where they are, and what they may take.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SearchConfig {
+    /// Directory of the collections; `None`: there are none, and doors say how to change that.
+    pub directory: Option<PathBuf>,
+    /// Whether the server does not start without the directory: it was asked for. Otherwise it starts without collections.
+    pub required: bool,
+    /// Memory of all collections together, which is never passed.
+    pub memory_bytes: u64,
+    /// How much of it caches the records that are read most.
+    pub cache_bytes: u64,
+    /// Threads that search; 0 is one per core.
+    pub threads: usize,
+    /// Directory or URL of pictures as they were sent; `None` is a directory beside the collections.
+    pub originals: Option<String>,
+    /// The model that embeds pictures; `None` is the only served model whose input looks like pictures.
+    pub embedding_model: Option<String>,
+    /// What callers of the routes of collections and pictures must show; `None`: nothing.
+    pub api_key: Option<String>,
+    /// The GPU that large segments are ranked on; `None`: all is done by the processor.
+    pub gpu: Option<search::coarse::device::Options>,
+}
+
+impl std::fmt::Debug for SearchConfig {
+    /// Without the key, which would end up in a log.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("SearchConfig")
+            .field("directory", &self.directory)
+            .field("required", &self.required)
+            .field("memory_bytes", &self.memory_bytes)
+            .field("cache_bytes", &self.cache_bytes)
+            .field("threads", &self.threads)
+            .field("originals", &self.originals)
+            .field("embedding_model", &self.embedding_model)
+            .field("gpu", &self.gpu)
+            .field("api_key", &self.api_key.as_ref().map(|_| "..."))
+            .finish()
+    }
+}
+
+impl Default for SearchConfig {
+    fn default() -> Self {
+        SearchConfig {
+            directory: None,
+            required: false,
+            memory_bytes: 2 * GIB,
+            cache_bytes: 256 * MIB,
+            threads: 0,
+            originals: None,
+            embedding_model: None,
+            api_key: None,
+            gpu: None,
         }
     }
 }

@@ -32,11 +32,52 @@ pub(crate) fn exposition(app: &App) -> String {
         level(&metrics.threads, kind, count);
     }
     metrics.recordings.active.set(app.recordings.active() as i64);
+    collections(app);
     let snapshot = app.scheduler.snapshot();
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
     level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
     scheduling(&metrics.scheduling, &snapshot);
     metrics.encode()
+}
+
+/// Collections and pictures; nothing where there is no directory of collections yet.
+fn collections(app: &App) {
+    let images = &app.metrics.images;
+    let level = |family: &Family<KindLabels, metrics::Level>, kind: &'static str, value: u64| {
+        family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
+    };
+    let (interactive, bulk) = app.images.waiting();
+    level(&images.waiting, "interactive", interactive as u64);
+    level(&images.waiting, "bulk", bulk as u64);
+    let gpu = search::coarse::device::counters();
+    level(&images.gpu, "queries", gpu.queries);
+    level(&images.gpu, "fallbacks", gpu.fallbacks);
+    level(&images.gpu, "device_bytes", gpu.device_bytes);
+    level(&images.gpu, "pinned_bytes", gpu.pinned_bytes);
+    images.collection.clear();
+    let Some(registry) = app.collections.opened() else { return };
+    let stats = registry.stats();
+    for (state, count) in ["opening", "ready", "broken"].into_iter().zip(stats.collections) {
+        level(&images.collections, state, count as u64);
+    }
+    level(&images.memory_bytes, "used", stats.memory.used);
+    level(&images.memory_bytes, "max", stats.memory.limit);
+    level(&images.queries, "waiting", stats.queued as u64);
+    level(&images.queries, "max", stats.queue_max as u64);
+    level(&images.queries, "done", stats.done);
+    level(&images.queries, "refused", stats.refused);
+    for listed in registry.list() {
+        let search::registry::ListedState::Ready(named) = listed.state else { continue };
+        let status = named.collection().status();
+        let set = |kind: &'static str, value: u64| {
+            let labels = ModelKindLabels { model: listed.name.as_str().into(), kind };
+            images.collection.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        set("points", status.points);
+        set("segments", status.segments.len() as u64);
+        set("seals", status.seals);
+        set("merges", status.merges);
+    }
 }
 
 /// Rebuilt whole, as states are.

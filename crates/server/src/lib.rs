@@ -5,8 +5,10 @@
 //! workers, loading on the lifecycle's threads, and both answer through a channel.
 
 mod admin;
+mod api_key;
 mod app;
 mod body;
+mod collections;
 mod compose;
 mod config;
 mod errors;
@@ -15,12 +17,14 @@ mod gather;
 mod grpc;
 mod head_watch;
 mod http_door;
+mod images;
 mod lanes;
 mod listen;
 pub mod local;
 mod observer;
 mod page;
 mod pressure;
+mod qdrant;
 mod recordings;
 mod run;
 mod runs;
@@ -29,7 +33,7 @@ mod threads;
 mod view;
 mod warmup;
 
-pub use config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+pub use config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
 pub use run::run;
 
 /// The server's name in the protocols' metadata.

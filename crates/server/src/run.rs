@@ -27,6 +27,8 @@ pub fn run(mut config: Config) -> Result<()> {
     let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
     let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
     let app = Arc::new(App::new(&config, Core::compose(&config, config.data.workers)?));
+    start_gpu(&config);
+    app.collections.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.doors.threads)
         .thread_name("door")
@@ -38,9 +40,19 @@ pub fn run(mut config: Config) -> Result<()> {
     lanes.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
     app.recordings.wait_ended();
+    app.collections.close();
     app.scheduler.shutdown();
     app.lifecycle.shutdown();
     served
+}
+
+/// Opens the GPU before any collection is, where that was asked for; without one the processor does its work.
+fn start_gpu(config: &Config) {
+    let Some(options) = &config.search.gpu else { return };
+    match search::coarse::device::start(options) {
+        Ok(name) => tracing::info!(gpu = name, "large segments are ranked on the GPU"),
+        Err(error) => tracing::warn!(%error, "no GPU is used; searches stay on the processor"),
+    }
 }
 
 async fn serve(

@@ -6,8 +6,20 @@ use std::path::Path;
 /// Threads looked at; more are not counted.
 const THREADS_READ_MAX: usize = 4096;
 /// Kinds that metrics tell apart: the names of Millpond's threads without their numbers, and all others.
-pub(crate) const KINDS: [&str; 9] =
-    ["door", "worker", "audio", "load", "unload", "backing", "lifecycle", "source", "other"];
+pub(crate) const KINDS: [&str; 12] = [
+    "door",
+    "worker",
+    "audio",
+    "images",
+    "ingest",
+    "search",
+    "load",
+    "unload",
+    "backing",
+    "lifecycle",
+    "source",
+    "other",
+];
 
 /// By name without its number: how many threads, and the ticks (of USER_HZ) they have used.
 pub(crate) type Named = BTreeMap<String, (usize, u64)>;

@@ -4,6 +4,17 @@
 //! ([`matching::Graph`]), of described keypoints for photographs and of minutiae for fingerprints. This crate does no I/O,
 //! runs no model and starts no thread; whoever calls it decides where the time is spent.
 
+mod decode;
+mod density;
+mod embed;
+pub mod fingerprint;
+mod jpeg_end;
+pub mod photo;
 mod picture;
+mod thumbnail;
+mod tiff;
 
+pub use decode::{Decoded, Format, Limits, decode};
+pub use embed::{Fit, Layout, Order, Preprocess};
 pub use picture::{Gray, Picture};
+pub use thumbnail::thumbnail;

@@ -1,6 +1,7 @@
 //! `millpond demo`: real models with answers a person can check, and a large one swapped under load before their
 //! eyes.
 
+mod images;
 mod live;
 mod text;
 mod voice;
@@ -29,6 +30,7 @@ use crate::report::Progress;
 use crate::samples::Log;
 use crate::schedule::Arrivals;
 use crate::swap::{Contents, MODEL, Traffic};
+use images::{Gallery, Wall};
 use live::{Screen, Seen, homes};
 
 /// The models' names.
@@ -53,8 +55,9 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serve real models under load and watch them being swapped.
 ///
-/// Reads a line of text from a picture and finds speech in a recording with pretrained models, then sends
-/// requests on a fixed schedule to a click-through model that is replaced every few seconds. Runs until Ctrl-C.
+/// Reads a line of text from a picture and finds speech in a recording with pretrained models, puts pictures into a
+/// collection and finds them again by changed copies, then sends requests on a fixed schedule to a click-through
+/// model that is replaced every few seconds. Runs until Ctrl-C.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
     /// Directory with text.png, text.txt, voice.wav and silence.wav (`make demo` makes it)
@@ -63,6 +66,10 @@ pub struct DemoArgs {
     /// Directory with the pretrained models (`make demo` fetches them)
     #[arg(long, default_value = ".cache/models")]
     pub models: PathBuf,
+    /// Directory with the embedding model and the pictures of image search (`make images-model` makes it); without
+    /// them that part is left out
+    #[arg(long, default_value = ".cache/images")]
+    pub images: PathBuf,
     /// Parameters of the click-through model [default: 512 MiB, or 1/16 of memory where that is less]
     #[arg(long, value_parser = units::parse_bytes)]
     pub bytes: Option<u64>,
@@ -98,11 +105,12 @@ pub fn run(args: &DemoArgs, env: &BenchEnv) -> Result<()> {
         progress.say("computing the right answers");
         Arc::new(Traffic::new(contents.ctr(), BATCH)?)
     };
-    let repository = publish_all(args, env, &contents)?;
+    let gallery = Gallery::find(&args.images);
+    let repository = publish_all(args, env, &contents, gallery.as_ref())?;
 
     let plan = ServerPlan {
         name: "demo".into(),
-        args: vec![repository.display().to_string(), "--poll".into(), "200ms".into()],
+        args: server_args(env, &repository, gallery.is_some())?,
         malloc_conf: None,
         detached: true,
         ports: Some((args.http_port, args.grpc_port)),
@@ -116,12 +124,16 @@ pub fn run(args: &DemoArgs, env: &BenchEnv) -> Result<()> {
     let mut caller = Caller::connect(server.grpc())?;
     let first = checks.run(&mut caller)?;
     first.iter().for_each(|line| println!("  {line}"));
-    print_urls(&server);
+    let wall = search_pictures(args, gallery.as_ref(), &server)?;
+    print_urls(&server, wall.as_ref());
 
     let stage = Stage { args, env, contents: &contents, server: &server, model_dir: repository.join(MODEL) };
     let seen = stage.play(&traffic)?;
     let swapped = stage.wait_swapped(seen.swaps)?;
-    let again = checks.run(&mut caller)?;
+    let mut again = checks.run(&mut caller)?;
+    if let Some(wall) = &wall {
+        again.extend(wall.find()?);
+    }
     drop(caller);
     server.stop()?;
     println!("\n{}{}\nafter {} swaps:", seen.table(), fault_lines(&seen), seen.swaps);
@@ -150,27 +162,69 @@ fn verdict(seen: &Seen, swapped: u64) -> Result<()> {
     Ok(())
 }
 
-/// Puts the three models' first versions into a new repository.
-fn publish_all(args: &DemoArgs, env: &BenchEnv, contents: &Contents) -> Result<PathBuf> {
+/// What the server is started with: an empty place for collections, where there is something to put into one.
+fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<String>> {
+    let mut args = vec![repository.display().to_string(), "--poll".into(), "200ms".into()];
+    let collections = env.cache_dir.join("run").join("demo-collections");
+    cache::fresh(&collections)?;
+    let place = if images { collections.display().to_string() } else { "none".into() };
+    args.extend(["--collections-dir".into(), place]);
+    Ok(args)
+}
+
+/// Indexes the pictures and finds them by changed copies; says so where there are none.
+fn search_pictures<'a>(
+    args: &DemoArgs,
+    gallery: Option<&'a Gallery>,
+    server: &ServerProcess,
+) -> Result<Option<Wall<'a>>> {
+    let Some(gallery) = gallery else {
+        println!(
+            "  no image search: {} lacks the model or the pictures; run `make images-model`",
+            args.images.display()
+        );
+        return Ok(None);
+    };
+    let (wall, line) = Wall::hang(gallery, format!("http://{}", server.http().authority))?;
+    println!("  {line}");
+    wall.find()?.iter().for_each(|line| println!("  {line}"));
+    Ok(Some(wall))
+}
+
+/// Puts the models' first versions into a new repository.
+fn publish_all(
+    args: &DemoArgs,
+    env: &BenchEnv,
+    contents: &Contents,
+    gallery: Option<&Gallery>,
+) -> Result<PathBuf> {
     let repository = env.cache_dir.join("run").join("demo");
     cache::fresh(&repository)?;
-    for (name, file) in [(TEXT_MODEL, TEXT_FILE), (VOICE_MODEL, VOICE_FILE)] {
+    let mut sources =
+        vec![(TEXT_MODEL, args.models.join(TEXT_FILE)), (VOICE_MODEL, args.models.join(VOICE_FILE))];
+    sources.extend(gallery.map(|gallery| (images::MODEL, gallery.model.clone())));
+    for (name, source) in sources {
         let options = PublishOptions {
-            source: args.models.join(file),
+            source: source.clone(),
             dest_root: repository.join(name),
             version: Some(1),
             rate: Rate::unlimited(),
             direct: true,
         };
-        publish(&options, &mut |_| {}).map_err(|e| e.context(format!("cannot publish {file}")))?;
+        publish(&options, &mut |_| {})
+            .map_err(|e| e.context(format!("cannot publish {}", source.display())))?;
     }
     cache::publish_link(contents.of(1), &repository.join(MODEL), 1)?;
     Ok(repository)
 }
 
-fn print_urls(server: &ServerProcess) {
+fn print_urls(server: &ServerProcess, wall: Option<&Wall<'_>>) {
     let http = format!("http://{}", server.http().authority);
     let zeros = |count: usize| vec!["0"; count].join(",");
+    println!("\nIn a browser:\n  {http}/  models, their latency, swaps");
+    if let Some(wall) = wall {
+        println!("  {}  drop a picture, see what it matches", wall.page());
+    }
     println!("\nTry it from another terminal:");
     println!("  curl {http}/v2/models/{TEXT_MODEL}");
     println!("  curl {http}/v1/models/{MODEL}");

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use lifecycle::ModelConfig;
 use server::local::Local;
-use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
 
 use crate::audio::cores;
 use crate::audio::place::{Found, PlaceArgs};
@@ -134,6 +134,7 @@ impl EngineArgs {
             onnxruntime: library_search(self.onnxruntime.clone()),
             libtorch: torch_search(self.libtorch.clone()),
             audio: AudioConfig::default(),
+            search: SearchConfig::default(),
         })
     }
 }

@@ -3,6 +3,7 @@
 //! Looking (files of /proc and /sys, a real huge page, a real direct read) is kept apart from judging: what is
 //! judged are plain values, so that each verdict is tested without the machine it is about.
 
+mod graphics;
 mod library;
 mod memory;
 mod processor;
@@ -100,6 +101,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     checks.extend(storage::checks(&directories(args)));
     checks.push(library::check(args.onnxruntime.clone()));
     checks.push(library::torch(args.libtorch.clone()));
+    checks.push(graphics::check());
     checks.extend(system::checks());
     if args.json {
         print(&models::pretty(&json(&checks)))?;

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy};
-use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
 
-use super::options::{AudioOptions, Home, InferenceOptions, MemoryOptions, Order, ServerOptions};
+use super::options::{
+    AudioOptions, GpuUse, Home, InferenceOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
+};
 use super::settings::{Model, Settings};
 use super::{library_search, torch_search};
 use crate::environment;
@@ -27,6 +29,7 @@ impl Settings {
             onnxruntime: library_search(self.server.onnxruntime),
             libtorch: torch_search(self.server.libtorch),
             audio: audio(self.audio),
+            search: search(self.search),
         })
     }
 }
@@ -87,6 +90,29 @@ fn audio(options: AudioOptions) -> AudioConfig {
         spool_bytes_max: bytes(options.max_spool, default.spool_bytes_max),
         spool_dir: options.spool_dir.or(default.spool_dir),
         speakers_dir: options.speakers_dir,
+    }
+}
+
+fn search(options: SearchOptions) -> SearchConfig {
+    let default = SearchConfig::default();
+    let bytes = |size: Option<Size>, default| size.map_or(default, |Size(bytes)| bytes);
+    let required = options.collections_dir.is_some();
+    let directory = options.collections_dir.or_else(environment::collections_dir);
+    let gpu = (options.gpu == Some(GpuUse::Auto)).then(|| gpu::Options {
+        compiler: environment::compiler_search(),
+        pinned_bytes_max: bytes(options.gpu_pinned, 0),
+        ..gpu::Options::default()
+    });
+    SearchConfig {
+        directory: directory.filter(|dir| dir != Path::new("none")),
+        required,
+        memory_bytes: bytes(options.search_memory, default.memory_bytes),
+        cache_bytes: bytes(options.search_cache, default.cache_bytes),
+        threads: options.search_threads.unwrap_or(default.threads),
+        originals: options.originals,
+        embedding_model: options.embedding_model,
+        api_key: options.api_key,
+        gpu,
     }
 }
 
@@ -193,6 +219,10 @@ mod tests {
         (file.schedule.threads, file.schedule.queue, file.schedule.timeout) = (None, None, None);
         assert_eq!(file.schedule.apply(&ScheduleOptions::default()), ScheduleOptions::default());
         (file.audio.spool_dir, file.audio.speakers_dir) = (None, None);
+        (file.search.originals, file.search.embedding_model, file.search.api_key) = (None, None, None);
+        file.search.collections_dir = Some("none".into());
+        let wanted = SearchConfig { required: true, ..SearchConfig::default() };
+        assert_eq!(search(file.search.clone()), wanted);
         assert_eq!(format!("{:?}", audio(file.audio.clone())), format!("{:?}", AudioConfig::default()));
         assert_eq!(format!("{:?}", memory(&file.memory)), format!("{:?}", MemoryConfig::default()));
     }

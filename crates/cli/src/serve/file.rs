@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::exit::{Failure, Outcome};
 use crate::serve::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, Order, ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
 };
 use crate::values::{Versions, check_name};
 
@@ -27,6 +27,7 @@ pub(crate) struct SettingsFile {
     pub(crate) memory: MemoryOptions,
     pub(crate) lifecycle: LifecycleOptions,
     pub(crate) audio: AudioOptions,
+    pub(crate) search: SearchOptions,
     /// How requests are queued, merged and run, for all models that do not say.
     pub(crate) schedule: ScheduleFile,
     /// Directories whose subdirectories are models.
@@ -92,13 +93,19 @@ impl SettingsFile {
     fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
         let (server, audio) = (&mut self.server, &mut self.audio);
+        // "none" is a word, not a place; a URL is no path either.
+        let search = self.search.collections_dir.as_mut().filter(|dir| dir.as_path() != Path::new("none"));
         let others = [
             server.onnxruntime.as_mut(),
             server.libtorch.as_mut(),
             self.lifecycle.cache_dir.as_mut(),
             audio.spool_dir.as_mut(),
             audio.speakers_dir.as_mut(),
+            search,
         ];
+        if let Some(originals) = self.search.originals.as_mut().filter(|place| !place.contains("://")) {
+            *originals = base.join(&*originals).to_string_lossy().into_owned();
+        }
         for path in models.chain(self.roots.iter_mut()).chain(others.into_iter().flatten()) {
             *path = base.join(&*path);
         }
@@ -196,6 +203,7 @@ mod tests {
             InferenceOptions::augment_args(clap::Command::new("")),
             MemoryOptions::augment_args(clap::Command::new("")),
             LifecycleOptions::augment_args(clap::Command::new("")),
+            SearchOptions::augment_args(clap::Command::new("")),
             ScheduleFlags::augment_args(clap::Command::new("")),
         ];
         for flag in sections.iter().flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long) {

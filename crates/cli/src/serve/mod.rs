@@ -16,7 +16,8 @@ use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::values::Source;
 use options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, SearchOptions,
+    ServerOptions,
 };
 use settings::Settings;
 
@@ -28,7 +29,7 @@ directory is a root, whose subdirectories are models. New versions and new model
 serving; --versions and --transition hold for the models that are there at the start. A millpond.toml beside a
 model's versions has the last word about that model.
 
-The settings file has the same names: [server], [inference], [memory], [lifecycle] and [audio] hold the
+The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio] and [search] hold the
 flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions,
 transition, labels, intra-op-threads and inter-op-threads of one model. [schedule] says how the
 requests of all models are queued, merged and run, [models.NAME.schedule] those of one model;
@@ -53,6 +54,8 @@ pub(crate) struct ServeArgs {
     pub(crate) lifecycle: LifecycleOptions,
     #[command(flatten)]
     pub(crate) audio: AudioOptions,
+    #[command(flatten)]
+    pub(crate) search: SearchOptions,
 }
 
 /// Serves until told to stop.

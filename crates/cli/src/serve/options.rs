@@ -199,6 +199,50 @@ pub(crate) struct AudioOptions {
     pub(crate) speakers_dir: Option<PathBuf>,
 }
 
+/// `[search]`: collections, and pictures in them.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Search")]
+pub(crate) struct SearchOptions {
+    /// Directory of the collections, "none" for a server without [default: in the user's data directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) collections_dir: Option<PathBuf>,
+    /// Memory of all collections together, which is never passed [default: 2GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) search_memory: Option<Size>,
+    /// How much of it keeps the records that are read most [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) search_cache: Option<Size>,
+    /// Threads that search; 0 is one a core [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) search_threads: Option<usize>,
+    /// Directory or URL of the pictures as they were sent [default: beside the collections]
+    #[arg(long, value_name = "DIR|URL")]
+    pub(crate) originals: Option<String>,
+    /// The model that embeds pictures [default: the only one that takes pictures]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) embedding_model: Option<String>,
+    /// Whether large segments, those sealed from now on, are compared whole on a GPU [default: none]
+    #[arg(long, value_enum)]
+    pub(crate) gpu: Option<GpuUse>,
+    /// Pinned memory for what does not fit the GPU's own [default: 0]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) gpu_pinned: Option<Size>,
+    /// What callers of collections and pictures must show; better in the variable, where others cannot see it
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+}
+
+/// Whether a GPU is used.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum GpuUse {
+    /// Everything on the processor
+    None,
+    /// Large segments on the first GPU; on the processor where there is none, or where it fails
+    Auto,
+}
+
 /// The order of load and unload when versions change.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -296,6 +340,23 @@ impl AudioOptions {
             max_spool: self.max_spool.or(under.max_spool),
             spool_dir: self.spool_dir.or(under.spool_dir),
             speakers_dir: self.speakers_dir.or(under.speakers_dir),
+        }
+    }
+}
+
+impl SearchOptions {
+    /// These, and where they say nothing, `under`'s.
+    pub(crate) fn over(self, under: SearchOptions) -> SearchOptions {
+        SearchOptions {
+            collections_dir: self.collections_dir.or(under.collections_dir),
+            search_memory: self.search_memory.or(under.search_memory),
+            search_cache: self.search_cache.or(under.search_cache),
+            search_threads: self.search_threads.or(under.search_threads),
+            originals: self.originals.or(under.originals),
+            embedding_model: self.embedding_model.or(under.embedding_model),
+            gpu: self.gpu.or(under.gpu),
+            gpu_pinned: self.gpu_pinned.or(under.gpu_pinned),
+            api_key: self.api_key.or(under.api_key),
         }
     }
 }

@@ -9,7 +9,8 @@ use engine::{Mode, ScheduleFile, ScheduleOptions};
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile};
 use super::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags, ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags, SearchOptions,
+    ServerOptions,
 };
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
@@ -38,6 +39,7 @@ pub(super) struct Settings {
     pub(super) memory: MemoryOptions,
     pub(super) lifecycle: LifecycleOptions,
     pub(super) audio: AudioOptions,
+    pub(super) search: SearchOptions,
     /// For all models that do not say.
     pub(super) schedule: ScheduleOptions,
     pub(super) log_format: LogFormat,
@@ -88,6 +90,7 @@ impl Settings {
             memory: args.memory.clone().over(file.memory),
             lifecycle: args.lifecycle.clone().over(file.lifecycle),
             audio: args.audio.clone().over(file.audio),
+            search: args.search.clone().over(file.search),
             models: BTreeMap::new(),
             roots: Vec::new(),
         };
@@ -98,6 +101,7 @@ impl Settings {
             .clone()
             .or_else(|| environment::LOG.text())
             .unwrap_or_else(|| "info".to_owned());
+        settings.search.api_key = settings.search.api_key.take().or_else(|| environment::API_KEY.text());
         settings.check_values()?;
         for root in file.roots {
             settings.add(Source { name: None, dir: root })?;
@@ -106,7 +110,9 @@ impl Settings {
             settings.add(source.clone())?;
         }
         settings.add_models_of_file(file.models)?;
-        if settings.models.is_empty() && settings.roots.is_empty() {
+        let collections =
+            settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
+        if settings.models.is_empty() && settings.roots.is_empty() && !collections {
             return Err(Failure::new(Exit::Usage, "nothing to serve: no directory is given")
                 .hint("millpond serve DIR, or roots and [models.NAME] in the file given with --config"));
         }
@@ -122,6 +128,7 @@ impl Settings {
         number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
         number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
         number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
+        number("search-threads", self.search.search_threads, 0, THREADS_MAX)?;
         number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
         number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
         span("request-timeout", server.request_timeout, Duration::from_millis(1))?;

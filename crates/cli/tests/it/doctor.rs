@@ -23,6 +23,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "io_uring",
         "ONNX Runtime",
         "LibTorch",
+        "GPU",
         "open files",
         "kernel",
     ];

@@ -5,6 +5,7 @@
 //! memory once for all of them. The best few are compared exactly where the caller has the vectors.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use base::{Error, Result};
 use half::bf16;
@@ -13,8 +14,8 @@ use kernels::{TopK, bfloat, float, integer};
 use super::refine::{as_compared, inverse_length};
 use super::trial::Trial;
 use super::{
-    Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query, section,
-    whole_queries,
+    Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query, device,
+    section, whole_queries,
 };
 use crate::filter::Filter;
 
@@ -61,6 +62,8 @@ pub struct Flat {
     /// Squared lengths, for distances.
     squares: Vec<f32>,
     recall: Option<Recall>,
+    /// The same codes on a GPU, where an opened index was brought to one.
+    device: Option<Arc<gpu::DeviceRows>>,
 }
 
 /// Working memory of one search.
@@ -87,6 +90,7 @@ pub(super) fn build(build: &Build) -> Result<Built> {
         codes: if bytes { to_bytes(&vectors, build.dims) } else { to_bfloat(&vectors) },
         squares: vectors.chunks_exact(build.dims).map(|vector| float::dot(vector, vector)).collect(),
         recall: None,
+        device: None,
     };
     let order: Vec<u32> = (0..rows as u32).collect();
     if let Some(trial) = Trial::new(&vectors, &order, build)? {
@@ -133,7 +137,9 @@ impl Flat {
             }
         };
         let squares = section::floats(find(SQUARES)?, header.rows)?;
-        Ok(Flat { metric: header.metric, dims: header.dims, codes, squares, recall: header.recall.clone() })
+        let (metric, dims, recall) = (header.metric, header.dims, header.recall.clone());
+        let device = bring(&codes, &squares, dims, metric);
+        Ok(Flat { metric, dims, codes, squares, recall, device })
     }
 
     /// How rows are stored.
@@ -207,10 +213,22 @@ impl Flat {
         }
     }
 
-    fn rank_all(&self, allow: Option<&Filter>, work: &mut Work) {
+    /// Ranks on the GPU; false where that is not to be or cannot be.
+    fn rank_on_device(&self, kept: usize, allow: Option<&Filter>, work: &mut Work) -> bool {
+        self.device.as_ref().is_some_and(|rows| {
+            let queries = gpu::Queries::Bytes { codes: &work.bytes, scales: &work.scales };
+            device::rank(rows, &queries, kept, allow, &mut work.tops)
+        })
+    }
+
+    fn rank_all(&self, kept: usize, allow: Option<&Filter>, work: &mut Work) {
         let rows = self.squares.len();
+        let few = allow.is_some_and(|allow| allow.count() as usize * ONE_BY_ONE < rows);
+        if !few && self.rank_on_device(kept, allow, work) {
+            return;
+        }
         match allow {
-            Some(allow) if allow.count() as usize * ONE_BY_ONE < rows => {
+            Some(allow) if few => {
                 let allowed = allow.iter().take_while(|row| (*row as usize) < rows);
                 allowed.for_each(|row| self.rank(row as usize..row as usize + 1, None, work));
             }
@@ -289,8 +307,9 @@ impl Coarse for Flat {
             return Ok(());
         }
         let work = work_of(scratch);
-        self.prepare(query, kept(k, params, exact), work);
-        self.rank_all(allow, work);
+        let kept = kept(k, params, exact);
+        self.prepare(query, kept, work);
+        self.rank_all(kept, allow, work);
         self.finish(query, 0, k, exact, work, out)
     }
 
@@ -311,10 +330,11 @@ impl Coarse for Flat {
         if k == 0 {
             return Ok(());
         }
-        let work = work_of(scratch);
-        for (queries, out) in queries.chunks(QUERIES_MAX * self.dims).zip(out.chunks_mut(QUERIES_MAX)) {
-            self.prepare(queries, kept(k, params, exact), work);
-            self.rank_all(allow, work);
+        let (work, kept) = (work_of(scratch), kept(k, params, exact));
+        let together = if self.device.is_some() { device::QUERIES_MAX } else { QUERIES_MAX };
+        for (queries, out) in queries.chunks(together * self.dims).zip(out.chunks_mut(together)) {
+            self.prepare(queries, kept, work);
+            self.rank_all(kept, allow, work);
             for (at, (query, out)) in queries.chunks_exact(self.dims).zip(out).enumerate() {
                 self.finish(query, at, k, exact, work, out)?;
             }
@@ -349,6 +369,14 @@ impl Coarse for Flat {
     fn recall(&self) -> Option<Recall> {
         self.recall.clone()
     }
+}
+
+/// The rows on a GPU, where there is one and they are many.
+fn bring(codes: &Codes, squares: &[f32], dims: usize, metric: Metric) -> Option<Arc<gpu::DeviceRows>> {
+    // Rows are bfloat16 only where they are few.
+    let Codes::Bytes { codes, scales } = codes else { return None };
+    let squares = (metric == Metric::L2).then_some(squares);
+    device::bring(codes.len(), &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares })
 }
 
 /// Candidates to keep: those asked for, and as many again where they are compared exactly.

@@ -10,6 +10,7 @@
 //! What an index stores is lossy. Where the caller has the vectors themselves it passes them as [`Exact`], and the
 //! last few candidates are scored with them; without, scores are those of the finest codes the index has.
 
+pub mod device;
 mod flat;
 mod header;
 mod ivf;
@@ -247,6 +248,8 @@ impl Kind {
 /// What [`Build::check`] refuses.
 pub fn build(kind: Kind, build: &Build) -> Result<Built> {
     let rows = build.check()?;
+    // What the GPU takes is compared whole; where it is gone later, the processor does that.
+    let kind = if kind == Kind::Auto && device::takes(rows, build.dims) { Kind::Flat } else { kind };
     match kind.resolved(rows, build.dims) {
         Kind::IvfPq | Kind::Auto => ivf::build(build),
         Kind::Rabitq => rabitq::build(build),

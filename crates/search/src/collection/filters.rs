@@ -15,8 +15,10 @@ use crate::filter::{Clause, Filter};
 use crate::ingest::Row;
 use crate::segment::Segment;
 
-/// Filters kept.
-const FILTERS_MAX: usize = 64;
+/// Filters kept: those of some clauses, for each of many segments. The memory limit may allow fewer.
+const FILTERS_MAX: usize = 1024;
+/// Clauses used last whose filters a new segment gets before it is searched.
+const WARMED_MAX: usize = 8;
 
 /// What a clause allows of one segment.
 #[derive(Debug)]
@@ -76,6 +78,26 @@ impl Filters {
             });
         }
         Ok(selected)
+    }
+
+    /// Makes the filters of the clauses used last for a segment that is about to be searched, so that no query has to
+    /// read all its payloads. Where it fails, a query does it.
+    pub(super) fn warm(&self, segment: &Segment, budget: &Arc<Budget>) {
+        let mut clauses: Vec<Clause> = Vec::new();
+        for kept in lock(&self.kept).iter().rev() {
+            if clauses.len() >= WARMED_MAX {
+                break;
+            }
+            if !clauses.contains(&kept.clause) {
+                clauses.push(kept.clause.clone());
+            }
+        }
+        for clause in &clauses {
+            if let Err(error) = self.select(segment, clause, budget) {
+                tracing::debug!(%error, "a filter is left to the next query");
+                return;
+            }
+        }
     }
 
     /// Drops all that is kept, to make room.

@@ -4,9 +4,9 @@
 //! as long as it takes to copy one pointer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use memory::Pacer;
@@ -30,12 +30,12 @@ pub(super) struct Inner {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) options: Options,
     pub(super) budget: Arc<Budget>,
-    pub(super) pacer: Pacer,
+    pub(super) pacer: Arc<Pacer>,
     pub(super) writer: Mutex<Writer>,
     pub(super) live: Mutex<Live>,
     pub(super) publisher: Mutex<Publisher>,
-    /// What is set aside for sealing; held while sealing.
-    pub(super) sealing: Mutex<Reservation>,
+    /// What is set aside for sealing; held while sealing. Several collections may share it.
+    pub(super) sealing: Arc<Mutex<Reservation>>,
     /// Segments that cannot be merged because something of them is damaged; held while merging.
     pub(super) merging: Mutex<BTreeSet<u64>>,
     pub(super) filters: Filters,
@@ -43,7 +43,11 @@ pub(super) struct Inner {
     pub(super) next: AtomicU64,
     /// Files being written, which nothing names yet.
     pub(super) busy: Mutex<BTreeSet<String>>,
-    pub(super) events: Events,
+    pub(super) events: Arc<Events>,
+    /// Whether somebody else's threads seal and merge.
+    pub(super) outside: bool,
+    /// Writers that wait for room; while there are any, sealing is not paced.
+    pub(super) waiting: AtomicUsize,
     pub(super) stop: AtomicBool,
     /// Whether the state has files that no published list names.
     pub(super) unpublished: AtomicBool,
@@ -92,6 +96,18 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long [`outlive`] waits at most.
+const OUTLIVE_MAX: Duration = Duration::from_secs(2);
+
+/// Waits until nobody else holds `held`, for a while: so that the caller, in the background, is the one who frees what
+/// may be a hundred thousand rows, and not the query that happened to be the last to look at them.
+pub(super) fn outlive<T: ?Sized>(held: &Arc<T>) {
+    let deadline = Instant::now() + OUTLIVE_MAX;
+    while Arc::strong_count(held) > 1 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 impl Inner {
     /// The collection as it is now.
     pub(super) fn state(&self) -> Arc<State> {
@@ -117,6 +133,14 @@ impl Inner {
     pub(super) fn step(&self, bytes: u64) -> Result<()> {
         self.go_on()?;
         self.pacer.wait(bytes);
+        self.go_on()
+    }
+
+    /// As [`Inner::step`], but at full speed while a writer waits for what is done here.
+    pub(super) fn seal_step(&self, bytes: u64) -> Result<()> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            self.pacer.wait(bytes);
+        }
         self.go_on()
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Result};
 
 use super::catalog::new_uuid;
-use super::inner::{Inner, lock};
+use super::inner::{Inner, lock, outlive};
 use super::names::File;
 use super::options::Merging;
 use super::state::{Content, Slot, State, View};
@@ -129,6 +129,9 @@ impl Inner {
         noted.merge_error = outcome.as_ref().err().cloned();
         drop(noted);
         self.events.tell();
+        if outcome.is_ok() {
+            views.iter().for_each(|view| outlive(&view.segment));
+        }
         outcome.map(|()| true)
     }
 
@@ -170,8 +173,11 @@ impl Inner {
         let written = self.write_segment(&busy, uuid, &mut source, &|bytes| self.step(bytes))?;
         drop(working);
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
+        self.filters.warm(&opened, &self.budget);
+        let (segment, places) = (Arc::new(opened), written.rows());
+        let mut deletes = Deletes::none(segment.rows());
+        // Queries wait for this lock, and this thread may be of idle priority: only what changed meanwhile is looked at.
         let mut live = lock(&self.live);
-        let mut deletes = Deletes::none(opened.rows());
         let now: Vec<Option<&View>> = numbers
             .iter()
             .map(|number| live.state.segments.iter().find(|slot| slot.number == *number).and_then(Slot::view))
@@ -180,16 +186,15 @@ impl Inner {
             busy.remove();
             return Err(Error::new(ErrorKind::Cancelled, "a segment was dropped while it was merged"));
         }
-        for (row, &from) in (0..).zip(&written.order) {
-            let place = source.rows.get(from as usize);
-            let gone = |&(at, row): &(u32, u32)| {
-                now.get(at as usize).copied().flatten().is_none_or(|view| view.deletes.contains(row))
-            };
-            if place.is_none_or(gone) {
-                deletes.insert(row);
+        for (at, (before, now)) in (0..).zip(source.views.iter().zip(&now)) {
+            for row in now.iter().flat_map(|now| now.deletes.since(&before.deletes)) {
+                let place = source.rows.binary_search(&(at, row)).ok().and_then(|from| places.get(from));
+                if let Some(&row) = place {
+                    deletes.insert(row);
+                }
             }
         }
-        let view = View::new(Arc::new(opened), Arc::new(deletes));
+        let view = View::new(segment, Arc::new(deletes));
         let rows = view.segment.rows();
         live.merged(numbers, Some(Slot { number, uuid, rows, content: Content::Open(view) }));
         drop(live);

@@ -21,11 +21,13 @@
 mod catalog;
 mod filters;
 mod inner;
+mod look;
 mod merge;
 mod names;
 mod options;
 mod publish;
 mod recover;
+mod resources;
 mod seal;
 mod search;
 mod state;
@@ -45,13 +47,17 @@ use self::state::{Content, Found as FoundPoint};
 use self::threads::Threads;
 use crate::budget::Budget;
 use crate::coarse::Scratch;
+use crate::filter::Clause;
 use crate::ingest::{Op, Point, StoredPoint};
 use crate::rerank::{Limits, Scorer, Searcher, Shared};
 use crate::segment::{PageCache, reader_options};
 
+pub use look::{Count, IDS_MAX, IdList, Parts};
 pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
+pub use resources::Resources;
 pub use search::{Found, Hit, Query, SearchThread};
 pub use status::{SegmentStatus, Status};
+pub use write::Applied;
 
 /// A set of points of one shape on one medium, shared by threads.
 pub struct Collection {
@@ -71,9 +77,42 @@ impl Collection {
     pub fn open(medium: Arc<dyn Medium>, options: Options, shared: Arc<Shared>) -> Result<Collection> {
         let options = options.resolved()?;
         let budget = Budget::new(options.memory_bytes);
-        let inner = Inner::open(medium, options, budget, shared)?;
+        let resources = Resources::new(budget, options.part_bytes, options.background_rate)?;
+        let inner = Inner::open(medium, options, &resources, false, shared)?;
         let threads = Threads::start(&inner)?;
         Ok(Collection { inner, _threads: threads })
+    }
+
+    /// Opens a collection that shares its memory and its background work with others. It has no threads: somebody calls
+    /// [`Collection::open_segments`] once, and [`Collection::seal_oldest`] and [`Collection::merge`] as long as they find
+    /// something to do, on threads of idle priority; [`Resources::events`] says when to look. A write waits
+    /// for that where it finds no room. Of the options, memory, threads and rate are those of `resources`.
+    ///
+    /// # Errors
+    /// As [`Collection::open`].
+    pub fn open_with(
+        medium: Arc<dyn Medium>,
+        options: Options,
+        resources: &Resources,
+        shared: Arc<Shared>,
+    ) -> Result<Collection> {
+        let memory_bytes = resources.memory().limit;
+        let options =
+            Options { memory_bytes, part_bytes: resources.part_bytes, background: false, ..options };
+        let inner = Inner::open(medium, options.resolved()?, resources, true, shared)?;
+        let threads = Threads::start(&inner)?;
+        Ok(Collection { inner, _threads: threads })
+    }
+
+    /// Opens the segments, on the calling thread; queries find them one by one.
+    pub fn open_segments(&self) {
+        self.inner.open_segments();
+    }
+
+    /// Ends background work and refuses to begin more; queries go on. For a collection whose files are about to go.
+    pub fn close(&self) {
+        self.inner.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.inner.events.tell();
     }
 
     /// Waits until no segment is being opened; false where that takes longer than `patience`.
@@ -151,6 +190,51 @@ impl Collection {
         }
     }
 
+    /// Makes several changes in order, and says how to wait until they are durable. For callers who keep changes in
+    /// order by a lock, which they need not hold meanwhile.
+    ///
+    /// # Errors
+    /// As [`Collection::upsert`].
+    pub fn apply(&self, changes: &[Op<'_>]) -> Result<Applied> {
+        self.inner.apply(changes)
+    }
+
+    /// The wanted parts of several points, in the order of `ids`, all as they were at one moment; `None` for ids without
+    /// a point. One that is damaged fails alone, as in [`Collection::get`].
+    pub fn points(&self, ids: &[u64], parts: Parts) -> Vec<Result<Option<StoredPoint>>> {
+        self.inner.points(ids, parts)
+    }
+
+    /// The first ids from `from` on, ascending, of points that `filter` allows; at most `max`, up to [`IDS_MAX`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a filter or a number that is too large, otherwise what the medium says.
+    pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Clause>) -> Result<IdList> {
+        self.inner.ids_from(from, max, filter)
+    }
+
+    /// How many points `filter` allows.
+    ///
+    /// # Errors
+    /// As [`Collection::ids_from`].
+    pub fn count_where(&self, filter: Option<&Clause>) -> Result<Count> {
+        self.inner.count_where(filter)
+    }
+
+    /// How alike the embeddings of the points of `ids` are to `embedding`, exactly, in the order of `ids`; `None` for
+    /// points that are not there or cannot be read.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an embedding that does not fit the collection.
+    pub fn scores(
+        &self,
+        thread: &mut SearchThread,
+        embedding: &[f32],
+        ids: &[u64],
+    ) -> Result<Vec<Option<f32>>> {
+        self.inner.scores(thread, embedding, ids)
+    }
+
     /// How many points can be found.
     pub fn count(&self) -> u64 {
         self.inner.state().live()
@@ -187,6 +271,33 @@ impl Collection {
         scorer: &S,
     ) -> Result<Found> {
         self.inner.search(thread, query, scorer)
+    }
+
+    /// Seals the oldest part that takes no more changes; false where there is none.
+    ///
+    /// # Errors
+    /// What the medium says; nothing is lost then.
+    pub fn seal_oldest(&self) -> Result<bool> {
+        self.inner.seal_oldest()
+    }
+
+    /// Bytes of memory that points take which are not sealed.
+    pub fn unsealed_bytes(&self) -> u64 {
+        self.inner.state().parts.iter().map(|part| part.bytes()).sum()
+    }
+
+    /// Ends the part that takes changes, so that it can be sealed although it is not full: for when memory is short.
+    /// Nothing where a part waits already.
+    ///
+    /// # Errors
+    /// What the medium says.
+    pub fn freeze(&self) -> Result<()> {
+        let mut writer = lock(&self.inner.writer);
+        let wait = {
+            let live = lock(&self.inner.live);
+            live.state.parts.len() > 1 || live.active().rows() == 0
+        };
+        if wait { Ok(()) } else { self.inner.freeze(&mut writer) }
     }
 
     /// Makes a segment of everything that is not sealed, and waits for it.

@@ -129,8 +129,13 @@ impl Options {
 
     /// What is set aside for sealing, always.
     pub(super) fn headroom_bytes(&self) -> u64 {
-        (PARTS_IN_BUDGET - 2) * self.part_bytes + SEALING_BYTES
+        headroom_bytes(self.part_bytes)
     }
+}
+
+/// What is set aside for sealing a part of so many bytes.
+pub(super) fn headroom_bytes(part_bytes: u64) -> u64 {
+    (PARTS_IN_BUDGET - 2) * part_bytes + SEALING_BYTES
 }
 
 #[cfg(test)]

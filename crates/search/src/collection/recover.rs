@@ -2,22 +2,21 @@
 //! segments. Nothing that is damaged keeps the rest from being served.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use base::{Error, Result};
-use memory::Pacer;
 use storage::Medium;
 use storage::log::Log;
 use storage::manifest::Manifest;
 
 use super::catalog::{Catalog, Entry, uuid_of};
 use super::filters::Filters;
-use super::inner::{Events, Files, Inner, Noted, Publisher, Writer, lock};
+use super::inner::{Files, Inner, Noted, Publisher, Writer, lock};
 use super::names::File;
 use super::options::Options;
+use super::resources::Resources;
 use super::state::{Closed, Content, Live, Slot, View};
-use crate::budget::Budget;
 use crate::deletes::{Deletes, DeletesFile};
 use crate::ingest::Logged;
 use crate::rerank::Shared;
@@ -28,7 +27,8 @@ impl Inner {
     pub(super) fn open(
         medium: Arc<dyn Medium>,
         options: Options,
-        budget: Arc<Budget>,
+        resources: &Resources,
+        outside: bool,
         shared: Arc<Shared>,
     ) -> Result<Arc<Inner>> {
         let (manifest, payload) = Manifest::open(&medium)?;
@@ -55,22 +55,23 @@ impl Inner {
             found.iter().filter_map(log_number).filter(|log| *log >= catalog.first_log).collect();
         logs.sort_unstable();
         let first = logs.first().copied().unwrap_or(catalog.first_log);
-        let headroom = budget.reserve(options.headroom_bytes(), "sealing")?;
         let (slots, files) = closed(&catalog);
         let inner = Arc::new(Inner {
             medium,
-            pacer: Pacer::new(options.background_rate),
+            pacer: resources.pacer.clone(),
             options,
-            budget,
+            budget: resources.budget.clone(),
             writer: Mutex::new(Writer { logs: Vec::new() }),
             live: Mutex::new(Live::new(slots, first)),
             publisher: Mutex::new(Publisher { manifest, files }),
-            sealing: Mutex::new(headroom),
+            sealing: resources.sealing.clone(),
             merging: Mutex::new(BTreeSet::new()),
             filters: Filters::default(),
             next,
             busy: Mutex::default(),
-            events: Events::default(),
+            events: resources.events.clone(),
+            outside,
+            waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
             shared,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use base::{Error, Result};
 
 use super::catalog::new_uuid;
-use super::inner::{Busy, Inner, lock};
+use super::inner::{Busy, Inner, lock, outlive};
 use super::names::File;
 use super::state::{Content, Slot, View};
 use crate::deletes::Deletes;
@@ -16,6 +16,8 @@ use crate::segment::{self, Plan, RowSource, Segment, Written};
 /// The rows of a part that were alive when sealing began.
 struct PartSource {
     rows: Vec<(u32, Arc<Row>)>,
+    /// Those that were not.
+    gone: Deletes,
 }
 
 impl PartSource {
@@ -70,7 +72,8 @@ impl Inner {
         let part = state.parts[0].clone();
         drop(state);
         headroom.refill(self.options.headroom_bytes());
-        let source = PartSource { rows: part.live().map(|(at, row)| (at, row.clone())).collect() };
+        let rows = part.live().map(|(at, row)| (at, row.clone())).collect();
+        let source = PartSource { rows, gone: part.deletes().clone() };
         drop(part);
         let outcome = self.seal_part(source, &mut headroom);
         let mut noted = lock(&self.noted);
@@ -92,28 +95,35 @@ impl Inner {
         let rows = source.rows() as usize;
         let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
         let working = headroom.split(needed, "sealing")?;
-        let written = self.write_segment(&busy, uuid, &mut source, &|_| self.go_on())?;
+        let written = self.write_segment(&busy, uuid, &mut source, &|bytes| self.seal_step(bytes))?;
         drop(working);
         headroom.refill(self.options.headroom_bytes());
         let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
         let numbers: Vec<u32> = source.rows.iter().map(|(at, _)| *at).collect();
+        self.filters.warm(&opened, &self.budget);
+        let places = written.rows();
+        let gone = std::mem::replace(&mut source.gone, Deletes::none(0));
         // From here on queries that hold the old state hold its rows; the part itself lets go of them.
         drop(source);
+        let (segment, rows) = (Arc::new(opened), written.order.len() as u32);
+        let mut deletes = Deletes::none(rows);
+        // Queries wait for this lock, and this thread may be of idle priority: only what changed meanwhile is looked at.
         let mut live = lock(&self.live);
         let part: Arc<Part> = live.state.parts[0].clone();
-        let mut deletes = Deletes::none(opened.rows());
-        for (row, &at) in (0..).zip(&written.order) {
-            if numbers.get(at as usize).is_none_or(|&at| part.is_dead(at)) {
+        for at in part.deletes().since(&gone) {
+            let place = numbers.binary_search(&at).ok().and_then(|from| places.get(from));
+            if let Some(&row) = place {
                 deletes.insert(row);
             }
         }
-        let view = View::new(Arc::new(opened), Arc::new(deletes));
-        let rows = view.segment.rows();
+        let view = View::new(segment, Arc::new(deletes));
         live.sealed(Some(Slot { number, uuid, rows, content: Content::Open(view) }));
         drop(live);
+        let published = self.publish();
+        outlive(&part);
         drop(part);
         headroom.refill(self.options.headroom_bytes());
-        self.publish()
+        published
     }
 
     /// Writes a segment; where that fails nothing is left of it.

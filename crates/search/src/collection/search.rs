@@ -234,7 +234,7 @@ impl Inner {
     ) -> Result<()> {
         let SearchThread { scratch, hits, vectors, .. } = thread;
         hits.clear();
-        let filtered = self.filtered(query, view, found)?;
+        let filtered = self.filtered(query.filter, view, &mut found.partial)?;
         let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
         if allow.is_some_and(Filter::is_empty) {
             return Ok(());
@@ -251,25 +251,6 @@ impl Inner {
             found.damaged += exact.lost();
         }
         Ok(())
-    }
-
-    /// What the query's clause allows of a segment, deletes taken away; `None` without a clause.
-    fn filtered(&self, query: &Query<'_>, view: &View, found: &mut Found) -> Result<Option<Filter>> {
-        let Some(clause) = query.filter else { return Ok(None) };
-        let selected = match self.filters.select(&view.segment, clause, &self.budget) {
-            Ok(selected) => selected,
-            Err(error) if error.kind() == base::ErrorKind::ResourceExhausted => {
-                self.filters.clear();
-                self.filters.select(&view.segment, clause, &self.budget)?
-            }
-            Err(error) => return Err(error),
-        };
-        found.partial |= selected.lost > 0;
-        let mut filter = selected.filter.clone();
-        if let Some(allowed) = view.allowed() {
-            filter.intersect(allowed);
-        }
-        Ok(Some(filter))
     }
 }
 

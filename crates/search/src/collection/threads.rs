@@ -26,6 +26,9 @@ impl Threads {
     /// Starts what the options ask for.
     pub(super) fn start(inner: &Arc<Inner>) -> Result<Threads> {
         let mut threads = Threads { inner: inner.clone(), handles: Vec::new() };
+        if inner.outside {
+            return Ok(threads);
+        }
         threads.spawn("segment-open", |inner| inner.open_segments())?;
         if inner.options.background {
             threads.spawn("segment-seal", |inner| repeat(inner, "sealing", Inner::seal_oldest))?;

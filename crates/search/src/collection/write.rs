@@ -1,6 +1,7 @@
 //! Changes: into the log, into memory, and acknowledged when the log is durable.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
@@ -21,6 +22,20 @@ const LOGS_MAX: usize = 16;
 /// However small a part may be, a log is at least so long before a new one is begun.
 const LOG_BYTES_MIN: u64 = 64 << 10;
 
+/// Changes that are in memory and in the log, which is not durable yet.
+#[must_use = "what is not committed may be lost"]
+pub struct Applied(Option<(Arc<Log>, u64)>);
+
+impl Applied {
+    /// Waits until they are durable; threads that wait at the same time share one flush.
+    ///
+    /// # Errors
+    /// What the medium says. The changes may then survive or not.
+    pub fn commit(self) -> Result<()> {
+        self.0.map_or(Ok(()), |(log, number)| log.commit(number))
+    }
+}
+
 /// What became of a change.
 enum Tried {
     /// It is in memory, and in this log under this number.
@@ -33,6 +48,12 @@ impl Inner {
     /// Applies changes in order and waits until all are durable. Where one fails, those before it may have been applied,
     /// and none is acknowledged.
     pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.apply(ops)?.commit()
+    }
+
+    /// Applies changes in order, to the log and to memory. They are acknowledged by [`Applied::commit`], which need not
+    /// be called under a lock that keeps changes in order.
+    pub(super) fn apply(&self, ops: &[Op<'_>]) -> Result<Applied> {
         for op in ops {
             self.check(op)?;
         }
@@ -44,7 +65,7 @@ impl Inner {
             }
             last = Some((log, number));
         }
-        last.map_or(Ok(()), |(log, number)| log.commit(number))
+        Ok(Applied(last))
     }
 
     /// Refuses what can never be written.
@@ -86,15 +107,28 @@ impl Inner {
         let mut frame = Vec::new();
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
+        let mut asked = false;
         loop {
-            let seen = self.events.count();
+            let mut seen = self.events.count();
             let refusal = match self.try_write(op, &frame)? {
                 Tried::Done(log, number) => return Ok((log, number)),
                 Tried::NoRoom(refusal) => refusal,
             };
-            if !self.options.background {
+            if !self.options.background && !self.outside {
                 self.seal_oldest()?;
-            } else if !self.events.wait_past(seen, deadline) {
+                continue;
+            }
+            self.go_on()?;
+            if self.outside && !asked {
+                // Those who seal for all collections may not know yet that memory is short.
+                asked = true;
+                self.events.tell();
+                seen += 1;
+            }
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let told = self.events.wait_past(seen, deadline);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            if !told {
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
         }
@@ -151,6 +185,8 @@ impl Inner {
                 self.freeze(writer)?;
                 return Ok(Err(refusal));
             }
+            // Others may have much that can be sealed.
+            Err(refusal) if self.outside => return Ok(Err(refusal)),
             Err(refusal) => return Err(refusal),
         };
         let mut embedding: Box<[f32]> = point.embedding.into();

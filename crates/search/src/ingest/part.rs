@@ -75,6 +75,11 @@ impl Part {
         self.dead.contains(row)
     }
 
+    /// Which rows are gone.
+    pub fn deletes(&self) -> &Deletes {
+        &self.dead
+    }
+
     /// How many rows are gone.
     pub fn dead(&self) -> u32 {
         self.dead.count()

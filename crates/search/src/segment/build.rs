@@ -62,6 +62,19 @@ pub struct Written {
     pub bytes: u64,
 }
 
+impl Written {
+    /// The rows by the source's rows: the other way round than `order`.
+    pub fn rows(&self) -> Vec<u32> {
+        let mut rows = vec![0; self.order.len()];
+        for (row, &from) in (0..).zip(&self.order) {
+            if let Some(place) = rows.get_mut(from as usize) {
+                *place = row;
+            }
+        }
+        rows
+    }
+}
+
 /// Bytes of memory that [`write`] needs for so many rows: their embeddings, as much again for the coarse index and its
 /// training, ids and maps, and buffers. The source's own come on top.
 pub fn working_bytes(rows: u64, dims: usize) -> u64 {

@@ -8,5 +8,6 @@ mod coarse;
 mod collection;
 mod damage;
 mod points;
+mod registry;
 mod released;
 mod rerank;

@@ -532,6 +532,7 @@ fn every_medium_gives_the_same_answer() {
         Box::new(volatile()),
         Box::new(MmapMedium::new(place("mmap")).unwrap()),
         Box::new(DaxMedium::new(place("dax"), true).unwrap()),
+        Box::new(UringMedium::plain(place("plain")).unwrap()),
     ];
     match UringMedium::new(place("nvme")) {
         Ok(medium) => media.push(Box::new(medium)),

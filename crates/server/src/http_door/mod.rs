@@ -18,7 +18,7 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{exporter, page, recordings};
+use crate::{api_key, exporter, images, page, qdrant, recordings};
 pub(crate) use reply::Reply;
 
 /// What handlers share.
@@ -50,16 +50,26 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .route("/v2/repository/models/{model}/load", post(repository::load))
         .route("/v2/repository/models/{model}/unload", post(repository::unload))
         .merge(recordings::routes())
+        .merge(collections(&app))
+        .merge(qdrant::probes())
         .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app)
 }
 
+/// The routes of collections and pictures, behind the key where there is one.
+fn collections(app: &Arc<App>) -> Router<Arc<App>> {
+    api_key::guarded(qdrant::routes().merge(images::routes()), app.collections.config().api_key.as_deref())
+}
+
 /// The page for browsers, a few lines of text for everybody else.
 async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
     if page::wants_page(&headers) {
         return page::page();
+    }
+    if let Some(version) = qdrant::version(&headers) {
+        return version.with_header(header::VARY, http::HeaderValue::from_static("accept, user-agent"));
     }
     let mut text = format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);
     for name in app.lifecycle.catalog().names() {
@@ -83,7 +93,7 @@ async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
 }
 
 /// Reads a request's body within the door's limits, undoing gzip or deflate is not offered: such a body is refused.
-async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
+pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
     if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
         && encoding.as_bytes() != b"identity"
     {

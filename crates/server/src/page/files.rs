@@ -18,12 +18,21 @@ const AUDIO_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'se
                             img-src 'self'; media-src blob:; base-uri 'none'; form-action 'none'; \
                             frame-ancestors 'none'";
 
+/// The same for the page for images, which also shows those that it was given.
+const IMAGES_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                             img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 /// Paths, types, contents.
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 14] = [
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
     ("/page-audio.css", "text/css; charset=utf-8", include_str!("page-audio.css")),
     ("/page-audio.js", "text/javascript; charset=utf-8", include_str!("page-audio.js")),
     ("/page-audio-wave.js", "text/javascript; charset=utf-8", include_str!("page-audio-wave.js")),
+    ("/page-images.css", "text/css; charset=utf-8", include_str!("page-images.css")),
+    ("/page-images.js", "text/javascript; charset=utf-8", include_str!("page-images.js")),
+    ("/page-images-add.js", "text/javascript; charset=utf-8", include_str!("page-images-add.js")),
+    ("/page-images-api.js", "text/javascript; charset=utf-8", include_str!("page-images-api.js")),
+    ("/page-images-match.js", "text/javascript; charset=utf-8", include_str!("page-images-match.js")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page.js")),
     ("/page-card.js", "text/javascript; charset=utf-8", include_str!("page-card.js")),
     ("/page-chart.js", "text/javascript; charset=utf-8", include_str!("page-chart.js")),
@@ -42,9 +51,14 @@ async fn audio_page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("audio.html")), AUDIO_POLICY)
 }
 
-/// What the pages are made of, and the one for recordings.
+/// The page for images.
+async fn images_page() -> Reply {
+    guarded(Reply::body("text/html; charset=utf-8", include_str!("images.html")), IMAGES_POLICY)
+}
+
+/// What the pages are made of, and those for recordings and for images.
 pub(crate) fn routes() -> Router<Arc<App>> {
-    let router = Router::new().route("/audio", get(audio_page));
+    let router = Router::new().route("/audio", get(audio_page)).route("/images", get(images_page));
     FILES.iter().fold(router, |router, &(path, content_type, text)| {
         router.route(path, get(move || async move { guarded(Reply::body(content_type, text), POLICY) }))
     })
@@ -109,7 +123,7 @@ mod tests {
     #[test]
     fn the_page_names_no_other_host() {
         // The one address that is only a name: SVG's own namespace.
-        let pages = [include_str!("page.html"), include_str!("audio.html")];
+        let pages = [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")];
         let texts = FILES.iter().map(|(_, _, text)| *text).chain(pages);
         for text in texts {
             let text = text.replace("http://www.w3.org/2000/svg", "");
@@ -119,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_policy_allows_what_the_page_uses() {
-        for html in [include_str!("page.html"), include_str!("audio.html")] {
+        for html in [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")] {
             assert!(!html.contains("style=") && !html.contains("onclick") && !html.contains("<style"));
             for tag in html.split("<script").skip(1) {
                 assert!(tag.starts_with(" type=\"module\" src=\"/page"), "{tag}");

@@ -19,7 +19,7 @@ const FORM_FIELDS_MAX: usize = 16;
 const FILE_NAME_BYTES_MAX: usize = 255;
 
 /// The recording's bytes as they come.
-pub(super) enum Pieces {
+pub(crate) enum Pieces {
     /// The body is the recording.
     Raw(Box<BodyDataStream>),
     /// It is a form's file.

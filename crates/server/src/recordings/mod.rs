@@ -29,8 +29,11 @@ use base::{Error, Result};
 use crate::config::AudioConfig;
 pub(crate) use door::routes;
 pub(crate) use find::find;
-use places::Places;
+pub(crate) use form::Pieces;
+pub(crate) use places::{Place, Places};
+pub(crate) use results::{Outbox, results};
 pub(crate) use served::ServedModel;
+pub(crate) use upload::{Upload, UploadLimits, upload};
 
 /// How long shutdown waits for threads whose clients have been cut off.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);

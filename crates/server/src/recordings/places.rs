@@ -4,26 +4,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The places.
-pub(super) struct Places {
+pub(crate) struct Places {
     /// Whether place `i` is taken.
     taken: Mutex<Vec<bool>>,
     changed: Condvar,
 }
 
 /// A place, given back when it is dropped.
-pub(super) struct Place {
+pub(crate) struct Place {
     /// From 0.
-    pub(super) number: usize,
+    pub(crate) number: usize,
     places: Arc<Places>,
 }
 
 impl Places {
-    pub(super) fn new(count: usize) -> Arc<Places> {
+    pub(crate) fn new(count: usize) -> Arc<Places> {
         Arc::new(Places { taken: Mutex::new(vec![false; count]), changed: Condvar::new() })
     }
 
     /// The lowest free place.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
         let mut taken = self.lock();
         let number = taken.iter().position(|taken| !taken)?;
         if let Some(place) = taken.get_mut(number) {

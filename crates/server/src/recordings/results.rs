@@ -47,13 +47,13 @@ impl Shared {
 }
 
 /// The thread's end.
-pub(super) struct Outbox(Arc<Shared>);
+pub(crate) struct Outbox(Arc<Shared>);
 
 /// The client's end; when it is dropped, the stop flag is set.
-pub(super) struct Results(Arc<Shared>);
+pub(crate) struct Results(Arc<Shared>);
 
 /// Both ends. `stop` is set when the client's end goes.
-pub(super) fn results(stop: Arc<AtomicBool>) -> (Outbox, Results) {
+pub(crate) fn results(stop: Arc<AtomicBool>) -> (Outbox, Results) {
     bounded(stop, RESULTS_BYTES_MAX, RESULTS_STALL_MAX)
 }
 
@@ -68,7 +68,7 @@ impl Outbox {
     ///
     /// # Errors
     /// `Cancelled` when the client has gone, `ClientTimeout` when it takes nothing.
-    pub(super) fn send(&self, bytes: Bytes) -> Result<()> {
+    pub(crate) fn send(&self, bytes: Bytes) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Outbox {
     }
 
     /// Says that nothing more comes, or what went wrong.
-    pub(super) fn end(&self, ended: Result<()>) {
+    pub(crate) fn end(&self, ended: Result<()>) {
         let mut state = self.0.lock();
         state.ended.get_or_insert(ended);
         wake(state);
@@ -128,7 +128,7 @@ impl Results {
     ///
     /// # Errors
     /// What went wrong before there was anything to send.
-    pub(super) async fn begun(&self) -> Result<()> {
+    pub(crate) async fn begun(&self) -> Result<()> {
         std::future::poll_fn(|context| {
             let mut state = self.0.lock();
             match (&state.ended, state.waiting.is_empty()) {

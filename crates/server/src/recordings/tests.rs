@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::compose::Core;
-use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig};
+use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
 use crate::http_door;
 use crate::listen::{Door, Wire};
 
@@ -127,6 +127,7 @@ fn configuration(dir: &Path, root: &Path) -> Config {
         onnxruntime: engine_onnx::LibrarySearch::default(),
         libtorch: engine_torch::LibrarySearch::default(),
         audio: AudioConfig { speakers_dir: Some(dir.join("speakers")), ..AudioConfig::default() },
+        search: SearchConfig::default(),
     }
 }
 

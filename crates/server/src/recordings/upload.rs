@@ -29,15 +29,15 @@ const SPOOL_PIECE: usize = 64 << 10;
 
 /// Limits of one recording.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct UploadLimits {
+pub(crate) struct UploadLimits {
     /// Bytes of it.
-    pub(super) bytes_max: u64,
+    pub(crate) bytes_max: u64,
     /// Longest wait for the next piece.
-    pub(super) piece_timeout: Duration,
+    pub(crate) piece_timeout: Duration,
 }
 
 /// The thread's end: reads what comes.
-pub(super) struct Upload {
+pub(crate) struct Upload {
     pieces: mpsc::Receiver<Bytes>,
     current: Bytes,
     failure: Failure,
@@ -47,10 +47,10 @@ pub(super) struct Upload {
 
 /// Why the upload ended early, if it did. The pipeline takes such an end for a short file; this says what it was.
 #[derive(Clone, Default)]
-pub(super) struct Failure(Arc<OnceLock<Error>>);
+pub(crate) struct Failure(Arc<OnceLock<Error>>);
 
 impl Failure {
-    pub(super) fn get(&self) -> Option<Error> {
+    pub(crate) fn get(&self) -> Option<Error> {
         self.0.get().cloned()
     }
 
@@ -61,13 +61,13 @@ impl Failure {
 }
 
 /// The connection's end.
-pub(super) struct Feeder {
+pub(crate) struct Feeder {
     to: mpsc::Sender<Bytes>,
     failure: Failure,
 }
 
 /// Both ends, and what went wrong between them, of a recording that has `place`.
-pub(super) fn upload(place: Option<Arc<Place>>) -> (Feeder, Upload, Failure) {
+pub(crate) fn upload(place: Option<Arc<Place>>) -> (Feeder, Upload, Failure) {
     let (to, pieces) = mpsc::channel(PIECES_WAITING_MAX);
     let failure = Failure::default();
     let feeder = Feeder { to, failure: failure.clone() };
@@ -76,7 +76,7 @@ pub(super) fn upload(place: Option<Arc<Place>>) -> (Feeder, Upload, Failure) {
 
 impl Feeder {
     /// Hands pieces over until the last, the limit, or the client's silence.
-    pub(super) async fn feed(self, mut pieces: Pieces, limits: UploadLimits) {
+    pub(crate) async fn feed(self, mut pieces: Pieces, limits: UploadLimits) {
         let mut received = 0;
         loop {
             let piece = match pieces.next(limits.piece_timeout).await {

@@ -4,6 +4,7 @@
 //! kernel a whole batch with one call, works while the reads fly, and gets each where it will be used, in a
 //! buffer that the kernel knows already. Nothing but the reader's own buffers holds memory.
 
+mod plain;
 mod reader;
 mod ring;
 
@@ -21,6 +22,7 @@ use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
+use plain::PlainReader;
 use reader::UringReader;
 
 /// Bytes read at once by [`Sealed::read_at`].
@@ -30,6 +32,8 @@ const BOUNCE_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct UringMedium {
     directory: Directory,
+    /// Whether reads go one after the other, without io_uring.
+    plain: bool,
     /// Why reads go through the page cache, where they do.
     refusal: OnceLock<String>,
 }
@@ -42,7 +46,15 @@ impl UringMedium {
     /// says.
     pub fn new(directory: PathBuf) -> Result<UringMedium> {
         ring::probe()?;
-        Ok(UringMedium { directory: Directory::new(directory)?, refusal: OnceLock::new() })
+        Ok(UringMedium { directory: Directory::new(directory)?, plain: false, refusal: OnceLock::new() })
+    }
+
+    /// The same files, read one after the other with ordinary calls: slower, and allowed everywhere.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn plain(directory: PathBuf) -> Result<UringMedium> {
+        Ok(UringMedium { directory: Directory::new(directory)?, plain: true, refusal: OnceLock::new() })
     }
 
     /// Why reads go through the page cache, once a file was opened and they do.
@@ -118,6 +130,9 @@ impl Medium for UringMedium {
     }
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
+        if self.plain {
+            return Ok(Box::new(PlainReader::new(options)?));
+        }
         Ok(Box::new(UringReader::new(options)?))
     }
 }

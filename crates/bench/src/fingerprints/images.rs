@@ -1,0 +1,106 @@
+//! From images of fingerprints to graphs, and what that costs.
+
+use base::Result;
+use matching::Graph;
+use vision::fingerprint::{self, Options};
+use vision::{Limits, decode};
+
+use super::thread_microseconds;
+
+/// How the names of images end.
+pub(super) const EXTENSIONS: &[&str] = &["tif", "tiff", "png", "bmp", "jpg", "jpeg", "webp"];
+/// Resolutions of fingerprints in dots per inch that a file is believed: many say 72 or 96 without having measured.
+const BELIEVED: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
+
+/// A resolution for all folders, or for one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolution {
+    folder: Option<String>,
+    dots_per_inch: f32,
+}
+
+impl std::str::FromStr for Resolution {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Resolution, String> {
+        let (folder, number) = match text.rsplit_once('=') {
+            Some((folder, number)) => (Some(folder.to_owned()), number),
+            None => (None, text),
+        };
+        let dots_per_inch =
+            number.parse().map_err(|_| format!("{number:?} is no number of dots per inch"))?;
+        Ok(Resolution { folder, dots_per_inch })
+    }
+}
+
+/// Extracts minutiae on this thread, and notes the processor time that each image takes.
+#[derive(Debug)]
+pub(super) struct Extractor<'a> {
+    resolutions: &'a [Resolution],
+    limits: Limits,
+    /// Milliseconds of each image, without decoding it.
+    milliseconds: Vec<f64>,
+}
+
+impl<'a> Extractor<'a> {
+    pub(super) fn new(resolutions: &'a [Resolution]) -> Extractor<'a> {
+        Extractor { resolutions, limits: Limits::default(), milliseconds: Vec::new() }
+    }
+
+    /// The graph of an image's file that lies in the folder `database`.
+    pub(super) fn graph(&mut self, database: &str, bytes: &[u8]) -> Result<Graph> {
+        let decoded = decode(bytes, &self.limits)?;
+        let gray = decoded.picture.gray();
+        let options = Options { dots_per_inch: self.resolution(database, decoded.dots_per_inch) };
+        let start = thread_microseconds();
+        let extraction = fingerprint::minutiae(&gray, &options)?;
+        self.milliseconds.push((thread_microseconds() - start) / 1e3);
+        Ok(extraction.graph)
+    }
+
+    /// What was said for this folder, else for all, else by the file, else 500.
+    fn resolution(&self, database: &str, of_file: Option<f32>) -> f32 {
+        let said = |folder: Option<&str>| {
+            let of = |resolution: &&Resolution| resolution.folder.as_deref() == folder;
+            self.resolutions.iter().rev().find(of).map(|resolution| resolution.dots_per_inch)
+        };
+        said(Some(database))
+            .or_else(|| said(None))
+            .or_else(|| of_file.filter(|resolution| BELIEVED.contains(resolution)))
+            .unwrap_or(Options::default().dots_per_inch)
+    }
+
+    /// The processor time of an image: of `share` of all it was not more.
+    pub(super) fn milliseconds(&self, share: f64) -> Option<f64> {
+        let mut sorted = self.milliseconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        sorted.get((last as f64 * share).round() as usize).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resolution_is_the_folders_then_that_of_all_then_the_files() {
+        let said: Vec<Resolution> = ["569", "DB1=600"].map(|text| text.parse().unwrap()).into();
+        let extractor = Extractor::new(&said);
+        assert_eq!(extractor.resolution("DB1", Some(1000.0)), 600.0);
+        assert_eq!(extractor.resolution("DB2", Some(1000.0)), 569.0);
+        let silent = Extractor::new(&[]);
+        assert_eq!(silent.resolution("DB2", Some(1000.0)), 1000.0);
+        assert_eq!(silent.resolution("DB2", Some(72.0)), 500.0);
+        assert_eq!(silent.resolution("DB2", None), 500.0);
+        assert!("DB1=many".parse::<Resolution>().is_err());
+    }
+
+    #[test]
+    fn times_are_those_of_ranks() {
+        let mut extractor = Extractor::new(&[]);
+        assert_eq!(extractor.milliseconds(0.5), None);
+        extractor.milliseconds = (1..=101).rev().map(f64::from).collect();
+        assert_eq!((extractor.milliseconds(0.5), extractor.milliseconds(0.95)), (Some(51.0), Some(96.0)));
+    }
+}

@@ -1,0 +1,85 @@
+//! The coarse stage's view of a picture: the embedding of a model, or where there is none, of a thumbnail.
+
+use std::path::{Path, PathBuf};
+
+use base::{Dim, Error, NamedTensor, Result, Tensor};
+use engine::{Engine, LoadRequest, Session};
+use engine_onnx::OnnxEngine;
+use vision::{Picture, Preprocess};
+
+use crate::BenchEnv;
+
+/// Where `make images-model` puts the model.
+const USUAL_MODEL: &str = ".cache/images/models/mobilenet-v2/1/model.onnx";
+/// Sides of the thumbnail that stands in for a model.
+const THUMBNAIL: u32 = 8;
+
+/// What makes embeddings.
+pub(super) enum Embedder {
+    Model { session: Box<dyn Session>, input: String, output: String, preprocess: Preprocess, path: PathBuf },
+    Thumbnail,
+}
+
+impl Embedder {
+    /// The model that was named, or the usual one. Only pictures made up may do without.
+    pub(super) fn open(named: Option<&Path>, made_up: bool, env: &BenchEnv) -> Result<Embedder> {
+        let path = named.unwrap_or(Path::new(USUAL_MODEL));
+        if path.is_file() {
+            return Embedder::model(path, env);
+        }
+        if made_up && named.is_none() {
+            return Ok(Embedder::Thumbnail);
+        }
+        Err(Error::not_found(format!(
+            "{}: there is no such model; make it with `make images-model`, or name one with --model",
+            path.display()
+        )))
+    }
+
+    fn model(path: &Path, env: &BenchEnv) -> Result<Embedder> {
+        let engine = OnnxEngine::open(&env.onnxruntime)?;
+        let session = engine.load(&LoadRequest { graph: path.to_owned(), ..LoadRequest::default() })?;
+        let signature = session.signature();
+        let invalid = |what: &str| Error::invalid(format!("{}: {what}", path.display()));
+        let ([input], Some(output)) = (signature.inputs.as_slice(), signature.outputs.first()) else {
+            return Err(invalid("an embedding model has one input and an output"));
+        };
+        let (width, height) = match input.shape.as_deref().unwrap_or_default() {
+            [_, Dim::Fixed(3), Dim::Fixed(height), Dim::Fixed(width)] => (*width as u32, *height as u32),
+            _ => return Err(invalid("its input is not pictures, channels first: [n, 3, height, width]")),
+        };
+        let preprocess = Preprocess { width, height, ..Preprocess::default() };
+        let (input, output) = (input.name.clone(), output.name.clone());
+        Ok(Embedder::Model { session, input, output, preprocess, path: path.to_owned() })
+    }
+
+    /// What it is.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Embedder::Model { path, .. } => path.display().to_string(),
+            Embedder::Thumbnail => format!("thumbnails of {THUMBNAIL} x {THUMBNAIL} pixels"),
+        }
+    }
+
+    /// The embedding of a picture.
+    pub(super) fn embed(&self, picture: &Picture) -> Result<Vec<f32>> {
+        match self {
+            Embedder::Model { session, input, output, preprocess, .. } => {
+                let mut values = vec![0.0; preprocess.len()];
+                preprocess.write(picture, &mut values)?;
+                let shape = [1, 3, preprocess.height as usize, preprocess.width as usize];
+                let tensor = Tensor::from_vec(shape.as_slice(), values)?;
+                let outputs =
+                    session.run(&[NamedTensor::new(input.as_str(), tensor)], &[output.as_str().into()])?;
+                let first = outputs.first().ok_or_else(|| Error::internal("the model gave no output"))?;
+                first.tensor.to_vec::<f32>()
+            }
+            Embedder::Thumbnail => {
+                let small = picture.resized(THUMBNAIL, THUMBNAIL);
+                let mean =
+                    small.rgb.iter().map(|&value| f32::from(value)).sum::<f32>() / small.rgb.len() as f32;
+                Ok(small.rgb.iter().map(|&value| f32::from(value) - mean + 0.01).collect())
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Text laid over a picture. The font lies in the program.
+
+use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
+use base::{Error, Result};
+use vision::Picture;
+
+use crate::random::Random;
+
+/// What it says.
+const WORDS: [&str; 12] = [
+    "SALE",
+    "breaking",
+    "news",
+    "from",
+    "the",
+    "market",
+    "Sunday",
+    "2026",
+    "when",
+    "you",
+    "wait",
+    "www.example.org",
+];
+/// Words of a line.
+const LINE_WORDS: usize = 4;
+
+/// The picture with `lines` lines of text over it, each of a size, a place and a colour of its own.
+pub(super) fn over(picture: &Picture, lines: usize, random: &mut Random) -> Result<Picture> {
+    let font = FontRef::try_from_slice(dejavu::sans::bold())
+        .map_err(|error| Error::internal(format!("the font that lies in the program: {error}")))?;
+    let mut out = picture.clone();
+    for _ in 0..lines {
+        let words: Vec<&str> =
+            (0..LINE_WORDS).map(|_| WORDS[(random.bits() % WORDS.len() as u64) as usize]).collect();
+        let height = f64::from(picture.height) * (0.06 + 0.06 * random.unit());
+        let left = f64::from(picture.width) * 0.3 * random.unit();
+        let foot = f64::from(picture.height) * (0.1 + 0.88 * random.unit());
+        let tone = random.bits();
+        let colour = if tone & 1 == 0 {
+            [(tone >> 8) as u8, (tone >> 16) as u8, (tone >> 24) as u8]
+        } else {
+            [255; 3]
+        };
+        write(&mut out, &font, &words.join(" "), (left, foot, height), colour);
+    }
+    Ok(out)
+}
+
+fn write(
+    picture: &mut Picture,
+    font: &FontRef<'_>,
+    text: &str,
+    (left, foot, height): (f64, f64, f64),
+    colour: [u8; 3],
+) {
+    let font = font.as_scaled(PxScale::from(height as f32));
+    let mut right = left as f32;
+    for id in text.chars().map(|letter| font.glyph_id(letter)) {
+        let glyph = id.with_scale_and_position(font.scale(), point(right, foot as f32));
+        right += font.h_advance(id);
+        let Some(outline) = font.outline_glyph(glyph) else { continue };
+        let corner = outline.px_bounds().min;
+        outline.draw(|x, y, cover| {
+            let (x, y) = (corner.x as i64 + i64::from(x), corner.y as i64 + i64::from(y));
+            blend(picture, (x, y), colour, cover.clamp(0.0, 1.0));
+        });
+    }
+}
+
+fn blend(picture: &mut Picture, (x, y): (i64, i64), colour: [u8; 3], cover: f32) {
+    if x < 0 || y < 0 || x >= i64::from(picture.width) || y >= i64::from(picture.height) {
+        return;
+    }
+    let at = (y * i64::from(picture.width) + x) as usize;
+    if let Some(pixel) = picture.rgb.as_chunks_mut::<3>().0.get_mut(at) {
+        for (below, over) in pixel.iter_mut().zip(colour) {
+            *below = (f32::from(*below) * (1.0 - cover) + f32::from(over) * cover).round() as u8;
+        }
+    }
+}

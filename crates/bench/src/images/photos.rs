@@ -1,0 +1,112 @@
+//! The photographs: those of a folder, or some made up.
+
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+use vision::{Limits, Picture, decode};
+
+use super::attacks::encode;
+use crate::random::Random;
+
+/// Files that are taken for pictures.
+const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
+/// Folders within folders at most.
+const DEPTH_MAX: usize = 8;
+/// Photographs at most: their files are kept in memory.
+const PHOTOS_MAX: usize = 20_000;
+/// Size of a picture made up.
+const MADE: (u32, u32) = (320, 240);
+/// Shapes in it.
+const SHAPES: usize = 90;
+
+/// One photograph.
+#[derive(Clone, Debug)]
+pub(super) struct Photo {
+    /// Its path, or what it is called where it was made up.
+    pub(super) name: String,
+    /// The file.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Photo {
+    /// Its pixels.
+    pub(super) fn picture(&self) -> Result<Picture> {
+        Ok(decode(&self.bytes, &Limits::default()).map_err(|error| error.context(&self.name))?.picture)
+    }
+
+    /// Its name without folders and extension.
+    pub(super) fn stem(&self) -> &str {
+        Path::new(&self.name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("photo")
+    }
+}
+
+/// All pictures below `dir`, by path; those that cannot be read are named in `skipped`.
+pub(super) fn read(dir: &Path, skipped: &mut Vec<String>) -> Result<Vec<Photo>> {
+    let mut paths = Vec::new();
+    if !dir.is_dir() {
+        return Err(Error::invalid(format!("--dir {}: there is no such folder", dir.display())));
+    }
+    collect(dir, DEPTH_MAX, &mut paths)?;
+    paths.sort();
+    if paths.len() > PHOTOS_MAX {
+        return Err(Error::invalid(format!(
+            "--dir {}: {} pictures, at most {PHOTOS_MAX} are taken: name a folder with fewer",
+            dir.display(),
+            paths.len()
+        )));
+    }
+    let mut photos = Vec::new();
+    for path in paths {
+        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
+        let photo = Photo { name: path.display().to_string(), bytes };
+        match photo.picture() {
+            Ok(_) => photos.push(photo),
+            Err(error) => skipped.push(error.message().to_owned()),
+        }
+    }
+    Ok(photos)
+}
+
+fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
+        let path = entry.map_err(|e| Error::io(dir, &e))?.path();
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        if path.is_dir() && depth > 0 {
+            collect(&path, depth - 1, paths)?;
+        } else if EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(extension)) {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Pictures of overlapping boxes and discs in random colours: nothing like photographs, but with corners.
+pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
+    (0..count)
+        .map(|number| {
+            let bytes = encode(&scene(number as u64), 95)?;
+            Ok(Photo { name: format!("made-{number}"), bytes })
+        })
+        .collect()
+}
+
+fn scene(seed: u64) -> Picture {
+    let (width, height) = MADE;
+    let mut random = Random::new(seed);
+    let mut picture = Picture { width, height, rgb: vec![128; (width * height * 3) as usize] };
+    for _ in 0..SHAPES {
+        let colour = random.bits().to_le_bytes();
+        let (x, y) = (random.unit() * f64::from(width), random.unit() * f64::from(height));
+        let (wide, high) = (4.0 + 40.0 * random.unit(), 4.0 + 40.0 * random.unit());
+        let round = random.bits() & 1 == 0;
+        for (index, pixel) in picture.rgb.as_chunks_mut::<3>().0.iter_mut().enumerate() {
+            let (column, row) = (index as u32 % width, index as u32 / width);
+            let (off_x, off_y) = ((f64::from(column) - x) / wide, (f64::from(row) - y) / high);
+            let inside = if round { off_x.hypot(off_y) < 1.0 } else { off_x.abs().max(off_y.abs()) < 1.0 };
+            if inside {
+                *pixel = [colour[0], colour[1], colour[2]];
+            }
+        }
+    }
+    picture
+}

@@ -1,0 +1,242 @@
+//! What `bench images` says: JSON, and a table.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use vision::photo::ACCEPT;
+
+use super::attacks::Attack;
+use super::index::Entry;
+use super::queries::{Answer, Pipeline, Times};
+use super::{ImagesArgs, Plan};
+use crate::machine::{Machine, Noise};
+use crate::report::{Table, ms};
+use crate::stats::{median, ratio};
+
+/// What `bench images` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    attacks: BTreeMap<&'static str, Rates>,
+    final_recall1_mean: f64,
+    final_recall1_min: f64,
+    coarse_recall1_mean: f64,
+    /// Whether no attack's recall in the end is below that of the coarse stage.
+    final_never_below_coarse: bool,
+    /// Copies whose photograph came first by embedding and not in the end.
+    spoilt: usize,
+    /// Wrong pictures accepted: for pictures that are not in the set, and for copies of those that are.
+    false_accepts: usize,
+    false_accepts_held_out: usize,
+    false_accepts_in_set: usize,
+    /// The best score of a wrong picture, and the threshold.
+    wrong_score_max: f32,
+    wrong_pair: Option<[String; 2]>,
+    accept: f32,
+    /// Pairs of a query and a wrong picture that were matched.
+    wrong_pairs_matched: usize,
+    query_p50_ms: f64,
+    stages_p50_ms: Stages,
+    index: IndexFacts,
+    queries: usize,
+    attacked: usize,
+    copies_each: usize,
+    held_out: HeldOut,
+    candidates: usize,
+    embedding: String,
+    medium: String,
+    threads: usize,
+    seed: u64,
+    source: String,
+    machine: Machine,
+    noise: Noise,
+}
+
+/// Of one attack.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Rates {
+    copies: usize,
+    coarse_recall1: f64,
+    /// Whether the photograph is among those that are matched at all.
+    coarse_recall_at_candidates: f64,
+    final_recall1: f64,
+    /// Whether its score is over the threshold.
+    accepted: f64,
+    score_p50: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Stages {
+    decode: f64,
+    embed: f64,
+    keypoints: f64,
+    search: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct IndexFacts {
+    photographs: usize,
+    dims: usize,
+    keypoints_mean: f64,
+    record_bytes_mean: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct HeldOut {
+    photographs: usize,
+    queries: usize,
+    /// Left in the collection for them.
+    photographs_left: usize,
+}
+
+/// How many photographs were in the collection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) indexed: usize,
+    pub(super) left: usize,
+}
+
+impl Rates {
+    fn of(answers: &[&Answer]) -> Rates {
+        let share = |is: fn(&Answer) -> bool| {
+            ratio(answers.iter().filter(|answer| is(answer)).count() as f64, answers.len() as f64)
+        };
+        Rates {
+            copies: answers.len(),
+            coarse_recall1: share(|answer| answer.coarse_first),
+            coarse_recall_at_candidates: share(|answer| answer.is_candidate),
+            final_recall1: share(|answer| answer.final_first),
+            accepted: share(|answer| answer.accepted),
+            score_p50: median(answers.iter().map(|answer| f64::from(answer.score))),
+        }
+    }
+}
+
+impl Report {
+    #[expect(clippy::too_many_arguments, reason = "what a run consisted of")]
+    pub(super) fn new(
+        args: &ImagesArgs,
+        plan: &Plan,
+        pipeline: &Pipeline<'_>,
+        entries: &[Entry],
+        (answers, strangers): (&[Answer], &[Answer]),
+        sizes: Sizes,
+        machine: Machine,
+        noise: Noise,
+    ) -> Report {
+        let of = |attack: &'static str| {
+            let some: Vec<&Answer> = answers.iter().filter(|answer| answer.ask.name() == attack).collect();
+            (attack, Rates::of(&some))
+        };
+        let attacks: BTreeMap<_, _> = Attack::ALL.iter().map(|&(_, name, _)| of(name)).collect();
+        let mean = |value: fn(&Rates) -> f64| ratio(attacks.values().map(value).sum(), attacks.len() as f64);
+        let wrong = |answers: &[Answer]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
+        let all = || answers.iter().chain(strangers);
+        let worst = all().max_by(|a, b| a.wrong_score.total_cmp(&b.wrong_score));
+        let photo = |number: usize| pipeline.photos.get(number).map(|photo| photo.name.clone());
+        let p50 = |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
+        let per_entry = |value: fn(&Entry) -> usize| {
+            ratio(entries.iter().map(value).sum::<usize>() as f64, entries.len() as f64)
+        };
+        Report {
+            final_recall1_mean: mean(|rates| rates.final_recall1),
+            final_recall1_min: attacks.values().map(|rates| rates.final_recall1).fold(1.0, f64::min),
+            coarse_recall1_mean: mean(|rates| rates.coarse_recall1),
+            final_never_below_coarse: attacks
+                .values()
+                .all(|rates| rates.final_recall1 >= rates.coarse_recall1),
+            spoilt: answers.iter().filter(|answer| answer.coarse_first && !answer.final_first).count(),
+            false_accepts: wrong(answers) + wrong(strangers),
+            false_accepts_held_out: wrong(strangers),
+            false_accepts_in_set: wrong(answers),
+            wrong_score_max: worst.map_or(0.0, |answer| answer.wrong_score),
+            wrong_pair: worst
+                .and_then(|answer| Some([pipeline.place(&answer.ask), photo(answer.wrong_photo?)?])),
+            accept: ACCEPT,
+            wrong_pairs_matched: all().map(|answer| answer.compared - usize::from(answer.is_candidate)).sum(),
+            query_p50_ms: p50(Times::all),
+            stages_p50_ms: Stages {
+                decode: p50(|times| times.decode),
+                embed: p50(|times| times.embed),
+                keypoints: p50(|times| times.keypoints),
+                search: p50(|times| times.search),
+            },
+            index: IndexFacts {
+                photographs: sizes.indexed,
+                dims: entries.first().map_or(0, |entry| entry.embedding.len()),
+                keypoints_mean: per_entry(|entry| entry.graph.vertices.len()),
+                record_bytes_mean: per_entry(|entry| {
+                    let mut record = Vec::new();
+                    entry.graph.encode(&mut record);
+                    record.len()
+                }),
+            },
+            queries: answers.len(),
+            attacked: plan.attacked.len(),
+            copies_each: answers.len() / plan.attacked.len().max(1),
+            held_out: HeldOut {
+                photographs: plan.held_out.len(),
+                queries: strangers.len(),
+                photographs_left: sizes.left,
+            },
+            candidates: args.candidates,
+            embedding: pipeline.embedder.name(),
+            medium: format!("{:?}", args.medium).to_lowercase(),
+            threads: pipeline.threads,
+            seed: args.seed,
+            source: args.dir.as_ref().map_or_else(|| "made up".into(), |dir| dir.display().to_string()),
+            attacks,
+            machine,
+            noise,
+        }
+    }
+
+    pub(super) fn print(&self) {
+        let made_up = if self.source == "made up" { " (they say nothing about real ones)" } else { "" };
+        println!(
+            "{} photographs from {}{made_up}, {:.0} keypoints and {:.0} bytes each; embedding: {}",
+            self.index.photographs,
+            self.source,
+            self.index.keypoints_mean,
+            self.index.record_bytes_mean,
+            self.embedding
+        );
+        let candidates = format!("among {}", self.candidates);
+        let mut table =
+            Table::new(&["attack", "copies", "coarse recall@1", &candidates, "final recall@1", "accepted"]);
+        for (name, rates) in &self.attacks {
+            let share = |value: f64| format!("{value:.4}");
+            table.row(vec![
+                (*name).into(),
+                rates.copies.to_string(),
+                share(rates.coarse_recall1),
+                share(rates.coarse_recall_at_candidates),
+                share(rates.final_recall1),
+                share(rates.accepted),
+            ]);
+        }
+        println!("\n{table}");
+        println!(
+            "final recall@1 {:.4} on average, {:.4} at least; by embedding alone {:.4}",
+            self.final_recall1_mean, self.final_recall1_min, self.coarse_recall1_mean
+        );
+        println!(
+            "false accepts {} ({} of {} queries for what is not there); best score of a wrong picture {:.0}, accepted \
+             from {:.0}",
+            self.false_accepts,
+            self.false_accepts_held_out,
+            self.held_out.queries,
+            self.wrong_score_max,
+            self.accept
+        );
+        println!(
+            "a query takes {} ms: decoding {}, embedding {}, keypoints {}, search {} (medians, {} at once)",
+            ms(self.query_p50_ms),
+            ms(self.stages_p50_ms.decode),
+            ms(self.stages_p50_ms.embed),
+            ms(self.stages_p50_ms.keypoints),
+            ms(self.stages_p50_ms.search),
+            self.threads
+        );
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+}

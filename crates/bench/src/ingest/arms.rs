@@ -1,0 +1,278 @@
+//! The two arms: searches while pictures come in, and searches while threads of idle priority do arithmetic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use serde_json::json;
+
+use super::IngestArgs;
+use super::subject::{Acknowledged, COLLECTION, Counters, Subject};
+use crate::connection::{Answer, Template};
+use crate::drive::{Judge, Pace, Plan, Verdict};
+use crate::measure::measure;
+use crate::report::Progress;
+use crate::samples::Counted;
+use crate::schedule::Arrivals;
+use crate::stats::Latencies;
+
+/// Different searches, sent in turn.
+const SEARCHES: usize = 64;
+/// How long one client searches to find out what a search costs.
+const CALIBRATION: Duration = Duration::from_millis(1500);
+/// The share of one core that searches shall keep busy.
+const CORE_SHARE: f64 = 0.4;
+/// Not counted at the beginning of an arm.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// How long the server may take to put the first picture of a folder in.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
+/// A folder has this many times as many pictures as the server put in at the start in the same time.
+const SPARE: f64 = 1.5;
+
+/// What is done beside the searches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arm {
+    Control,
+    Ingest,
+}
+
+/// One arm of one round.
+pub(super) struct Round {
+    pub(super) arm: Arm,
+    pub(super) counted: Counted,
+    /// What happened in the background.
+    pub(super) pictures: f64,
+    pub(super) seals: f64,
+    pub(super) merges: f64,
+    /// Whether there were always pictures to put in.
+    pub(super) fed: bool,
+}
+
+/// What the arms gave.
+pub(super) struct Measured {
+    pub(super) rounds: Vec<Round>,
+    pub(super) rate: f64,
+    /// Latency of a search when nothing else is done.
+    pub(super) alone_ms: f64,
+    /// Pictures a second when nobody searches.
+    pub(super) fill_per_s: f64,
+    pub(super) points: f64,
+    pub(super) segments: f64,
+}
+
+/// An answer must have the picture that was asked with.
+struct Own {
+    ids: Vec<String>,
+}
+
+impl Judge for Own {
+    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
+        let has = self
+            .ids
+            .get(shot)
+            .is_some_and(|id| answer.body.windows(id.len()).any(|window| window == id.as_bytes()));
+        (if has { Verdict::Right } else { Verdict::Wrong }, 0)
+    }
+}
+
+/// Threads of idle priority that do nothing but arithmetic, one a core.
+struct Burners {
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl Burners {
+    fn start() -> Result<Burners> {
+        let mut burners = Burners { stop: Arc::default(), threads: Vec::new() };
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            let stop = burners.stop.clone();
+            let burn = move || {
+                memory::thread::set_idle_priority()?;
+                let mut value = 1;
+                while !stop.load(Ordering::Relaxed) {
+                    for step in 0..10_000 {
+                        value = std::hint::black_box(crate::random::at(value, step));
+                    }
+                }
+                Ok(())
+            };
+            let burner = std::thread::Builder::new().name("burner".into()).spawn(burn);
+            burners
+                .threads
+                .push(burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?);
+        }
+        Ok(burners)
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.threads.drain(..).map(|thread| thread.join());
+        ended
+            .into_iter()
+            .try_for_each(|ended| ended.unwrap_or_else(|_| Err(Error::internal("a burner panicked"))))
+    }
+}
+
+impl Drop for Burners {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs both arms in turn.
+pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress) -> Result<Measured> {
+    progress.say(format!("drawing and putting in {} pictures", args.pictures));
+    let folder = subject.draw("start", args.pictures)?;
+    let began = Instant::now();
+    let mut acknowledged = Acknowledged::new();
+    let whole = subject.ingest(&folder)?.run(&AtomicBool::new(false), |id, file| {
+        acknowledged.insert(id, file);
+    })?;
+    if !whole || (acknowledged.len() as u64) < args.pictures {
+        return Err(Error::internal(format!("only {} pictures were put in", acknowledged.len())));
+    }
+    let fill_per_s = args.pictures as f64 / began.elapsed().as_secs_f64();
+    let step = acknowledged.len().div_ceil(SEARCHES).max(1);
+    let ids: Vec<String> = acknowledged.keys().step_by(step).cloned().collect();
+    subject.acknowledged.append(&mut acknowledged);
+    progress.line(&format!("{} pictures put in, {fill_per_s:.0} a second", args.pictures));
+    subject.wait_quiet()?;
+    let judge: Arc<dyn Judge> = Arc::new(Own { ids: ids.clone() });
+    let alone = measure(
+        &plan(subject, &ids, Pace::Closed { clients: 1 }, CALIBRATION)?,
+        Duration::ZERO,
+        &judge,
+        &[],
+        None,
+    )?;
+    let alone_ms = alone.counted.latencies.mean_ms();
+    if alone.counted.faults.failed + alone.counted.faults.wrong > 0 || alone_ms <= 0.0 {
+        return Err(Error::internal(format!("searches fail: {:?}", alone.counted.faults.lines())));
+    }
+    let rate = args.rate.unwrap_or(CORE_SHARE * 1000.0 / alone_ms);
+    let each = (fill_per_s * (args.seconds + 2) as f64 * SPARE) as u64 + 64;
+    let folders: Vec<_> = (0..args.rounds)
+        .map(|round| {
+            progress.say(format!("drawing {each} pictures for round {}", round + 1));
+            subject.draw(&format!("round{round}"), each)
+        })
+        .collect::<Result<_>>()?;
+    progress.line(&format!("a search takes {alone_ms:.2} ms alone; {rate:.1} a second are sent"));
+    let setup = Setup { ids, judge, rate, length: Duration::from_secs(args.seconds) };
+    let mut rounds = Vec::new();
+    for (number, folder) in folders.iter().enumerate() {
+        let both = [Arm::Control, Arm::Ingest];
+        let order = if number % 2 == 0 { both } else { [both[1], both[0]] };
+        for arm in order {
+            progress.say(format!("round {}: {arm:?}", number + 1));
+            let round = match arm {
+                Arm::Control => setup.control(subject)?,
+                Arm::Ingest => setup.ingest(subject, folder)?,
+            };
+            progress.line(&format!(
+                "round {} {arm:?}: p99 {:.2} ms, {} pictures, {} seals, {} merges",
+                number + 1,
+                round.counted.latencies.quantile_ms(0.99),
+                round.pictures,
+                round.seals,
+                round.merges
+            ));
+            progress.step();
+            rounds.push(round);
+        }
+    }
+    let last = subject.wait_quiet()?;
+    Ok(Measured { rounds, rate, alone_ms, fill_per_s, points: last.points, segments: last.segments })
+}
+
+fn plan(subject: &Subject, ids: &[String], pace: Pace, duration: Duration) -> Result<Plan> {
+    let endpoint = subject.server()?.http();
+    let template = Template::post(&endpoint, &format!("/v1/images/{COLLECTION}/search?k=10"), &[])?;
+    let shots: Vec<Bytes> = ids.iter().map(|id| json!({ "id": id }).to_string().into()).collect();
+    Ok(Plan::new(endpoint, template, shots.into(), pace, duration))
+}
+
+/// What all rounds have in common.
+struct Setup {
+    ids: Vec<String>,
+    judge: Arc<dyn Judge>,
+    rate: f64,
+    length: Duration,
+}
+
+impl Setup {
+    fn search(&self, subject: &Subject) -> Result<Counted> {
+        let pace = Pace::Open { arrivals: Arrivals::Fixed, rate: self.rate, seed: 1 };
+        let plan = plan(subject, &self.ids, pace, self.length + WARM_UP)?;
+        Ok(measure(&plan, WARM_UP, &self.judge, &[], None)?.counted)
+    }
+
+    fn control(&self, subject: &Subject) -> Result<Round> {
+        let before = subject.wait_quiet()?;
+        let burners = Burners::start()?;
+        let counted = self.search(subject)?;
+        burners.end()?;
+        Ok(Round::new(Arm::Control, counted, before, subject.counters()?, true))
+    }
+
+    fn ingest(&self, subject: &mut Subject, folder: &std::path::Path) -> Result<Round> {
+        subject.wait_quiet()?;
+        let ingest = subject.ingest(folder)?;
+        let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
+        let mut acknowledged = Acknowledged::new();
+        let (round, ended) = std::thread::scope(|scope| {
+            let feeder = scope.spawn(|| {
+                ingest.run(&stop, |id, file| {
+                    seen.fetch_add(1, Ordering::Relaxed);
+                    acknowledged.insert(id, file);
+                })
+            });
+            let round = first(&seen, || feeder.is_finished()).and_then(|()| {
+                let before = subject.counters()?;
+                let counted = self.search(subject)?;
+                let fed = !feeder.is_finished();
+                Ok(Round::new(Arm::Ingest, counted, before, subject.counters()?, fed))
+            });
+            stop.store(true, Ordering::Relaxed);
+            (round, feeder.join())
+        });
+        ended.unwrap_or_else(|_| Err(Error::internal("the thread that puts pictures in panicked")))?;
+        subject.acknowledged.append(&mut acknowledged);
+        round
+    }
+}
+
+/// Waits for the first picture of a folder.
+fn first(seen: &AtomicU64, ended: impl Fn() -> bool) -> Result<()> {
+    let deadline = Instant::now() + FIRST_TIMEOUT;
+    while seen.load(Ordering::Relaxed) == 0 {
+        if ended() || Instant::now() > deadline {
+            return Err(Error::internal("no picture of the folder was put in"));
+        }
+        sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+impl Round {
+    fn new(arm: Arm, counted: Counted, before: Counters, after: Counters, fed: bool) -> Round {
+        Round {
+            arm,
+            counted,
+            pictures: after.pictures - before.pictures,
+            seals: after.seals - before.seals,
+            merges: after.merges - before.merges,
+            fed,
+        }
+    }
+}
+
+/// The latencies of all rounds of an arm together.
+pub(super) fn pooled<'a>(rounds: impl Iterator<Item = &'a Round>) -> Latencies {
+    let mut all = Latencies::default();
+    rounds.for_each(|round| all.add(&round.counted.latencies));
+    all
+}

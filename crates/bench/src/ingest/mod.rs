@@ -1,0 +1,112 @@
+//! `millpond bench ingest`: what putting pictures in does to those who look for some, and what a kill costs.
+
+mod arms;
+mod kills;
+mod model;
+mod pictures;
+mod report;
+mod subject;
+
+use std::path::PathBuf;
+
+use base::{Error, Result};
+use clap::Args;
+
+use crate::BenchEnv;
+use crate::machine::{Machine, NoiseWatch};
+use crate::report::Progress;
+use subject::Subject;
+
+/// Rounds at most.
+const ROUNDS_MAX: u32 = 1000;
+/// Kills at most.
+const KILLS_MAX: u32 = 1000;
+/// Pictures at the start at most.
+const PICTURES_MAX: u64 = 1_000_000;
+/// Seconds of an arm at most.
+const SECONDS_MAX: u64 = 3600;
+
+/// Look for pictures while others are put in at full speed; then kill the server, and look for what it had acknowledged.
+///
+/// Searches are sent in an open loop at a fixed rate, by the id of a picture that is there: the coarse filter, then the
+/// matcher over 200 candidates. Latency counts from the moment a search was due. In the ingest arm the server reads a
+/// folder of new pictures meanwhile, embeds them, finds their keypoints, and seals and merges segments, all in the
+/// background. In the control arm there are threads of idle priority in its place, one a core, which do nothing but
+/// arithmetic: what remains is what the ingest does beyond being there. The arms take turns on one server. The report says
+/// how many pictures came in and how often segments were sealed and merged meanwhile.
+///
+/// Then pictures are put in, the server is killed at a random moment, started again, and asked for every picture that any
+/// of its lives had acknowledged; of some the file is read and compared.
+///
+/// Wanted: p99 within 1.25 times that of the control arm, nothing lost. Pictures and model are made up.
+#[derive(Args, Clone, Debug)]
+pub struct IngestArgs {
+    /// Pictures that are there at the start
+    #[arg(long, default_value_t = 600)]
+    pub pictures: u64,
+    /// Rounds; each has both arms
+    #[arg(long, default_value_t = 6)]
+    pub rounds: u32,
+    /// Seconds of an arm
+    #[arg(long, default_value_t = 10)]
+    pub seconds: u64,
+    /// Searches a second [default: as many as keep 0.4 of one core busy]
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// How often the server is killed
+    #[arg(long, default_value_t = 5)]
+    pub kills: u32,
+    /// The longest life of a server that is to be killed, in milliseconds
+    #[arg(long, default_value_t = 4000)]
+    pub life_ms: u64,
+    /// Memory of the collections: little, so that segments are small and are sealed and merged often
+    #[arg(long, default_value = "48MiB", value_name = "BYTES")]
+    pub search_memory: String,
+    /// Where the moments of the kills come from
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl IngestArgs {
+    fn check(&self) -> Result<()> {
+        let within = |what: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}"))),
+        };
+        within("pictures", self.pictures, 10, PICTURES_MAX)?;
+        within("rounds", self.rounds.into(), 1, ROUNDS_MAX.into())?;
+        within("seconds", self.seconds, 1, SECONDS_MAX)?;
+        within("kills", self.kills.into(), 0, KILLS_MAX.into())?;
+        within("life-ms", self.life_ms, 100, SECONDS_MAX * 1000)?;
+        if self.rate.is_some_and(|rate| !(0.1..=100_000.0).contains(&rate)) {
+            return Err(Error::invalid("--rate must be 0.1 to 100000 searches a second"));
+        }
+        Ok(())
+    }
+}
+
+/// Runs `bench ingest`.
+///
+/// # Errors
+/// When an argument is out of range or a server cannot be had; after the figures were written: `DataLoss` when an
+/// acknowledged picture was lost, `Internal` when searches failed or were answered wrongly.
+pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
+    args.check()?;
+    let watch = NoiseWatch::start();
+    let progress = Progress::new(u64::from(2 * args.rounds + args.kills) + 1);
+    let mut subject = Subject::new(args, env)?;
+    let measured = arms::run(args, &mut subject, &progress)?;
+    let killed = kills::run(args, &mut subject, &progress)?;
+    let memory = args.search_memory.clone();
+    drop(progress);
+    let version = env.onnxruntime.find().ok().map(|path| path.display().to_string());
+    let report = report::Report::new(measured, killed, memory, Machine::look(version), watch.end());
+    report.print();
+    if let Some(path) = &args.json {
+        crate::report::write_json(path, &report)?;
+    }
+    report.verdict()
+}

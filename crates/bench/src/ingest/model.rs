@@ -1,0 +1,113 @@
+//! A small convolutional network that makes a vector of a picture. Nobody trained it: what is measured does not depend on
+//! the values, and the features of random filters still tell made-up pictures apart.
+
+use std::path::{Path, PathBuf};
+
+use base::{DType, Dim, Result};
+use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
+use engine_onnx::publish::{LayoutWriter, WriteOptions};
+
+use crate::BenchEnv;
+use crate::models::cache;
+use crate::random::{at, signed_unit};
+
+/// The name it is served under.
+pub(super) const NAME: &str = "embedder";
+/// Channels before and behind each layer; every layer halves both sides, the first one twice.
+const CHANNELS: [usize; 5] = [3, 32, 64, 128, 256];
+/// Sides of a filter.
+const KERNEL: usize = 3;
+/// Sides of a picture as the model wants it.
+const SIDE: usize = 224;
+/// Operators' version.
+const OPSET: i64 = 18;
+/// Seed of the parameters.
+const SEED: u64 = 61;
+/// Changes when the graph does, so that an older one in a cache is not taken for this one.
+const REVISION: u32 = 1;
+
+/// Publishes it into the cache, once; where it is.
+///
+/// # Errors
+/// When the disk cannot be written.
+pub(super) fn publish(env: &BenchEnv) -> Result<PathBuf> {
+    let key = format!("embedder-r{REVISION}-s{SEED}");
+    cache::ensure(&env.cache_dir, &key, 0, write_layout)
+}
+
+/// The filters of layer `layer`.
+fn weights(layer: usize, from: usize, to: usize) -> Parameter {
+    Parameter::new(format!("layer{layer}.w"), DType::F32, [to, from, KERNEL, KERNEL])
+}
+
+/// Writes the mappable layout into `dir`, which is empty.
+fn write_layout(dir: &Path) -> Result<()> {
+    let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+    let mut builder = graph();
+    for (layer, pair) in CHANNELS.windows(2).enumerate() {
+        let &[from, to] = pair else { continue };
+        let (parameter, fan_in) = (weights(layer, from, to), from * KERNEL * KERNEL);
+        // Values keep their size from layer to layer: half of them survive the activation.
+        let scale = (6.0 / fan_in as f32).sqrt();
+        let stream = at(SEED, layer as u64);
+        let values = (0..(to * fan_in) as u64).map(|index| signed_unit(stream, index) * scale);
+        let bytes = values.map(f32::to_le_bytes);
+        let entry = writer.tensor(&parameter.name, parameter.dtype, &parameter.dims, bytes)?;
+        builder = builder.external(&parameter, engine::layout::WEIGHTS_NAME, entry.offset)?;
+    }
+    writer.finish(&builder.encode())?;
+    Ok(())
+}
+
+/// The graph without its filters.
+fn graph() -> ModelBuilder {
+    let batch = || Dim::Dynamic(Some("batch".into()));
+    let dims = CHANNELS[CHANNELS.len() - 1];
+    let picture = [batch(), Dim::Fixed(CHANNELS[0]), Dim::Fixed(SIDE), Dim::Fixed(SIDE)];
+    let mut builder = ModelBuilder::new(NAME, OPSET)
+        .input("image", DType::F32, &picture)
+        .output("embedding", DType::F32, &[batch(), Dim::Fixed(dims)])
+        .ints("plane", &[2], &[2, 3])
+        .ints("values", &[1], &[1]);
+    let mut value = "image".to_owned();
+    for layer in 0..CHANNELS.len() - 1 {
+        let (filters, result, positive) =
+            (format!("layer{layer}.w"), format!("layer{layer}"), format!("layer{layer}.relu"));
+        let stride = if layer == 0 { 4 } else { 2 };
+        let node = Node::new("Conv", &[&value, &filters], &[&result])
+            .ints("kernel_shape", &[KERNEL as i64; 2])
+            .ints("strides", &[stride; 2])
+            .ints("pads", &[1; 4]);
+        builder = builder.node(node).node(Node::new("Relu", &[&result], &[&positive]));
+        value = positive;
+    }
+    builder
+        .node(Node::new("ReduceMean", &[&value, "plane"], &["mean"]).int("keepdims", 0))
+        .node(Node::new("ReduceL2", &["mean", "values"], &["length"]).int("keepdims", 1))
+        .node(Node::new("Div", &["mean", "length"], &["embedding"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bare::{Bare, tests::env};
+    use base::{NamedTensor, Tensor};
+
+    #[test]
+    fn different_pictures_get_different_vectors_of_length_one() {
+        let dir = tempfile::tempdir().unwrap();
+        write_layout(dir.path()).unwrap();
+        let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
+        let picture = |seed: u64| {
+            let values: Vec<f32> =
+                (0..(3 * SIDE * SIDE) as u64).map(|at| signed_unit(seed, at / 97)).collect();
+            vec![NamedTensor::new("image", Tensor::from_vec([1, 3, SIDE, SIDE].as_slice(), values).unwrap())]
+        };
+        let answers = bare.answers(&[picture(1), picture(2)]).unwrap();
+        for answer in &answers {
+            assert_eq!(answer.len(), CHANNELS[CHANNELS.len() - 1]);
+            assert!((answer.iter().map(|value| value * value).sum::<f32>() - 1.0).abs() < 1e-4);
+        }
+        assert!(answers[0].iter().zip(&answers[1]).any(|(a, b)| (a - b).abs() > 1e-4));
+    }
+}

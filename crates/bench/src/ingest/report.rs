@@ -1,0 +1,182 @@
+//! What `bench ingest` says.
+
+use base::{Error, Result};
+use serde::Serialize;
+
+use super::arms::{Arm, Measured, Round, pooled};
+use super::kills::Killed;
+use crate::machine::{Machine, Noise};
+use crate::report::{Table, ms};
+use crate::stats::{Summary, median, ratio};
+
+/// The most that the ingest arm's p99 may be, in times of the control arm's.
+const RATIO_WANTED: f64 = 1.25;
+
+/// One arm: all its rounds together.
+#[derive(Debug, Serialize)]
+struct ArmReport {
+    #[serde(flatten)]
+    all: Summary,
+    /// The median of the rounds' own p99.
+    p99_ms_round_median: f64,
+    failed: u64,
+    wrong: u64,
+}
+
+/// One arm of one round.
+#[derive(Debug, Serialize)]
+struct RoundReport {
+    arm: String,
+    #[serde(flatten)]
+    latency: Summary,
+    pictures: f64,
+    seals: f64,
+    merges: f64,
+    /// Whether there were always pictures to put in.
+    fed: bool,
+}
+
+/// What `bench ingest` writes as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    control: ArmReport,
+    ingest: ArmReport,
+    /// The ingest arm's p99 in times of the control arm's, and what is wanted of it.
+    p99_ratio: f64,
+    p99_ratio_wanted: f64,
+    /// Acknowledged pictures that were not there after a kill.
+    lost: u64,
+    damaged: u64,
+    kills: u32,
+    acknowledged: u64,
+    checked: u64,
+    read: u64,
+    start_ms_max: f64,
+    searches_per_s: f64,
+    search_alone_ms: f64,
+    pictures_per_s_alone: f64,
+    /// In the ingest arm: pictures a second, and how often segments were sealed and merged.
+    pictures_per_s: f64,
+    seals: f64,
+    merges: f64,
+    points: f64,
+    segments: f64,
+    search_memory: String,
+    rounds: Vec<RoundReport>,
+    reasons: Vec<String>,
+    machine: Machine,
+    noise: Noise,
+}
+
+fn arm_report(rounds: &[Round], arm: Arm) -> ArmReport {
+    let of = || rounds.iter().filter(|round| round.arm == arm);
+    ArmReport {
+        all: pooled(of()).summary(),
+        p99_ms_round_median: median(of().map(|round| round.counted.latencies.quantile_ms(0.99))),
+        failed: of().map(|round| round.counted.faults.failed).sum(),
+        wrong: of().map(|round| round.counted.faults.wrong).sum(),
+    }
+}
+
+impl Report {
+    pub(super) fn new(
+        measured: Measured,
+        killed: Killed,
+        search_memory: String,
+        machine: Machine,
+        noise: Noise,
+    ) -> Report {
+        let Measured { rounds, rate, alone_ms, fill_per_s, points, segments } = measured;
+        let (control, ingest) = (arm_report(&rounds, Arm::Control), arm_report(&rounds, Arm::Ingest));
+        let sum = |of: fn(&Round) -> f64| {
+            rounds.iter().filter(|round| round.arm == Arm::Ingest).map(of).sum::<f64>()
+        };
+        let seconds = sum(|round| round.counted.last.as_secs_f64());
+        Report {
+            p99_ratio: ratio(ingest.all.p99_ms, control.all.p99_ms),
+            p99_ratio_wanted: RATIO_WANTED,
+            control,
+            ingest,
+            lost: killed.lost,
+            damaged: killed.damaged,
+            kills: killed.kills,
+            acknowledged: killed.acknowledged,
+            checked: killed.checked,
+            read: killed.read,
+            start_ms_max: killed.start_ms_max,
+            searches_per_s: rate,
+            search_alone_ms: alone_ms,
+            pictures_per_s_alone: fill_per_s,
+            pictures_per_s: ratio(sum(|round| round.pictures), seconds),
+            seals: sum(|round| round.seals),
+            merges: sum(|round| round.merges),
+            points,
+            segments,
+            search_memory,
+            reasons: rounds.iter().flat_map(|round| round.counted.faults.lines()).collect(),
+            rounds: rounds
+                .iter()
+                .map(|round| RoundReport {
+                    arm: format!("{:?}", round.arm).to_lowercase(),
+                    latency: round.counted.latencies.summary(),
+                    pictures: round.pictures,
+                    seals: round.seals,
+                    merges: round.merges,
+                    fed: round.fed,
+                })
+                .collect(),
+            machine,
+            noise,
+        }
+    }
+
+    pub(super) fn print(&self) {
+        let mut table =
+            Table::new(&["searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong"]);
+        for (name, arm) in [("control", &self.control), ("ingest", &self.ingest)] {
+            let Summary { n, p50_ms, p99_ms, p999_ms, max_ms } = arm.all;
+            let figures = [p50_ms, p99_ms, p999_ms, max_ms].map(ms);
+            let counts = [arm.failed.to_string(), arm.wrong.to_string()];
+            table.row([name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts).collect());
+        }
+        println!("{table}");
+        println!(
+            "p99 while putting in: {:.2} times the control arm's (wanted: {RATIO_WANTED} at most), at {:.1} searches a second",
+            self.p99_ratio, self.searches_per_s
+        );
+        println!(
+            "meanwhile: {:.0} pictures a second ({:.0} when nobody searches), {} segments sealed, {} merges; {} points in \
+             {} segments at the end",
+            self.pictures_per_s,
+            self.pictures_per_s_alone,
+            self.seals,
+            self.merges,
+            self.points,
+            self.segments
+        );
+        println!(
+            "{} kills: {} of {} acknowledged pictures lost, {} of {} files that were read differ; ready again after {:.0} ms \
+             at most",
+            self.kills, self.lost, self.acknowledged, self.damaged, self.read, self.start_ms_max
+        );
+        println!("{}\n{}", self.machine.line(), self.noise.line());
+    }
+
+    /// Whether what must hold does; how fast it was is for who reads the figures.
+    pub(super) fn verdict(&self) -> Result<()> {
+        if self.lost + self.damaged > 0 {
+            return Err(Error::data_loss(format!("{} pictures lost, {} damaged", self.lost, self.damaged)));
+        }
+        let faults = self.control.failed + self.control.wrong + self.ingest.failed + self.ingest.wrong;
+        if faults > 0 {
+            return Err(Error::internal(format!(
+                "{faults} searches failed or were wrong: {:?}",
+                self.reasons
+            )));
+        }
+        if let Some(round) = self.rounds.iter().position(|round| !round.fed) {
+            return Err(Error::internal(format!("part {} ran out of pictures to put in", round + 1)));
+        }
+        Ok(())
+    }
+}

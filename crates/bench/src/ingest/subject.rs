@@ -1,0 +1,272 @@
+//! The server that is measured: a process with a collection of pictures, and calls to it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use serde_json::{Value, json};
+
+use super::{IngestArgs, model, pictures};
+use crate::BenchEnv;
+use crate::models::cache;
+use crate::process::{ServerPlan, ServerProcess};
+use crate::scrape::Scrape;
+
+/// The collection's name.
+pub(super) const COLLECTION: &str = "photos";
+/// The record cache of the server: little, so that searches read the disk.
+const CACHE: &str = "4MiB";
+/// Ids that one call asks for.
+const IDS_AT_ONCE: usize = 1000;
+/// How long the server may take until a call is answered.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long background work may take until it is done.
+const QUIET_TIMEOUT: Duration = Duration::from_secs(60);
+/// Nothing may have happened for so long.
+const QUIET: Duration = Duration::from_millis(1500);
+const QUIET_POLL: Duration = Duration::from_millis(100);
+/// An answer that is longer is refused.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// A picture that the server has acknowledged: its id, and the file it came from.
+pub(super) type Acknowledged = BTreeMap<String, PathBuf>;
+
+/// What happened in the background since a server's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Counters {
+    pub(super) pictures: f64,
+    pub(super) failed: f64,
+    pub(super) waiting: f64,
+    pub(super) points: f64,
+    pub(super) segments: f64,
+    pub(super) seals: f64,
+    pub(super) merges: f64,
+}
+
+/// The server and what it must have.
+pub(super) struct Subject {
+    env: BenchEnv,
+    plan: ServerPlan,
+    root: PathBuf,
+    server: Option<ServerProcess>,
+    /// Everything that was ever acknowledged.
+    pub(super) acknowledged: Acknowledged,
+    /// Pictures are made up by number; this is the next.
+    next: u64,
+    agent: ureq::Agent,
+}
+
+impl Subject {
+    /// Starts a server without collections.
+    pub(super) fn new(args: &IngestArgs, env: &BenchEnv) -> Result<Subject> {
+        let root = env.cache_dir.join("run").join("ingest");
+        cache::fresh(&root)?;
+        let model_dir = root.join(model::NAME);
+        cache::fresh(&model_dir)?;
+        cache::publish_link(&model::publish(env)?, &model_dir, 1)?;
+        let mut plan_args = vec![format!("{}={}", model::NAME, model_dir.display())];
+        plan_args.extend(["--collections-dir".into(), root.join("collections").display().to_string()]);
+        plan_args.extend(["--search-memory".into(), args.search_memory.clone()]);
+        plan_args.extend(["--search-cache".into(), CACHE.into()]);
+        let plan = ServerPlan {
+            name: "ingest".into(),
+            args: plan_args,
+            detached: false,
+            malloc_conf: None,
+            ports: None,
+        };
+        let agent = ureq::Agent::config_builder()
+            .timeout_connect(Some(CALL_TIMEOUT))
+            .http_status_as_error(false)
+            .build();
+        let mut subject = Subject {
+            env: env.clone(),
+            plan,
+            root,
+            server: None,
+            acknowledged: Acknowledged::new(),
+            next: 0,
+            agent: agent.into(),
+        };
+        subject.start()?;
+        Ok(subject)
+    }
+
+    /// Starts the server where none runs.
+    pub(super) fn start(&mut self) -> Result<()> {
+        self.server = None;
+        self.server = Some(ServerProcess::start(&self.env, &self.plan)?);
+        Ok(())
+    }
+
+    /// Kills it, as a fault would.
+    pub(super) fn kill(&mut self) {
+        self.server = None;
+    }
+
+    pub(super) fn server(&self) -> Result<&ServerProcess> {
+        self.server.as_ref().ok_or_else(|| Error::internal("no server runs"))
+    }
+
+    fn url(&self, path: &str) -> Result<String> {
+        Ok(format!("http://{}{path}", self.server()?.http().authority))
+    }
+
+    /// Draws `count` new pictures into a new folder.
+    pub(super) fn draw(&mut self, name: &str, count: u64) -> Result<PathBuf> {
+        let folder = self.root.join("pictures").join(name);
+        pictures::write(&folder, self.next, count)?;
+        self.next += count;
+        Ok(folder)
+    }
+
+    /// How to have a folder put in.
+    pub(super) fn ingest(&self, folder: &Path) -> Result<Ingest> {
+        Ok(Ingest {
+            agent: self.agent.clone(),
+            url: self.url(&format!("/v1/images/{COLLECTION}"))?,
+            folder: folder.into(),
+        })
+    }
+
+    /// What happened in the background.
+    pub(super) fn counters(&self) -> Result<Counters> {
+        let metrics: Scrape = self.server()?.metrics()?;
+        let of = |kind| metrics.sum("millpond_collection", &[("kind", kind)]);
+        let all = metrics.sum("millpond_images_total", &[]);
+        let added = metrics.sum("millpond_images_total", &[("kind", "added")]);
+        let present = metrics.sum("millpond_images_total", &[("kind", "present")]);
+        Ok(Counters {
+            pictures: added,
+            failed: all - added - present,
+            waiting: metrics.sum("millpond_images_waiting", &[("kind", "bulk")]),
+            points: of("points"),
+            segments: of("segments"),
+            seals: of("seals"),
+            merges: of("merges"),
+        })
+    }
+
+    /// Waits until nothing happens in the background any more.
+    pub(super) fn wait_quiet(&self) -> Result<Counters> {
+        let deadline = Instant::now() + QUIET_TIMEOUT;
+        let (mut last, mut since) = (self.counters()?, Instant::now());
+        loop {
+            sleep(QUIET_POLL);
+            let now = self.counters()?;
+            if now != last || now.waiting > 0.0 {
+                (last, since) = (now, Instant::now());
+            } else if since.elapsed() >= QUIET {
+                return Ok(now);
+            }
+            if Instant::now() > deadline {
+                return Err(Error::deadline("the server's background work does not end"));
+            }
+        }
+    }
+
+    /// Of `ids`, those that the server does not have.
+    pub(super) fn missing(&self, ids: &[&String]) -> Result<Vec<String>> {
+        let mut missing = Vec::new();
+        for chunk in ids.chunks(IDS_AT_ONCE) {
+            let answer = self.call(&format!("/v1/images/{COLLECTION}/missing"), &json!({ "ids": chunk }))?;
+            let list = answer.get("missing").and_then(Value::as_array);
+            let list = list.ok_or_else(|| Error::internal("the answer has no list of missing pictures"))?;
+            missing.extend(list.iter().filter_map(Value::as_str).map(str::to_owned));
+        }
+        Ok(missing)
+    }
+
+    /// Waits until the collection answers, which it does not while it is being opened.
+    pub(super) fn wait_open(&self) -> Result<()> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        loop {
+            match self.missing(&self.acknowledged.keys().take(1).collect::<Vec<_>>()) {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(_) => sleep(QUIET_POLL),
+            }
+        }
+    }
+
+    /// Whether the picture that the server gives for an id is the file it came from.
+    pub(super) fn is_whole(&self, id: &str, file: &Path) -> Result<bool> {
+        let url = self.url(&format!("/v1/images/{COLLECTION}/{id}"))?;
+        let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
+        let mut answer = self.agent.get(&url).call().map_err(failed)?;
+        let bytes = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec().map_err(failed)?;
+        let wanted = std::fs::read(file).map_err(|error| Error::io(file, &error))?;
+        Ok(answer.status().is_success() && bytes == wanted)
+    }
+
+    /// Posts JSON and reads JSON.
+    fn call(&self, path: &str, body: &Value) -> Result<Value> {
+        let url = self.url(path)?;
+        let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
+        let request = self.agent.post(&url).header("content-type", "application/json");
+        let mut answer = request.send(body.to_string()).map_err(failed)?;
+        let text =
+            answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string().map_err(failed)?;
+        if !answer.status().is_success() {
+            return Err(Error::unavailable(format!("{url}: {}: {text}", answer.status())));
+        }
+        serde_json::from_str(&text).map_err(|error| Error::internal(format!("{url}: {error}")))
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        self.server = None;
+        // The pictures are of no use to anybody else.
+        let _ = cache::remove(&self.root);
+    }
+}
+
+/// A folder to be put in.
+pub(super) struct Ingest {
+    agent: ureq::Agent,
+    url: String,
+    folder: PathBuf,
+}
+
+impl Ingest {
+    /// Has the server read the folder, and takes note of what it acknowledges, until the folder's end, until `stop`, or
+    /// until the server is no more. Whether the end was reached.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub(super) fn run(
+        &self,
+        stop: &AtomicBool,
+        mut acknowledged: impl FnMut(String, PathBuf),
+    ) -> Result<bool> {
+        let failed = |error: ureq::Error| Error::unavailable(format!("{}: {error}", self.url));
+        let request = self.agent.put(&self.url).header("content-type", "application/json");
+        let mut answer = request.send(json!({ "folder": self.folder }).to_string()).map_err(failed)?;
+        if !answer.status().is_success() {
+            let text = answer.body_mut().read_to_string().unwrap_or_default();
+            return Err(Error::unavailable(format!("{}: {}: {text}", self.url, answer.status())));
+        }
+        for line in BufReader::new(answer.body_mut().as_reader()).lines() {
+            // The connection ends with the server.
+            let Ok(line) = line else { return Ok(false) };
+            let Ok(line) = serde_json::from_str::<Value>(&line) else { return Ok(false) };
+            let text = |key: &str| line.get(key).and_then(Value::as_str);
+            match (text("id"), text("name"), text("status")) {
+                (Some(id), Some(name), Some("added" | "present")) => {
+                    acknowledged(id.to_owned(), self.folder.join(name));
+                }
+                _ if line.get("summary").is_some() => return Ok(true),
+                _ => return Err(Error::internal(format!("a made-up picture was not put in: {line}"))),
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+        }
+        Ok(false)
+    }
+}

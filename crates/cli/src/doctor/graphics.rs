@@ -1,0 +1,49 @@
+//! The GPU, which is optional.
+
+use base::ErrorKind;
+
+use super::{Check, Verdict};
+use crate::environment;
+
+/// Opens the GPU as `serve --gpu auto` does: driver, device, compiled kernels.
+pub(super) fn check() -> Check {
+    let options = gpu::Options { compiler: environment::compiler_search(), ..gpu::Options::default() };
+    judge(gpu::Gpu::open(&options).map(|gpu| gpu.name().to_owned()))
+}
+
+/// A machine without a GPU is no worse for it; one whose GPU cannot be used may be meant to.
+fn judge(opened: base::Result<String>) -> Check {
+    match opened {
+        Ok(name) => Check::new(
+            "GPU",
+            Verdict::Ok,
+            name,
+            "With `serve --gpu auto` large segments of collections are compared whole on it.",
+        ),
+        Err(error) if error.kind() == ErrorKind::NotFound && !error.message().contains("libnvrtc") => {
+            Check::new("GPU", Verdict::Ok, "none", format!("Everything is done by the processor: {error}."))
+        }
+        Err(error) => Check::new(
+            "GPU",
+            Verdict::Warn,
+            "not usable",
+            format!("Everything is done by the processor: {error}."),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Error;
+
+    use super::*;
+
+    #[test]
+    fn only_a_gpu_that_cannot_be_used_is_a_warning() {
+        assert_eq!(judge(Ok("a GPU".to_owned())).verdict, Verdict::Ok);
+        let none = judge(Err(Error::not_found("NVIDIA's driver (libcuda) was not found")));
+        assert_eq!((none.verdict, none.found.as_str()), (Verdict::Ok, "none"));
+        assert_eq!(judge(Err(Error::not_found("libnvrtc was not found"))).verdict, Verdict::Warn);
+        assert_eq!(judge(Err(Error::internal("the driver refuses"))).verdict, Verdict::Warn);
+    }
+}

@@ -1,0 +1,306 @@
+//! `millpond images index`: folders of pictures into a collection, as often as one likes: what is there is not sent.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::Place;
+use super::upload::{Came, Target};
+use super::walk::{Found, Walked, id_of, walk};
+use crate::client::Content;
+use crate::exit::{Exit, Failure, Outcome, print};
+
+/// Pictures that are asked about at once: what the server takes.
+const PAGE: usize = 1000;
+/// Most pictures on their way at the same time.
+const CONNECTIONS_MAX: usize = 64;
+/// Failures that are listed; the rest is counted.
+const FAILURES_SHOWN_MAX: usize = 50;
+/// From this many missing pictures on they are sent as background work.
+const BULK_MIN: usize = 16;
+/// How often the bar is drawn anew.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// `millpond images index DIR...`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Each picture is named by its path below DIR and known by its content: what the collection has is not sent again, so
+the same call brings it up to date, and one that was ended (Ctrl-C, a crash, a lost network) is taken up where it
+stopped. What the server has acknowledged is on its disk. Names that begin with a dot are passed over.
+
+Many pictures are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the
+whole machine. Exit status 1 says that some pictures failed: they are listed with the reason.")]
+pub(super) struct IndexArgs {
+    /// Folders of pictures (jpg, png, webp, tiff, bmp), or single files
+    #[arg(value_name = "DIR", required = true)]
+    places: Vec<PathBuf>,
+    /// The collection they go to
+    #[arg(long, value_name = "NAME")]
+    collection: String,
+    /// What they show, for a collection that is made now [default: photo]
+    #[arg(long, value_enum)]
+    kind: Option<Kind>,
+    /// Served model that makes embeddings, for a collection that is made now [default: the server's]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// JSON object kept with each picture, for filters
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    payload: Option<String>,
+    /// Pictures on their way at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX as i64))]
+    connections: u16,
+    /// Use the whole machine, also where searches have to wait for it
+    #[arg(long)]
+    foreground: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// What pictures show, which decides how their keypoints are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Photographs, drawings, scans
+    Photo,
+    /// Fingerprints
+    Fingerprint,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Photo => "photo",
+            Kind::Fingerprint => "fingerprint",
+        }
+    }
+}
+
+fn object(text: &str) -> Result<String, String> {
+    match serde_json::from_str(text) {
+        Ok(serde_json::Value::Object(_)) => Ok(text.to_owned()),
+        Ok(_) => Err("this is JSON, but no object, as in {\"album\": \"holidays\"}".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What came of everything.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Summary {
+    added: u64,
+    present: u64,
+    ignored: u64,
+    failed: Vec<(String, String)>,
+}
+
+/// Adds what the collection lacks.
+///
+/// # Errors
+/// When a folder or the server cannot be reached or will not take pictures; a silent failure with code 1 when some
+/// pictures failed.
+pub(super) fn run(args: &IndexArgs) -> Outcome {
+    let walked = walk(&args.places)?;
+    let client = args.place.client()?;
+    // A server that is not there, or wants a key, is told of before anything is hashed.
+    client.call("GET", "/v1/images", Content::None)?.json()?;
+    let mut target = Target {
+        client: &client,
+        collection: &args.collection,
+        kind: args.kind.map(Kind::name),
+        model: args.model.as_deref(),
+        payload: args.payload.as_deref(),
+        background: false,
+    };
+    let started = Instant::now();
+    let bar = bar(walked.found.len());
+    let Walked { found, ignored, unread } = walked;
+    let mut summary = Summary { ignored, failed: unread, ..Summary::default() };
+    let mut seen = HashSet::new();
+    for page in found.chunks(PAGE) {
+        bar.set_message("hashing");
+        let wanted = missing(page, &target, args.connections, &mut seen, &mut summary)?;
+        bar.inc((page.len() - wanted.len()) as u64);
+        target.background = !args.foreground && wanted.len() >= BULK_MIN;
+        send(&wanted, &target, args.connections, &bar, &mut summary)?;
+    }
+    bar.finish_and_clear();
+    report(&summary, &args.collection, started.elapsed())?;
+    if summary.added + summary.present > 0 {
+        print(&format!("search them at {}/images or with `millpond images search FILE`\n", client.base()))?;
+    }
+    if summary.failed.is_empty() { Ok(()) } else { Err(Failure::silent(Exit::Failed)) }
+}
+
+fn bar(pictures: usize) -> ProgressBar {
+    // indicatif itself hides what is drawn to no terminal.
+    let bar = ProgressBar::with_draw_target(Some(pictures as u64), ProgressDrawTarget::stderr());
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos} of {len}, {per_sec}, {eta} left  {wide_msg}")
+    {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(DRAW_INTERVAL);
+    bar
+}
+
+/// Those of `page` that the collection lacks; the others are counted. The same content is sent once.
+fn missing<'a>(
+    page: &'a [Found],
+    target: &Target<'_>,
+    threads: u16,
+    seen: &mut HashSet<String>,
+    summary: &mut Summary,
+) -> Outcome<Vec<&'a Found>> {
+    let ids = in_parallel(page, threads, |found| Ok(id_of(&found.path)))?;
+    let mut fresh: Vec<(&Found, String)> = Vec::new();
+    for (found, id) in page.iter().zip(ids) {
+        match id {
+            Err(error) => summary.failed.push((found.name.clone(), error.to_string())),
+            Ok(id) if !seen.insert(id.clone()) => summary.present += 1,
+            Ok(id) => fresh.push((found, id)),
+        }
+    }
+    let asked: Vec<&str> = fresh.iter().map(|(_, id)| id.as_str()).collect();
+    let lacking: HashSet<String> =
+        if asked.is_empty() { HashSet::new() } else { target.missing(&asked)?.into_iter().collect() };
+    let wanted: Vec<&Found> =
+        fresh.iter().filter(|(_, id)| lacking.contains(id)).map(|(found, _)| *found).collect();
+    summary.present += (fresh.len() - wanted.len()) as u64;
+    Ok(wanted)
+}
+
+/// Sends `wanted` over several connections. The first alone: it makes the collection where there is none.
+fn send(
+    wanted: &[&Found],
+    target: &Target<'_>,
+    connections: u16,
+    bar: &ProgressBar,
+    summary: &mut Summary,
+) -> Outcome {
+    let put = |found: &&Found| {
+        bar.set_message(found.name.clone());
+        let came = target.put(found)?;
+        if let Came::Failed(reason) = &came {
+            bar.suspend(|| eprintln!("{}: {reason}", found.name));
+        }
+        bar.inc(1);
+        Ok(came)
+    };
+    let (first, rest) = wanted.split_at(wanted.len().min(1));
+    let mut came = in_parallel(first, 1, put)?;
+    came.extend(in_parallel(rest, connections, put)?);
+    for (found, came) in wanted.iter().zip(came) {
+        match came {
+            Came::Added => summary.added += 1,
+            Came::Present => summary.present += 1,
+            Came::Failed(reason) => summary.failed.push((found.name.clone(), reason)),
+        }
+    }
+    Ok(())
+}
+
+/// `work` on each of `items`, by `threads` at a time, in the items' order. The first failure ends it.
+fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    threads: u16,
+    work: impl Fn(&T) -> Outcome<R> + Sync,
+) -> Outcome<Vec<R>> {
+    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+    let done: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    let turn = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let (Some(item), Some(place)) = (items.get(at), done.get(at)) else { return };
+            match work(item) {
+                Ok(result) => *lock(place) = Some(result),
+                Err(error) => {
+                    lock(&failure).get_or_insert(error);
+                    next.store(items.len(), Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..usize::from(threads).min(items.len()) {
+            scope.spawn(turn);
+        }
+    });
+    if let Some(error) = lock(&failure).take() {
+        return Err(error);
+    }
+    Ok(done.iter().filter_map(|place| lock(place).take()).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn report(summary: &Summary, collection: &str, took: Duration) -> Outcome {
+    let shown = summary.failed.len().min(FAILURES_SHOWN_MAX);
+    if shown > 0 {
+        eprintln!("\nnot added:");
+    }
+    summary.failed.iter().take(shown).for_each(|(name, reason)| eprintln!("  {name}: {reason}"));
+    if shown < summary.failed.len() {
+        eprintln!("  and {} more", summary.failed.len() - shown);
+    }
+    print(&format!("{}\n", line(summary, collection, took)))
+}
+
+/// "photos: 12 added, 3 already there, 1 failed, 2 other files ignored, in 4.0 s (3.0 a second)".
+fn line(summary: &Summary, collection: &str, took: Duration) -> String {
+    let mut line = format!("{collection}: {} added, {} already there", summary.added, summary.present);
+    if !summary.failed.is_empty() {
+        line.push_str(&format!(", {} failed", summary.failed.len()));
+    }
+    if summary.ignored > 0 {
+        line.push_str(&format!(", {} other files ignored", summary.ignored));
+    }
+    let seconds = took.as_secs_f64();
+    line.push_str(&format!(", in {seconds:.1} s"));
+    if summary.added > 0 && seconds > 0.0 {
+        line.push_str(&format!(" ({:.1} a second)", summary.added as f64 / seconds));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parallel_work_keeps_its_order_and_ends_with_a_failure() {
+        let items: Vec<u32> = (0..500).collect();
+        assert_eq!(
+            in_parallel(&items, 7, |item| Ok(item * 2)).unwrap(),
+            items.iter().map(|item| item * 2).collect::<Vec<_>>()
+        );
+        assert!(in_parallel(&[], 4, |item: &u32| Ok(*item)).unwrap().is_empty());
+        let failed =
+            in_parallel(&items, 3, |item| if *item == 9 { Err(Failure::failed("nine")) } else { Ok(()) });
+        assert_eq!(failed.unwrap_err().message(), "nine");
+    }
+
+    #[test]
+    fn the_last_line_counts_everything() {
+        let mut summary = Summary { added: 12, present: 3, ..Summary::default() };
+        let took = Duration::from_secs(4);
+        assert_eq!(
+            line(&summary, "photos", took),
+            "photos: 12 added, 3 already there, in 4.0 s (3.0 a second)"
+        );
+        summary.failed.push(("a".into(), "b".into()));
+        summary.ignored = 2;
+        assert!(line(&summary, "photos", took).contains("1 failed, 2 other files ignored"));
+    }
+
+    #[test]
+    fn payloads_are_objects() {
+        assert!(object("{\"a\":1}").is_ok());
+        assert!(object("[1]").is_err() && object("{").is_err());
+    }
+}

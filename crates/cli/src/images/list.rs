@@ -1,0 +1,156 @@
+//! `millpond images list` and `delete`.
+
+use clap::Args;
+use serde_json::Value;
+
+use super::{Place, path};
+use crate::client::{Client, Content};
+use crate::exit::{Failure, Outcome, print};
+use crate::models::pretty;
+use crate::table::Table;
+
+/// Pictures asked for at once.
+const PAGE: u32 = 250;
+
+/// `millpond images list [COLLECTION]`.
+#[derive(Args, Debug)]
+pub(super) struct ListArgs {
+    /// List this collection's pictures [default: the collections]
+    collection: Option<String>,
+    /// Only the pictures that this filter lets through, written as Qdrant's
+    #[arg(long, value_name = "JSON", requires = "collection")]
+    filter: Option<String>,
+    /// Print JSON, a line for each picture
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// `millpond images delete COLLECTION`.
+#[derive(Args, Debug)]
+pub(super) struct DeleteArgs {
+    /// The collection
+    collection: String,
+    /// Pictures of it
+    #[arg(value_name = "ID", required_unless_present = "all")]
+    ids: Vec<String>,
+    /// Delete the collection with all its pictures
+    #[arg(long, conflicts_with = "ids")]
+    all: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Lists collections or pictures.
+///
+/// # Errors
+/// What the server said.
+pub(super) fn run(args: &ListArgs) -> Outcome {
+    let client = args.place.client()?;
+    match &args.collection {
+        Some(collection) => pictures(args, &client, collection),
+        None => collections(args, &client),
+    }
+}
+
+fn collections(args: &ListArgs, client: &Client) -> Outcome {
+    let answer = client.call("GET", "/v1/images", Content::None)?.json()?;
+    if args.json {
+        return print(&pretty(&answer));
+    }
+    let found = answer.get("collections").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    if found.is_empty() {
+        return print("no collections; make one with `millpond images index DIR --collection NAME`\n");
+    }
+    let mut table = Table::new(["NAME", "KIND", "PICTURES", "MODEL", "STATE"]);
+    for entry in found {
+        table.row(["name", "kind", "count", "model", "state"].map(|key| text(entry, key)));
+    }
+    print(&table.text())
+}
+
+fn pictures(args: &ListArgs, client: &Client, collection: &str) -> Outcome {
+    let mut offset = None;
+    if !args.json {
+        print(&format!("{:36}  {:11}  {:>10}  NAME\n", "ID", "SIZE", "BYTES"))?;
+    }
+    loop {
+        let query =
+            [("limit", Some(PAGE.to_string())), ("offset", offset.clone()), ("filter", args.filter.clone())];
+        let answer = client.call("GET", &path(collection, "", &query), Content::None)?.json()?;
+        for picture in answer.get("images").and_then(Value::as_array).into_iter().flatten() {
+            print(&if args.json { format!("{picture}\n") } else { line(picture) })?;
+        }
+        offset = answer.get("next").and_then(|next| match next {
+            Value::String(id) => Some(id.clone()),
+            Value::Number(id) => Some(id.to_string()),
+            _ => None,
+        });
+        if offset.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+fn line(picture: &Value) -> String {
+    let size = format!("{}x{}", text(picture, "width"), text(picture, "height"));
+    format!(
+        "{:36}  {size:11}  {:>10}  {}\n",
+        text(picture, "id"),
+        text(picture, "bytes"),
+        text(picture, "name")
+    )
+}
+
+fn text(object: &Value, key: &str) -> String {
+    match object.get(key) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Number(number)) => number.to_string(),
+        _ => "-".to_owned(),
+    }
+}
+
+/// Deletes pictures or a collection.
+///
+/// # Errors
+/// What the server said; pictures that were deleted before stay deleted.
+pub(super) fn delete(args: &DeleteArgs) -> Outcome {
+    let client = args.place.client()?;
+    let remove = |rest: &str| {
+        let reply = client.call("DELETE", &path(&args.collection, rest, &[]), Content::None)?;
+        reply.good().map(drop)
+    };
+    if args.all {
+        remove("")?;
+        return print(&format!("deleted the collection {}\n", args.collection));
+    }
+    for id in &args.ids {
+        // An id is a name in an address: anything else in it would ask for something else.
+        if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+            return Err(Failure::usage(format!(
+                "{id}: no id; `millpond images list {}` has them",
+                args.collection
+            )));
+        }
+        remove(&format!("/{id}"))?;
+        print(&format!("deleted {id}\n"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pictures_are_lines() {
+        let picture =
+            serde_json::json!({"id": "a-1", "width": 640, "height": 480, "bytes": 1234, "name": "b/c.jpg"});
+        let line = line(&picture);
+        assert!(
+            line.starts_with("a-1 ") && line.contains("  640x480 ") && line.ends_with("  1234  b/c.jpg\n"),
+            "{line}"
+        );
+    }
+}

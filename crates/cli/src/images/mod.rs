@@ -1,0 +1,98 @@
+//! `millpond images`: pictures into a running server's collections, and searches in them, over HTTP.
+
+mod index;
+mod list;
+mod search;
+mod terminal;
+mod upload;
+mod walk;
+
+use clap::{Args, Subcommand};
+
+use crate::client::{Client, ServerArgs, segment};
+use crate::environment;
+use crate::exit::Outcome;
+
+/// `millpond images ACTION`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  millpond serve .cache/images/models            (another terminal; keeps collections)
+  millpond images index ~/Pictures --collection photos
+  millpond images search crop.jpg --collection photos
+  millpond images list
+
+The server does the work: it reads each picture, computes its embedding with a served model and its keypoints,
+and keeps picture and features. http://127.0.0.1:8501/images is a page to search with.")]
+pub(crate) struct ImagesArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Add the pictures of folders to a collection, made where there is none
+    Index(index::IndexArgs),
+    /// Find the pictures most like one
+    Search(search::SearchArgs),
+    /// List the collections, or the pictures of one
+    #[command(visible_alias = "ls")]
+    List(list::ListArgs),
+    /// Delete pictures, or a whole collection
+    Delete(list::DeleteArgs),
+}
+
+/// Runs `millpond images`.
+///
+/// # Errors
+/// A failure that says what the server would not do, or a silent one with code 1 when some pictures failed.
+pub(crate) fn run(args: &ImagesArgs) -> Outcome {
+    match &args.action {
+        Action::Index(args) => index::run(args),
+        Action::Search(args) => search::run(args),
+        Action::List(args) => list::run(args),
+        Action::Delete(args) => list::delete(args),
+    }
+}
+
+/// Which server, and the key it wants.
+#[derive(Args, Clone, Debug)]
+struct Place {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The key that the server wants, where it wants one [default: MILLPOND_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+}
+
+impl Place {
+    fn client(&self) -> Outcome<Client> {
+        let key = self.api_key.clone().or_else(|| environment::API_KEY.text());
+        Ok(Client::new(&self.server)?.with_key(key))
+    }
+}
+
+/// `/v1/images/COLLECTION` and what follows, with the parameters that have a value.
+fn path(collection: &str, rest: &str, query: &[(&str, Option<String>)]) -> String {
+    let mut path = format!("/v1/images/{}{rest}", segment(collection));
+    let mut sign = '?';
+    for (name, value) in query {
+        if let Some(value) = value {
+            path.push_str(&format!("{sign}{name}={}", segment(value)));
+            sign = '&';
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_carry_what_was_given() {
+        let query = [("k", Some("3".to_owned())), ("filter", None), ("name", Some("a b&c".to_owned()))];
+        assert_eq!(path("my photos", "/search", &query), "/v1/images/my%20photos/search?k=3&name=a%20b%26c");
+        assert_eq!(path("p", "", &[]), "/v1/images/p");
+    }
+}

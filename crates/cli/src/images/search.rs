@@ -1,0 +1,207 @@
+//! `millpond images search`: the pictures most like one, as a table.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::terminal::{Terminal, show};
+use super::{Place, path};
+use crate::client::{Client, Content};
+use crate::exit::{Failure, Outcome, print};
+use crate::models::pretty;
+use crate::table::Table;
+
+/// Results whose pictures are shown.
+const SHOWN_MAX: usize = 5;
+/// Longest side of a picture that is shown, in pixels.
+const SHOWN_PIXELS: u32 = 384;
+
+/// `millpond images search FILE`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Two stages: embeddings pick candidates (COARSE, a cosine up to 1), the keypoints of each are then matched with the
+query's (SCORE, from 0, hundreds and more for the same picture). ACCEPTED says that the score is over the threshold, so that it is the same picture or shows the same
+thing; what is not accepted follows in the order of coarse likeness.
+
+Examples:
+  millpond images search crop.jpg --collection photos
+  millpond images search crop.jpg --collection photos -k 3 --explain --json
+  millpond images search crop.jpg --collection photos --filter '{\"must\":[{\"key\":\"album\",\"match\":{\"value\":\"holidays\"}}]}'
+
+Terminals that know kitty's or iTerm2's pictures show them; others with 24-bit colours (COLORTERM) show mosaics.")]
+pub(super) struct SearchArgs {
+    /// The picture to search with; - is standard input
+    #[arg(value_name = "FILE", required_unless_present = "id")]
+    file: Option<PathBuf>,
+    /// Search with a picture of the collection
+    #[arg(long, value_name = "ID", conflicts_with = "file")]
+    id: Option<String>,
+    /// The collection
+    #[arg(long, value_name = "NAME")]
+    collection: String,
+    /// Results wanted
+    #[arg(short, long, value_name = "N", default_value_t = 10)]
+    k: u32,
+    /// Score from which a picture is accepted [default: the server's for the collection's kind]
+    #[arg(long, value_name = "SCORE")]
+    threshold: Option<f32>,
+    /// Pictures whose keypoints are matched [default: the server's]
+    #[arg(long, value_name = "N")]
+    candidates: Option<u32>,
+    /// Search only what this filter lets through, written as Qdrant's
+    #[arg(long, value_name = "JSON")]
+    filter: Option<String>,
+    /// Say how many keypoints matched, and with --json which
+    #[arg(long)]
+    explain: bool,
+    /// Print the server's answer
+    #[arg(long)]
+    json: bool,
+    /// Show no pictures
+    #[arg(long)]
+    no_pictures: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Searches and prints what is found.
+///
+/// # Errors
+/// When the file cannot be read or the server says no.
+pub(super) fn run(args: &SearchArgs) -> Outcome {
+    let client = args.place.client()?;
+    let answer = ask(args, &client)?;
+    if args.json {
+        return print(&pretty(&answer));
+    }
+    let results = answer.get("results").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    if results.is_empty() {
+        return print("nothing found\n");
+    }
+    print(&table(results, args.explain))?;
+    if answer.get("partial") == Some(&json!(true)) {
+        eprintln!("parts of the collection are damaged: this is what could be read");
+    }
+    print(&format!("{}\n", stages(&answer)))?;
+    match Terminal::detect() {
+        Some(terminal) if !args.no_pictures => show_pictures(&client, &args.collection, results, terminal),
+        _ => Ok(()),
+    }
+}
+
+fn ask(args: &SearchArgs, client: &Client) -> Outcome<Value> {
+    let text = |value: Option<String>| value;
+    let query = [
+        ("k", Some(args.k.to_string())),
+        ("threshold", text(args.threshold.map(|value| value.to_string()))),
+        ("candidates", text(args.candidates.map(|value| value.to_string()))),
+        ("filter", args.filter.clone()),
+        ("explain", args.explain.then(|| "1".to_owned())),
+    ];
+    let path = path(&args.collection, "/search", &query);
+    let reply = match (&args.file, &args.id) {
+        (_, Some(id)) => client.call("POST", &path, Content::Json(&json!({ "id": id })))?,
+        (Some(file), None) => client.call("POST", &path, Content::Bytes(&read(file)?))?,
+        (None, None) => return Err(Failure::usage("name a picture to search with")),
+    };
+    reply.json()
+}
+
+fn read(file: &PathBuf) -> Outcome<Vec<u8>> {
+    let wrong = |error: std::io::Error| Failure::failed(format!("cannot read {}: {error}", file.display()));
+    if file.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).map_err(wrong)?;
+        return Ok(bytes);
+    }
+    std::fs::read(file).map_err(wrong)
+}
+
+fn table(results: &[Value], explain: bool) -> String {
+    let number = |value: &Value, key: &str, digits: usize| {
+        value.get(key).and_then(Value::as_f64).map_or("-".to_owned(), |number| format!("{number:.digits$}"))
+    };
+    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
+    let mut table = match explain {
+        true => Table::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
+        false => Table::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
+    };
+    for (rank, result) in results.iter().enumerate() {
+        let accepted = result.get("accepted") == Some(&json!(true));
+        let head = [
+            (rank + 1).to_string(),
+            number(result, "score", 1),
+            number(result, "coarse", 3),
+            if accepted { "yes" } else { "no" }.to_owned(),
+        ];
+        let (name, id) = (text(result, "name"), text(result, "id"));
+        let [rank, score, coarse, accepted] = head;
+        if explain {
+            let pairs = result.get("pairs").and_then(Value::as_array).map_or(0, Vec::len).to_string();
+            table.row([rank, score, coarse, accepted, pairs, name, id]);
+        } else {
+            table.row([rank, score, coarse, accepted, name, id]);
+        }
+    }
+    table.text()
+}
+
+/// "decode 3.1 ms, embed 20.4 ms, keypoints 9.0 ms, search 1.2 ms".
+fn stages(answer: &Value) -> String {
+    let stages = answer.get("stages").and_then(Value::as_object);
+    let words = stages
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some(format!("{} {:.1} ms", name.strip_suffix("_ms")?, value.as_f64()?)));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+fn show_pictures(client: &Client, collection: &str, results: &[Value], terminal: Terminal) -> Outcome {
+    for result in results.iter().take(SHOWN_MAX) {
+        let Some(id) = result.get("id").and_then(Value::as_str) else { continue };
+        let query = [("size", Some(SHOWN_PIXELS.to_string()))];
+        let reply =
+            client.call("GET", &path(collection, &format!("/{id}/thumbnail"), &query), Content::None)?;
+        // The table has been shown; a picture that is missing is no reason to fail.
+        if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
+            let name = result.get("name").and_then(Value::as_str).unwrap_or(id);
+            print(&format!("\n{name}\n{drawn}\n"))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer() -> Value {
+        json!({
+            "results": [
+                {"id": "a-1", "score": 2091.7034, "coarse": 0.7, "accepted": true, "name": "sea.jpg", "pairs": [[1, 2, 3, 4]]},
+                {"id": "b-2", "score": 0.0, "coarse": 0.9, "accepted": false, "name": "hill.jpg"},
+            ],
+            "stages": {"decode_ms": 3.06, "embed_ms": 20.0},
+        })
+    }
+
+    #[test]
+    fn results_are_a_table() {
+        let answer = answer();
+        let results = answer["results"].as_array().unwrap();
+        let expected = "RANK  SCORE   COARSE  ACCEPTED  NAME      ID\n\
+                        1     2091.7  0.700   yes       sea.jpg   a-1\n\
+                        2     0.0     0.900   no        hill.jpg  b-2\n";
+        assert_eq!(table(results, false), expected);
+        assert!(table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg"));
+        // Whatever comes is shown somehow.
+        assert!(table(&[json!(null), json!({"score": "x"})], true).contains("-"));
+    }
+
+    #[test]
+    fn stages_are_named() {
+        assert_eq!(stages(&answer()), "decode 3.1 ms, embed 20.0 ms");
+        assert_eq!(stages(&json!({})), "");
+    }
+}

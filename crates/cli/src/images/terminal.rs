@@ -1,0 +1,137 @@
+//! Pictures in a terminal: kitty's and iTerm2's escape sequences, or coloured half blocks where there are only colours.
+
+use std::io::IsTerminal;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::environment;
+
+/// Rows that a picture takes.
+const ROWS: u32 = 12;
+/// Characters of one of kitty's sequences, by its protocol.
+const KITTY_CHUNK: usize = 4096;
+
+/// How pictures reach the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Terminal {
+    /// kitty's graphics protocol: pixels in chunks of Base64.
+    Kitty,
+    /// iTerm2's inline files, which WezTerm and others take too.
+    ITerm,
+    /// Half blocks in 24-bit colours.
+    Blocks,
+}
+
+impl Terminal {
+    /// What standard output's terminal can show, by its environment; `None` where it is no terminal.
+    pub(super) fn detect() -> Option<Terminal> {
+        if !std::io::stdout().is_terminal() {
+            return None;
+        }
+        let text = |variable: environment::Variable| variable.text().unwrap_or_default();
+        Terminal::of(
+            &text(environment::TERM),
+            &text(environment::TERM_PROGRAM),
+            &text(environment::COLORTERM),
+            environment::NO_COLOR.text().is_some(),
+        )
+    }
+
+    fn of(term: &str, program: &str, colours: &str, plain: bool) -> Option<Terminal> {
+        match (term, program) {
+            // A multiplexer passes neither protocol on.
+            _ if term.starts_with("screen") || term.starts_with("tmux") => {}
+            ("xterm-kitty" | "xterm-ghostty", _) | (_, "ghostty") => return Some(Terminal::Kitty),
+            (_, "iTerm.app" | "WezTerm" | "mintty") => return Some(Terminal::ITerm),
+            _ => {}
+        }
+        (matches!(colours, "truecolor" | "24bit") && !plain).then_some(Terminal::Blocks)
+    }
+}
+
+/// What to print so that `terminal` shows the JPEG `bytes`; `None` where they cannot be read.
+pub(super) fn show(bytes: &[u8], terminal: Terminal) -> Option<String> {
+    if terminal == Terminal::ITerm {
+        let size = bytes.len();
+        let text = STANDARD.encode(bytes);
+        return Some(format!(
+            "\x1b]1337;File=inline=1;size={size};height={ROWS};preserveAspectRatio=1:{text}\x07"
+        ));
+    }
+    let picture = image::load_from_memory(bytes).ok()?.into_rgb8();
+    if picture.width() == 0 || picture.height() == 0 {
+        return None;
+    }
+    Some(if terminal == Terminal::Kitty { kitty(&picture) } else { blocks(&picture) })
+}
+
+/// Kitty's sequences: the first says what comes, `m=0` ends it.
+fn kitty(picture: &image::RgbImage) -> String {
+    let text = STANDARD.encode(picture.as_raw());
+    let chunks: Vec<&[u8]> = text.as_bytes().chunks(KITTY_CHUNK).collect();
+    let mut sequences = String::with_capacity(text.len() + 16 * chunks.len() + 64);
+    for (at, chunk) in chunks.iter().enumerate() {
+        let more = u8::from(at + 1 < chunks.len());
+        let head = match at {
+            0 => format!("a=T,f=24,s={},v={},r={ROWS},", picture.width(), picture.height()),
+            _ => String::new(),
+        };
+        sequences.push_str(&format!("\x1b_G{head}m={more};{}\x1b\\", String::from_utf8_lossy(chunk)));
+    }
+    sequences
+}
+
+/// Two pixels a character: the upper half in the foreground's colour, the lower one in the background's.
+fn blocks(picture: &image::RgbImage) -> String {
+    let rows = ROWS * 2;
+    let columns = (u64::from(picture.width()) * u64::from(rows) / u64::from(picture.height())).clamp(1, 72);
+    let small = image::imageops::thumbnail(picture, columns as u32, rows);
+    let mut lines = Vec::new();
+    for y in (0..small.height().saturating_sub(1)).step_by(2) {
+        let mut line = String::new();
+        for x in 0..small.width() {
+            let ([r, g, b], [s, t, u]) = (small.get_pixel(x, y).0, small.get_pixel(x, y + 1).0);
+            line.push_str(&format!("\x1b[38;2;{r};{g};{b};48;2;{s};{t};{u}m▀"));
+        }
+        lines.push(format!("{line}\x1b[0m"));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jpeg() -> Vec<u8> {
+        let picture = image::RgbImage::from_pixel(96, 64, image::Rgb([200, 30, 30]));
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        picture.write_to(&mut bytes, image::ImageFormat::Jpeg).unwrap();
+        bytes.into_inner()
+    }
+
+    #[test]
+    fn terminals_are_told_by_their_environment() {
+        assert_eq!(Terminal::of("xterm-kitty", "", "truecolor", false), Some(Terminal::Kitty));
+        assert_eq!(Terminal::of("xterm-256color", "iTerm.app", "", true), Some(Terminal::ITerm));
+        assert_eq!(Terminal::of("tmux-256color", "iTerm.app", "truecolor", false), Some(Terminal::Blocks));
+        assert_eq!(Terminal::of("xterm-256color", "", "truecolor", true), None);
+        assert_eq!(Terminal::of("dumb", "", "", false), None);
+    }
+
+    #[test]
+    fn each_terminal_gets_its_own() {
+        let bytes = jpeg();
+        let shown = show(&bytes, Terminal::ITerm).unwrap();
+        assert!(shown.starts_with("\x1b]1337;File=inline=1;") && shown.ends_with('\x07'));
+        let shown = show(&bytes, Terminal::Kitty).unwrap();
+        let (start, end) = (shown.matches("\x1b_G").count(), shown.matches("\x1b\\").count());
+        // 96 x 64 x 3 bytes in Base64 are six chunks.
+        assert_eq!((start, end, shown.matches("m=1;").count()), (6, 6, 5));
+        assert!(shown.starts_with("\x1b_Ga=T,f=24,s=96,v=64,"));
+        let shown = show(&bytes, Terminal::Blocks).unwrap();
+        assert_eq!((shown.lines().count(), shown.matches('▀').count()), (12, 12 * 36));
+        assert_eq!(show(b"no picture", Terminal::Blocks), None);
+        assert_eq!(show(b"no picture", Terminal::Kitty), None);
+    }
+}

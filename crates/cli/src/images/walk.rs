@@ -1,0 +1,159 @@
+//! Which files are pictures, and what names them: where they are, and what is in them.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use crate::exit::{Failure, Outcome};
+
+/// Endings of the formats that the server reads.
+const ENDINGS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
+/// Files that one call takes; more are refused rather than kept in memory.
+const FILES_MAX: usize = 20_000_000;
+
+/// A file to add.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Where it is.
+    pub(super) path: PathBuf,
+    /// What it is called in the collection: its path below the folder that was given, with `/`.
+    pub(super) name: String,
+}
+
+/// What a walk found.
+#[derive(Debug, Default)]
+pub(super) struct Walked {
+    /// The pictures, in order of their paths.
+    pub(super) found: Vec<Found>,
+    /// Files that are no pictures by their ending.
+    pub(super) ignored: u64,
+    /// Folders that could not be read, and why.
+    pub(super) unread: Vec<(String, String)>,
+}
+
+/// The pictures in `places`: files as they are, folders with everything below them. Names that begin with a dot are
+/// passed over, and so are links to folders, which may lead round in circles.
+///
+/// # Errors
+/// When a place does not exist or there are more than `FILES_MAX`.
+pub(super) fn walk(places: &[PathBuf]) -> Outcome<Walked> {
+    let mut walked = Walked::default();
+    for place in places {
+        let about = fs::metadata(place)
+            .map_err(|error| Failure::failed(format!("cannot read {}: {error}", place.display())))?;
+        if about.is_dir() {
+            walk_folder(place, &mut walked)?;
+        } else {
+            let name = place.file_name().unwrap_or(place.as_os_str()).to_string_lossy().into_owned();
+            walked.found.push(Found { path: place.clone(), name });
+        }
+    }
+    walked.found.sort_by(|a, b| a.path.cmp(&b.path));
+    walked.found.dedup();
+    Ok(walked)
+}
+
+fn walk_folder(root: &Path, walked: &mut Walked) -> Outcome {
+    let mut folders = VecDeque::from([root.to_owned()]);
+    while let Some(folder) = folders.pop_front() {
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) => {
+                walked.unread.push((folder.display().to_string(), error.to_string()));
+                continue;
+            }
+        };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            let Some(kind) = entry.file_type().ok().filter(|_| !hidden) else { continue };
+            if kind.is_dir() {
+                folders.push_back(path);
+            } else if kind.is_file() || path.is_file() {
+                if !is_picture(&path) {
+                    walked.ignored += 1;
+                } else if walked.found.len() == FILES_MAX {
+                    return Err(Failure::usage(format!(
+                        "more than {FILES_MAX} pictures: name fewer folders"
+                    )));
+                } else {
+                    walked.found.push(Found { name: name_below(root, &path), path });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_picture(path: &Path) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    ending.is_some_and(|ending| ENDINGS.iter().any(|known| known.eq_ignore_ascii_case(ending)))
+}
+
+fn name_below(root: &Path, path: &Path) -> String {
+    let below = path.strip_prefix(root).unwrap_or(path);
+    let parts: Vec<_> = below.components().map(|part| part.as_os_str().to_string_lossy()).collect();
+    parts.join("/")
+}
+
+/// The id that the server gives to a file of these bytes: the first half of their BLAKE3 hash as a UUID of version 8.
+///
+/// # Errors
+/// When the file cannot be read.
+pub(super) fn id_of(path: &Path) -> std::io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    let hash = hasher.finalize();
+    let mut bytes = [0u8; 16];
+    bytes.copy_from_slice(&hash.as_bytes()[..16]);
+    // Version and variant as RFC 9562, section 5.8, has them.
+    bytes[6] = bytes[6] & 0x0f | 0x80;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut id = String::with_capacity(36);
+    for (at, byte) in bytes.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            id.push('-');
+        }
+        id.push_str(&format!("{byte:02x}"));
+    }
+    Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pictures_are_found_below_folders_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        };
+        ["b/a.JPG", "a.png", "notes.txt", ".thumbs/x.jpg", ".hidden.png", "b/c/d.webp", "e"]
+            .into_iter()
+            .for_each(put);
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("b/round")).unwrap();
+        let walked = walk(&[dir.path().to_owned()]).unwrap();
+        let names: Vec<&str> = walked.found.iter().map(|found| found.name.as_str()).collect();
+        assert_eq!(names, ["a.png", "b/a.JPG", "b/c/d.webp"]);
+        assert_eq!((walked.ignored, walked.unread.len()), (2, 0));
+        // A file that is named is taken whatever it is called, and once.
+        let file = dir.path().join("e");
+        assert_eq!(
+            walk(&[file.clone(), file.clone()]).unwrap().found,
+            [Found { path: file, name: "e".into() }]
+        );
+        assert!(walk(&[dir.path().join("gone")]).is_err());
+    }
+
+    #[test]
+    fn ids_are_uuids_of_the_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("empty");
+        fs::write(&path, "").unwrap();
+        // BLAKE3 of nothing is af1349b9f5f9a1a6a0404dea36dcc949...
+        assert_eq!(id_of(&path).unwrap(), "af1349b9-f5f9-81a6-a040-4dea36dcc949");
+    }
+}

@@ -1,0 +1,189 @@
+//! The device: driver, context, compiled kernels.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use base::{Error, Result};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError};
+use cudarc::nvrtc::Ptx;
+
+use crate::nvrtc::{Nvrtc, Search, Target};
+use crate::plan::Coding;
+
+/// The device that is used: the first that the driver shows (`CUDA_VISIBLE_DEVICES` chooses).
+const ORDINAL: usize = 0;
+/// The first compute capability, times ten, with products of four bytes in one instruction.
+const CAPABILITY_MIN: u32 = 61;
+/// What is compiled for where the compiler does not know the device: later devices take code of earlier ones.
+const CAPABILITY_KNOWN: u32 = 80;
+/// Free device memory that rows may take at most, in percent: searches and other programs need some too.
+const DEVICE_PERCENT_MAX: u64 = 80;
+
+/// What the GPU may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where the run-time compiler is looked for.
+    pub compiler: Search,
+    /// Device memory for rows at most, in bytes; besides, no more than 80 % of what is free.
+    pub device_bytes_max: u64,
+    /// Pinned host memory for rows that do not fit the device at most, in bytes.
+    pub pinned_bytes_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { compiler: Search::default(), device_bytes_max: u64::MAX, pinned_bytes_max: 0 }
+    }
+}
+
+/// An opened device. Shared by all threads; searches go through one queue of the device.
+pub struct Gpu {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
+    ranks: Vec<((Coding, usize), CudaFunction)>,
+    pub(crate) merge: CudaFunction,
+    pub(crate) options: Options,
+    pub(crate) processors: usize,
+    /// Bytes of rows on the device and in pinned memory.
+    pub(crate) device_bytes: AtomicU64,
+    pub(crate) pinned_bytes: AtomicU64,
+    /// The context does not survive most errors; it is left alone after the first.
+    broken: AtomicBool,
+    name: String,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Gpu").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Gpu {
+    /// Opens the driver and the first device and compiles the kernels for it; takes about a second where all is there.
+    ///
+    /// # Errors
+    /// `NotFound` where the driver, a device or the compiler is missing, each by name; `Unimplemented` where the device
+    /// is too old; `Internal` with what the driver or the compiler said.
+    pub fn open(options: &Options) -> Result<Arc<Gpu>> {
+        // SAFETY: the driver's initialisers set up its own state only; this is the library's documented use.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::not_found(
+                "NVIDIA's driver (libcuda) was not found; install the driver, or start the container with its GPUs",
+            ));
+        }
+        // The bindings end the thread where the driver lacks a function.
+        let opened = catch_unwind(AssertUnwindSafe(|| Gpu::with_driver(options)));
+        opened.unwrap_or_else(|_| Err(Error::internal("NVIDIA's driver lacks a function; it is too old")))
+    }
+
+    fn with_driver(options: &Options) -> Result<Arc<Gpu>> {
+        let context = CudaContext::new(ORDINAL).map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
+                Error::not_found("the driver is there, but it shows no GPU (CUDA_VISIBLE_DEVICES?)")
+            }
+            _ => driver_error(error).context("the GPU cannot be opened"),
+        })?;
+        let (major, minor) = context.compute_capability().map_err(driver_error)?;
+        let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
+        if capability < CAPABILITY_MIN {
+            return Err(Error::unimplemented(format!(
+                "the GPU has compute capability {major}.{minor}; 6.1 is needed (Pascal, 2016)"
+            )));
+        }
+        let module = load(&context, &Nvrtc::open(&options.compiler)?, capability)?;
+        let function = |name: &str| module.load_function(name).map_err(driver_error);
+        let mut ranks = Vec::new();
+        for coding in [Coding::Bytes, Coding::Bfloats] {
+            for group in [1, 2, 4, 8] {
+                ranks.push(((coding, group), function(&coding.kernel(group))?));
+            }
+        }
+        let attribute = Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let processors = context.attribute(attribute).map_err(driver_error)?;
+        let name = context.name().map_err(driver_error)?;
+        Ok(Arc::new(Gpu {
+            stream: context.default_stream(),
+            merge: function("merge_lists")?,
+            ranks,
+            options: options.clone(),
+            processors: usize::try_from(processors).unwrap_or(1).max(1),
+            device_bytes: AtomicU64::new(0),
+            pinned_bytes: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            name,
+            context,
+        }))
+    }
+
+    /// What the device is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of rows on the device, and in pinned host memory.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.device_bytes.load(Ordering::Relaxed), self.pinned_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that rows may still take on the device.
+    ///
+    /// # Errors
+    /// `Internal` where the driver does not say.
+    pub fn device_bytes_left(&self) -> Result<u64> {
+        let (free, _) = self.context.mem_get_info().map_err(driver_error)?;
+        let taken = self.device_bytes.load(Ordering::Relaxed);
+        Ok(self.options.device_bytes_max.saturating_sub(taken).min(free as u64 / 100 * DEVICE_PERCENT_MAX))
+    }
+
+    /// # Errors
+    /// `Unavailable` after the device failed once.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Error::unavailable("the GPU failed before and is left alone until the next start"));
+        }
+        Ok(())
+    }
+
+    /// Turns what the driver said into an error; after anything but a lack of memory the device is left alone.
+    pub(crate) fn failed(&self, error: DriverError) -> Error {
+        if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Error::exhausted("the GPU has not enough free memory");
+        }
+        let error = driver_error(error);
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            tracing::warn!(gpu = self.name, %error, "the GPU failed; searches stay on the processor");
+        }
+        error
+    }
+
+    pub(crate) fn rank(&self, coding: Coding, group: usize) -> Result<&CudaFunction> {
+        let found = self.ranks.iter().find(|(key, _)| *key == (coding, group));
+        found
+            .map(|(_, function)| function)
+            .ok_or_else(|| Error::internal("there is no kernel for this group"))
+    }
+}
+
+/// Machine code for this device where the compiler knows it, else intermediate code of an earlier one.
+fn load(context: &Arc<CudaContext>, compiler: &Nvrtc, capability: u32) -> Result<Arc<CudaModule>> {
+    let image = match compiler.compile(Target::Machine(capability)) {
+        Err(error) if error.kind() == base::ErrorKind::Unimplemented => {
+            compiler.compile(Target::Intermediate(capability.min(CAPABILITY_KNOWN)))?
+        }
+        compiled => compiled?,
+    };
+    context.load_module(Ptx::from_binary(image.bytes)).map_err(|error| {
+        driver_error(error).context(format!(
+            "the driver refuses what {} compiled (is the driver of the same major version?)",
+            compiler.found()
+        ))
+    })
+}
+
+/// The driver's own words.
+pub(crate) fn driver_error(error: DriverError) -> Error {
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
+    Error::internal(format!("NVIDIA's driver: {} ({:?})", text.unwrap_or_default(), error.0))
+}

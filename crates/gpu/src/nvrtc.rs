@@ -1,0 +1,234 @@
+//! The compiler for kernels, NVRTC, opened at run time.
+//!
+//! `cudarc` has bindings for it too, but they find it by name only and end the program where it is not there.
+
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+
+use base::{Error, Result};
+use libloading::Library;
+
+/// Names under which the loader may know the library, newest first.
+const NAMES: [&str; 5] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "nvrtc.dll"];
+/// Folders that packages install it to and that the loader does not always search.
+const FOLDERS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+/// Folders below `$VIRTUAL_ENV/lib/python*/site-packages` that NVIDIA's wheels install it to.
+const WHEEL_FOLDERS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
+/// Bytes of a log or an image that are believed.
+const OUTPUT_BYTES_MAX: usize = 64 << 20;
+/// Bytes of the compiler's log that go into an error.
+const LOG_BYTES_MAX: usize = 4096;
+/// `NVRTC_SUCCESS`.
+const SUCCESS: c_int = 0;
+/// `NVRTC_ERROR_INVALID_OPTION`: among others, an architecture that this NVRTC does not know.
+const INVALID_OPTION: c_int = 5;
+
+type Program = *mut c_void;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+
+/// What is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Machine code of one architecture: 90 for compute capability 9.0. A driver of the same major version of CUDA
+    /// loads it, whichever is newer.
+    Machine(u32),
+    /// Intermediate code that the driver finishes for this architecture and later ones.
+    Intermediate(u32),
+}
+
+/// A compiled program: machine code, or intermediate code as text.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// What it was compiled for.
+    pub target: Target,
+    /// The code; text ends with a zero byte.
+    pub bytes: Vec<u8>,
+    /// What the compiler said: warnings, empty where there are none.
+    pub log: String,
+}
+
+/// Where to look for the library.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// The library or its folder; nothing else is tried where this is given.
+    pub explicit: Option<PathBuf>,
+    /// The active virtual environment of Python, into which NVIDIA's wheels may have put it.
+    pub virtual_env: Option<PathBuf>,
+}
+
+impl Search {
+    /// Files and names to try: by name, in the usual folders, in the wheels.
+    fn candidates(&self) -> Vec<OsString> {
+        let named = |folder: PathBuf| NAMES.iter().map(move |name| folder.join(name).into_os_string());
+        if let Some(path) = &self.explicit {
+            return if path.is_dir() {
+                named(path.clone()).collect()
+            } else {
+                vec![path.clone().into_os_string()]
+            };
+        }
+        let mut candidates: Vec<OsString> = NAMES.iter().map(|name| OsString::from(*name)).collect();
+        candidates.extend(FOLDERS.iter().flat_map(|folder| named(PathBuf::from(folder))));
+        let libraries =
+            self.virtual_env.iter().flat_map(|root| std::fs::read_dir(root.join("lib"))).flatten().flatten();
+        for folder in libraries.filter(|folder| folder.file_name().to_string_lossy().starts_with("python")) {
+            let packages = folder.path().join("site-packages");
+            candidates.extend(WHEEL_FOLDERS.iter().flat_map(|wheel| named(packages.join(wheel))));
+        }
+        candidates
+    }
+}
+
+/// The opened library.
+#[derive(Debug)]
+pub struct Nvrtc {
+    /// Never closed: NVIDIA's libraries leave handlers behind for the end of the process.
+    library: ManuallyDrop<Library>,
+    found: String,
+}
+
+impl Nvrtc {
+    /// Finds and opens it.
+    ///
+    /// # Errors
+    /// `NotFound`, with what to install.
+    pub fn open(search: &Search) -> Result<Nvrtc> {
+        let candidates = search.candidates();
+        for candidate in &candidates {
+            // SAFETY: NVRTC's initialisers do nothing but set up its own state; candidates are NVRTC by name.
+            if let Ok(library) = unsafe { Library::new(candidate) } {
+                return Ok(Nvrtc {
+                    library: ManuallyDrop::new(library),
+                    found: candidate.to_string_lossy().into_owned(),
+                });
+            }
+        }
+        Err(Error::not_found(format!(
+            "NVIDIA's run-time compiler (libnvrtc) was not found in {} places; install it (Debian: libnvrtc12, Python: \
+             nvidia-cuda-nvrtc-cu12) or name its file",
+            candidates.len()
+        )))
+    }
+
+    /// Where it was found.
+    pub fn found(&self) -> &str {
+        &self.found
+    }
+
+    /// Its version: major and minor.
+    ///
+    /// # Errors
+    /// `Internal` where it does not say.
+    pub fn version(&self) -> Result<(i32, i32)> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the signature is that of NVRTC's documentation.
+        let version = unsafe {
+            self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(c"nvrtcVersion")
+        }?;
+        // SAFETY: both point to an int each.
+        self.check(unsafe { version(&mut major, &mut minor) }, "tell its version")?;
+        Ok((major, minor))
+    }
+
+    /// Compiles our kernels.
+    ///
+    /// # Errors
+    /// `Unimplemented` where this NVRTC does not know the architecture; `Internal` with the compiler's log.
+    pub fn compile(&self, target: Target) -> Result<Image> {
+        let source =
+            CString::new(crate::SOURCE).map_err(|_| Error::internal("the kernels hold a zero byte"))?;
+        let mut program: Program = std::ptr::null_mut();
+        // SAFETY: the signature is that of NVRTC's documentation.
+        let create = unsafe { self.function::<Create>(c"nvrtcCreateProgram") }?;
+        // SAFETY: both texts end with a zero and live over the call; there are no headers.
+        let code = unsafe {
+            create(
+                &mut program,
+                source.as_ptr(),
+                c"kernels.cu".as_ptr(),
+                0,
+                std::ptr::null(),
+                std::ptr::null(),
+            )
+        };
+        self.check(code, "take the kernels")?;
+        let image = self.compile_program(program, target);
+        // SAFETY: the signature is that of NVRTC's documentation.
+        let destroy =
+            unsafe { self.function::<unsafe extern "C" fn(*mut Program) -> c_int>(c"nvrtcDestroyProgram") }?;
+        // SAFETY: the program was made above and is not used again. That freeing fails changes nothing.
+        unsafe { destroy(&mut program) };
+        image
+    }
+
+    fn compile_program(&self, program: Program, target: Target) -> Result<Image> {
+        let (architecture, size, text) = match target {
+            Target::Machine(number) => (format!("sm_{number}"), c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN"),
+            Target::Intermediate(number) => (format!("compute_{number}"), c"nvrtcGetPTXSize", c"nvrtcGetPTX"),
+        };
+        let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
+        let options = options.map(|option| CString::new(option).unwrap_or_default());
+        let pointers = options.each_ref().map(|option| option.as_ptr());
+        // SAFETY: the signature is that of NVRTC's documentation.
+        let compile = unsafe {
+            self.function::<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int>(
+                c"nvrtcCompileProgram",
+            )
+        }?;
+        // SAFETY: the program lives, and the array holds as many texts as said, which live over the call.
+        let code = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
+        if code == INVALID_OPTION {
+            return Err(Error::unimplemented(format!("{} does not compile for {architecture}", self.found)));
+        }
+        let log = self.output(program, c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog")?;
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
+        if code != SUCCESS {
+            let log: String = log.chars().take(LOG_BYTES_MAX).collect();
+            return Err(Error::internal(format!("{} refused our kernels (code {code}): {log}", self.found)));
+        }
+        Ok(Image { target, bytes: self.output(program, size, text)?, log })
+    }
+
+    /// One of the texts or images of a program.
+    fn output(&self, program: Program, size: &CStr, text: &CStr) -> Result<Vec<u8>> {
+        let mut bytes = 0;
+        // SAFETY: both signatures are those of NVRTC's documentation.
+        let (size, text) = unsafe { (self.function::<Size>(size)?, self.function::<Text>(text)?) };
+        // SAFETY: the program lives, and the size goes to a size.
+        self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;
+        if bytes > OUTPUT_BYTES_MAX {
+            return Err(Error::internal(format!("NVRTC wants to give {bytes} bytes, which cannot be right")));
+        }
+        let mut out = vec![0_u8; bytes];
+        // SAFETY: the program lives, and there is room for as many bytes as it said it has.
+        self.check(unsafe { text(program, out.as_mut_ptr().cast()) }, "give its output")?;
+        Ok(out)
+    }
+
+    fn check(&self, code: c_int, what: &str) -> Result<()> {
+        match code {
+            SUCCESS => Ok(()),
+            _ => Err(Error::internal(format!("{} would not {what} (code {code})", self.found))),
+        }
+    }
+
+    /// # Safety
+    /// `T` is the function's true signature; what is returned is not kept longer than the library.
+    unsafe fn function<T: Copy>(&self, name: &CStr) -> Result<T> {
+        // SAFETY: as the caller promises.
+        let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };
+        found.map(|function| *function).map_err(|_| {
+            Error::unimplemented(format!("{} has no {}; it is too old", self.found, name.to_string_lossy()))
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! How one batch of queries is divided among blocks; the same arithmetic as in `kernels.cu`, kept apart from the
+//! device so that it is tested without one.
+
+use base::{Error, Result};
+
+/// Threads of a block, and rows of a tile (`THREADS` in `kernels.cu`).
+pub const TILE_ROWS: usize = 128;
+/// Places of all lists of a block together (`PLACES` in `kernels.cu`).
+const PLACES: usize = 2048;
+/// Bytes of a piece, the unit in which codes are read.
+pub const PIECE_BYTES: usize = 16;
+/// Most queries of one group, that is of one pass over the codes.
+const GROUP_MAX: usize = 8;
+/// Rows that one search may ask for at most: one list of a block and room for the next tile fill its shared memory.
+pub const K_MAX: usize = PLACES - TILE_ROWS;
+/// Queries of one search at most, so that what goes back and forth stays a few megabytes.
+pub const QUERIES_MAX: usize = 1024;
+/// Values of a vector at most, as in the index.
+pub const DIMS_MAX: usize = 4096;
+/// Rows at most, as in the index: tiles and rows are counted in 32 bits.
+pub const ROWS_MAX: usize = 1 << 30;
+/// Blocks of one group that are wanted for each multiprocessor, so that one computes while another waits.
+const BLOCKS_PER_PROCESSOR: usize = 4;
+/// Keys of all lists of one query together at most, so that merging them stays a small part of the work.
+const LISTED_MAX: usize = 1 << 18;
+
+/// How rows are coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// Symmetric bytes, with scales.
+    Bytes,
+    /// The upper halves of floats.
+    Bfloats,
+}
+
+impl Coding {
+    /// Pieces of 16 bytes from one row to the next.
+    pub fn row_pieces(self, dims: usize) -> usize {
+        let width = match self {
+            Coding::Bytes => 1,
+            Coding::Bfloats => 2,
+        };
+        (dims * width).div_ceil(PIECE_BYTES)
+    }
+
+    /// The kernel for groups of `group` queries.
+    pub fn kernel(self, group: usize) -> String {
+        match self {
+            Coding::Bytes => format!("rank_bytes_{group}"),
+            Coding::Bfloats => format!("rank_bfloats_{group}"),
+        }
+    }
+}
+
+/// The division of one search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Queries that a block takes through the codes together: 1, 2, 4 or 8.
+    pub group: usize,
+    /// Groups of queries.
+    pub groups: usize,
+    /// Parts of the rows, each a block.
+    pub parts: usize,
+    /// Tiles of each part; the last has fewer.
+    pub tiles_per_part: usize,
+}
+
+impl Plan {
+    /// The division for `queries` queries and `k` hits each over `rows` rows, on a device with `processors`
+    /// multiprocessors.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or [`ROWS_MAX`].
+    pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<Plan> {
+        if rows == 0 || rows > ROWS_MAX || queries == 0 || queries > QUERIES_MAX || k == 0 || k > K_MAX {
+            return Err(Error::invalid(format!(
+                "a search on the GPU takes 1 to {ROWS_MAX} rows, {QUERIES_MAX} queries and {K_MAX} hits, not {rows}, \
+                 {queries} and {k}"
+            )));
+        }
+        let mut group = GROUP_MAX;
+        // A list needs room for what it keeps and one more tile; narrow groups for single queries leave out idle sums.
+        while group > 1 && (PLACES / group < k + TILE_ROWS || group / 2 >= queries) {
+            group /= 2;
+        }
+        let groups = queries.div_ceil(group);
+        let tiles = rows.div_ceil(TILE_ROWS);
+        let wanted =
+            (processors.max(1) * BLOCKS_PER_PROCESSOR).div_ceil(groups).min(LISTED_MAX / k).clamp(1, tiles);
+        let tiles_per_part = tiles.div_ceil(wanted);
+        Ok(Plan { group, groups, parts: tiles.div_ceil(tiles_per_part), tiles_per_part })
+    }
+}
+
+/// A cost and a row out of the key that `key_of` in `kernels.cu` makes; nothing for the key of no row.
+pub fn parts(key: u64) -> Option<(f32, u32)> {
+    if key == u64::MAX {
+        return None;
+    }
+    let ordered = (key >> 32) as u32;
+    let bits = if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered };
+    Some((f32::from_bits(bits), key as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_row_and_query_is_in_exactly_one_block_and_every_list_fits(
+            rows in 1_usize..3_000_000, queries in 1_usize..=QUERIES_MAX, k in 1_usize..=K_MAX, processors in 0_usize..200,
+        ) {
+            let plan = Plan::new(rows, queries, k, processors).unwrap();
+            let tiles = rows.div_ceil(TILE_ROWS);
+            prop_assert!(plan.parts * plan.tiles_per_part >= tiles && (plan.parts - 1) * plan.tiles_per_part < tiles);
+            prop_assert!(plan.groups * plan.group >= queries && (plan.groups - 1) * plan.group < queries);
+            prop_assert!(PLACES / plan.group >= k + TILE_ROWS);
+            prop_assert!(plan.parts * k <= LISTED_MAX);
+            prop_assert!([1, 2, 4, 8].contains(&plan.group));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (rows, queries, k) in [
+            (0, 1, 1),
+            (ROWS_MAX + 1, 1, 1),
+            (1, 0, 1),
+            (1, QUERIES_MAX + 1, 1),
+            (1, 1, 0),
+            (1, 1, K_MAX + 1),
+        ] {
+            assert!(Plan::new(rows, queries, k, 8).is_err());
+        }
+    }
+
+    #[test]
+    fn constants_are_those_of_the_kernels() {
+        for (name, value) in [("THREADS", TILE_ROWS), ("PLACES", PLACES)] {
+            assert!(crate::SOURCE.contains(&format!("#define {name} {value}\n")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Rows on the device and the search over them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{Error, Result};
+use cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PinnedHostSlice, PushKernelArg, sys,
+};
+
+use crate::device::{Gpu, driver_error};
+use crate::plan::{Coding, DIMS_MAX, PIECE_BYTES, Plan, ROWS_MAX, TILE_ROWS, parts};
+
+/// Bytes that are made ready on the host before they are sent, where rows must be widened.
+const STAGING_BYTES: usize = 16 << 20;
+
+/// Codes of rows, row by row.
+#[derive(Clone, Copy, Debug)]
+pub enum Codes<'a> {
+    /// Symmetric bytes, `rows * dims`, and what a code of each row is worth.
+    Bytes {
+        /// The codes.
+        codes: &'a [i8],
+        /// A scale for each row.
+        scales: &'a [f32],
+    },
+    /// The bits of `rows * dims` bfloat16.
+    Bfloats(&'a [u16]),
+}
+
+/// Rows to bring to the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// Values of a row.
+    pub dims: usize,
+    /// Their codes.
+    pub codes: Codes<'a>,
+    /// Squared lengths, one a row; costs are squared distances without the query's part then. Without: minus the
+    /// products.
+    pub squares: Option<&'a [f32]>,
+}
+
+/// Queries, row by row.
+#[derive(Clone, Copy, Debug)]
+pub enum Queries<'a> {
+    /// For rows of bytes: `queries * dims` codes, and a scale for each query.
+    Bytes {
+        /// The codes.
+        codes: &'a [i8],
+        /// A scale for each query.
+        scales: &'a [f32],
+    },
+    /// For rows of bfloat16: `queries * dims` values.
+    Floats(&'a [f32]),
+}
+
+/// Where rows are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// On the device where they fit, else in pinned memory where they may.
+    Auto,
+    /// In the device's memory.
+    Device,
+    /// In host memory that the device reads through its bus.
+    Pinned,
+}
+
+/// Codes where the device reads them.
+enum Kept {
+    Device(CudaSlice<u8>),
+    Pinned(PinnedHostSlice<u8>),
+}
+
+/// Rows that the device can search.
+pub struct DeviceRows {
+    gpu: Arc<Gpu>,
+    codes: Kept,
+    scales: Option<CudaSlice<f32>>,
+    squares: Option<CudaSlice<f32>>,
+    coding: Coding,
+    dims: usize,
+    rows: usize,
+    bytes: u64,
+}
+
+/// `Shape` in `kernels.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: u32,
+    row_pieces: u32,
+    queries: u32,
+    k: u32,
+    tiles_per_part: u32,
+    distances: u32,
+}
+
+// SAFETY: six 32-bit numbers without padding, laid out as in the kernels.
+unsafe impl DeviceRepr for Shape {}
+
+/// Waits for the device when it goes, so that nothing is in the queue that uses memory which goes too.
+struct Waits<'a>(&'a CudaStream);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        // Where this fails, so did what came before, and that was reported.
+        let _ = self.0.synchronize();
+    }
+}
+
+impl Rows<'_> {
+    fn coding(&self) -> Coding {
+        match self.codes {
+            Codes::Bytes { .. } => Coding::Bytes,
+            Codes::Bfloats(_) => Coding::Bfloats,
+        }
+    }
+
+    /// The number of rows.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where lengths do not fit together or are over their maxima.
+    pub fn check(&self) -> Result<usize> {
+        let (values, scales) = match self.codes {
+            Codes::Bytes { codes, scales } => (codes.len(), Some(scales.len())),
+            Codes::Bfloats(codes) => (codes.len(), None),
+        };
+        let rows = values / self.dims.max(1);
+        let whole = self.dims > 0 && self.dims <= DIMS_MAX && rows * self.dims == values && rows <= ROWS_MAX;
+        let fitting = scales.is_none_or(|count| count == rows);
+        if whole && rows > 0 && fitting && self.squares.is_none_or(|squares| squares.len() == rows) {
+            return Ok(rows);
+        }
+        Err(Error::invalid(format!(
+            "{values} codes of {} dimensions, their scales and squares are not the same number of rows, or more than \
+             {ROWS_MAX} rows or {DIMS_MAX} dimensions",
+            self.dims
+        )))
+    }
+
+    /// Rows `range` as the kernels read them: each widened with zeros to whole pieces.
+    pub fn widened(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
+        let width = self.coding().row_pieces(self.dims) * PIECE_BYTES;
+        out.clear();
+        for row in range {
+            let (start, values) = (out.len(), row * self.dims..(row + 1) * self.dims);
+            match self.codes {
+                Codes::Bytes { codes, .. } => out.extend(codes[values].iter().map(|code| *code as u8)),
+                Codes::Bfloats(codes) => out.extend(codes[values].iter().flat_map(|code| code.to_le_bytes())),
+            }
+            out.resize(start + width, 0);
+        }
+    }
+}
+
+impl Queries<'_> {
+    /// The number of queries, and their values as the kernels read them: widened with zeros as the rows are.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where they are not whole queries of the kind that goes with `coding`.
+    pub fn widened(&self, coding: Coding, dims: usize) -> Result<(usize, Vec<u8>)> {
+        let count = match (self, coding) {
+            (Queries::Bytes { codes, scales }, Coding::Bytes) if codes.len() == scales.len() * dims => {
+                scales.len()
+            }
+            (Queries::Floats(values), Coding::Bfloats) if values.len().is_multiple_of(dims) => {
+                values.len() / dims
+            }
+            _ => return Err(Error::invalid(format!("the queries are not whole ones of {dims} dimensions"))),
+        };
+        let mut out = Vec::new();
+        for query in 0..count {
+            let values = query * dims..(query + 1) * dims;
+            let width = match self {
+                Queries::Bytes { codes, .. } => {
+                    out.extend(codes[values].iter().map(|code| *code as u8));
+                    coding.row_pieces(dims) * PIECE_BYTES
+                }
+                Queries::Floats(floats) => {
+                    out.extend(floats[values].iter().flat_map(|value| value.to_le_bytes()));
+                    coding.row_pieces(dims) * PIECE_BYTES * 2
+                }
+            };
+            out.resize((query + 1) * width, 0);
+        }
+        Ok((count, out))
+    }
+}
+
+impl Gpu {
+    /// Brings rows to where the device reads them.
+    ///
+    /// # Errors
+    /// What [`Rows::check`] refuses; `ResourceExhausted` where there is no room for them, by [`crate::Options`] or on
+    /// the device; `Internal` with what the driver said.
+    pub fn upload(self: &Arc<Gpu>, rows: &Rows, home: Home) -> Result<DeviceRows> {
+        self.check()?;
+        let count = rows.check()?;
+        let _waits = Waits(&self.stream);
+        let bytes = count as u64 * (rows.coding().row_pieces(rows.dims) * PIECE_BYTES) as u64;
+        let beside = if rows.squares.is_some() { 8 * count as u64 } else { 4 * count as u64 };
+        let on_device = home != Home::Pinned && bytes + beside <= self.device_bytes_left()?;
+        let codes = match (on_device, home) {
+            (true, _) => Kept::Device(self.send(rows, count, bytes)?),
+            (false, Home::Device) => {
+                return Err(Error::exhausted(format!("{bytes} bytes of codes do not fit the GPU's memory")));
+            }
+            _ => Kept::Pinned(self.pin(rows, count, bytes)?),
+        };
+        let send = |values: &[f32]| self.stream.clone_htod(values).map_err(|error| self.failed(error));
+        let scales = match rows.codes {
+            Codes::Bytes { scales, .. } => Some(send(scales)?),
+            Codes::Bfloats(_) => None,
+        };
+        let squares = rows.squares.map(send).transpose()?;
+        self.stream.synchronize().map_err(|error| self.failed(error))?;
+        let home = if on_device { &self.device_bytes } else { &self.pinned_bytes };
+        home.fetch_add(bytes, Ordering::Relaxed);
+        Ok(DeviceRows {
+            gpu: self.clone(),
+            codes,
+            scales,
+            squares,
+            coding: rows.coding(),
+            dims: rows.dims,
+            rows: count,
+            bytes,
+        })
+    }
+
+    /// Codes on the device, a staging buffer at a time.
+    fn send(&self, rows: &Rows, count: usize, bytes: u64) -> Result<CudaSlice<u8>> {
+        let width = rows.coding().row_pieces(rows.dims) * PIECE_BYTES;
+        // SAFETY: every byte is written below before a kernel is started.
+        let kept = unsafe { self.stream.alloc::<u8>(bytes as usize) };
+        let mut kept = kept.map_err(|error| self.failed(error))?;
+        let (step, mut staging) = ((STAGING_BYTES / width).max(1), Vec::new());
+        for start in (0..count).step_by(step) {
+            let end = count.min(start + step);
+            rows.widened(start..end, &mut staging);
+            let mut place = kept
+                .try_slice_mut(start * width..end * width)
+                .ok_or_else(|| Error::internal("rows do not fit what was taken for them"))?;
+            self.stream.memcpy_htod(&staging, &mut place).map_err(|error| self.failed(error))?;
+            // The staging buffer is written again next.
+            self.stream.synchronize().map_err(|error| self.failed(error))?;
+        }
+        Ok(kept)
+    }
+
+    /// Codes in host memory that cannot be swapped out and that the device sees.
+    fn pin(&self, rows: &Rows, count: usize, bytes: u64) -> Result<PinnedHostSlice<u8>> {
+        let left = self.options.pinned_bytes_max.saturating_sub(self.pinned_bytes.load(Ordering::Relaxed));
+        if bytes > left {
+            return Err(Error::exhausted(format!(
+                "{bytes} bytes of codes fit neither the GPU's memory nor the {left} bytes left for pinned memory"
+            )));
+        }
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: every byte is written below before it is read.
+        let kept = unsafe { self.context.alloc_pinned_with_flags::<u8>(bytes as usize, flags) };
+        let mut kept = kept.map_err(|error| self.failed(error))?;
+        let width = rows.coding().row_pieces(rows.dims) * PIECE_BYTES;
+        let (step, mut staging) = ((STAGING_BYTES / width).max(1), Vec::new());
+        let out = kept.as_mut_slice().map_err(|error| self.failed(error))?;
+        for (at, out) in out.chunks_mut(step * width).enumerate() {
+            rows.widened(at * step..count.min((at + 1) * step), &mut staging);
+            out.copy_from_slice(&staging);
+        }
+        Ok(kept)
+    }
+}
+
+impl DeviceRows {
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values of a row.
+    pub fn dims(&self) -> usize {
+        self.dims
+    }
+
+    /// Bytes of codes, and whether they are in pinned host memory rather than on the device.
+    pub fn bytes(&self) -> (u64, bool) {
+        (self.bytes, matches!(self.codes, Kept::Pinned(_)))
+    }
+
+    /// The `k` rows of least cost for each query, best first, equal costs by row; fewer where fewer are allowed or
+    /// have a finite cost. Row `r` is allowed where bit `r % 64` of word `r / 64` of `allowed` is set; all are where it
+    /// is not given.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where queries or the bitmap do not fit the rows, or over [`crate::K_MAX`] hits or
+    /// [`crate::QUERIES_MAX`] queries are wanted; `ResourceExhausted` where the device has no memory left; `Internal`
+    /// with what the driver said; `Unavailable` after such a failure.
+    pub fn search(
+        &self,
+        queries: &Queries,
+        k: usize,
+        allowed: Option<&[u64]>,
+    ) -> Result<Vec<Vec<(f32, u32)>>> {
+        self.gpu.check()?;
+        let (count, widened) = queries.widened(self.coding, self.dims)?;
+        if allowed.is_some_and(|words| words.len() < self.rows.div_ceil(64)) {
+            return Err(Error::invalid(format!(
+                "the bitmap has fewer bits than there are rows, {}",
+                self.rows
+            )));
+        }
+        let plan = Plan::new(self.rows, count, k, self.gpu.processors)?;
+        let found = self.rank(queries, &widened, count, k, allowed, &plan)?;
+        Ok(found.chunks_exact(k).map(|keys| keys.iter().map_while(|key| parts(*key)).collect()).collect())
+    }
+
+    /// The `count * k` best keys.
+    fn rank(
+        &self,
+        queries: &Queries,
+        widened: &[u8],
+        count: usize,
+        k: usize,
+        allowed: Option<&[u64]>,
+        plan: &Plan,
+    ) -> Result<Vec<u64>> {
+        let gpu = &self.gpu;
+        let failed = |error| gpu.failed(error);
+        let stream = &gpu.stream;
+        let scales: &[f32] = if let Queries::Bytes { scales, .. } = queries { scales } else { &[] };
+        let mut found = vec![0; count * k];
+        let device_queries = stream.clone_htod(widened).map_err(failed)?;
+        let device_scales =
+            (!scales.is_empty()).then(|| stream.clone_htod(scales)).transpose().map_err(failed)?;
+        let bitmap = allowed.map(|words| stream.clone_htod(words)).transpose().map_err(failed)?;
+        let lists = stream.alloc_zeros::<u64>(count * plan.parts * k).map_err(failed)?;
+        let best = stream.alloc_zeros::<u64>(count * k).map_err(failed)?;
+        // Declared after the buffers, so it goes before them.
+        let _waits = Waits(stream);
+        let shape = Shape {
+            rows: self.rows as u32,
+            row_pieces: self.coding.row_pieces(self.dims) as u32,
+            queries: count as u32,
+            k: k as u32,
+            tiles_per_part: plan.tiles_per_part as u32,
+            distances: u32::from(self.squares.is_some()),
+        };
+        let codes = self.codes_address()?;
+        let (row_scales, squares) =
+            (address(self.scales.as_ref(), stream), address(self.squares.as_ref(), stream));
+        let (query_scales, bitmap) =
+            (address(device_scales.as_ref(), stream), address(bitmap.as_ref(), stream));
+        let mut launch = stream.launch_builder(gpu.rank(self.coding, plan.group)?);
+        launch.arg(&shape).arg(&codes).arg(&row_scales).arg(&squares);
+        launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
+        // SAFETY: arguments are those of RANK in kernels.cu in order and kind; buffers have the sizes that the kernel
+        // computes from the same shape and the same division (tested against each other), and live until `_waits`.
+        unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
+        let (listed, kept) = ((plan.parts * k) as u32, k as u32);
+        let mut launch = stream.launch_builder(&gpu.merge);
+        launch.arg(&lists).arg(&listed).arg(&kept).arg(&best);
+        // SAFETY: as above, for merge_lists: `lists` has `listed` keys a query, `best` has `kept`.
+        unsafe { launch.launch(grid(count, 1)) }.map_err(failed)?;
+        stream.memcpy_dtoh(&best, &mut found).map_err(failed)?;
+        stream.synchronize().map_err(failed)?;
+        Ok(found)
+    }
+
+    /// Where the device reads the codes.
+    fn codes_address(&self) -> Result<u64> {
+        match &self.codes {
+            Kept::Device(codes) => Ok(address(Some(codes), &self.gpu.stream)),
+            Kept::Pinned(codes) => {
+                let host = codes.as_ptr().map_err(|error| self.gpu.failed(error))?;
+                let mut address: sys::CUdeviceptr = 0;
+                // SAFETY: the memory was taken with the flag that makes it visible, in the context that is bound to
+                // this thread by the copies before.
+                let code =
+                    unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast_mut().cast(), 0) };
+                code.result().map_err(driver_error)?;
+                Ok(address)
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for DeviceRows {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("DeviceRows").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+impl Drop for DeviceRows {
+    fn drop(&mut self) {
+        let (device, pinned) = (&self.gpu.device_bytes, &self.gpu.pinned_bytes);
+        let home = if matches!(self.codes, Kept::Pinned(_)) { pinned } else { device };
+        home.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// The address of a buffer; 0 where there is none.
+fn address<T>(buffer: Option<&CudaSlice<T>>, stream: &CudaStream) -> u64 {
+    buffer.map_or(0, |buffer| buffer.device_ptr(stream).0)
+}
+
+fn grid(width: usize, height: usize) -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (width as u32, height as u32, 1),
+        block_dim: (TILE_ROWS as u32, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}

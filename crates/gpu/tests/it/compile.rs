@@ -1,0 +1,35 @@
+//! The kernels compile, without a warning, for the devices of several generations.
+
+use gpu::{Nvrtc, Search, Target};
+
+use crate::{search, skipped};
+
+#[test]
+fn kernels_compile_without_a_warning() {
+    let compiler = match Nvrtc::open(&search()) {
+        Ok(compiler) => compiler,
+        Err(error) => return skipped("kernels_compile_without_a_warning", error),
+    };
+    println!("NVRTC {:?} in {}", compiler.version().unwrap(), compiler.found());
+    for architecture in [80, 90] {
+        let text = compiler.compile(Target::Intermediate(architecture)).unwrap();
+        assert_eq!(text.log, "");
+        let text = String::from_utf8(text.bytes).unwrap();
+        for name in ["rank_bytes_1", "rank_bytes_8", "rank_bfloats_1", "rank_bfloats_8", "merge_lists"] {
+            assert!(text.contains(&format!(".entry {name}(")), "{name}");
+        }
+        assert!(text.contains("dp4a"));
+    }
+    let machine = compiler.compile(Target::Machine(80)).unwrap();
+    assert!(machine.bytes.starts_with(b"\x7fELF") && machine.log.is_empty());
+    let unknown = compiler.compile(Target::Machine(3)).unwrap_err();
+    assert_eq!(unknown.kind(), base::ErrorKind::Unimplemented, "{unknown}");
+}
+
+#[test]
+fn a_compiler_that_is_not_there_is_said_so() {
+    let search = Search { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
+    let error = Nvrtc::open(&search).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::NotFound);
+    assert!(error.message().contains("libnvrtc"), "{error}");
+}

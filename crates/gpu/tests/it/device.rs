@@ -1,0 +1,63 @@
+//! On a real device, where there is one.
+
+use std::sync::Arc;
+
+use gpu::{Coding, Gpu, Home, Options};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+
+use crate::case::{Case, cases};
+use crate::{search, skipped};
+
+/// Cases that are drawn anew by each run.
+const CASES: usize = 100;
+
+fn open(test: &str) -> Option<Arc<Gpu>> {
+    let options = Options { compiler: search(), pinned_bytes_max: 1 << 30, ..Options::default() };
+    match Gpu::open(&options) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            // Whatever is missing, it is named.
+            assert!(
+                ["libcuda", "shows no GPU", "libnvrtc"].iter().any(|part| error.message().contains(part)),
+                "{error}"
+            );
+            skipped(test, error);
+            None
+        }
+    }
+}
+
+#[test]
+fn the_device_gives_what_sorting_gives_from_either_memory() {
+    let Some(gpu) = open("the_device_gives_what_sorting_gives_from_either_memory") else { return };
+    println!("on {}", gpu.name());
+    let mut runner = TestRunner::default();
+    let mut all: Vec<Case> = (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
+    all.push(Case::new(3, (Coding::Bytes, 512, 60_000, 9, 100), 120, true, 0));
+    for case in &all {
+        for home in [Home::Device, Home::Pinned] {
+            let rows = gpu.upload(&case.rows(), home).unwrap();
+            assert_eq!(rows.bytes().1, home == Home::Pinned);
+            let found = rows.search(&case.queries(), case.k, case.allowed.as_deref()).unwrap();
+            assert!(found == case.naive(), "{:?} {home:?}", (case.coding(), case.dims, rows.rows(), case.k));
+        }
+    }
+    assert_eq!(gpu.bytes(), (0, 0));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_device_lives_on() {
+    let Some(gpu) = open("what_does_not_fit_is_refused_and_the_device_lives_on") else { return };
+    let case = Case::new(5, (Coding::Bytes, 32, 300, 2, 10), 120, false, 0);
+    let rows = gpu.upload(&case.rows(), Home::Auto).unwrap();
+    assert!(rows.search(&case.queries(), gpu::K_MAX + 1, None).is_err());
+    assert!(rows.search(&case.queries(), 3, Some(&[0; 4])).is_err());
+    let small = Options { compiler: search(), device_bytes_max: 100, ..Options::default() };
+    let narrow = Gpu::open(&small).unwrap();
+    assert_eq!(
+        narrow.upload(&case.rows(), Home::Auto).err().unwrap().kind(),
+        base::ErrorKind::ResourceExhausted
+    );
+    assert_eq!(rows.search(&case.queries(), 10, None).unwrap(), case.naive());
+}

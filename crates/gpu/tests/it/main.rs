@@ -1,0 +1,24 @@
+//! The kernels from outside: compiled by NVRTC where there is one, executed as plain C++ where there is a compiler for
+//! it, and on a device where there is one. Each says so where it is skipped.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+extern crate millpond_gpu as gpu;
+
+mod case;
+mod compile;
+mod device;
+mod host;
+
+/// Prints why a test did nothing.
+fn skipped(test: &str, reason: impl std::fmt::Display) {
+    println!("SKIPPED {test}: {reason}");
+}
+
+/// Where the run-time compiler is looked for.
+fn search() -> gpu::Search {
+    gpu::Search {
+        explicit: std::env::var_os("MILLPOND_NVRTC").map(Into::into),
+        virtual_env: std::env::var_os("VIRTUAL_ENV").map(Into::into),
+    }
+}

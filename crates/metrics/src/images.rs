@@ -1,0 +1,71 @@
+//! Pictures put in and looked for, and the collections they are in.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::{KindLabels, Level, ModelKindLabels};
+
+/// Bounds of a search's stages: a millisecond to a minute.
+const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// The metrics of pictures and collections.
+pub struct Images {
+    /// Pictures by what became of them: "added", "present" or the error kind in snake case.
+    pub put: Family<KindLabels, Counter>,
+    /// Time of a search's stages: "decode", "embed", "keypoints", "search".
+    pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
+    /// Pictures that wait: "interactive", "bulk".
+    pub waiting: Family<KindLabels, Level>,
+    /// Collections by state: "opening", "ready", "broken".
+    pub collections: Family<KindLabels, Level>,
+    /// Of each collection (as `model`): "points", "segments".
+    pub collection: Family<ModelKindLabels, Level>,
+    /// Memory of all collections: "used", "max".
+    pub memory_bytes: Family<KindLabels, Level>,
+    /// Queries of search threads: "waiting", "max", "done", "refused".
+    pub queries: Family<KindLabels, Level>,
+    /// The GPU of the coarse stage: "queries", "fallbacks" (times the processor did its work), "device_bytes",
+    /// "pinned_bytes".
+    pub gpu: Family<KindLabels, Level>,
+}
+
+impl Default for Images {
+    fn default() -> Self {
+        Images {
+            put: Family::default(),
+            search_seconds: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
+            waiting: Family::default(),
+            collections: Family::default(),
+            collection: Family::default(),
+            memory_bytes: Family::default(),
+            queries: Family::default(),
+            gpu: Family::default(),
+        }
+    }
+}
+
+impl Images {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let r = registry;
+        r.register("images", "Pictures put in, by what became of them", self.put.clone());
+        r.register_with_unit(
+            "image_search",
+            "Time of the stages of searches by pictures",
+            Unit::Seconds,
+            self.search_seconds.clone(),
+        );
+        r.register("images_waiting", "Pictures that wait for a thread", self.waiting.clone());
+        r.register("collections", "Collections by state", self.collections.clone());
+        r.register("collection", "Points and segments of each collection", self.collection.clone());
+        r.register_with_unit(
+            "collections_memory",
+            "Memory of all collections",
+            Unit::Bytes,
+            self.memory_bytes.clone(),
+        );
+        r.register("collection_queries", "Queries for search threads", self.queries.clone());
+        r.register("search_gpu", "Queries, failures and bytes of the coarse stage's GPU", self.gpu.clone());
+    }
+}

@@ -1,0 +1,101 @@
+//! Qdrant's REST interface: the requests as plain values, and the answers' envelope.
+//!
+//! A request is read in one pass. What is wrong is named by its path in the body; what Qdrant knows and Millpond does
+//! not is refused as [`base::ErrorKind::Unimplemented`], never left out in silence. Fields that only advise (shards,
+//! replicas, graph parameters, where to keep what) are read past.
+//!
+//! Follows the REST description of Qdrant 1.19, which version 1.20 of its Python client sends.
+
+mod answer;
+mod collection;
+mod filter;
+mod id;
+mod payload;
+mod points;
+mod query;
+mod select;
+mod vector;
+
+use base::{Error, Result};
+use serde::Deserialize;
+
+pub use answer::{Record, Scored, envelope, error, version};
+pub use collection::{
+    AliasAction, ChangeAliases, CreateCollection, CreateIndex, Distance, UpdateCollection, VectorShape,
+};
+pub use filter::{Condition, Filter, Match, Range};
+pub use id::PointId;
+pub use payload::{ClearPayload, DeletePayload, SetPayload};
+pub use points::{Operation, Operations, Point, Selector, Upsert, What};
+pub use query::{
+    CountRequest, Fetch, Prefetch, Quantization, Query, QueryBatch, QueryRequest, ScrollRequest,
+    SearchParams, Target,
+};
+pub use select::{WithPayload, WithVector};
+pub use vector::{Columns, Vector};
+
+/// The version of Qdrant whose interface this is; clients compare it with their own.
+pub const VERSION: &str = "1.19.0";
+
+/// What the message of an error contains where Qdrant knows something that Millpond does not.
+const UNSUPPORTED: &str = "not supported by this server";
+
+/// The message for `what`, which [`parse`] turns into an error of its own kind.
+fn unsupported(what: impl std::fmt::Display) -> String {
+    format!("{what}: {UNSUPPORTED}")
+}
+
+/// Reads a request's body.
+///
+/// # Errors
+/// `InvalidArgument` with the path of the offending field, `Unimplemented` for what is known but not supported.
+pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.inner().to_string();
+        let place = if path == "." { String::new() } else { format!("{path}: ") };
+        if message.contains(UNSUPPORTED) {
+            // Where in the text it stands does not matter to somebody who cannot have it.
+            let message = message.split(" at line ").next().unwrap_or(&message);
+            Error::unimplemented(format!("{place}{message}"))
+        } else {
+            Error::invalid(format!("the request's JSON: {place}{message}"))
+        }
+    })?;
+    reader.end().map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
+    Ok(value)
+}
+
+/// A field that must be absent or null, because what it asks for cannot be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Absent;
+
+impl<'de> Deserialize<'de> for Absent {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Absent, D::Error> {
+        match Option::<serde::de::IgnoredAny>::deserialize(deserializer)? {
+            None => Ok(Absent),
+            Some(_) => Err(serde::de::Error::custom(unsupported("this field"))),
+        }
+    }
+}
+
+/// One value, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany<T> {
+    Many(Vec<T>),
+    One(T),
+}
+
+impl<T> OneOrMany<T> {
+    fn many(self) -> Vec<T> {
+        match self {
+            OneOrMany::Many(many) => many,
+            OneOrMany::One(one) => vec![one],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! Changes of payloads.
+
+use base::Result;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::points::{self, Selector, What};
+use super::{Absent, Filter, PointId};
+
+/// Fields to be added to, or to replace, payloads.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct SetPayload {
+    /// The fields.
+    pub payload: Map<String, Value>,
+    /// Where in the payload they belong; its root where there is none.
+    pub key: Option<String>,
+    points: Option<Vec<PointId>>,
+    filter: Option<Filter>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+/// Fields to be removed from payloads.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct DeletePayload {
+    /// Their paths.
+    pub keys: Vec<String>,
+    points: Option<Vec<PointId>>,
+    filter: Option<Filter>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+/// Payloads to be emptied.
+pub type ClearPayload = Selector;
+
+impl SetPayload {
+    /// Whose payloads; leaves nothing to ask again.
+    ///
+    /// # Errors
+    /// As [`Selector::what`].
+    pub fn what(&mut self) -> Result<What> {
+        points::what(self.points.take(), self.filter.take())
+    }
+}
+
+impl DeletePayload {
+    /// Whose payloads; leaves nothing to ask again.
+    ///
+    /// # Errors
+    /// As [`Selector::what`].
+    pub fn what(&mut self) -> Result<What> {
+        points::what(self.points.take(), self.filter.take())
+    }
+}

@@ -1,0 +1,186 @@
+//! Changes of points: added, replaced, removed, several at once.
+
+use base::{Error, Result};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::payload::{ClearPayload, DeletePayload, SetPayload};
+use super::vector::{Columns, Vector};
+use super::{Absent, Filter, PointId};
+
+/// A point to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// What it is called by.
+    pub id: PointId,
+    /// Its values.
+    pub vector: Vec<f32>,
+    /// Its payload; may be empty.
+    pub payload: Map<String, Value>,
+}
+
+/// Points to be written, as a list of points or as lists of ids, vectors and payloads.
+#[derive(Debug, Deserialize)]
+pub struct Upsert {
+    points: Option<Vec<Row>>,
+    batch: Option<Batch>,
+    #[serde(default)]
+    update_mode: Option<Mode>,
+    #[serde(default, rename = "update_filter")]
+    _update_filter: Absent,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Mode {
+    Upsert,
+    InsertOnly,
+    UpdateOnly,
+}
+
+#[derive(Debug, Deserialize)]
+struct Row {
+    id: PointId,
+    vector: Option<Vector>,
+    payload: Option<Map<String, Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Batch {
+    ids: Vec<PointId>,
+    vectors: Columns,
+    payloads: Option<Vec<Option<Map<String, Value>>>>,
+}
+
+impl Upsert {
+    /// The points, for a collection whose vector is called `name` ("" for none).
+    ///
+    /// # Errors
+    /// `InvalidArgument` where a vector is missing or has another name, or the lists differ in length;
+    /// `Unimplemented` for modes other than "upsert".
+    pub fn points(self, name: &str) -> Result<Vec<Point>> {
+        if matches!(self.update_mode, Some(Mode::InsertOnly | Mode::UpdateOnly)) {
+            return Err(Error::unimplemented(super::unsupported("update_mode other than \"upsert\"")));
+        }
+        match (self.points, self.batch) {
+            (Some(rows), None) => rows.into_iter().enumerate().map(|(at, row)| row.point(at, name)).collect(),
+            (None, Some(batch)) => batch.points(name),
+            _ => Err(Error::invalid("an upsert has either points or batch")),
+        }
+    }
+}
+
+impl Row {
+    fn point(self, at: usize, name: &str) -> Result<Point> {
+        let place = |error: Error| error.context(format_args!("points[{at}].vector"));
+        let vector =
+            self.vector.ok_or_else(|| place(Error::invalid("a point without a vector cannot be kept")))?;
+        let vector = vector.named(name).map_err(place)?;
+        Ok(Point { id: self.id, vector, payload: self.payload.unwrap_or_default() })
+    }
+}
+
+impl Batch {
+    fn points(self, name: &str) -> Result<Vec<Point>> {
+        let vectors = self.vectors.named(name).map_err(|error| error.context("batch.vectors"))?;
+        let count = self.ids.len();
+        let payloads = match self.payloads {
+            Some(payloads) => payloads,
+            None => vec![None; count],
+        };
+        if vectors.len() != count || payloads.len() != count {
+            return Err(Error::invalid(format!(
+                "batch: {count} ids, {} vectors and {} payloads do not go together",
+                vectors.len(),
+                payloads.len()
+            )));
+        }
+        let rows = self.ids.into_iter().zip(vectors).zip(payloads);
+        Ok(rows
+            .map(|((id, vector), payload)| Point { id, vector, payload: payload.unwrap_or_default() })
+            .collect())
+    }
+}
+
+/// Points by id or by filter.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Selector {
+    points: Option<Vec<PointId>>,
+    filter: Option<Filter>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+/// What a selector means.
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// These points.
+    Ids(Vec<PointId>),
+    /// All that the filter allows.
+    Filter(Filter),
+}
+
+/// One of both.
+pub(super) fn what(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Result<What> {
+    match (points, filter) {
+        (Some(points), None) => Ok(What::Ids(points)),
+        (None, Some(filter)) => Ok(What::Filter(filter)),
+        (Some(_), Some(_)) => {
+            Err(Error::invalid("points are chosen either by points or by filter, not by both"))
+        }
+        (None, None) => Err(Error::invalid("say which points are meant: give points or filter")),
+    }
+}
+
+impl Selector {
+    /// Which points are meant.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where it says nothing or two things.
+    pub fn what(self) -> Result<What> {
+        what(self.points, self.filter)
+    }
+}
+
+/// Changes that are made one after another.
+#[derive(Debug, Deserialize)]
+pub struct Operations {
+    /// In their order.
+    pub operations: Vec<Operation>,
+}
+
+/// One change of [`Operations`].
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// Adds or replaces points.
+    Upsert(Upsert),
+    /// Removes points.
+    Delete(Selector),
+    /// Adds to payloads.
+    SetPayload(SetPayload),
+    /// Replaces payloads.
+    OverwritePayload(SetPayload),
+    /// Removes fields of payloads.
+    DeletePayload(DeletePayload),
+    /// Empties payloads.
+    ClearPayload(ClearPayload),
+    /// Not supported.
+    UpdateVectors(Unsupported),
+    /// Not supported.
+    DeleteVectors(Unsupported),
+}
+
+/// What can be named but not done.
+#[derive(Debug)]
+pub enum Unsupported {}
+
+impl<'de> Deserialize<'de> for Unsupported {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> std::result::Result<Unsupported, D::Error> {
+        Err(serde::de::Error::custom(super::unsupported(
+            "changing vectors apart from their points (write the points again)",
+        )))
+    }
+}

@@ -1,0 +1,342 @@
+//! Questions: nearest, by id, recommended, all in order; and what else is asked of points.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use super::vector::{Dense, is_inference, no_vector, object};
+use super::{Absent, Filter, PointId, WithPayload, WithVector, unsupported};
+
+/// Points in an answer where the request does not say.
+const LIMIT: usize = 10;
+
+/// A query, perhaps over what others found.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct QueryRequest {
+    /// What is asked first; the query is then asked of what these found.
+    #[serde(default, deserialize_with = "prefetches")]
+    pub prefetch: Vec<Prefetch>,
+    /// What is looked for; everything in the order of ids where there is none.
+    pub query: Option<Query>,
+    /// The name of the vector.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub using: String,
+    /// Which points may be found.
+    pub filter: Option<Filter>,
+    /// How hard to look.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub params: SearchParams,
+    /// Scores worse than this are left out.
+    pub score_threshold: Option<f32>,
+    /// Points wanted; ten where it does not say.
+    pub limit: Option<usize>,
+    /// Points left out at the front.
+    pub offset: Option<usize>,
+    /// Whether vectors are wanted; none where it does not say.
+    pub with_vector: Option<WithVector>,
+    /// Whether payloads are wanted; none where it does not say.
+    pub with_payload: Option<WithPayload>,
+    #[serde(default, rename = "lookup_from")]
+    _lookup_from: Absent,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+impl QueryRequest {
+    /// Points wanted.
+    pub fn limit(&self) -> usize {
+        self.limit.unwrap_or(LIMIT)
+    }
+
+    /// Points left out at the front.
+    pub fn offset(&self) -> usize {
+        self.offset.unwrap_or(0)
+    }
+}
+
+/// Several queries of one collection.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct QueryBatch {
+    /// In the order of their answers.
+    pub searches: Vec<QueryRequest>,
+}
+
+/// A query whose hits another one ranks again.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct Prefetch {
+    /// What is looked for.
+    pub query: Option<Query>,
+    /// The name of the vector.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub using: String,
+    /// Which points may be found.
+    pub filter: Option<Filter>,
+    /// How hard to look.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub params: SearchParams,
+    /// Scores worse than this are left out.
+    pub score_threshold: Option<f32>,
+    /// Points wanted; ten where it does not say.
+    pub limit: Option<usize>,
+    #[serde(default, rename = "prefetch")]
+    _prefetch: Absent,
+    #[serde(default, rename = "lookup_from")]
+    _lookup_from: Absent,
+}
+
+impl Prefetch {
+    /// Points wanted.
+    pub fn limit(&self) -> usize {
+        self.limit.unwrap_or(LIMIT)
+    }
+}
+
+fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Prefetch>, D::Error> {
+    // Through a value, so that what is wrong inside keeps its own message.
+    let value = Value::deserialize(deserializer)?;
+    let list = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(list) => list,
+        one => vec![one],
+    };
+    list.into_iter().map(|one| serde_json::from_value(one).map_err(D::Error::custom)).collect()
+}
+
+fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// How hard a query looks.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+pub struct SearchParams {
+    /// How many candidates a graph's search keeps.
+    pub hnsw_ef: Option<usize>,
+    /// Whether every vector is to be compared.
+    pub exact: Option<bool>,
+    /// How codes are used.
+    pub quantization: Option<Quantization>,
+}
+
+/// How codes are used.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+pub struct Quantization {
+    /// Whether they are not to be used.
+    pub ignore: Option<bool>,
+    /// Whether the best by their codes are compared with the vectors themselves.
+    pub rescore: Option<bool>,
+    /// How many times more candidates than hits.
+    pub oversampling: Option<f64>,
+}
+
+/// What is looked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Query {
+    /// What is most alike.
+    Nearest(Target),
+    /// What is alike to it and not to each other (maximal marginal relevance).
+    Diverse {
+        /// Alike to this.
+        target: Target,
+        /// From 0, only alike, to 1, only different from each other.
+        diversity: f32,
+        /// How many of the most alike are chosen from; as many as are wanted where it does not say.
+        candidates: Option<usize>,
+    },
+    /// What is like some and unlike others, by the mean of their vectors.
+    Recommend {
+        /// Like these.
+        positive: Vec<Target>,
+        /// Unlike these.
+        negative: Vec<Target>,
+    },
+}
+
+/// A vector, or the point that has it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// The values.
+    Vector(Vec<f32>),
+    /// The point, which is itself left out of the answer.
+    Id(PointId),
+}
+
+impl<'de> Deserialize<'de> for Target {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Target, D::Error> {
+        deserializer.deserialize_any(TargetVisitor)
+    }
+}
+
+struct TargetVisitor;
+
+impl<'de> Visitor<'de> for TargetVisitor {
+    type Value = Target;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a vector or a point's id")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Target, A::Error> {
+        let dense = Dense::deserialize(serde::de::value::SeqAccessDeserializer::new(seq))?;
+        Ok(Target::Vector(dense.0))
+    }
+
+    fn visit_u64<E: DeError>(self, value: u64) -> Result<Target, E> {
+        Ok(Target::Id(PointId::Number(value)))
+    }
+
+    fn visit_str<E: DeError>(self, value: &str) -> Result<Target, E> {
+        let id = serde::de::value::StrDeserializer::new(value);
+        PointId::deserialize(id).map(Target::Id)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Target, A::Error> {
+        Err(object(&mut map)?)
+    }
+}
+
+impl<'de> Deserialize<'de> for Query {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Query, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Query;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a query: a vector, a point's id, nearest or recommend")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Query, A::Error> {
+                TargetVisitor.visit_seq(seq).map(Query::Nearest)
+            }
+
+            fn visit_u64<E: DeError>(self, value: u64) -> Result<Query, E> {
+                TargetVisitor.visit_u64(value).map(Query::Nearest)
+            }
+
+            fn visit_str<E: DeError>(self, value: &str) -> Result<Query, E> {
+                TargetVisitor.visit_str(value).map(Query::Nearest)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Query, A::Error> {
+                from_map(map)
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// How different from each other answers are where a request for different ones does not say.
+const DIVERSITY: f32 = 0.5;
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Mmr {
+    diversity: Option<f32>,
+    candidates_limit: Option<usize>,
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Recommend {
+    positive: Option<Vec<Target>>,
+    negative: Option<Vec<Target>>,
+    strategy: Option<String>,
+}
+
+fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<Query, A::Error> {
+    let (mut query, mut mmr) = (None, None);
+    while let Some(key) = map.next_key::<String>()? {
+        match key.as_str() {
+            "nearest" => query = Some(Query::Nearest(map.next_value()?)),
+            "recommend" => query = Some(recommend(map.next_value()?)?),
+            "mmr" => mmr = map.next_value::<Option<Mmr>>()?,
+            "discover" | "context" | "order_by" | "fusion" | "rrf" | "formula" | "sample"
+            | "relevance_feedback" | "defaults" => {
+                return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
+            }
+            other => {
+                map.next_value::<serde::de::IgnoredAny>()?;
+                return Err(if is_inference(other) { no_vector(Some(other)) } else { object(&mut map)? });
+            }
+        }
+    }
+    match (query, mmr) {
+        (Some(Query::Nearest(target)), Some(mmr)) => diverse(target, &mmr),
+        (Some(query), None) => Ok(query),
+        (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
+        (None, _) => Err(A::Error::custom("an empty object is no query; give nearest or recommend")),
+    }
+}
+
+fn diverse<E: DeError>(target: Target, mmr: &Mmr) -> Result<Query, E> {
+    let diversity = mmr.diversity.unwrap_or(DIVERSITY);
+    if !(0.0..=1.0).contains(&diversity) {
+        return Err(E::custom(format_args!("mmr.diversity: {diversity} is not within 0 and 1")));
+    }
+    Ok(Query::Diverse { target, diversity, candidates: mmr.candidates_limit })
+}
+
+fn recommend<E: DeError>(asked: Recommend) -> Result<Query, E> {
+    match asked.strategy.as_deref() {
+        None | Some("average_vector") => {}
+        Some("best_score" | "sum_scores") => {
+            return Err(E::custom(unsupported("recommend by another strategy than average_vector")));
+        }
+        Some(_) => return Err(E::custom("strategy: average_vector is expected")),
+    }
+    let positive = asked.positive.unwrap_or_default();
+    if positive.is_empty() {
+        return Err(E::custom("recommend needs at least one positive example"));
+    }
+    Ok(Query::Recommend { positive, negative: asked.negative.unwrap_or_default() })
+}
+
+/// Points in the order of their ids.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct ScrollRequest {
+    /// The first point wanted.
+    pub offset: Option<PointId>,
+    /// Points wanted; ten where it does not say.
+    pub limit: Option<usize>,
+    /// Which points.
+    pub filter: Option<Filter>,
+    /// Which part of the payload; all where it does not say.
+    pub with_payload: Option<WithPayload>,
+    /// Whether vectors are wanted; none where it does not say.
+    pub with_vector: Option<WithVector>,
+    #[serde(default, rename = "order_by")]
+    _order_by: Absent,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+impl ScrollRequest {
+    /// Points wanted.
+    pub fn limit(&self) -> usize {
+        self.limit.unwrap_or(LIMIT)
+    }
+}
+
+/// How many points there are.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+pub struct CountRequest {
+    /// Which points.
+    pub filter: Option<Filter>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+/// Points by their ids.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct Fetch {
+    /// The ids.
+    pub ids: Vec<PointId>,
+    /// Which part of the payload; all where it does not say.
+    pub with_payload: Option<WithPayload>,
+    /// Whether vectors are wanted; none where it does not say.
+    pub with_vector: Option<WithVector>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}

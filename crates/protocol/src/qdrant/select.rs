@@ -1,0 +1,178 @@
+//! Which parts of a point an answer has.
+
+use std::collections::BTreeMap;
+
+use serde::de::{Deserialize, Deserializer, Error as _};
+use serde_json::{Map, Value};
+
+use super::OneOrMany;
+
+/// Names that one path may join.
+const STEPS_MAX: usize = 64;
+
+/// Which part of the payload is wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WithPayload {
+    /// All of it, or nothing.
+    All(bool),
+    /// What is under these paths.
+    Include(Paths),
+    /// What is not under these paths.
+    Exclude(Paths),
+}
+
+/// Which vectors are wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WithVector {
+    /// All of them, or none.
+    All(bool),
+    /// Those of these names.
+    Names(Vec<String>),
+}
+
+impl WithVector {
+    /// Whether the vector called `name` is wanted.
+    pub fn wants(&self, name: &str) -> bool {
+        match self {
+            WithVector::All(all) => *all,
+            WithVector::Names(names) => names.iter().any(|wanted| wanted == name),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for WithVector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WithVector, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            All(bool),
+            Names(OneOrMany<String>),
+        }
+        match Form::deserialize(deserializer) {
+            Ok(Form::All(all)) => Ok(WithVector::All(all)),
+            Ok(Form::Names(names)) => Ok(WithVector::Names(names.many())),
+            Err(_) => Err(D::Error::custom("true, false or a list of vector names is expected")),
+        }
+    }
+}
+
+/// Steps that paths of names joined by dots have in common; `[]` after a name goes on to the elements of its list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Paths {
+    /// Where a path ends, everything below is meant.
+    ends: bool,
+    names: BTreeMap<String, Paths>,
+    elements: Option<Box<Paths>>,
+}
+
+impl Paths {
+    fn new(paths: &[String]) -> Result<Paths, String> {
+        let mut root = Paths::default();
+        for path in paths {
+            if path.bytes().filter(|byte| *byte == b'.').count() >= STEPS_MAX {
+                return Err(format!("a field's path has more than {STEPS_MAX} names"));
+            }
+            let mut at = &mut root;
+            for step in path.split('.') {
+                let (name, lists) = match step.strip_suffix("[]") {
+                    Some(name) => (name, true),
+                    None => (step, false),
+                };
+                at = at.names.entry(name.to_owned()).or_default();
+                if lists {
+                    at = at.elements.get_or_insert_default();
+                }
+            }
+            at.ends = true;
+        }
+        Ok(root)
+    }
+
+    fn include(&self, value: Value) -> Value {
+        match value {
+            value if self.ends => value,
+            Value::Object(fields) => Value::Object(self.include_fields(fields)),
+            Value::Array(list) => match &self.elements {
+                Some(elements) => list.into_iter().map(|value| elements.include(value)).collect(),
+                None => Value::Array(Vec::new()),
+            },
+            value => value,
+        }
+    }
+
+    fn include_fields(&self, fields: Map<String, Value>) -> Map<String, Value> {
+        let wanted = |(name, value)| Some((self.names.get(&name)?.include(value), name));
+        fields.into_iter().filter_map(wanted).map(|(value, name)| (name, value)).collect()
+    }
+
+    fn exclude(&self, value: Value) -> Option<Value> {
+        match value {
+            _ if self.ends => None,
+            Value::Object(fields) => Some(Value::Object(self.exclude_fields(fields))),
+            Value::Array(list) => Some(match &self.elements {
+                Some(elements) => list.into_iter().filter_map(|value| elements.exclude(value)).collect(),
+                None => Value::Array(list),
+            }),
+            value => Some(value),
+        }
+    }
+
+    fn exclude_fields(&self, fields: Map<String, Value>) -> Map<String, Value> {
+        let kept = |(name, value): (String, Value)| match self.names.get(&name) {
+            Some(below) => below.exclude(value).map(|value| (name, value)),
+            None => Some((name, value)),
+        };
+        fields.into_iter().filter_map(kept).collect()
+    }
+}
+
+impl WithPayload {
+    /// Whether any of it may be wanted.
+    pub fn any(&self) -> bool {
+        *self != WithPayload::All(false)
+    }
+
+    /// What is wanted of a payload; `None` where none is.
+    pub fn of(&self, payload: Map<String, Value>) -> Option<Map<String, Value>> {
+        match self {
+            WithPayload::All(all) => all.then_some(payload),
+            WithPayload::Include(paths) => Some(paths.include_fields(payload)),
+            WithPayload::Exclude(paths) => Some(paths.exclude_fields(payload)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for WithPayload {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WithPayload, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Include {
+            include: Vec<String>,
+        }
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Exclude {
+            exclude: Vec<String>,
+        }
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            All(bool),
+            Paths(Vec<String>),
+            Include(Include),
+            Exclude(Exclude),
+        }
+        let form = Form::deserialize(deserializer).map_err(|_| {
+            D::Error::custom(
+                "true, false, a list of fields, {\"include\": [..]} or {\"exclude\": [..]} is expected",
+            )
+        })?;
+        let paths = |paths: &[String]| Paths::new(paths).map_err(D::Error::custom);
+        Ok(match form {
+            Form::All(all) => WithPayload::All(all),
+            Form::Paths(names) => WithPayload::Include(paths(&names)?),
+            Form::Include(form) => WithPayload::Include(paths(&form.include)?),
+            Form::Exclude(form) => WithPayload::Exclude(paths(&form.exclude)?),
+        })
+    }
+}

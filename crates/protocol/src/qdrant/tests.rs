@@ -1,0 +1,415 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use base::ErrorKind;
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use super::*;
+
+fn read<T: for<'a> Deserialize<'a>>(value: &Value) -> Result<T> {
+    parse(value.to_string().as_bytes())
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+/// What is wrong, and where.
+fn refused<T: for<'a> Deserialize<'a> + std::fmt::Debug>(value: &Value) -> (ErrorKind, String) {
+    let error = read::<T>(value).unwrap_err();
+    (error.kind(), error.message().to_owned())
+}
+
+const UUID: &str = "5c56c793-69f3-4fbf-87e6-c4bf54c28c26";
+
+#[test]
+fn ids_are_numbers_or_uuids_however_they_are_written() {
+    let uuid = PointId::parse(UUID).unwrap();
+    assert_eq!(uuid.to_string(), UUID);
+    assert_eq!(PointId::parse("5C56C79369F34FBF87E6C4BF54C28C26"), Some(uuid));
+    assert_eq!(PointId::parse(&format!("urn:uuid:{UUID}")), Some(uuid));
+    assert_eq!(PointId::parse("18446744073709551615"), Some(PointId::Number(u64::MAX)));
+    for wrong in [
+        "",
+        "-1",
+        "18446744073709551616",
+        "5c56c79369f34fbf87e6c4bf54c28c2",
+        "5c56c793+69f3-4fbf-87e6-c4bf54c28c26",
+    ] {
+        assert_eq!(PointId::parse(wrong), None, "{wrong}");
+    }
+    assert_eq!(read::<Vec<PointId>>(&json!([7, UUID])).unwrap(), [PointId::Number(7), uuid]);
+    assert_eq!(serde_json::to_value([PointId::Number(7), uuid]).unwrap(), json!([7, UUID]));
+    for wrong in [json!([-1]), json!([1.5]), json!(["seven"]), json!([null])] {
+        let (kind, message) = refused::<Vec<PointId>>(&wrong);
+        assert_eq!(kind, ErrorKind::InvalidArgument);
+        assert!(message.contains("[0]") && message.contains("UUID"), "{message}");
+    }
+}
+
+#[test]
+fn points_come_as_rows_and_as_columns() {
+    let rows = json!({"points": [{"id": 1, "vector": [0.1, 2], "payload": {"a": 1}},
+                                 {"id": UUID, "vector": [0, -1], "payload": null}]});
+    let rows: Upsert = read(&rows).unwrap();
+    let rows = rows.points("").unwrap();
+    assert_eq!(
+        rows[0],
+        Point { id: PointId::Number(1), vector: vec![0.1, 2.0], payload: object(json!({"a": 1})) }
+    );
+    assert_eq!(rows[1].vector, [0.0, -1.0]);
+    let columns =
+        json!({"batch": {"ids": [1, UUID], "vectors": [[0.1, 2], [0, -1]], "payloads": [{"a": 1}, null]}});
+    assert_eq!(read::<Upsert>(&columns).unwrap().points("").unwrap(), rows);
+    let named = json!({"batch": {"ids": [1, UUID], "vectors": {"text": [[0.1, 2], [0, -1]]}, "payloads": [{"a": 1}, {}]}});
+    assert_eq!(read::<Upsert>(&named).unwrap().points("text").unwrap(), rows);
+    // The name "" is no name, which LangChain writes.
+    let named = json!({"points": [{"id": 1, "vector": {"": [0.1, 2]}}]});
+    assert_eq!(read::<Upsert>(&named).unwrap().points("").unwrap()[0].vector, [0.1, 2.0]);
+}
+
+#[test]
+fn points_that_cannot_be_kept_are_named() {
+    let upsert =
+        |value: Value, name: &str| read::<Upsert>(&value).and_then(|upsert| upsert.points(name)).unwrap_err();
+    let point = |vector: Value| json!({"points": [{"id": 1, "vector": [1]}, {"id": 2, "vector": vector}]});
+    for (vector, kind, words) in [
+        (json!([[1.0], [2.0]]), ErrorKind::Unimplemented, "points[1].vector"),
+        (json!({"indices": [1], "values": [0.5]}), ErrorKind::Unimplemented, "sparse"),
+        (json!({"text": "a cat", "model": "m"}), ErrorKind::Unimplemented, "text"),
+        (json!({"image": "http://x/", "model": "m"}), ErrorKind::Unimplemented, "/v1/images"),
+        (json!({"other": [1.0]}), ErrorKind::InvalidArgument, "points[1].vector: Not existing vector name"),
+        (json!([1, "x"]), ErrorKind::InvalidArgument, "points[1].vector[1]"),
+        (json!(null), ErrorKind::InvalidArgument, "points[1].vector"),
+    ] {
+        let error = upsert(point(vector.clone()), "");
+        assert_eq!(error.kind(), kind, "{vector}: {error}");
+        assert!(error.message().contains(words), "{vector}: {error}");
+    }
+    assert!(
+        upsert(json!({"points": [], "batch": null, "shard_key": "a"}), "").message().contains("shard_key")
+    );
+    assert_eq!(
+        upsert(json!({"points": [], "update_mode": "insert_only"}), "").kind(),
+        ErrorKind::Unimplemented
+    );
+    let uneven = json!({"batch": {"ids": [1, 2], "vectors": [[1.0]]}});
+    assert!(upsert(uneven, "").message().contains("do not go together"));
+    assert!(upsert(json!({}), "").message().contains("either points or batch"));
+}
+
+#[test]
+fn filters_are_read_in_every_form() {
+    let filter: Filter = read(&json!({
+        "must": [{"key": "city", "match": {"value": "Berlin"}}, {"key": "n", "range": {"gte": 1, "lt": null}}],
+        "should": {"has_id": [1, UUID]},
+        "must_not": [{"is_empty": {"key": "a.b"}}, {"must": [{"key": "x", "match": {"any": [1, "b", true]}}]},
+                     {"key": "y", "match": {"except": []}}, {"key": "z", "is_empty": false}],
+        "min_should": null,
+    }))
+    .unwrap();
+    let city = Condition::Match { key: "city".into(), matching: Match::Value(json!("Berlin")) };
+    let range = Range { gte: Some(1.0), ..Range::default() };
+    assert_eq!(filter.must, [city, Condition::Range { key: "n".into(), range }]);
+    assert_eq!(filter.should, [Condition::HasId(vec![PointId::Number(1), PointId::parse(UUID).unwrap()])]);
+    assert_eq!(filter.must_not[0], Condition::IsEmpty { key: "a.b".into() });
+    let Condition::Filter(inner) = &filter.must_not[1] else { unreachable!("{filter:?}") };
+    let any = Match::Any(vec![json!(1), json!("b"), json!(true)]);
+    assert_eq!(inner.must, [Condition::Match { key: "x".into(), matching: any }]);
+    assert_eq!(filter.must_not.len(), 4);
+}
+
+#[test]
+fn conditions_that_cannot_be_met_are_named() {
+    let refusal = |condition: Value| refused::<CountRequest>(&json!({"filter": {"must": [condition]}}));
+    for condition in [
+        json!({"key": "a", "match": {"text": "word"}}),
+        json!({"key": "a", "geo_radius": {"center": {"lat": 1, "lon": 2}, "radius": 3}}),
+        json!({"key": "a", "range": {"gt": "2024-01-01T00:00:00Z"}}),
+        json!({"is_null": {"key": "a"}}),
+        json!({"nested": {"key": "a", "filter": {}}}),
+        json!({"has_vector": "a"}),
+        json!({"min_should": {"conditions": [], "min_count": 1}}),
+    ] {
+        let (kind, message) = refusal(condition.clone());
+        assert_eq!(kind, ErrorKind::Unimplemented, "{condition}: {message}");
+        assert!(message.contains("filter: must: [0]"), "{message}");
+    }
+    for condition in [
+        json!({"key": "a"}),
+        json!({"key": "a", "match": {"value": null}}),
+        json!({"key": "a", "match": {"value": 1}, "range": {"gt": 1}}),
+        json!({"key": "a", "match": {"any": [[]]}}),
+        json!({"key": "a", "range": {"above": 1}}),
+        json!({"is_empty": "a"}),
+        json!({"has_id": [-1]}),
+        json!(7),
+        json!({"unheard": {"of": 1}}),
+    ] {
+        let (kind, message) = refusal(condition.clone());
+        assert_eq!(kind, ErrorKind::InvalidArgument, "{condition}: {message}");
+    }
+}
+
+#[test]
+fn queries_are_read_in_every_form() {
+    let target =
+        |value: Value| read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap());
+    let vector = || Target::Vector(vec![1.0, 0.5]);
+    assert_eq!(target(json!([1, 0.5])).unwrap(), Query::Nearest(vector()));
+    assert_eq!(target(json!({"nearest": [1, 0.5], "mmr": null})).unwrap(), Query::Nearest(vector()));
+    assert_eq!(target(json!(7)).unwrap(), Query::Nearest(Target::Id(PointId::Number(7))));
+    let uuid = Query::Nearest(Target::Id(PointId::parse(UUID).unwrap()));
+    assert_eq!(target(json!(UUID)).unwrap(), uuid);
+    assert_eq!(target(json!({ "nearest": UUID })).unwrap(), uuid);
+    let recommend = target(json!({"recommend": {"positive": [7, [1, 0.5]], "negative": null}})).unwrap();
+    let positive = vec![Target::Id(PointId::Number(7)), vector()];
+    assert_eq!(recommend, Query::Recommend { positive, negative: Vec::new() });
+    let diverse = target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 0.25}})).unwrap();
+    assert_eq!(diverse, Query::Diverse { target: vector(), diversity: 0.25, candidates: None });
+    assert!(target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 2}})).is_err());
+    for unsupported in [
+        json!({"order_by": "n"}),
+        json!({"fusion": "rrf"}),
+        json!({"sample": "random"}),
+        json!({"formula": {}}),
+        json!({"nearest": {"image": "x", "model": "m"}}),
+        json!({"nearest": {"text": "x", "model": "m"}}),
+        json!({"indices": [1], "values": [1]}),
+        json!([[1.0], [2.0]]),
+        json!({"recommend": {"positive": [1], "strategy": "best_score"}}),
+    ] {
+        assert_eq!(
+            target(unsupported.clone()).unwrap_err().kind(),
+            ErrorKind::Unimplemented,
+            "{unsupported}"
+        );
+    }
+    for wrong in [json!({}), json!("x"), json!(-1), json!({"nearest": true}), json!({"recommend": {}})] {
+        assert_eq!(target(wrong.clone()).unwrap_err().kind(), ErrorKind::InvalidArgument, "{wrong}");
+    }
+}
+
+#[test]
+fn what_surrounds_a_query_has_its_defaults() {
+    let request: QueryRequest = read(&json!({})).unwrap();
+    assert_eq!((request.limit(), request.offset(), request.query.is_none()), (10, 0, true));
+    let nulls = json!({"prefetch": null, "using": null, "params": null, "limit": null, "filter": null, "lookup_from": null});
+    assert_eq!(read::<QueryRequest>(&nulls).unwrap(), request);
+    let one = json!({"prefetch": {"query": [1.0], "limit": 100, "using": "v",
+                                   "params": {"quantization": {"rescore": false, "oversampling": 2}, "hnsw_ef": 9}}});
+    let request: QueryRequest = read(&one).unwrap();
+    assert_eq!((request.prefetch[0].limit(), request.prefetch[0].using.as_str()), (100, "v"));
+    let params = &request.prefetch[0].params;
+    let quantization = params.quantization.as_ref().unwrap();
+    assert_eq!(
+        (quantization.rescore, quantization.oversampling, params.hnsw_ef),
+        (Some(false), Some(2.0), Some(9))
+    );
+    let nested = json!({"prefetch": [{"prefetch": {"query": 1}, "query": 2}]});
+    assert_eq!(refused::<QueryRequest>(&nested).0, ErrorKind::Unimplemented);
+}
+
+#[test]
+fn payloads_are_cut_to_what_is_wanted() {
+    let payload = json!({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": 1, "f": 2}], "g": 3});
+    let of =
+        |wanted: Value| read::<WithPayload>(&wanted).unwrap().of(object(payload.clone())).map(Value::Object);
+    assert_eq!(of(json!(true)), Some(payload.clone()));
+    assert_eq!(of(json!(false)), None);
+    assert_eq!(of(json!(["a.b", "g"])), Some(json!({"a": {"b": 1}, "g": 3})));
+    assert_eq!(
+        of(json!({"include": ["d[].e", "a"]})),
+        Some(json!({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": 1}]}))
+    );
+    assert_eq!(
+        of(json!({"exclude": ["d[].e", "a.c"]})),
+        Some(json!({"a": {"b": 1}, "d": [{"f": 2}], "g": 3}))
+    );
+    let deep = Value::String(".a".repeat(1_000_000));
+    assert!(refused::<WithPayload>(&json!([deep])).1.contains("names"));
+    assert!(refused::<WithPayload>(&json!({"only": []})).1.contains("expected"));
+    assert!(read::<WithVector>(&json!(["v"])).unwrap().wants("v"));
+    assert!(!read::<WithVector>(&json!(["w"])).unwrap().wants("v"));
+}
+
+#[test]
+fn a_collection_has_one_vector() {
+    let shape = |value: Value| read::<CreateCollection>(&value).and_then(|create| create.shape());
+    let expected = |name: &str| VectorShape { name: name.into(), size: 4, distance: Distance::Dot };
+    assert_eq!(
+        shape(json!({"vectors": {"size": 4, "distance": "Dot", "on_disk": true}})).unwrap(),
+        expected("")
+    );
+    assert_eq!(shape(json!({"vectors": {"": {"size": 4, "distance": "Dot"}}})).unwrap(), expected(""));
+    // A vector may be called "size".
+    assert_eq!(
+        shape(json!({"vectors": {"size": {"size": 4, "distance": "Dot"}}})).unwrap(),
+        expected("size")
+    );
+    let one = json!({"size": 4, "distance": "Dot"});
+    for (create, word) in [
+        (json!({"vectors": {"a": one, "b": one}}), "more than one vector"),
+        (json!({"vectors": one, "sparse_vectors": {"s": {}}}), "sparse_vectors"),
+        (json!({"vectors": {"size": 4, "distance": "Manhattan"}}), "Manhattan"),
+        (
+            json!({"vectors": {"size": 4, "distance": "Dot", "multivector_config": {"comparator": "max_sim"}}}),
+            "multivector",
+        ),
+        (json!({"vectors": {"size": 4, "distance": "Dot", "datatype": "uint8"}}), "datatype"),
+        (json!({"vectors": one, "sharding_method": "custom"}), "sharding_method"),
+    ] {
+        let error = shape(create).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
+        assert!(error.message().contains(word), "{error}");
+    }
+    for create in [
+        json!({}),
+        json!({"vectors": {}}),
+        json!({"vectors": {"size": 0, "distance": "Dot"}}),
+        json!({"vectors": {"size": 4, "distance": "Taxi"}}),
+        json!({"vectors": {"size": 4}}),
+    ] {
+        assert_eq!(shape(create).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+#[test]
+fn operations_and_selectors_are_told_apart() {
+    let operations: Operations = read(&json!({"operations": [
+        {"upsert": {"points": [{"id": 1, "vector": [1.0]}]}},
+        {"delete": {"points": [1]}},
+        {"set_payload": {"payload": {"a": 1}, "filter": {}, "key": "b"}},
+        {"overwrite_payload": {"payload": {}, "points": [1]}},
+        {"delete_payload": {"keys": ["a"], "points": [1]}},
+        {"clear_payload": {"filter": {"must": []}}},
+    ]}))
+    .unwrap();
+    assert_eq!(operations.operations.len(), 6);
+    let vectors = json!({"operations": [{"update_vectors": {"points": []}}]});
+    let (kind, message) = refused::<Operations>(&vectors);
+    assert_eq!(kind, ErrorKind::Unimplemented);
+    assert!(message.contains("operations[0]"), "{message}");
+    let both: Selector = read(&json!({"points": [1], "filter": {}})).unwrap();
+    assert!(both.what().is_err());
+    assert!(read::<Selector>(&json!({})).unwrap().what().is_err());
+    assert_eq!(
+        read::<Selector>(&json!({"filter": {}})).unwrap().what().unwrap(),
+        What::Filter(Filter::default())
+    );
+}
+
+#[test]
+fn the_envelope_is_json() {
+    let took = std::time::Duration::from_millis(2);
+    let answer: Value = serde_json::from_slice(&envelope(br#"{"count":1}"#, took)).unwrap();
+    assert_eq!(answer, json!({"result": {"count": 1}, "status": "ok", "time": 0.002}));
+    let answer: Value = serde_json::from_slice(&error("no \"such\" thing", took)).unwrap();
+    assert_eq!(answer["status"]["error"], "no \"such\" thing");
+    let answer: Value = serde_json::from_slice(&version("millpond", "1")).unwrap();
+    assert!(answer["version"].as_str().unwrap().starts_with("1."));
+    let vector = Some(Vector::given("v", vec![0.1]));
+    let record = Record { id: PointId::Number(1), payload: None, vector };
+    assert_eq!(serde_json::to_string(&record).unwrap(), r#"{"id":1,"vector":{"v":[0.1]}}"#);
+}
+
+/// JSON of the shapes that requests have, right and wrong.
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[a-z\\[\\].]{0,8}".prop_map(Value::from),
+        Just(json!(UUID)),
+    ];
+    let names = prop::sample::select(vec![
+        "must",
+        "should",
+        "must_not",
+        "key",
+        "match",
+        "value",
+        "any",
+        "except",
+        "range",
+        "gt",
+        "has_id",
+        "is_empty",
+        "points",
+        "batch",
+        "ids",
+        "vectors",
+        "vector",
+        "payload",
+        "payloads",
+        "id",
+        "query",
+        "nearest",
+        "recommend",
+        "positive",
+        "prefetch",
+        "filter",
+        "limit",
+        "with_payload",
+        "include",
+        "operations",
+        "upsert",
+        "delete",
+        "text",
+        "size",
+        "distance",
+        "params",
+        "quantization",
+        "actions",
+        "create_alias",
+    ]);
+    leaf.prop_recursive(6, 64, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            prop::collection::vec((names.clone(), inner), 0..5).prop_map(|fields| fields
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()),
+        ]
+    })
+}
+
+fn all_of(body: &[u8]) {
+    let _ = parse::<Upsert>(body).map(|upsert| upsert.points("v"));
+    let _ = parse::<CreateCollection>(body).map(|create| create.shape());
+    let _ = parse::<CreateIndex>(body).map(|index| index.schema().map(|_| ()));
+    let _ = parse::<WithPayload>(body).map(|wanted| wanted.of(object(json!({"a": {"b": [1, {"c": 2}]}}))));
+    let _ = (parse::<QueryRequest>(body), parse::<QueryBatch>(body), parse::<ScrollRequest>(body));
+    let _ = (parse::<CountRequest>(body), parse::<Fetch>(body), parse::<Operations>(body));
+    let _ = (parse::<SetPayload>(body), parse::<DeletePayload>(body), parse::<Selector>(body));
+    let _ = (parse::<UpdateCollection>(body), parse::<ChangeAliases>(body), parse::<Filter>(body));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        all_of(&bytes);
+    }
+
+    #[test]
+    fn any_json_is_survived(value in values()) {
+        all_of(value.to_string().as_bytes());
+    }
+
+    #[test]
+    fn any_id_is_survived_and_comes_back(text in "[0-9a-f-]{0,40}", bytes in any::<[u8; 16]>()) {
+        let _ = PointId::parse(&text);
+        let id = PointId::Uuid(bytes);
+        prop_assert_eq!(PointId::parse(&id.to_string()), Some(id));
+    }
+}
+
+#[test]
+fn what_is_nested_too_deep_is_refused() {
+    for open in [r#"{"must":["#, r#"{"filter":{"must":["#, "["] {
+        let deep = open.repeat(100_000);
+        assert!(parse::<Filter>(deep.as_bytes()).is_err());
+        all_of(deep.as_bytes());
+    }
+}

@@ -1,0 +1,272 @@
+//! Vectors in requests: bare, or under their name.
+
+use std::fmt;
+
+use base::{Error, Result};
+use serde::de::{Deserialize, Deserializer, Error as DeError, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+use super::unsupported;
+
+/// Names that one vector field may hold.
+const NAMES_MAX: usize = 64;
+
+/// A point's vector.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Vector {
+    /// The values alone.
+    Plain(Vec<f32>),
+    /// Names with their values.
+    Named(Vec<(String, Vec<f32>)>),
+}
+
+/// The vectors of several points.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Columns {
+    /// A vector a point.
+    Plain(Vec<Vec<f32>>),
+    /// Names, each with a vector a point.
+    Named(Vec<(String, Vec<Vec<f32>>)>),
+}
+
+impl Serialize for Vector {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Vector::Plain(values) => values.serialize(serializer),
+            Vector::Named(vectors) => {
+                serializer.collect_map(vectors.iter().map(|(name, values)| (name, values)))
+            }
+        }
+    }
+}
+
+impl Vector {
+    /// `values` as a collection gives them out whose vector is called `name` ("" for none).
+    pub fn given(name: &str, values: Vec<f32>) -> Vector {
+        if name.is_empty() { Vector::Plain(values) } else { Vector::Named(vec![(name.to_owned(), values)]) }
+    }
+
+    /// The values of the vector called `name` ("" for the one without a name).
+    ///
+    /// # Errors
+    /// `InvalidArgument` where it is not there, or another one is.
+    pub fn named(self, name: &str) -> Result<Vec<f32>> {
+        match self {
+            Vector::Plain(values) if name.is_empty() => Ok(values),
+            Vector::Plain(_) => Err(unnamed(name)),
+            Vector::Named(vectors) => only(vectors, name),
+        }
+    }
+}
+
+impl Columns {
+    /// The vectors called `name`, as [`Vector::named`].
+    ///
+    /// # Errors
+    /// As [`Vector::named`].
+    pub fn named(self, name: &str) -> Result<Vec<Vec<f32>>> {
+        match self {
+            Columns::Plain(vectors) if name.is_empty() => Ok(vectors),
+            Columns::Plain(_) => Err(unnamed(name)),
+            Columns::Named(vectors) => only(vectors, name),
+        }
+    }
+}
+
+fn unnamed(name: &str) -> Error {
+    Error::invalid(format!(
+        "Not existing vector name error: the collection's vector is called \"{name}\"; write {{\"{name}\": [..]}}"
+    ))
+}
+
+fn only<T>(vectors: Vec<(String, T)>, name: &str) -> Result<T> {
+    let mut found = None;
+    for (other, values) in vectors {
+        if other != name {
+            return Err(Error::invalid(format!("Not existing vector name error: {other}")));
+        }
+        found = Some(values);
+    }
+    found.ok_or_else(|| Error::invalid(format!("a point comes without its vector \"{name}\"")))
+}
+
+/// One value of a vector.
+struct Component(f32);
+
+impl<'de> Deserialize<'de> for Component {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Component, D::Error> {
+        struct Value;
+        impl<'de> Visitor<'de> for Value {
+            type Value = Component;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_f64<E: DeError>(self, value: f64) -> Result<Component, E> {
+                Ok(Component(value as f32))
+            }
+
+            fn visit_u64<E: DeError>(self, value: u64) -> Result<Component, E> {
+                Ok(Component(value as f32))
+            }
+
+            fn visit_i64<E: DeError>(self, value: i64) -> Result<Component, E> {
+                Ok(Component(value as f32))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<Component, A::Error> {
+                Err(A::Error::custom(unsupported("a multivector")))
+            }
+        }
+        deserializer.deserialize_any(Value)
+    }
+}
+
+/// The values of one dense vector.
+pub(super) struct Dense(pub(super) Vec<f32>);
+
+impl<'de> Deserialize<'de> for Dense {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dense, D::Error> {
+        struct Values;
+        impl<'de> Visitor<'de> for Values {
+            type Value = Dense;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of numbers")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Dense, A::Error> {
+                components(&mut seq).map(Dense)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Dense, A::Error> {
+                Err(object(&mut map)?)
+            }
+        }
+        deserializer.deserialize_any(Values)
+    }
+}
+
+fn components<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Vec<f32>, A::Error> {
+    let mut values = Vec::new();
+    while let Some(Component(value)) = seq.next_element()? {
+        values.push(value);
+    }
+    Ok(values)
+}
+
+/// Why an object is no vector; reads it to its end.
+pub(super) fn object<'de, A: MapAccess<'de>>(map: &mut A) -> Result<A::Error, A::Error> {
+    let mut what = None;
+    while let Some(key) = map.next_key::<String>()? {
+        map.next_value::<IgnoredAny>()?;
+        // What it is called by may come after the model's name.
+        if is_inference(&key) {
+            what = Some(key);
+        }
+    }
+    Ok(no_vector(what.as_deref()))
+}
+
+/// Why an object that has `key` is no vector.
+pub(super) fn no_vector<E: DeError>(key: Option<&str>) -> E {
+    E::custom(match key {
+        Some("indices" | "values") => unsupported("a sparse vector"),
+        Some("text") => unsupported("a text to be embedded"),
+        Some("image") => {
+            unsupported("a picture in a vector's place (send pictures to /v1/images/COLLECTION)")
+        }
+        Some("object") => unsupported("an object to be embedded"),
+        _ => "an object is no vector; write a list of numbers".to_owned(),
+    })
+}
+
+/// Whether a key of a vector object belongs to something that is to be embedded, or sparse.
+pub(super) fn is_inference(key: &str) -> bool {
+    matches!(key, "indices" | "values" | "text" | "image" | "object")
+}
+
+/// Names with what each stands for.
+fn names<'de, T: Deserialize<'de>, A: MapAccess<'de>>(mut map: A) -> Result<Vec<(String, T)>, A::Error> {
+    let mut vectors = Vec::new();
+    while let Some(name) = map.next_key::<String>()? {
+        // A vector may be called "text"; then its value is a list. What is to be embedded is a string or an object.
+        if is_inference(&name) || name == "model" {
+            match map.next_value::<Maybe<T>>()? {
+                Maybe::Vector(vector) => vectors.push((name, vector)),
+                // What it is called by may come after the model's name.
+                Maybe::Other(_) if name == "model" => return Err(object(&mut map)?),
+                Maybe::Other(_) => return Err(no_vector(Some(&name))),
+            }
+        } else {
+            vectors.push((name, map.next_value()?));
+        }
+        if vectors.len() > NAMES_MAX {
+            return Err(A::Error::custom(format_args!("more than {NAMES_MAX} vectors in one point")));
+        }
+    }
+    let has = |wanted: &str| vectors.iter().any(|(name, _)| name == wanted);
+    if has("indices") && has("values") {
+        return Err(no_vector(Some("indices")));
+    }
+    Ok(vectors)
+}
+
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Maybe<T> {
+    Vector(T),
+    Other(IgnoredAny),
+}
+
+impl<'de> Deserialize<'de> for Vector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Vector, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Vector;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a vector: a list of numbers, or an object of one name and such a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vector, A::Error> {
+                components(&mut seq).map(Vector::Plain)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vector, A::Error> {
+                let vectors = names::<Dense, A>(map)?;
+                Ok(Vector::Named(vectors.into_iter().map(|(name, dense)| (name, dense.0)).collect()))
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+impl<'de> Deserialize<'de> for Columns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Columns, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Columns;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("vectors: a list of lists of numbers, or an object of one name and such a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Columns, A::Error> {
+                let mut vectors = Vec::new();
+                while let Some(Dense(values)) = seq.next_element()? {
+                    vectors.push(values);
+                }
+                Ok(Columns::Plain(vectors))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Columns, A::Error> {
+                let columns = names::<Vec<Dense>, A>(map)?;
+                let plain = |column: Vec<Dense>| column.into_iter().map(|dense| dense.0).collect();
+                Ok(Columns::Named(columns.into_iter().map(|(name, column)| (name, plain(column))).collect()))
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}

@@ -1,0 +1,168 @@
+//! Rows of large flat indexes on a GPU, where one was opened for the process.
+//!
+//! Everything here may fail and nothing does any harm: the index keeps its codes in memory and ranks on the processor
+//! whenever the GPU does not. Rows on the GPU give the same costs to the last bit where they are bytes.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use base::{Error, Result};
+pub use gpu::Options;
+use gpu::{Coding, DeviceRows, Gpu, Home, PIECE_BYTES, Queries, Rows};
+use kernels::TopK;
+
+use crate::filter::Filter;
+
+/// Bytes of codes from which on an index is brought to the GPU: the processor goes through fewer in about a
+/// millisecond, which is no more than a few launches and copies take.
+pub const BYTES_MIN: usize = 16 << 20;
+/// Queries that are taken to the GPU together.
+pub(super) const QUERIES_MAX: usize = 256;
+
+/// The process's GPU.
+static GPU: OnceLock<Arc<Gpu>> = OnceLock::new();
+static SEARCHES: AtomicU64 = AtomicU64::new(0);
+static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+static SAID: AtomicBool = AtomicBool::new(false);
+
+/// What happened since the process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Queries that the GPU ranked.
+    pub queries: u64,
+    /// Times that an index was to be brought to the GPU or ranked there, and the processor did it.
+    pub fallbacks: u64,
+    /// Bytes of codes on the GPU.
+    pub device_bytes: u64,
+    /// Bytes of codes in pinned host memory. They are limited by [`gpu::Options`] and not part of a collection's
+    /// memory.
+    pub pinned_bytes: u64,
+}
+
+/// Opens the GPU for the process: flat indexes of [`BYTES_MIN`] that are opened from now on rank there. Returns its name.
+///
+/// # Errors
+/// What [`Gpu::open`] returns, and `FailedPrecondition` where one is open; searches stay on the processor.
+pub fn start(options: &Options) -> Result<String> {
+    let gpu = Gpu::open(options)?;
+    let name = gpu.name().to_owned();
+    GPU.set(gpu)
+        .map_err(|_| Error::precondition("a GPU is open for this process; options cannot change any more"))?;
+    Ok(name)
+}
+
+/// What happened so far.
+pub fn counters() -> Counters {
+    let (device_bytes, pinned_bytes) = GPU.get().map_or((0, 0), |gpu| gpu.bytes());
+    Counters {
+        queries: SEARCHES.load(Ordering::Relaxed),
+        fallbacks: FALLBACKS.load(Ordering::Relaxed),
+        device_bytes,
+        pinned_bytes,
+    }
+}
+
+/// Whether an index that is built now should be flat: the GPU is open and its memory takes the rows.
+pub(super) fn takes(rows: usize, dims: usize) -> bool {
+    let bytes = rows * Coding::Bytes.row_pieces(dims) * PIECE_BYTES;
+    let left = |gpu: &Arc<Gpu>| gpu.device_bytes_left().is_ok_and(|left| bytes as u64 <= left);
+    rows * dims >= BYTES_MIN && GPU.get().is_some_and(left)
+}
+
+/// The rows on the GPU, where there is one, `bytes` of codes are worth it and it has room.
+pub(super) fn bring(bytes: usize, rows: &Rows) -> Option<Arc<DeviceRows>> {
+    let gpu = GPU.get().filter(|_| bytes >= BYTES_MIN)?;
+    gpu.upload(rows, Home::Auto).inspect_err(fell_back).ok().map(Arc::new)
+}
+
+/// Offers the best rows of each query to its list. False where the processor has to do it, with nothing offered.
+pub(super) fn rank(
+    rows: &DeviceRows,
+    queries: &Queries,
+    kept: usize,
+    allow: Option<&Filter>,
+    tops: &mut [TopK],
+) -> bool {
+    let words = allow.map(Filter::words);
+    // Not for the GPU, rather than a failure of it.
+    if kept == 0 || kept > gpu::K_MAX || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64)) {
+        return false;
+    }
+    match rows.search(queries, kept, words) {
+        Ok(found) => {
+            SEARCHES.fetch_add(found.len() as u64, Ordering::Relaxed);
+            for (found, top) in found.iter().zip(tops) {
+                found.iter().for_each(|(cost, row)| top.push(*cost, *row));
+            }
+            true
+        }
+        Err(error) => {
+            fell_back(&error);
+            false
+        }
+    }
+}
+
+fn fell_back(error: &Error) {
+    FALLBACKS.fetch_add(1, Ordering::Relaxed);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(%error, "a flat index is ranked by the processor instead of the GPU; said once");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coarse::{Build, Coarse, Hit, Kind, Metric, Params, Scratch, build, open};
+
+    const DIMS: usize = 1024;
+    const ROWS: usize = BYTES_MIN / DIMS + 77;
+
+    /// Numbers between -1 and 1, the same each time (Knuth's linear congruence).
+    fn numbers(count: usize) -> Vec<f32> {
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    fn hits(index: &dyn Coarse, queries: &[f32], allow: Option<&Filter>) -> Vec<Vec<Hit>> {
+        let mut out = Vec::new();
+        index
+            .search_many(queries, 30, &Params::default(), allow, None, &mut Scratch::default(), &mut out)
+            .unwrap();
+        out
+    }
+
+    #[test]
+    fn an_index_on_the_gpu_gives_the_processors_answers_and_without_one_nothing_is_brought() {
+        let codes = gpu::Codes::Bytes { codes: &[1; 4], scales: &[1.0; 2] };
+        assert!(bring(BYTES_MIN - 1, &Rows { dims: 2, codes, squares: None }).is_none());
+        if let Err(error) = start(&Options::default()) {
+            assert!(
+                bring(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none() && !takes(ROWS, DIMS)
+            );
+            assert_eq!(counters(), Counters::default());
+            return println!("SKIPPED the comparison with a GPU: {error}");
+        }
+        let vectors = numbers(ROWS * DIMS);
+        let few = Filter::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 3 == 1));
+        for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
+            let built =
+                build(Kind::Auto, &Build { vectors: &vectors, dims: DIMS, metric, threads: 2, seed: 1 });
+            let built = built.unwrap().index;
+            let sections = built.sections();
+            let sections: Vec<(u32, &[u8])> =
+                sections.iter().map(|(kind, bytes)| (*kind, &**bytes)).collect();
+            let before = counters().queries;
+            let opened = open(&sections).unwrap();
+            for allow in [None, Some(&few)] {
+                let queries = &vectors[..19 * DIMS];
+                assert_eq!(hits(&*opened, queries, allow), hits(&*built, queries, allow));
+            }
+            assert_eq!(counters().queries, before + 2 * 19);
+        }
+    }
+}

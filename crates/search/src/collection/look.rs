@@ -1,0 +1,236 @@
+//! Looking at points without ranking them: by id, in the order of ids, by a filter, against one embedding.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+
+use super::inner::{Inner, lock};
+use super::search::SearchThread;
+use super::state::{Found as FoundPoint, State, View};
+use crate::coarse::{self, Exact};
+use crate::filter::{Clause, Filter};
+use crate::ingest::{Row, StoredPoint};
+use crate::segment::{PageCache, alike};
+
+/// Runs of pages kept while several points are read: records and payloads of rows beside each other share pages.
+const CACHED_PAGES: usize = 16;
+/// Ids of one list at most.
+pub const IDS_MAX: usize = 65_536;
+
+/// Which parts of a point are wanted. What is not is left empty and costs no read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// The embedding.
+    pub embedding: bool,
+    /// The record.
+    pub record: bool,
+    /// The payload.
+    pub payload: bool,
+}
+
+impl Parts {
+    /// Everything.
+    pub const ALL: Parts = Parts { embedding: true, record: true, payload: true };
+    /// Only whether it is there.
+    pub const NONE: Parts = Parts { embedding: false, record: false, payload: false };
+    /// Only the payload.
+    pub const PAYLOAD: Parts = Parts { embedding: false, record: false, payload: true };
+}
+
+/// Ids in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdList {
+    /// The ids.
+    pub ids: Vec<u64>,
+    /// Whether there may be more behind the last.
+    pub more: bool,
+    /// Whether points that belong here may be missing, because something is damaged or not open yet.
+    pub partial: bool,
+}
+
+/// How many points there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Points.
+    pub count: u64,
+    /// Whether some that belong here may not be counted, because something is damaged or not open yet.
+    pub partial: bool,
+}
+
+impl Inner {
+    /// The first ids from `from` on that `clause` allows, at most `max`.
+    pub(super) fn ids_from(&self, from: u64, max: usize, clause: Option<&Clause>) -> Result<IdList> {
+        if max > IDS_MAX {
+            return Err(Error::invalid(format!("{max} ids are more than the {IDS_MAX} that one call gives")));
+        }
+        let state = self.state();
+        let mut list = IdList { partial: self.is_partial(&state), ..IdList::default() };
+        // One more than wanted tells whether there is more.
+        let take = max + 1;
+        for (_, _, view) in state.open() {
+            let filtered = self.filtered(clause, view, &mut list.partial)?;
+            let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
+            let rows = view.segment.ids().from(from).iter();
+            let allowed = rows.filter(|&&row| allow.is_none_or(|allow| allow.contains(row)));
+            list.ids.extend(allowed.take(take).filter_map(|&row| view.segment.ids().id(row)));
+        }
+        for part in &state.parts {
+            let rows = part.live().map(|(_, row)| row).filter(|row| row.id >= from);
+            list.ids.extend(
+                rows.filter(|row| clause.is_none_or(|clause| super::filters::allows(clause, row)))
+                    .map(|row| row.id),
+            );
+        }
+        if list.ids.len() > take {
+            list.ids.select_nth_unstable(take - 1);
+            list.ids.truncate(take);
+        }
+        list.ids.sort_unstable();
+        list.more = list.ids.len() > max;
+        list.ids.truncate(max);
+        Ok(list)
+    }
+
+    /// How many points `clause` allows.
+    pub(super) fn count_where(&self, clause: Option<&Clause>) -> Result<Count> {
+        let state = self.state();
+        let partial = self.is_partial(&state);
+        let Some(clause) = clause else { return Ok(Count { count: state.live(), partial }) };
+        let mut counted = Count { count: 0, partial };
+        for (_, _, view) in state.open() {
+            let allowed = self.filtered(Some(clause), view, &mut counted.partial)?;
+            counted.count += allowed.map_or(0, |allowed| u64::from(allowed.count()));
+        }
+        for part in &state.parts {
+            let rows = part.live().filter(|(_, row)| super::filters::allows(clause, row));
+            counted.count += rows.count() as u64;
+        }
+        Ok(counted)
+    }
+
+    fn is_partial(&self, state: &State) -> bool {
+        state.is_partial() || lock(&self.noted).log_damaged
+    }
+
+    /// What a clause allows of a segment, deletes taken away; `None` without a clause.
+    pub(super) fn filtered(
+        &self,
+        clause: Option<&Clause>,
+        view: &View,
+        partial: &mut bool,
+    ) -> Result<Option<Filter>> {
+        let Some(clause) = clause else { return Ok(None) };
+        clause.check()?;
+        let selected = match self.filters.select(&view.segment, clause, &self.budget) {
+            Ok(selected) => selected,
+            Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+                self.filters.clear();
+                self.filters.select(&view.segment, clause, &self.budget)?
+            }
+            Err(error) => return Err(error),
+        };
+        *partial |= selected.lost > 0;
+        let mut filter = selected.filter.clone();
+        if let Some(allowed) = view.allowed() {
+            filter.intersect(allowed);
+        }
+        Ok(Some(filter))
+    }
+
+    /// Where the points of `ids` are, all at one moment.
+    fn places(&self, ids: &[u64]) -> Vec<Result<Option<FoundPoint>>> {
+        let live = lock(&self.live);
+        let place = |&id: &u64| match live.find(id) {
+            Some(found) => Ok(Some(found)),
+            None => live.doubt(id).map_or(Ok(None), Err),
+        };
+        ids.iter().map(place).collect()
+    }
+
+    /// The wanted parts of points, in the order of `ids`.
+    pub(super) fn points(&self, ids: &[u64], parts: Parts) -> Vec<Result<Option<StoredPoint>>> {
+        let places = self.places(ids);
+        // Rows beside each other lie in the same pages.
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_by_key(|&at| match &places[at] {
+            Ok(Some(FoundPoint::Sealed(view, row))) => (view.segment.uuid(), *row),
+            _ => ([0; 16], 0),
+        });
+        let (mut records, mut payloads) = (PageCache::new(CACHED_PAGES), PageCache::new(CACHED_PAGES));
+        let mut points: Vec<Result<Option<StoredPoint>>> = ids.iter().map(|_| Ok(None)).collect();
+        for at in order {
+            points[at] = match &places[at] {
+                Err(error) => Err(error.clone()),
+                Ok(None) => Ok(None),
+                Ok(Some(FoundPoint::Fresh(row))) => Ok(Some(fresh(row, parts))),
+                Ok(Some(FoundPoint::Sealed(view, row))) => {
+                    read(ids[at], view, *row, parts, &mut records, &mut payloads).map(Some)
+                }
+            };
+        }
+        points
+    }
+
+    /// How alike the points of `ids` are to `query`, exactly; `None` for points that are not there or cannot be read.
+    pub(super) fn scores(
+        &self,
+        thread: &mut SearchThread,
+        query: &[f32],
+        ids: &[u64],
+    ) -> Result<Vec<Option<f32>>> {
+        coarse::check_query(query, self.options.shape.dims, 0)?;
+        let places = self.places(ids);
+        let mut scores = vec![None; ids.len()];
+        let mut sealed: Vec<(usize, &View, u32)> = Vec::new();
+        for (at, place) in places.iter().enumerate() {
+            match place {
+                Ok(Some(FoundPoint::Fresh(row))) => {
+                    scores[at] = Some(alike(self.options.shape.metric, query, &row.embedding));
+                }
+                Ok(Some(FoundPoint::Sealed(view, row))) => sealed.push((at, view, *row)),
+                Ok(None) | Err(_) => {}
+            }
+        }
+        sealed.sort_by_key(|(_, view, row)| (view.segment.uuid(), *row));
+        for group in sealed.chunk_by(|a, b| Arc::ptr_eq(&a.1.segment, &b.1.segment)) {
+            let Some((_, view, _)) = group.first() else { continue };
+            let rows: Vec<u32> = group.iter().map(|(_, _, row)| *row).collect();
+            let (exact, mut out) = (view.segment.exact(&mut *thread.vectors), Vec::new());
+            exact.scores(query, &rows, &mut out)?;
+            for ((at, _, _), score) in group.iter().zip(out) {
+                scores[*at] = (score > f32::NEG_INFINITY).then_some(score);
+            }
+        }
+        Ok(scores)
+    }
+}
+
+fn fresh(row: &Row, parts: Parts) -> StoredPoint {
+    StoredPoint {
+        id: row.id,
+        embedding: if parts.embedding { row.embedding.to_vec() } else { Vec::new() },
+        record: if parts.record { row.record.to_vec() } else { Vec::new() },
+        payload: if parts.payload { row.payload.to_vec() } else { Vec::new() },
+    }
+}
+
+fn read(
+    id: u64,
+    view: &View,
+    row: u32,
+    parts: Parts,
+    records: &mut PageCache,
+    payloads: &mut PageCache,
+) -> Result<StoredPoint> {
+    let mut point = StoredPoint { id, ..StoredPoint::default() };
+    if parts.embedding {
+        view.segment.vector(row, &mut point.embedding)?;
+    }
+    if parts.record {
+        view.segment.record(row, records, &mut point.record)?;
+    }
+    if parts.payload {
+        view.segment.payload(row, payloads, &mut point.payload)?;
+    }
+    Ok(point)
+}

@@ -1,0 +1,269 @@
+//! Changes to payloads, as Qdrant's clients ask for them.
+
+use base::{Error, Result};
+use serde_json::{Map, Value};
+
+use super::{PointId, RESERVED_KEY};
+use crate::filter::Clause;
+
+/// Steps of a path into a payload at most.
+pub const PATH_STEPS_MAX: usize = 32;
+
+/// Which points a change is about.
+#[derive(Clone, Copy, Debug)]
+pub enum Which<'a> {
+    /// These; ids without a point are passed over.
+    Ids(&'a [PointId]),
+    /// Those that the filter allows.
+    Filter(&'a Clause),
+}
+
+/// What happens to a payload.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PayloadChange {
+    /// Its members take the place of those of the same name; others stay.
+    Set {
+        /// The members.
+        payload: Map<String, Value>,
+        /// Where to: the path of an object in the payload, which is made where it is missing; `None` for the payload
+        /// itself.
+        key: Option<String>,
+    },
+    /// It is replaced.
+    Overwrite(Map<String, Value>),
+    /// What lies at these paths is removed.
+    DeleteKeys(Vec<String>),
+    /// It is emptied.
+    Clear,
+}
+
+/// One step of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Name(String),
+    Index(usize),
+    Each,
+}
+
+impl PayloadChange {
+    /// Refuses what can never be done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the reserved key and for paths that cannot be read.
+    pub fn check(&self) -> Result<()> {
+        let reserved = |name: &str| match name == RESERVED_KEY {
+            true => Err(Error::invalid(format!(
+                "the payload's key \"{RESERVED_KEY}\" is Millpond's own; use another one"
+            ))),
+            false => Ok(()),
+        };
+        let first = |path: &str| match steps(path)?.first() {
+            Some(Step::Name(name)) => reserved(name),
+            _ => Err(Error::invalid(format!("the path \"{path}\" does not begin with a name"))),
+        };
+        match self {
+            PayloadChange::Set { key: Some(key), .. } => first(key),
+            PayloadChange::Set { payload, key: None } | PayloadChange::Overwrite(payload) => {
+                payload.keys().try_for_each(|name| reserved(name))
+            }
+            PayloadChange::DeleteKeys(keys) => keys.iter().try_for_each(|key| first(key)),
+            PayloadChange::Clear => Ok(()),
+        }
+    }
+}
+
+/// Changes one payload, which has no reserved key. The change was checked.
+pub(crate) fn apply(change: &PayloadChange, payload: &mut Map<String, Value>) -> Result<()> {
+    match change {
+        PayloadChange::Overwrite(new) => payload.clone_from(new),
+        PayloadChange::Clear => payload.clear(),
+        PayloadChange::Set { payload: new, key: None } => {
+            payload.extend(new.iter().map(|(name, value)| (name.clone(), value.clone())));
+        }
+        PayloadChange::Set { payload: new, key: Some(key) } => {
+            let mut all = Value::Object(std::mem::take(payload));
+            set(&mut all, &steps(key)?, new);
+            *payload = taken(all);
+        }
+        PayloadChange::DeleteKeys(keys) => {
+            let mut all = Value::Object(std::mem::take(payload));
+            for key in keys {
+                remove(&mut all, &steps(key)?);
+            }
+            *payload = taken(all);
+        }
+    }
+    Ok(())
+}
+
+fn taken(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    }
+}
+
+/// Merges `new` into the objects at `path`; what is in the way of a name becomes an object.
+fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
+    match path.split_first() {
+        None => {
+            let members = new.iter().map(|(name, value)| (name.clone(), value.clone()));
+            within(value, |object| object.extend(members));
+        }
+        Some((Step::Name(name), rest)) => {
+            within(value, |object| set(object.entry(name.clone()).or_insert(Value::Null), rest, new));
+        }
+        Some((Step::Index(at), rest)) => {
+            if let Some(element) = value.get_mut(*at) {
+                set(element, rest, new);
+            }
+        }
+        Some((Step::Each, rest)) => {
+            value.as_array_mut().into_iter().flatten().for_each(|element| set(element, rest, new));
+        }
+    }
+}
+
+/// Changes the members of an object, which `value` becomes where it is none.
+fn within(value: &mut Value, change: impl FnOnce(&mut Map<String, Value>)) {
+    let mut members = taken(value.take());
+    change(&mut members);
+    *value = Value::Object(members);
+}
+
+fn remove(value: &mut Value, path: &[Step]) {
+    let Some((step, rest)) = path.split_first() else { return };
+    match (step, rest.is_empty(), value) {
+        (Step::Name(name), true, Value::Object(members)) => {
+            members.remove(name);
+        }
+        (Step::Name(name), false, Value::Object(members)) => {
+            if let Some(member) = members.get_mut(name) {
+                remove(member, rest);
+            }
+        }
+        (Step::Index(at), true, Value::Array(elements)) => {
+            if *at < elements.len() {
+                elements.remove(*at);
+            }
+        }
+        (Step::Index(at), false, Value::Array(elements)) => {
+            if let Some(element) = elements.get_mut(*at) {
+                remove(element, rest);
+            }
+        }
+        (Step::Each, true, Value::Array(elements)) => elements.clear(),
+        (Step::Each, false, Value::Array(elements)) => {
+            elements.iter_mut().for_each(|element| remove(element, rest));
+        }
+        _ => {}
+    }
+}
+
+/// A path: names joined by dots, `[3]` for an element, `[]` for each; a name in quotation marks may have dots.
+fn steps(path: &str) -> Result<Vec<Step>> {
+    let odd = || Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"));
+    let (mut steps, mut rest) = (Vec::new(), path);
+    loop {
+        let (name, after) = match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"').ok_or_else(odd)?,
+            None => rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len())),
+        };
+        if name.is_empty() {
+            return Err(odd());
+        }
+        steps.push(Step::Name(name.to_owned()));
+        rest = after;
+        while let Some(bracket) = rest.strip_prefix('[') {
+            let (index, after) = bracket.split_once(']').ok_or_else(odd)?;
+            steps.push(match index {
+                "" => Step::Each,
+                digits => Step::Index(digits.parse().map_err(|_| odd())?),
+            });
+            rest = after;
+        }
+        if steps.len() > PATH_STEPS_MAX {
+            return Err(Error::invalid(format!("a path has more than {PATH_STEPS_MAX} steps")));
+        }
+        match rest.strip_prefix('.') {
+            Some(after) => rest = after,
+            None if rest.is_empty() => return Ok(steps),
+            None => return Err(odd()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn changed(change: PayloadChange, before: Value) -> Value {
+        let mut payload = taken(before);
+        change.check().unwrap();
+        apply(&change, &mut payload).unwrap();
+        Value::Object(payload)
+    }
+
+    fn members(value: Value) -> Map<String, Value> {
+        taken(value)
+    }
+
+    #[test]
+    fn payloads_are_set_replaced_and_cleared() {
+        let set = |value, key: Option<&str>| PayloadChange::Set {
+            payload: members(value),
+            key: key.map(str::to_owned),
+        };
+        let before = json!({"a": 1, "b": {"c": [{"d": 1}, {"d": 2}]}});
+        assert_eq!(
+            changed(set(json!({"a": 2, "e": 3}), None), before.clone()),
+            json!({"a": 2, "b": {"c": [{"d": 1}, {"d": 2}]}, "e": 3})
+        );
+        assert_eq!(changed(set(json!({"x": 1}), Some("b.n")), before.clone())["b"]["n"], json!({"x": 1}));
+        assert_eq!(
+            changed(set(json!({"x": 1}), Some("b.c[].q")), before.clone())["b"]["c"][1],
+            json!({"d": 2, "q": {"x": 1}})
+        );
+        assert_eq!(
+            changed(set(json!({"x": 1}), Some("b.c[1]")), before.clone())["b"]["c"][1],
+            json!({"d": 2, "x": 1})
+        );
+        assert_eq!(changed(set(json!({"x": 1}), Some("a")), before.clone())["a"], json!({"x": 1}));
+        assert_eq!(
+            changed(PayloadChange::Overwrite(members(json!({"z": 0}))), before.clone()),
+            json!({"z": 0})
+        );
+        assert_eq!(changed(PayloadChange::Clear, before.clone()), json!({}));
+        let delete =
+            |keys: &[&str]| PayloadChange::DeleteKeys(keys.iter().map(|key| (*key).to_owned()).collect());
+        assert_eq!(
+            changed(delete(&["a", "b.c[0]", "nothing.there"]), before.clone()),
+            json!({"b": {"c": [{"d": 2}]}})
+        );
+        assert_eq!(changed(delete(&["b.c[].d"]), before), json!({"a": 1, "b": {"c": [{}, {}]}}));
+        assert_eq!(changed(delete(&["\"a.b\""]), json!({"a.b": 1, "a": {"b": 2}})), json!({"a": {"b": 2}}));
+    }
+
+    #[test]
+    fn the_reserved_key_and_odd_paths_are_refused() {
+        let reserved = || members(json!({RESERVED_KEY: 1}));
+        assert!(PayloadChange::Overwrite(reserved()).check().is_err());
+        assert!(PayloadChange::Set { payload: reserved(), key: None }.check().is_err());
+        for path in [RESERVED_KEY, "", ".", "a.", "a[", "a[x]", "[]", "\"a", "a]b["] {
+            assert!(PayloadChange::DeleteKeys(vec![path.to_owned()]).check().is_err(), "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_path_is_survived(path in "[a.\\[\\]\"0é]{0,12}") {
+            let change = PayloadChange::DeleteKeys(vec![path.clone()]);
+            if change.check().is_ok() {
+                changed(change, json!({"a": [{"0": 1}], "é": {"a": 2}}));
+                changed(PayloadChange::Set { payload: members(json!({"q": 1})), key: Some(path) }, json!({"a": [1]}));
+            }
+        }
+    }
+}

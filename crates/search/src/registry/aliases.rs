@@ -1,0 +1,131 @@
+//! Other names of collections: one file, replaced as a whole.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use base::{Error, ErrorKind, Result};
+
+use super::files;
+
+/// Aliases at most.
+pub const ALIASES_MAX: usize = 10_000;
+const KIND: &str = "aliases";
+
+/// One change of aliases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AliasChange {
+    /// From now on `alias` stands for `collection`, whatever it stood for before.
+    Create {
+        /// The alias.
+        alias: String,
+        /// The collection's name.
+        collection: String,
+    },
+    /// There is no such alias any more.
+    Delete {
+        /// The alias.
+        alias: String,
+    },
+    /// An alias gets another name.
+    Rename {
+        /// Its name now.
+        from: String,
+        /// Its name afterwards.
+        to: String,
+    },
+}
+
+pub(super) type Aliases = BTreeMap<String, String>;
+
+/// The file.
+pub(super) fn path(directory: &Path) -> PathBuf {
+    directory.join(".aliases")
+}
+
+/// The aliases of a directory. Damaged ones are set aside, so that collections are served without them.
+pub(super) fn load(directory: &Path) -> Result<Aliases> {
+    let path = path(directory);
+    match files::read::<Aliases>(KIND, &path) {
+        Ok(aliases) => Ok(aliases.unwrap_or_default()),
+        Err(error) if error.kind() == ErrorKind::DataLoss => {
+            let aside = directory.join(".aliases-damaged");
+            tracing::error!(%error, "the aliases are lost; the file is kept as {}", aside.display());
+            std::fs::rename(&path, &aside).map_err(|error| Error::io(&path, &error))?;
+            Ok(Aliases::new())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn store(directory: &Path, aliases: &Aliases) -> Result<()> {
+    files::replace(KIND, &path(directory), aliases)
+}
+
+/// The aliases after `changes`. `is_collection` says whether there is a collection of a name.
+pub(super) fn changed(
+    aliases: &Aliases,
+    changes: &[AliasChange],
+    is_collection: impl Fn(&str) -> bool,
+) -> Result<Aliases> {
+    let mut new = aliases.clone();
+    let missing = |alias: &str| Error::not_found(format!("there is no alias \"{alias}\""));
+    let free = |alias: &str| {
+        files::check_name(alias)?;
+        match is_collection(alias) {
+            true => Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("\"{alias}\" is a collection, so it cannot be an alias; use another name"),
+            )),
+            false => Ok(()),
+        }
+    };
+    for change in changes {
+        match change {
+            AliasChange::Create { alias, collection } => {
+                free(alias)?;
+                if !is_collection(collection) {
+                    return Err(Error::not_found(format!("there is no collection \"{collection}\"")));
+                }
+                new.insert(alias.clone(), collection.clone());
+            }
+            AliasChange::Delete { alias } => {
+                new.remove(alias).ok_or_else(|| missing(alias))?;
+            }
+            AliasChange::Rename { from, to } => {
+                free(to)?;
+                let collection = new.remove(from).ok_or_else(|| missing(from))?;
+                new.insert(to.clone(), collection);
+            }
+        }
+    }
+    if new.len() > ALIASES_MAX {
+        return Err(Error::exhausted(format!("{ALIASES_MAX} aliases at most; delete some")));
+    }
+    Ok(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(alias: &str, collection: &str) -> AliasChange {
+        AliasChange::Create { alias: alias.into(), collection: collection.into() }
+    }
+
+    #[test]
+    fn changes_are_made_in_order_or_not_at_all() {
+        let there = |name: &str| name.starts_with('c');
+        let all = |aliases: &Aliases, changes: &[AliasChange]| changed(aliases, changes, there);
+        let first = all(&Aliases::new(), &[create("a", "c1"), create("b", "c2"), create("a", "c3")]).unwrap();
+        assert_eq!(first.get("a").map(String::as_str), Some("c3"));
+        let renamed = AliasChange::Rename { from: "a".into(), to: "z".into() };
+        let delete = AliasChange::Delete { alias: "b".into() };
+        let second = all(&first, &[renamed.clone(), delete.clone()]).unwrap();
+        assert_eq!(second.into_iter().collect::<Vec<_>>(), [("z".to_owned(), "c3".to_owned())]);
+        assert!(all(&first, &[delete.clone(), delete]).is_err());
+        assert!(all(&first, &[create("c9", "c1")]).is_err(), "a collection's name");
+        assert!(all(&first, &[create("d", "nobody")]).is_err());
+        assert!(all(&first, &[create(".d", "c1")]).is_err());
+        assert!(all(&Aliases::new(), &[renamed]).is_err());
+    }
+}

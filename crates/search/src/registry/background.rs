@@ -1,0 +1,81 @@
+//! The threads that open, seal and merge, for all collections together.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::{Error, Result};
+
+use super::core::Core;
+use super::named::{Chore, Named};
+
+/// How long a thread waits before it looks again without being told to.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Unsealed points of a collection take at least this much before they are sealed because memory is short.
+const RELIEF_BYTES_MIN: u64 = 256 << 10;
+
+pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
+    let spawn = |name: &str, work: fn(&Core)| {
+        let core = core.clone();
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || work(&core));
+        spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))
+    };
+    let threads = [
+        spawn("search-open", Core::open_all)?,
+        spawn("search-seal", |core| repeat(core, Chore::Seal))?,
+        spawn("search-merge", |core| repeat(core, Chore::Merge))?,
+    ];
+    Ok(threads.into())
+}
+
+/// Does what there is to do, then waits to be told of more.
+fn repeat(core: &Core, chore: Chore) {
+    memory::thread::enter_background(match chore {
+        Chore::Seal => "sealing",
+        Chore::Merge => "merging",
+    });
+    while !core.stopped() {
+        let seen = core.resources.events();
+        let mut busy = false;
+        for named in core.ready() {
+            if !core.stopped() && named.may(chore) {
+                let outcome = one(&named, chore);
+                named.tried(chore, &outcome);
+                busy |= outcome.is_ok_and(|did| did);
+            }
+        }
+        if !busy && chore == Chore::Seal {
+            busy = relieve(core);
+        }
+        if !busy {
+            core.resources.wait_past(seen, LOOK_AGAIN);
+        }
+    }
+}
+
+fn one(named: &Arc<Named>, chore: Chore) -> Result<bool> {
+    match chore {
+        Chore::Seal => named.collection().seal_oldest(),
+        Chore::Merge => named.collection().merge(),
+    }
+}
+
+/// Where memory is short, has the collection with the most unsealed points seal them although they are few: many small
+/// collections must not fill the memory with what none of them would seal. Whether there was one.
+fn relieve(core: &Core) -> bool {
+    let memory = core.resources.memory();
+    if memory.used < memory.limit / 4 * 3 {
+        return false;
+    }
+    let sizes = core.ready().into_iter().filter(|named| named.may(Chore::Seal));
+    let largest =
+        sizes.map(|named| (named.collection().unsealed_bytes(), named)).max_by_key(|(bytes, _)| *bytes);
+    match largest.filter(|(bytes, _)| *bytes >= RELIEF_BYTES_MIN) {
+        Some((_, named)) => {
+            let frozen = named.collection().freeze().map(|()| true);
+            named.tried(Chore::Seal, &frozen);
+            frozen.is_ok()
+        }
+        None => false,
+    }
+}

@@ -1,0 +1,383 @@
+//! What the registry's threads share: which collections there are, and how one comes and goes.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as MapEntry;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result};
+
+use super::aliases::{self, AliasChange, Aliases};
+use super::files::{self, Settings, Stored, check_name};
+use super::named::Named;
+use super::options::{Media, RegistryOptions};
+use super::{Listed, ListedState};
+use crate::budget::{Budget, Reservation};
+use crate::collection::{Collection, Options, Resources};
+use crate::rerank::Shared;
+
+/// A collection's settings in its directory.
+pub(super) const SETTINGS: &str = "settings";
+pub(super) const SETTINGS_KIND: &str = "settings of the collection";
+/// When a caller is advised to come again while a collection is being opened.
+const OPENING_RETRY: Duration = Duration::from_secs(1);
+/// Points of one collection that are not sealed take twice this much at most.
+const PART_BYTES_MAX: u64 = 32 << 20;
+/// A part's share of the memory: two parts of a few collections, and what sealing needs, leave most of it for codes.
+const PART_SHARE: u64 = 20;
+/// The memory below which nothing works.
+const MEMORY_BYTES_MIN: u64 = 32 << 20;
+/// Records that the cache is made for: keypoint graphs of photographs.
+const RECORD_BYTES: u32 = 8 << 10;
+
+pub(super) struct Core {
+    pub(super) options: RegistryOptions,
+    pub(super) resources: Resources,
+    pub(super) shared: Arc<Shared>,
+    media: Media,
+    map: RwLock<Map>,
+    /// Held while a collection is made or removed or aliases change, before `map`.
+    changing: Mutex<()>,
+    /// Whether all collections that were there at the start, and their segments, are open.
+    opened: AtomicBool,
+    stop: AtomicBool,
+    serial: AtomicU64,
+    _lock: File,
+    _cache: Reservation,
+}
+
+struct Map {
+    entries: BTreeMap<String, Entry>,
+    aliases: Aliases,
+}
+
+enum Entry {
+    Opening,
+    Ready(Arc<Named>),
+    Broken(Error),
+}
+
+impl Core {
+    pub(super) fn open(options: RegistryOptions) -> Result<Arc<Core>> {
+        if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2 {
+            return Err(Error::invalid(format!(
+                "collections need {MEMORY_BYTES_MIN} bytes of memory at least, and their record cache may have half of \
+                 it, not {} of {}",
+                options.cache_bytes, options.memory_bytes
+            )));
+        }
+        let directory = &options.directory;
+        std::fs::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
+        let lock = files::lock(directory)?;
+        remove_leftovers(directory);
+        let (media, memory_bytes) = Media::new(options.medium, options.memory_bytes)?;
+        let budget = Budget::new(memory_bytes);
+        let shared = Arc::new(Shared::new(options.cache_bytes, RECORD_BYTES));
+        let cached = shared.cache_stats().map_or(0, |stats| stats.bytes);
+        let cache = budget.reserve(cached, "the record cache")?;
+        let part_bytes = (budget.free() / PART_SHARE).min(PART_BYTES_MAX);
+        let resources = Resources::new(budget, part_bytes, options.background_rate)?;
+        let names = collections(directory)?;
+        let mut aliases = aliases::load(directory)?;
+        // A collection may have been removed and the power lost before its aliases were.
+        aliases.retain(|_, collection| names.iter().any(|name| name == collection));
+        let entries = names.into_iter().map(|name| (name, Entry::Opening)).collect();
+        Ok(Arc::new(Core {
+            resources,
+            shared,
+            media,
+            map: RwLock::new(Map { entries, aliases }),
+            changing: Mutex::new(()),
+            opened: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            serial: AtomicU64::new(1),
+            _lock: lock,
+            _cache: cache,
+            options,
+        }))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Map> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens what was there at the start, one after the other.
+    pub(super) fn open_all(&self) {
+        let names: Vec<String> = self.read().entries.keys().cloned().collect();
+        for name in names {
+            if self.stopped() {
+                return;
+            }
+            let opened = self.open_one(&name);
+            let entry = match &opened {
+                Ok(named) => Entry::Ready(named.clone()),
+                Err(error) => {
+                    tracing::error!(collection = name, %error, "a collection is not served");
+                    Entry::Broken(error.clone())
+                }
+            };
+            self.write().entries.insert(name, entry);
+            self.resources.tell();
+            if let Ok(named) = opened {
+                named.collection().open_segments();
+            }
+        }
+        self.opened.store(true, Ordering::Relaxed);
+        self.resources.tell();
+    }
+
+    fn open_one(&self, name: &str) -> Result<Arc<Named>> {
+        let directory = self.options.directory.join(name);
+        let stored: Option<Stored> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
+        let stored = stored.ok_or_else(|| {
+            Error::data_loss(format!("{} has no settings; restore them from a copy", directory.display()))
+        })?;
+        let settings = stored.settings()?;
+        let medium = self.media.medium(&directory.join(&stored.points))?;
+        let options = Options::new(settings.dims, settings.metric, self.resources.memory().limit);
+        let collection = Collection::open_with(medium, options, &self.resources, self.shared.clone())?;
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let hash = self.options.uuid_hash;
+        Ok(Arc::new(Named::new(name, directory, settings, stored.points, collection, hash, serial)))
+    }
+
+    pub(super) fn create(&self, name: &str, settings: Settings) -> Result<Arc<Named>> {
+        check_name(name)?;
+        settings.check()?;
+        let _changing = self.change();
+        let (taken, alias, count) = {
+            let map = self.read();
+            (map.entries.contains_key(name), map.aliases.contains_key(name), map.entries.len())
+        };
+        if taken || alias {
+            let what = if taken { "collection" } else { "alias" };
+            let message = format!("there is {what} \"{name}\" already; remove it, or use another name");
+            return Err(Error::new(ErrorKind::AlreadyExists, message));
+        }
+        if count >= self.options.collections_max {
+            return Err(Error::exhausted(format!(
+                "there are {count} collections, as many as may be; remove some, or allow more"
+            )));
+        }
+        self.make_directory(name, &settings)?;
+        let opened = self.open_one(name);
+        if let Err(error) = &opened {
+            tracing::error!(collection = name, %error, "a new collection cannot be opened and is taken back");
+            self.set_aside(name).map(remove_directory)?;
+        }
+        let named = opened?;
+        self.write().entries.insert(name.to_owned(), Entry::Ready(named.clone()));
+        Ok(named)
+    }
+
+    /// Makes the directory of a collection aside, and puts it in its place.
+    fn make_directory(&self, name: &str, settings: &Settings) -> Result<()> {
+        let root = &self.options.directory;
+        let (aside, place) = (self.aside("new"), root.join(name));
+        if place.exists() {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("{} is there and no collection; move it away", place.display()),
+            ));
+        }
+        let points = format!("points-{:016x}", random());
+        let made = std::fs::create_dir(&aside)
+            .and_then(|()| std::fs::create_dir(aside.join(&points)))
+            .map_err(|error| Error::io(&aside, &error))
+            .and_then(|()| {
+                files::replace(SETTINGS_KIND, &aside.join(SETTINGS), &Stored::new(settings, &points))
+            })
+            .and_then(|()| std::fs::rename(&aside, &place).map_err(|error| Error::io(&place, &error)));
+        if made.is_err() {
+            remove_directory(aside);
+        }
+        made?;
+        files::sync(root)
+    }
+
+    fn aside(&self, what: &str) -> PathBuf {
+        let number = self.serial.fetch_add(1, Ordering::Relaxed);
+        self.options.directory.join(format!(".{what}-{number}"))
+    }
+
+    /// Takes a collection's directory out of the way, durably.
+    fn set_aside(&self, name: &str) -> Result<PathBuf> {
+        let (place, aside) = (self.options.directory.join(name), self.aside("gone"));
+        std::fs::rename(&place, &aside).map_err(|error| Error::io(&place, &error))?;
+        files::sync(&self.options.directory)?;
+        Ok(aside)
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Result<bool> {
+        let aside = {
+            let _changing = self.change();
+            let entry = {
+                let mut map = self.write();
+                match map.entries.entry(name.to_owned()) {
+                    MapEntry::Vacant(_) => return Ok(false),
+                    MapEntry::Occupied(entry) if matches!(entry.get(), Entry::Opening) => {
+                        return Err(opening(name));
+                    }
+                    MapEntry::Occupied(entry) => entry.remove(),
+                }
+            };
+            if let Entry::Ready(named) = &entry {
+                named.retire();
+            }
+            let aside = match self.set_aside(name) {
+                Ok(aside) => aside,
+                Err(error) => {
+                    let broken = error.clone().context("it could not be removed");
+                    self.write().entries.insert(name.to_owned(), Entry::Broken(broken));
+                    return Err(error);
+                }
+            };
+            let mut aliases = self.read().aliases.clone();
+            let before = aliases.len();
+            aliases.retain(|_, collection| collection != name);
+            if aliases.len() < before {
+                // Should this fail, the next start drops them.
+                let stored = aliases::store(&self.options.directory, &aliases);
+                self.write().aliases = aliases;
+                stored?;
+            }
+            aside
+        };
+        remove_directory(aside);
+        Ok(true)
+    }
+
+    pub(super) fn get(&self, name: &str) -> Result<Arc<Named>> {
+        let map = self.read();
+        let name = map.aliases.get(name).map_or(name, String::as_str);
+        match map.entries.get(name) {
+            Some(Entry::Ready(named)) => Ok(named.clone()),
+            Some(Entry::Opening) => Err(opening(name)),
+            Some(Entry::Broken(error)) => Err(error.clone().context(format!("collection \"{name}\""))),
+            None => {
+                let shown: String = name.chars().take(80).collect();
+                Err(Error::not_found(format!("there is no collection {shown:?}")))
+            }
+        }
+    }
+
+    pub(super) fn list(&self) -> Vec<Listed> {
+        let state = |entry: &Entry| match entry {
+            Entry::Opening => ListedState::Opening,
+            Entry::Ready(named) => ListedState::Ready(named.clone()),
+            Entry::Broken(error) => ListedState::Broken(error.clone()),
+        };
+        let map = self.read();
+        map.entries.iter().map(|(name, entry)| Listed { name: name.clone(), state: state(entry) }).collect()
+    }
+
+    /// How many are being opened, ready and broken.
+    pub(super) fn states(&self) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for entry in self.read().entries.values() {
+            let at = match entry {
+                Entry::Opening => 0,
+                Entry::Ready(_) => 1,
+                Entry::Broken(_) => 2,
+            };
+            counts[at] += 1;
+        }
+        counts
+    }
+
+    /// The collections that are served.
+    pub(super) fn ready(&self) -> Vec<Arc<Named>> {
+        let map = self.read();
+        let ready = |entry: &Entry| match entry {
+            Entry::Ready(named) => Some(named.clone()),
+            _ => None,
+        };
+        map.entries.values().filter_map(ready).collect()
+    }
+
+    pub(super) fn aliases(&self) -> Vec<(String, String)> {
+        self.read().aliases.iter().map(|(alias, name)| (alias.clone(), name.clone())).collect()
+    }
+
+    pub(super) fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
+        let _changing = self.change();
+        let new = {
+            let map = self.read();
+            aliases::changed(&map.aliases, changes, |name| map.entries.contains_key(name))?
+        };
+        aliases::store(&self.options.directory, &new)?;
+        self.write().aliases = new;
+        Ok(())
+    }
+
+    pub(super) fn opening(&self) -> bool {
+        !self.opened.load(Ordering::Relaxed) && !self.stopped()
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Ends the threads, as soon as they notice.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.ready().iter().for_each(|named| named.collection().close());
+        self.resources.tell();
+    }
+}
+
+fn opening(name: &str) -> Error {
+    Error::unavailable(format!("collection \"{name}\" is still being opened")).with_retry_after(OPENING_RETRY)
+}
+
+/// The directories that may be collections.
+fn collections(directory: &Path) -> Result<Vec<String>> {
+    let fail = |error: std::io::Error| Error::io(directory, &error);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if check_name(&name).is_ok() && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Removes what was being made or removed when the process ended. Costs only space where that fails.
+fn remove_leftovers(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(".new-") || name.starts_with(".gone-") {
+            remove_directory(entry.path());
+        }
+    }
+}
+
+fn remove_directory(path: PathBuf) {
+    if let Err(error) = std::fs::remove_dir_all(&path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %path.display(), "what is left of a collection stays until the next start");
+    }
+}
+
+/// A number that nobody else has: a hash with a key that the system drew at random.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
+}

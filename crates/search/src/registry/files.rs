@@ -1,0 +1,265 @@
+//! The registry's own files: small texts that check themselves and are replaced as a whole.
+//!
+//! A file has two lines. The first is `{"millpond":KIND,"version":1,"crc32c":"8 digits"}`, the second JSON whose bytes
+//! that sum is of. It is written aside, made durable and renamed, so a crash leaves the old file or the new one; a file
+//! that was damaged later is found out.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::coarse::{DIMS_MAX, Metric};
+
+/// Bytes of a collection's or an alias's name at most.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Bytes of a file of settings or aliases at most.
+pub const SETTINGS_BYTES_MAX: usize = 4 << 20;
+/// The version this program writes.
+const VERSION: u32 = 1;
+/// What a file is called while it is written.
+const ASIDE: &str = ".tmp";
+
+/// What a collection is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Values of an embedding.
+    pub dims: usize,
+    /// What alike means.
+    pub metric: Metric,
+    /// What clients call the embedding; empty where it has no name.
+    pub vector_name: String,
+    /// What doors keep with the collection: its kind, its model, how a client configured it. Any JSON.
+    pub extra: Value,
+}
+
+impl Settings {
+    /// Of embeddings of `dims` values.
+    pub fn new(dims: usize, metric: Metric) -> Settings {
+        Settings { dims, metric, vector_name: String::new(), extra: Value::Null }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        if !(1..=DIMS_MAX).contains(&self.dims) {
+            return Err(Error::invalid(format!(
+                "a collection has 1 to {DIMS_MAX} dimensions, not {}",
+                self.dims
+            )));
+        }
+        if self.vector_name.len() > NAME_BYTES_MAX {
+            return Err(Error::invalid(format!("a vector's name has at most {NAME_BYTES_MAX} bytes")));
+        }
+        Ok(())
+    }
+}
+
+/// Settings as they are stored, and where the points lie.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    dims: usize,
+    metric: String,
+    #[serde(default)]
+    vector_name: String,
+    #[serde(default)]
+    extra: Value,
+    /// The directory of the points, different for every collection that ever was, so that what still works on a removed
+    /// collection cannot write to another one of its name.
+    pub(super) points: String,
+}
+
+impl Stored {
+    pub(super) fn new(settings: &Settings, points: &str) -> Stored {
+        let metric = match settings.metric {
+            Metric::Cosine => "cosine",
+            Metric::Dot => "dot",
+            Metric::L2 => "l2",
+        };
+        Stored {
+            dims: settings.dims,
+            metric: metric.into(),
+            vector_name: settings.vector_name.clone(),
+            extra: settings.extra.clone(),
+            points: points.into(),
+        }
+    }
+
+    pub(super) fn settings(&self) -> Result<Settings> {
+        let metric = match self.metric.as_str() {
+            "cosine" => Metric::Cosine,
+            "dot" => Metric::Dot,
+            "l2" => Metric::L2,
+            other => return Err(Error::data_loss(format!("the collection's metric is \"{other}\""))),
+        };
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if !self.points.starts_with("points-") || !self.points.bytes().all(plain) {
+            return Err(Error::data_loss("the settings do not say where the points are"));
+        }
+        let (vector_name, extra) = (self.vector_name.clone(), self.extra.clone());
+        let settings = Settings { dims: self.dims, metric, vector_name, extra };
+        settings.check().map_err(|error| Error::data_loss(error.message()))?;
+        Ok(settings)
+    }
+}
+
+/// Checks that `name` can name a collection or an alias.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.bytes().all(allowed) {
+        let shown: String = name.chars().take(80).collect();
+        return Err(Error::invalid(format!(
+            "{shown:?} cannot name a collection: 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, '.', '_', '-', not first a dot"
+        )));
+    }
+    Ok(())
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    millpond: String,
+    version: u32,
+    crc32c: String,
+}
+
+/// The text of a file.
+pub(super) fn encode(kind: &str, content: &impl Serialize) -> Result<Vec<u8>> {
+    let broken = |error| Error::internal(format!("{kind}: {error}"));
+    let body = serde_json::to_vec(content).map_err(broken)?;
+    if body.len() > SETTINGS_BYTES_MAX / 2 {
+        return Err(Error::too_large(format!(
+            "the {kind} have {} bytes, {} at most",
+            body.len(),
+            SETTINGS_BYTES_MAX / 2
+        )));
+    }
+    let crc32c = format!("{:08x}", crc32c::crc32c(&body));
+    let head = Head { millpond: kind.into(), version: VERSION, crc32c };
+    let mut text = serde_json::to_vec(&head).map_err(broken)?;
+    text.push(b'\n');
+    text.extend_from_slice(&body);
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// What [`encode`] made a text of.
+///
+/// # Errors
+/// `DataLoss` for a damaged text, `FailedPrecondition` for one of a newer program.
+pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> {
+    let odd =
+        |why: String| Error::data_loss(format!("the {kind} cannot be read: {why}; restore them from a copy"));
+    let at = text.iter().position(|&byte| byte == b'\n').ok_or_else(|| odd("no second line".into()))?;
+    let (head, body) = (&text[..at], &text[at + 1..]);
+    let head: Head = serde_json::from_slice(head).map_err(|error| odd(error.to_string()))?;
+    if head.millpond != kind {
+        return Err(odd(format!("they are {:?}", head.millpond)));
+    }
+    if head.version != VERSION {
+        return Err(Error::precondition(format!(
+            "the {kind} have version {}, this program reads {VERSION}; use the program that wrote them",
+            head.version
+        )));
+    }
+    let body = body.strip_suffix(b"\n").ok_or_else(|| odd("the end is missing".into()))?;
+    if format!("{:08x}", crc32c::crc32c(body)) != head.crc32c {
+        return Err(odd("they do not match their checksum".into()));
+    }
+    serde_json::from_slice(body).map_err(|error| odd(error.to_string()))
+}
+
+/// Reads a file; `None` where there is none.
+pub(super) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Option<T>> {
+    let fail = |error: std::io::Error| Error::io(path, &error);
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == IoKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    let mut text = Vec::new();
+    file.take(SETTINGS_BYTES_MAX as u64 + 1).read_to_end(&mut text).map_err(fail)?;
+    if text.len() > SETTINGS_BYTES_MAX {
+        return Err(Error::data_loss(format!("{}: longer than the {kind} can be", path.display())));
+    }
+    decode(kind, &text).map(Some).map_err(|error| error.context(path.display()))
+}
+
+/// Puts a file in the place of the one before, durably.
+pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Result<()> {
+    let text = encode(kind, content)?;
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(ASIDE);
+    let aside = PathBuf::from(aside);
+    let fail = |error: std::io::Error| Error::io(&aside, &error);
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&aside).map_err(fail)?;
+    file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
+    std::fs::rename(&aside, path).map_err(|error| Error::io(path, &error))?;
+    sync(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Makes the names in a directory durable.
+pub(super) fn sync(directory: &Path) -> Result<()> {
+    let synced = File::open(directory).and_then(|file| file.sync_all());
+    synced.map_err(|error| Error::io(directory, &error))
+}
+
+/// Keeps a second process out of a directory, for as long as the file is open.
+pub(super) fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join(".lock");
+    let open = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    let file = open.map_err(|error| Error::io(&path, &error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::precondition(format!(
+            "another process serves the collections in {}; end it, or use another directory",
+            directory.display()
+        ))),
+        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path, &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn names() {
+        for name in ["a", "A-b_c.9", "points", "settings", "..a".trim_start_matches('.'), &"x".repeat(255)] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        for name in
+            ["", ".", "..", ".lock", "a/b", "a b", "é", "a\0", "a\n", &"x".repeat(256), "../a", "a\\b"]
+        {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_come_back_and_damage_is_found() {
+        let extra = json!({"model": "m", "float": 0.1, "list": [1, {"a": null}]});
+        let settings = Settings { vector_name: "image".into(), extra, ..Settings::new(7, Metric::Dot) };
+        let text = encode("settings", &Stored::new(&settings, "points-1")).unwrap();
+        let back = |text: &[u8]| decode::<Stored>("settings", text).and_then(|stored| stored.settings());
+        assert_eq!(back(&text), Ok(settings));
+        for at in 0..text.len() {
+            let mut damaged = text.clone();
+            damaged[at] ^= 4;
+            assert!(back(&damaged).is_err(), "byte {at}");
+            assert!(back(&text[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(decode::<Stored>("settings", &bytes).is_err());
+        }
+    }
+}

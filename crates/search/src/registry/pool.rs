@@ -1,0 +1,186 @@
+//! The threads that search. Each keeps what it needs for the collections it searched last: readers of the medium, and
+//! working memory.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::{Error, Result};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+
+use super::core::Core;
+use super::named::Named;
+use crate::budget::Reservation;
+use crate::collection::SearchThread;
+use crate::rerank::Limits;
+
+/// Collections for which a thread keeps readers.
+const KEPT_MAX: usize = 4;
+/// Threads at most.
+const THREADS_MAX: usize = 1024;
+/// Longest queue.
+const QUEUE_MAX: usize = 1 << 20;
+/// How often a thread without work looks whether a collection has gone.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// When a caller who was refused is advised to come again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// One query at a time: the thread's queue has many.
+const LIMITS: Limits = Limits {
+    queries: 1,
+    query_in_flight: 64,
+    in_flight: 64,
+    read_bytes_max: 64 << 10,
+    joined_bytes_max: 64 << 10,
+    gap_bytes_max: 16 << 10,
+};
+
+/// What a search thread does: given the collection and what is kept for it.
+pub type Work = Box<dyn FnOnce(&Named, &mut SearchThread) + Send>;
+
+struct Job {
+    named: Arc<Named>,
+    work: Work,
+}
+
+#[derive(Default)]
+struct Counts {
+    done: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// The queue and its threads, which end with it.
+pub(super) struct Pool {
+    queue: Option<Sender<Job>>,
+    queue_max: usize,
+    counts: Arc<Counts>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    pub(super) fn start(core: Arc<Core>, threads: usize, queue_max: usize) -> Result<Pool> {
+        if !(1..=THREADS_MAX).contains(&threads) || !(1..=QUEUE_MAX).contains(&queue_max) {
+            return Err(Error::invalid(format!(
+                "1 to {THREADS_MAX} search threads and a queue of 1 to {QUEUE_MAX} can be had, not {threads} and \
+                 {queue_max}"
+            )));
+        }
+        let (queue, jobs) = bounded(queue_max);
+        let mut pool = Pool { queue: Some(queue), queue_max, counts: Arc::default(), threads: Vec::new() };
+        for number in 0..threads {
+            let mut worker = Worker {
+                core: core.clone(),
+                jobs: jobs.clone(),
+                kept: Vec::new(),
+                counts: pool.counts.clone(),
+            };
+            let name = format!("search-{number}");
+            let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || worker.run());
+            pool.threads.push(spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))?);
+        }
+        Ok(pool)
+    }
+
+    pub(super) fn submit(&self, named: &Arc<Named>, work: Work) -> Result<()> {
+        let queue = self.queue.as_ref().ok_or_else(|| Error::unavailable("the server is stopping"))?;
+        match queue.try_send(Job { named: named.clone(), work }) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_)) => {
+                self.counts.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Error::exhausted(format!("{} searches wait already", self.queue_max))
+                    .with_retry_after(RETRY_AFTER))
+            }
+            Err(TrySendError::Disconnected(_)) => Err(Error::unavailable("the server is stopping")),
+        }
+    }
+
+    /// Waiting, most that may wait, done, refused.
+    pub(super) fn stats(&self) -> (usize, usize, u64, u64) {
+        let queued = self.queue.as_ref().map_or(0, Sender::len);
+        let Counts { done, refused } = &*self.counts;
+        (queued, self.queue_max, done.load(Ordering::Relaxed), refused.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.queue = None;
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a search thread ended in a panic");
+            }
+        }
+    }
+}
+
+/// What a thread keeps for a collection.
+struct Kept {
+    serial: u64,
+    named: Weak<Named>,
+    thread: SearchThread,
+    _held: Reservation,
+}
+
+struct Worker {
+    core: Arc<Core>,
+    jobs: Receiver<Job>,
+    /// The one used last comes last.
+    kept: Vec<Kept>,
+    counts: Arc<Counts>,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        loop {
+            match self.jobs.recv_timeout(LOOK_AGAIN) {
+                Ok(_) if self.core.stopped() => return,
+                Ok(job) => self.work(job),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.kept.retain(|kept| kept.named.upgrade().is_some_and(|named| !named.removed()));
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn work(&mut self, Job { named, work }: Job) {
+        let mut kept = match self.take(&named) {
+            Ok(kept) => kept,
+            Err(error) => {
+                // Whoever waits for the answer notices that nobody is left to give it.
+                tracing::error!(collection = named.name(), %error, "a search cannot be begun");
+                return;
+            }
+        };
+        let done = catch_unwind(AssertUnwindSafe(|| work(&named, &mut kept.thread)));
+        self.counts.done.fetch_add(1, Ordering::Relaxed);
+        match done {
+            Ok(()) if !named.removed() => self.kept.push(kept),
+            Ok(()) => {}
+            Err(_) => tracing::error!(collection = named.name(), "a search ended in a panic"),
+        }
+    }
+
+    /// What was kept for the collection, or new: then others make room.
+    fn take(&mut self, named: &Arc<Named>) -> Result<Kept> {
+        if let Some(at) = self.kept.iter().position(|kept| kept.serial == named.serial()) {
+            return Ok(self.kept.remove(at));
+        }
+        if self.kept.len() >= KEPT_MAX {
+            self.kept.remove(0);
+        }
+        let vectors = crate::segment::reader_options(named.settings().dims);
+        let bytes = LIMITS.in_flight * LIMITS.read_bytes_max + vectors.depth * vectors.read_bytes_max;
+        let reserve = || self.core.resources.budget().reserve(bytes as u64, "a search thread");
+        let held = match reserve() {
+            Ok(held) => held,
+            Err(_) => {
+                self.kept.clear();
+                reserve()?
+            }
+        };
+        let thread = named.collection().thread(LIMITS)?;
+        Ok(Kept { serial: named.serial(), named: Arc::downgrade(named), thread, _held: held })
+    }
+}

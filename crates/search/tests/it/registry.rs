@@ -1,0 +1,656 @@
+//! Collections by name, against maps; what is broken; processes that are killed.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use base::ErrorKind;
+use proptest::prelude::*;
+use search::coarse::Metric;
+use search::collection::{Parts, Query};
+use search::filter::{Clause, Condition, Match};
+use search::points::{GotPoint, NewPoint, PayloadChange, PointId, Which};
+use search::registry::{AliasChange, ListedState, Named, Registry, RegistryOptions, Settings};
+use serde_json::{Map, Value, json};
+
+use crate::points::PATIENCE;
+
+const DIMS: usize = 4;
+
+fn options(directory: &Path) -> RegistryOptions {
+    RegistryOptions {
+        memory_bytes: 128 << 20,
+        cache_bytes: 1 << 20,
+        threads: 1,
+        ..RegistryOptions::new(directory)
+    }
+}
+
+fn open(directory: &Path) -> Arc<Registry> {
+    open_with(options(directory))
+}
+
+fn open_with(options: RegistryOptions) -> Arc<Registry> {
+    let registry = Registry::open(options).unwrap();
+    assert!(registry.wait_open(PATIENCE));
+    registry
+}
+
+fn settings() -> Settings {
+    Settings {
+        vector_name: "image".into(),
+        extra: json!({"kind": "photo"}),
+        ..Settings::new(DIMS, Metric::L2)
+    }
+}
+
+fn uuid(number: u64) -> PointId {
+    PointId::Uuid((u128::from(number) << 64 | 0x1234).to_be_bytes())
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn got(id: PointId, version: u64) -> GotPoint {
+    let seed = crate::points::mix(version);
+    let embedding = (0..DIMS).map(|at| (seed >> (at * 8) & 255) as f32).collect();
+    let payload = match seed % 4 {
+        0 => Map::new(),
+        colour => object(json!({"colour": colour, "version": version, "deep": {"list": [1, 2]}})),
+    };
+    GotPoint { id, embedding, record: vec![seed as u8; (seed >> 40) as usize % 900], payload }
+}
+
+fn put(named: &Named, points: &[GotPoint]) -> base::Result<()> {
+    let new: Vec<NewPoint<'_>> = points
+        .iter()
+        .map(|GotPoint { id, embedding, record, payload }| NewPoint { id: *id, embedding, record, payload })
+        .collect();
+    named.upsert(&new)
+}
+
+fn colour(colour: u64) -> Clause {
+    let matching = Match::Value(colour.into());
+    Clause { must: vec![Condition::Match { key: "colour".into(), matching }], ..Clause::default() }
+}
+
+/// All points, a few at a time.
+fn all(named: &Named, filter: Option<&Clause>, page: usize) -> Vec<GotPoint> {
+    let (mut points, mut from) = (Vec::new(), None);
+    loop {
+        let scrolled = named.scroll(from.as_ref(), page, filter, Parts::ALL).unwrap();
+        assert!(!scrolled.partial && scrolled.points.len() <= page);
+        points.extend(scrolled.points);
+        match scrolled.next {
+            Some(next) => from = Some(next),
+            None => return points,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Upsert(u64, u64),
+    Delete(u64),
+    DeleteColour(u64),
+    Set(u64),
+    SetColour(u64),
+    Keys(u64),
+    Clear(u64),
+    Overwrite(u64),
+    Seal,
+    Merge,
+    Reopen,
+    Extra(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0_u64..30, 1_u64..8).prop_map(|(first, count)| Step::Upsert(first, count)),
+        2 => (0_u64..30).prop_map(Step::Delete),
+        1 => (1_u64..4).prop_map(Step::DeleteColour),
+        2 => (0_u64..30).prop_map(Step::Set),
+        1 => (1_u64..4).prop_map(Step::SetColour),
+        1 => (0_u64..30).prop_map(Step::Keys),
+        1 => (0_u64..30).prop_map(Step::Clear),
+        1 => (0_u64..30).prop_map(Step::Overwrite),
+        2 => Just(Step::Seal),
+        1 => Just(Step::Merge),
+        1 => Just(Step::Reopen),
+        1 => (0_u64..9).prop_map(Step::Extra),
+    ]
+}
+
+fn id(number: u64) -> PointId {
+    if number.is_multiple_of(3) { uuid(number) } else { PointId::Number(number) }
+}
+
+struct Subject {
+    directory: tempfile::TempDir,
+    registry: Option<Arc<Registry>>,
+    model: BTreeMap<u64, GotPoint>,
+    extra: Value,
+    version: u64,
+}
+
+impl Subject {
+    fn new() -> Subject {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = open(directory.path());
+        registry.create("c", settings()).unwrap();
+        let extra = settings().extra;
+        Subject { directory, registry: Some(registry), model: BTreeMap::new(), extra, version: 0 }
+    }
+
+    fn named(&self) -> Arc<Named> {
+        self.registry.as_ref().unwrap().get("c").unwrap()
+    }
+
+    fn change(
+        &mut self,
+        which: Result<u64, u64>,
+        change: &PayloadChange,
+        apply: impl Fn(&mut Map<String, Value>),
+    ) {
+        let named = self.named();
+        let ids = [id(which.unwrap_or(0)), PointId::Number(999)];
+        let clause = colour(which.err().unwrap_or(0));
+        let about = if which.is_ok() { Which::Ids(&ids) } else { Which::Filter(&clause) };
+        let mut count = 0;
+        for (number, point) in &mut self.model {
+            if which == Ok(*number)
+                || which.is_err_and(|colour| point.payload.get("colour") == Some(&colour.into()))
+            {
+                apply(&mut point.payload);
+                count += 1;
+            }
+        }
+        assert_eq!(named.change_payload(about, change).unwrap(), count);
+    }
+
+    fn step(&mut self, step: &Step) {
+        let named = self.named();
+        let new = |version: u64| object(json!({"colour": version % 4, "new": [version]}));
+        self.version += 1;
+        let version = self.version;
+        match *step {
+            Step::Upsert(first, count) => {
+                let points: Vec<(u64, GotPoint)> = (first..first + count)
+                    .map(|number| (number, got(id(number), version * 100 + number)))
+                    .collect();
+                put(&named, &points.iter().map(|(_, point)| point.clone()).collect::<Vec<_>>()).unwrap();
+                self.model.extend(points);
+            }
+            Step::Delete(number) => {
+                let there = u64::from(self.model.remove(&number).is_some());
+                assert_eq!(named.delete(&[id(number), uuid(77)]).unwrap(), there);
+            }
+            Step::DeleteColour(wanted) => {
+                let before = self.model.len();
+                self.model.retain(|_, point| point.payload.get("colour") != Some(&wanted.into()));
+                let gone = named.delete_where(&colour(wanted)).unwrap();
+                assert_eq!(gone, (before - self.model.len()) as u64);
+            }
+            Step::Set(number) => {
+                let change = PayloadChange::Set { payload: new(version), key: None };
+                self.change(Ok(number), &change, |payload| payload.extend(new(version)));
+            }
+            Step::SetColour(wanted) => {
+                let change =
+                    PayloadChange::Set { payload: object(json!({"x": version})), key: Some("deep".into()) };
+                self.change(Err(wanted), &change, |payload| {
+                    let deep = payload.entry("deep").or_insert(json!({}));
+                    deep.as_object_mut().unwrap().insert("x".into(), json!(version));
+                });
+            }
+            Step::Keys(number) => {
+                let change = PayloadChange::DeleteKeys(vec!["colour".into(), "deep.list[0]".into()]);
+                self.change(Ok(number), &change, |payload| {
+                    payload.remove("colour");
+                    let list = payload.get_mut("deep").and_then(|deep| deep.get_mut("list"));
+                    list.and_then(Value::as_array_mut)
+                        .filter(|list| !list.is_empty())
+                        .map(|list| list.remove(0));
+                });
+            }
+            Step::Clear(number) => self.change(Ok(number), &PayloadChange::Clear, Map::clear),
+            Step::Overwrite(number) => {
+                self.change(Ok(number), &PayloadChange::Overwrite(new(version)), |payload| {
+                    *payload = new(version)
+                });
+            }
+            Step::Seal => named.collection().seal().unwrap(),
+            Step::Merge => {
+                named.collection().merge().unwrap();
+            }
+            Step::Extra(value) => {
+                self.extra = json!({"v": value});
+                named.set_extra(self.extra.clone()).unwrap();
+            }
+            Step::Reopen => {
+                drop(named);
+                self.registry = None;
+                self.registry = Some(open(self.directory.path()));
+            }
+        }
+    }
+
+    fn check(&self) {
+        let named = self.named();
+        let mut wanted: Vec<GotPoint> = self.model.values().cloned().collect();
+        wanted.sort_by_key(|point| named.internal(&point.id));
+        assert_eq!(all(&named, None, 7), wanted);
+        assert_eq!(named.count(None).unwrap().count, wanted.len() as u64);
+        assert_eq!(named.settings().extra, self.extra);
+        for number in 0..40 {
+            assert_eq!(named.get(&id(number)).unwrap(), self.model.get(&number).cloned());
+        }
+        for shade in 0..4 {
+            let of: Vec<GotPoint> = wanted
+                .iter()
+                .filter(|point| point.payload.get("colour") == Some(&shade.into()))
+                .cloned()
+                .collect();
+            assert_eq!(all(&named, Some(&colour(shade)), 3), of);
+            assert_eq!(named.count(Some(&colour(shade))).unwrap().count, of.len() as u64);
+            let ids: Vec<PointId> = of.iter().map(|point| point.id).collect();
+            assert_eq!(named.ids_where(Some(&colour(shade)), 100).unwrap(), ids);
+        }
+        self.check_scores(&named);
+    }
+
+    /// Exact scores of ids are those that a search gives.
+    fn check_scores(&self, named: &Arc<Named>) {
+        let (sender, answer) = mpsc::channel();
+        let wanted: Vec<u64> = (0..40).map(|number| named.internal(&id(number))).collect();
+        let registry = self.registry.as_ref().unwrap();
+        let work = move |named: &Named, thread: &mut _| {
+            let query = [1.0, 200.0, 3.0, 90.0];
+            let found = named.collection().nearest(thread, &Query::nearest(&query, 50)).unwrap();
+            let scores = named.scores(thread, &query, &wanted).unwrap();
+            let by_id: BTreeMap<u64, f32> = found.hits.iter().map(|hit| (hit.id, hit.score)).collect();
+            let same = wanted.iter().zip(&scores).all(|(id, score)| by_id.get(id) == score.as_ref());
+            sender.send((found.hits.len(), same)).unwrap();
+        };
+        registry.submit(named, Box::new(work)).unwrap();
+        assert_eq!(answer.recv().unwrap(), (self.model.len(), true));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10, max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn a_named_collection_is_a_map(steps in prop::collection::vec(step(), 1..40)) {
+        let mut subject = Subject::new();
+        steps.iter().for_each(|step| subject.step(step));
+        subject.check();
+        subject.step(&Step::Reopen);
+        subject.check();
+    }
+}
+
+#[test]
+fn a_second_process_is_kept_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let error = Registry::open(options(directory.path())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    drop(registry);
+    open(directory.path());
+}
+
+#[test]
+fn names_that_try_to_climb_out_are_refused_and_odd_ones_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    for name in
+        ["", ".", "..", "../up", "a/b", "a\\b", ".hidden", "nul\0", "café", " ", "a\nb", &"x".repeat(256)]
+    {
+        let error = registry.create(name, settings()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name:?}");
+        assert_eq!(registry.get(name).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(!registry.remove(name).unwrap());
+    }
+    let odd = ["-", "_", "a..b", "A", "a", "settings", "lock", "CON", "new-1", "gone-1", &"x".repeat(255)];
+    for name in odd {
+        let named = registry.create(name, settings()).unwrap();
+        put(&named, &[got(uuid(1), 5)]).unwrap();
+        let again = registry.create(name, settings()).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+    }
+    drop(registry);
+    let registry = open(directory.path());
+    assert_eq!(registry.list().len(), odd.len());
+    for name in odd {
+        assert_eq!(registry.get(name).unwrap().get(&uuid(1)).unwrap(), Some(got(uuid(1), 5)));
+    }
+}
+
+#[test]
+fn a_removed_collection_is_gone_and_its_name_free() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let old = registry.create("c", settings()).unwrap();
+    put(&old, &[got(id(1), 1)]).unwrap();
+    std::fs::create_dir(old.directory().join("originals")).unwrap();
+    let change = |alias: &str, collection: &str| AliasChange::Create {
+        alias: alias.into(),
+        collection: collection.into(),
+    };
+    registry.change_aliases(&[change("alias", "c")]).unwrap();
+    assert_eq!(registry.get("alias").unwrap().name(), "c");
+    let error = registry.create("alias", settings()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(registry.remove("c").unwrap() && !registry.remove("c").unwrap());
+    assert!(registry.get("c").is_err() && registry.get("alias").is_err() && registry.aliases().is_empty());
+    // Who still holds it writes nothing any more, and not into its successor.
+    assert_eq!(put(&old, &[got(id(2), 1)]).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(old.set_extra(json!(1)).unwrap_err().kind(), ErrorKind::NotFound);
+    let new = registry.create("c", settings()).unwrap();
+    assert!(old.collection().seal().is_err());
+    assert_eq!((new.count(None).unwrap().count, old.get(&id(1)).unwrap()), (0, Some(got(id(1), 1))));
+    drop((old, new, registry));
+    let left: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".gone")), "{left:?}");
+    assert_eq!(open(directory.path()).get("c").unwrap().count(None).unwrap().count, 0);
+}
+
+#[test]
+fn aliases_change_all_or_none_and_survive() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    for name in ["one", "two"] {
+        registry.create(name, settings()).unwrap();
+    }
+    let create = |alias: &str, collection: &str| AliasChange::Create {
+        alias: alias.into(),
+        collection: collection.into(),
+    };
+    registry.change_aliases(&[create("now", "one"), create("old", "one")]).unwrap();
+    let delete = AliasChange::Delete { alias: "nobody".into() };
+    assert!(registry.change_aliases(&[create("now", "two"), delete]).is_err());
+    assert_eq!(registry.get("now").unwrap().name(), "one");
+    let rename = AliasChange::Rename { from: "old".into(), to: "older".into() };
+    registry.change_aliases(&[create("now", "two"), rename]).unwrap();
+    drop(registry);
+    let registry = open(directory.path());
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    assert_eq!(registry.aliases(), [pair("now", "two"), pair("older", "one")]);
+}
+
+#[test]
+fn what_is_broken_is_named_and_hinders_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    for name in ["bad-settings", "bad-manifest", "empty", "good"] {
+        put(&registry.create(name, settings()).unwrap(), &[got(id(1), 1)]).unwrap();
+    }
+    let points = |name: &str| {
+        let entries =
+            std::fs::read_dir(directory.path().join(name)).unwrap().map(|entry| entry.unwrap().path());
+        let mut found =
+            entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("points-"));
+        found.next().unwrap()
+    };
+    registry.get("bad-manifest").unwrap().collection().seal().unwrap();
+    drop(registry);
+    let path = directory.path().join("bad-settings/settings");
+    let mut text = std::fs::read(&path).unwrap();
+    let last = text.len() - 5;
+    text[last] ^= 1;
+    std::fs::write(&path, text).unwrap();
+    for entry in std::fs::read_dir(points("bad-manifest")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name == "manifest" || name.starts_with("list-") {
+            std::fs::write(&path, b"nonsense").unwrap();
+        }
+    }
+    std::fs::remove_file(directory.path().join("empty/settings")).unwrap();
+    std::fs::write(directory.path().join(".aliases"), b"damaged\n").unwrap();
+    std::fs::create_dir(directory.path().join(".new-7")).unwrap();
+    std::fs::create_dir(directory.path().join(".gone-8")).unwrap();
+    std::fs::write(directory.path().join("a file"), b"of somebody else").unwrap();
+
+    let registry = open(directory.path());
+    assert_eq!(registry.stats().collections, [0, 1, 3]);
+    for listed in registry.list() {
+        let broken = matches!(listed.state, ListedState::Broken(_));
+        assert_eq!(broken, listed.name != "good", "{listed:?}");
+        if broken {
+            let error = registry.get(&listed.name).unwrap_err();
+            assert!(error.kind() == ErrorKind::DataLoss && error.message().contains(&listed.name), "{error}");
+        }
+    }
+    assert_eq!(registry.get("good").unwrap().get(&id(1)).unwrap(), Some(got(id(1), 1)));
+    assert!(!directory.path().join(".new-7").exists() && !directory.path().join(".gone-8").exists());
+    assert!(directory.path().join("a file").exists());
+    assert!(registry.remove("bad-settings").unwrap());
+    registry.create("bad-settings", settings()).unwrap();
+}
+
+/// A hash that has few values.
+fn crowded(uuid: &[u8; 16]) -> u64 {
+    u64::from(uuid[7] & 3)
+}
+
+#[test]
+fn a_uuid_of_another_ones_hash_is_refused_never_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_with(RegistryOptions { uuid_hash: crowded, ..options(directory.path()) });
+    let named = registry.create("c", settings()).unwrap();
+    put(&named, &[got(uuid(1), 1), got(uuid(2), 2)]).unwrap();
+    let check = |named: &Named| {
+        for point in [got(uuid(5), 3), got(uuid(6), 3)] {
+            let error = put(named, std::slice::from_ref(&point)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+            assert!(error.message().contains(&point.id.to_string()), "{error}");
+            assert_eq!(named.get(&point.id).unwrap(), None);
+            assert_eq!(named.delete(&[point.id]).unwrap(), 0);
+            let change = PayloadChange::Clear;
+            assert_eq!(named.change_payload(Which::Ids(&[point.id]), &change).unwrap(), 0);
+        }
+        assert_eq!(named.get(&uuid(1)).unwrap(), Some(got(uuid(1), 1)));
+        assert_eq!(named.get(&uuid(2)).unwrap(), Some(got(uuid(2), 2)));
+    };
+    check(&named);
+    named.collection().seal().unwrap();
+    check(&named);
+    // In one batch neither is written.
+    assert!(put(&named, &[got(uuid(3), 1), got(uuid(7), 1)]).is_err());
+    assert_eq!(named.count(None).unwrap().count, 2);
+    assert_eq!(named.delete(&[uuid(1)]).unwrap(), 1);
+    put(&named, &[got(uuid(5), 3)]).unwrap();
+    assert_eq!(named.get(&uuid(5)).unwrap(), Some(got(uuid(5), 3)));
+    assert_eq!(named.external(named.internal(&uuid(5))).unwrap(), uuid(5));
+}
+
+#[test]
+fn concurrent_payload_changes_lose_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let named = registry.create("c", settings()).unwrap();
+    put(&named, &[got(uuid(1), 1), got(id(2), 2)]).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let point = named.get(&uuid(1)).unwrap().unwrap();
+                assert_eq!(point.embedding, got(uuid(1), 1).embedding);
+            }
+        });
+        let writers: Vec<_> = (0..4)
+            .map(|writer| {
+                let named = &named;
+                scope.spawn(move || {
+                    for round in 0..10 {
+                        let payload = object(json!({format!("w{writer}-{round}"): 1}));
+                        let change = PayloadChange::Set { payload, key: None };
+                        let changed = named.change_payload(Which::Ids(&[uuid(1), id(2)]), &change).unwrap();
+                        assert_eq!(changed, 2);
+                        if round == writer {
+                            named.collection().seal().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+    });
+    for point in [uuid(1), id(2)] {
+        let payload = named.get(&point).unwrap().unwrap().payload;
+        assert_eq!(payload.keys().filter(|key| key.starts_with('w')).count(), 40, "{payload:?}");
+    }
+}
+
+#[test]
+fn many_small_collections_share_threads_and_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    for number in 0..60 {
+        put(&registry.create(&format!("c{number}"), settings()).unwrap(), &[got(uuid(number), number)])
+            .unwrap();
+    }
+    let before = registry.stats();
+    drop(registry);
+    let registry = open(directory.path());
+    let after = registry.stats();
+    assert_eq!((before.collections, after.collections), ([0, 60, 0], [0, 60, 0]));
+    assert!(after.memory.peak <= after.memory.limit && after.memory.used == before.memory.used, "{after:?}");
+    let (sender, answers) = mpsc::channel();
+    for number in 0..60 {
+        let sender = sender.clone();
+        let work = move |named: &Named, thread: &mut _| {
+            let like = got(uuid(number), number).embedding;
+            let found = named.collection().nearest(thread, &Query::nearest(&like, 3)).unwrap();
+            let ids: Vec<u64> = found.hits.iter().map(|hit| hit.id).collect();
+            sender
+                .send(named.resolve(&ids, Parts::ALL).remove(0).unwrap() == Some(got(uuid(number), number)))
+                .unwrap();
+        };
+        registry.submit(&registry.get(&format!("c{number}")).unwrap(), Box::new(work)).unwrap();
+    }
+    drop(sender);
+    assert_eq!(answers.iter().filter(|right| *right).count(), 60);
+    assert!(registry.stats().memory.peak <= registry.stats().memory.limit);
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_panic_is_survived() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_with(RegistryOptions { queue_max: 1, ..options(directory.path()) });
+    let named = registry.create("c", settings()).unwrap();
+    let (begun, begin) = mpsc::channel();
+    let (go, wait) = mpsc::channel::<()>();
+    let first = move |_: &Named, _: &mut _| {
+        begun.send(()).unwrap();
+        wait.recv().unwrap();
+        panic!("on purpose");
+    };
+    registry.submit(&named, Box::new(first)).unwrap();
+    begin.recv().unwrap();
+    let (sender, answer) = mpsc::channel();
+    registry.submit(&named, Box::new(move |_, _| sender.send(7).unwrap())).unwrap();
+    let error = registry.submit(&named, Box::new(|_, _| {})).unwrap_err();
+    assert!(error.kind() == ErrorKind::ResourceExhausted && error.retry_after().is_some());
+    go.send(()).unwrap();
+    assert_eq!(answer.recv().unwrap(), 7);
+    assert_eq!(registry.stats().refused, 1);
+}
+
+#[test]
+fn memory_that_many_collections_fill_is_freed_by_sealing() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry =
+        open_with(RegistryOptions { memory_bytes: 32 << 20, cache_bytes: 0, ..options(directory.path()) });
+    let record = vec![9; 60_000];
+    let (embedding, payload) = ([0.5; DIMS], Map::new());
+    let mut next = 0;
+    for round in 0..4 {
+        for number in 0..40 {
+            let name = format!("c{number}");
+            let named =
+                if round == 0 { registry.create(&name, settings()) } else { registry.get(&name) }.unwrap();
+            let points: Vec<NewPoint<'_>> = (0..6)
+                .map(|_| {
+                    next += 1;
+                    NewPoint {
+                        id: PointId::Number(next),
+                        embedding: &embedding,
+                        record: &record,
+                        payload: &payload,
+                    }
+                })
+                .collect();
+            named.upsert(&points).unwrap();
+        }
+    }
+    let memory = registry.stats().memory;
+    assert!(memory.peak <= memory.limit, "{memory:?}");
+    let counted: u64 =
+        (0..40).map(|at| registry.get(&format!("c{at}")).unwrap().count(None).unwrap().count).sum();
+    assert_eq!(counted, next);
+}
+
+/// Not a test of its own: what the next one kills. Writes until it is ended, and says what was acknowledged.
+#[test]
+fn child_that_writes() {
+    let Ok(directory) = std::env::var("MILLPOND_SEARCH_TEST_DIRECTORY") else { return };
+    let registry = open(Path::new(&directory));
+    let named = registry.get("c").or_else(|_| registry.create("c", settings())).unwrap();
+    for number in named.count(None).unwrap().count.. {
+        put(&named, &[got(id(number), number)]).unwrap();
+        if number % 7 == 0 {
+            let payload = object(json!({"acknowledged": number}));
+            named.change_payload(Which::Ids(&[id(number)]), &PayloadChange::Overwrite(payload)).unwrap();
+        }
+        if number % 50 == 49 {
+            named.collection().seal().unwrap();
+        }
+        println!("written {number}");
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut acknowledged = 0;
+    for round in 1..4_u64 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["registry::child_that_writes", "--exact", "--nocapture"])
+            .env("MILLPOND_SEARCH_TEST_DIRECTORY", directory.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let numbers =
+            lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("written ")?.parse::<u64>().ok());
+        let enough = 60 * round;
+        acknowledged =
+            numbers.take_while(|number| *number < enough).last().map_or(acknowledged, |last| last + 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let registry = open(directory.path());
+        let named = registry.get("c").unwrap();
+        for number in 0..acknowledged {
+            let found = named.get(&id(number)).unwrap().unwrap();
+            let wanted = got(id(number), number);
+            assert_eq!(
+                (found.id, &found.embedding, &found.record),
+                (wanted.id, &wanted.embedding, &wanted.record)
+            );
+            let changed = object(json!({"acknowledged": number}));
+            assert_eq!(found.payload, if number % 7 == 0 { changed } else { wanted.payload });
+        }
+        assert!(named.count(None).unwrap().count <= acknowledged + 30, "nothing was made up");
+    }
+    assert!(acknowledged > 100);
+}

@@ -1,0 +1,87 @@
+//! The collections of this server: opened at the start where their directory is there or was asked for, else when they are
+//! first used, so that a server of models alone makes no directory and starts no threads for them.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Error, Result};
+use search::registry::{Registry, RegistryOptions};
+
+use crate::config::SearchConfig;
+
+/// The registry, or why there is none.
+pub(crate) struct Collections {
+    config: SearchConfig,
+    registry: Mutex<Option<Arc<Registry>>>,
+}
+
+impl Collections {
+    pub(crate) fn new(config: SearchConfig) -> Collections {
+        Collections { config, registry: Mutex::default() }
+    }
+
+    /// What was configured.
+    pub(crate) fn config(&self) -> &SearchConfig {
+        &self.config
+    }
+
+    /// Opens a directory that is there or was asked for.
+    ///
+    /// # Errors
+    /// Those of the registry, where the directory was asked for; otherwise they are logged.
+    pub(crate) fn start(&self) -> Result<()> {
+        let Some(directory) = &self.config.directory else { return Ok(()) };
+        if !self.config.required && !directory.exists() {
+            return Ok(());
+        }
+        match self.registry() {
+            Err(error) if self.config.required => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "there are no collections");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// The registry, opened now where it has not been.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` where there is no directory for collections, or another process has it; those of the file
+    /// system.
+    pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
+        let mut registry = self.lock();
+        if let Some(registry) = registry.as_ref() {
+            return Ok(registry.clone());
+        }
+        let directory = self.config.directory.as_deref().ok_or_else(|| {
+            Error::precondition("this server has no collections; start it with --collections-dir DIR")
+        })?;
+        let opened = self.open(directory).map_err(|error| error.context("the collections cannot be opened"))?;
+        Ok(registry.insert(opened).clone())
+    }
+
+    /// The registry where it is open.
+    pub(crate) fn opened(&self) -> Option<Arc<Registry>> {
+        self.lock().clone()
+    }
+
+    /// Closes it, once the last request has let go of it.
+    pub(crate) fn close(&self) {
+        drop(self.lock().take());
+    }
+
+    fn open(&self, directory: &Path) -> Result<Arc<Registry>> {
+        let config = &self.config;
+        Registry::open(RegistryOptions {
+            memory_bytes: config.memory_bytes,
+            cache_bytes: config.cache_bytes,
+            threads: config.threads,
+            ..RegistryOptions::new(directory)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Registry>>> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

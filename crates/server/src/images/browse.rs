@@ -1,0 +1,223 @@
+//! Looking at collections and pictures, and removing them.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use matching::Graph;
+use search::collection::Parts;
+use search::points::{GotPoint, PointId};
+use search::registry::{ListedState, Named, Registry};
+use serde_json::{Value, json};
+use vision::{Format, thumbnail};
+
+use super::features::{self, BLOCK};
+use super::search::at;
+use super::target::Target;
+use crate::app::App;
+
+/// Pictures of one page at most.
+const PAGE_MAX: usize = 1000;
+/// Ids of one question at most.
+const IDS_MAX: usize = 1000;
+/// Sides of thumbnails.
+const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
+
+/// The collections of pictures.
+///
+/// # Errors
+/// Those of the registry.
+pub(super) fn collections(app: &App) -> Result<Value> {
+    let registry = app.registry()?;
+    let aliases = registry.aliases();
+    let alias_of = |name: &str| aliases.iter().find(|(_, real)| real == name).map(|(alias, _)| alias.clone());
+    let mut listed = Vec::new();
+    for entry in registry.list() {
+        let name = alias_of(&entry.name).unwrap_or_else(|| entry.name.clone());
+        match entry.state {
+            ListedState::Ready(named) => {
+                let Some(target) = Target::of(&named) else { continue };
+                listed.push(json!({
+                    "name": name, "collection": entry.name, "state": "ready", "kind": target.kind.name(),
+                    "model": target.model, "count": named.collection().count(), "dims": named.settings().dims,
+                }));
+            }
+            ListedState::Opening => listed.push(json!({ "name": name, "collection": entry.name, "state": "opening" })),
+            ListedState::Broken(error) => listed.push(json!({
+                "name": name, "collection": entry.name, "state": "broken", "reason": error.message(),
+            })),
+        }
+    }
+    Ok(json!({ "collections": listed }))
+}
+
+/// A page of a collection's pictures.
+///
+/// # Errors
+/// Those of [`Named::scroll`]; `InvalidArgument` for a page that is too large.
+pub(super) async fn page(
+    app: &Arc<App>,
+    name: &str,
+    limit: usize,
+    offset: Option<PointId>,
+    filter: Option<String>,
+) -> Result<Value> {
+    if !(1..=PAGE_MAX).contains(&limit) {
+        return Err(Error::invalid(format!("limit is 1 to {PAGE_MAX}")));
+    }
+    let registry = app.registry()?;
+    let target = Target::open(&registry, name)?;
+    let work = move || {
+        let named = &target.named;
+        let clause = filter.map(|filter| crate::qdrant::clause(named, &filter)).transpose()?;
+        let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), Parts::PAYLOAD)?;
+        let count = named.count(clause.as_ref())?;
+        let images: Vec<Value> = page.points.into_iter().map(entry).collect();
+        Ok(json!({
+            "images": images, "next": page.next, "count": count.count, "partial": page.partial || count.partial,
+        }))
+    };
+    app.images.pool.run(work).await
+}
+
+fn entry(point: GotPoint) -> Value {
+    let mut payload = point.payload;
+    let block = payload.remove(BLOCK).unwrap_or_default();
+    let of = |key: &str| block.get(key).cloned().unwrap_or_default();
+    json!({
+        "id": point.id, "name": of("name"), "format": of("format"), "width": of("width"), "height": of("height"),
+        "bytes": of("bytes"), "keypoints": of("keypoints"), "payload": payload,
+    })
+}
+
+/// Which of these ids are not there.
+///
+/// # Errors
+/// `InvalidArgument` for too many or for what is no id; those of the collection.
+pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Result<Value> {
+    if ids.len() > IDS_MAX {
+        return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));
+    }
+    let ids: Vec<PointId> = ids.iter().map(PointId::from_json).collect::<Result<_>>()?;
+    let registry = app.registry()?;
+    let target = match Target::open(&registry, name) {
+        Ok(target) => target,
+        // Nothing is there yet, so all are missing.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(json!({ "missing": ids })),
+        Err(error) => return Err(error),
+    };
+    let work = move || {
+        let found = target.named.get_parts(&ids, Parts::NONE);
+        let mut missing = Vec::new();
+        for (id, found) in ids.iter().zip(found) {
+            if found?.is_none() {
+                missing.push(*id);
+            }
+        }
+        Ok(json!({ "missing": missing }))
+    };
+    app.images.pool.run(work).await
+}
+
+/// A picture's point.
+async fn point(app: &Arc<App>, named: &Arc<Named>, id: PointId, parts: Parts) -> Result<GotPoint> {
+    let named = named.clone();
+    let work = move || {
+        let found = named.get_parts(&[id], parts).into_iter().next().unwrap_or(Ok(None))?;
+        found.ok_or_else(|| Error::not_found(format!("there is no picture {id}")))
+    };
+    app.images.pool.run(work).await
+}
+
+/// The key of a point's original.
+fn key(point: &GotPoint) -> Result<String> {
+    let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
+    key.map(str::to_owned).ok_or_else(|| Error::not_found("this point was put in without a picture"))
+}
+
+/// A picture as it was sent, and its media type.
+///
+/// # Errors
+/// `NotFound`; those of the place of originals.
+pub(super) async fn original(app: &Arc<App>, name: &str, id: PointId) -> Result<(&'static str, Bytes)> {
+    let registry = app.registry()?;
+    let target = Target::open(&registry, name)?;
+    let point = point(app, &target.named, id, Parts::PAYLOAD).await?;
+    let bytes = app.images.originals.get(&key(&point)?).await?;
+    let media = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
+    Ok((media, bytes))
+}
+
+/// A small JPEG of a picture.
+///
+/// # Errors
+/// As [`original`]; `InvalidArgument` for a side out of range.
+pub(super) async fn small(app: &Arc<App>, name: &str, id: PointId, size: u32) -> Result<Vec<u8>> {
+    if !SIDES.contains(&size) {
+        return Err(Error::invalid(format!("size is {} to {}", SIDES.start(), SIDES.end())));
+    }
+    let (_, bytes) = original(app, name, id).await?;
+    app.images.pool.run(move || thumbnail(&features::decoded(&bytes, "")?.picture, size)).await
+}
+
+/// A picture's keypoints, in its own pixels.
+///
+/// # Errors
+/// As [`original`]; `DataLoss` for a damaged record.
+pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result<Value> {
+    let registry = app.registry()?;
+    let target = Target::open(&registry, name)?;
+    let point = point(app, &target.named, id, Parts { embedding: false, record: true, payload: true }).await?;
+    let graph = Graph::decode(&point.record)?;
+    let side = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
+    let (width, height) = (side("width"), side("height"));
+    let places = graph.vertices.iter().enumerate().filter_map(|(number, vertex)| {
+        let (x, y) = at(&graph, number, width, height)?;
+        Some(json!([x, y, vertex.direction, vertex.kind]))
+    });
+    Ok(json!({
+        "width": width as u64, "height": height as u64, "kind": target.kind.name(), "keypoints": places.collect::<Vec<_>>(),
+    }))
+}
+
+/// Removes a picture, and its original where no other version of the collection has it.
+///
+/// # Errors
+/// `NotFound`; those of the collection.
+pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()> {
+    let registry = app.registry()?;
+    let target = Target::open(&registry, name)?;
+    let point = point(app, &target.named, id, Parts::PAYLOAD).await?;
+    let work = move || {
+        target.named.delete(&[id])?;
+        let others = target.siblings(&registry);
+        Ok(others.iter().any(|other| !matches!(other.named.get_parts(&[id], Parts::NONE).first(), Some(Ok(None)))))
+    };
+    let wanted_elsewhere = app.images.pool.run(work).await?;
+    if !wanted_elsewhere && let Ok(key) = key(&point) {
+        app.images.originals.delete(&key).await?;
+    }
+    Ok(())
+}
+
+/// Removes a collection, and its originals where no other version has them.
+///
+/// # Errors
+/// `NotFound`; those of the registry.
+pub(super) async fn drop_collection(app: &Arc<App>, name: &str) -> Result<()> {
+    let registry = app.registry()?;
+    let target = Target::open(&registry, name)?;
+    let space = target.space.clone();
+    let work = move || remove(&registry, &target);
+    if app.images.pool.run(work).await? {
+        app.images.originals.delete_all(&space).await?;
+    }
+    Ok(())
+}
+
+/// Whether it was the last that had its originals.
+fn remove(registry: &Registry, target: &Target) -> Result<bool> {
+    let last = target.siblings(registry).len() <= 1;
+    registry.remove(target.named.name())?;
+    Ok(last)
+}

@@ -1,0 +1,178 @@
+//! Many pictures of one caller: an archive or a folder, told line by line as they are done.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use base::{Error, Result};
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use metrics::KindLabels;
+use serde_json::{Map, Value, json};
+
+use super::ingest::{Job, Piece};
+use super::store::Outcome;
+use super::target::Wanted;
+use crate::app::App;
+use crate::recordings::{Outbox, Place};
+
+/// Pictures of one caller that are under way.
+const UNDER_WAY_MAX: usize = 64;
+
+/// What a source has next.
+pub(super) enum Found {
+    /// A picture, and what it is called.
+    Picture(String, Bytes),
+    /// Something that should have been one.
+    Failed(String, Error),
+    /// A file that is none.
+    Ignored,
+    /// No file.
+    Nothing,
+}
+
+/// Where pictures come from, one after the other.
+pub(super) trait Source {
+    fn next(&mut self) -> Option<Found>;
+}
+
+/// What became of all.
+#[derive(Default)]
+struct Summary {
+    added: u64,
+    present: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+/// A place among those that work on many pictures at a time.
+///
+/// # Errors
+/// `ResourceExhausted` with advice where all are taken.
+pub(super) fn place(app: &App) -> Result<Place> {
+    app.images.bulks.take().ok_or_else(|| {
+        app.metrics.refused.get_or_create(&KindLabels { kind: "images_bulk_max" }).inc();
+        Error::exhausted("several archives, folders or rebuilds are worked on already; try again later")
+            .with_retry_after(std::time::Duration::from_secs(10))
+    })
+}
+
+/// Starts a thread that puts the pictures of a source in, and writes lines to `outbox`.
+///
+/// # Errors
+/// `ResourceExhausted` where there can be no more threads.
+pub(super) fn start<S: Source>(
+    app: &Arc<App>,
+    wanted: Wanted,
+    place: Place,
+    outbox: Outbox,
+    stop: Arc<AtomicBool>,
+    open: impl FnOnce() -> Result<S> + Send + 'static,
+) -> Result<()> {
+    let job = Job::new(app, wanted, stop);
+    let name = format!("ingest-in-{}", place.number);
+    let body = move || {
+        memory::thread::enter_background("reading pictures");
+        let ended = open().map(|mut source| Bulk::new(job, &outbox).run(&mut source));
+        // An error while pictures are put in is a line, too: the status has long been said.
+        if let Ok(Err(error)) = &ended {
+            let line = json!({ "error": error.message() });
+            let _ = outbox.send(format!("{line}\n").into());
+        }
+        outbox.end(ended.map(drop));
+        drop(place);
+    };
+    let spawned = std::thread::Builder::new().name(name).spawn(body);
+    spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for the pictures: {error}")))
+}
+
+type Told = (String, Result<Outcome>);
+
+struct Bulk<'a> {
+    job: Arc<Job>,
+    outbox: &'a Outbox,
+    told: (Sender<Told>, Receiver<Told>),
+    under_way: usize,
+    summary: Summary,
+}
+
+impl<'a> Bulk<'a> {
+    fn new(job: Arc<Job>, outbox: &'a Outbox) -> Bulk<'a> {
+        // Bounded by what is under way.
+        Bulk { job, outbox, told: unbounded(), under_way: 0, summary: Summary::default() }
+    }
+
+    fn run(mut self, source: &mut impl Source) -> Result<()> {
+        while !self.job.stopped() {
+            let Some(found) = source.next() else { break };
+            match found {
+                Found::Picture(name, bytes) => self.send(name, bytes)?,
+                Found::Failed(name, error) => self.tell((name, Err(error)))?,
+                Found::Ignored => self.summary.ignored += 1,
+                Found::Nothing => {}
+            }
+            while self.under_way >= UNDER_WAY_MAX {
+                self.hear()?;
+            }
+            while let Ok(told) = self.told.1.try_recv() {
+                self.under_way -= 1;
+                self.tell(told)?;
+            }
+        }
+        while self.under_way > 0 {
+            self.hear()?;
+        }
+        let Summary { added, present, failed, ignored } = self.summary;
+        let summary = json!({ "added": added, "present": present, "failed": failed, "ignored": ignored });
+        self.outbox.send(format!("{}\n", json!({ "summary": summary })).into())
+    }
+
+    fn send(&mut self, name: String, bytes: Bytes) -> Result<()> {
+        let answer = Answer { told: Some((self.told.0.clone(), name.clone())) };
+        let done = Box::new(move |outcome| answer.give(outcome));
+        self.under_way += 1;
+        self.job.app.clone().images.ingest.send(Piece { job: self.job.clone(), name, bytes, payload: Map::new(), done })
+    }
+
+    fn hear(&mut self) -> Result<()> {
+        let told = self.told.1.recv().map_err(|_| Error::internal("nobody tells what became of pictures"))?;
+        self.under_way -= 1;
+        self.tell(told)
+    }
+
+    fn tell(&mut self, (name, outcome): Told) -> Result<()> {
+        let line: Value = match outcome {
+            Ok(outcome) => {
+                let count = if outcome.added { &mut self.summary.added } else { &mut self.summary.present };
+                *count += 1;
+                outcome.line(&name)
+            }
+            Err(error) => {
+                self.summary.failed += 1;
+                json!({ "name": name, "id": null, "status": "failed", "error": error.message() })
+            }
+        };
+        self.outbox.send(format!("{line}\n").into())
+    }
+}
+
+/// Answers exactly once, also where the thread that works on the picture ends by panic.
+struct Answer {
+    told: Option<(Sender<Told>, String)>,
+}
+
+impl Answer {
+    fn give(mut self, outcome: Result<Outcome>) {
+        if let Some((told, name)) = self.told.take() {
+            // The caller's thread has gone when its client has.
+            let _ = told.send((name, outcome));
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some((told, name)) = self.told.take() {
+            let _ = told.send((name, Err(Error::internal("looking at this picture ended in a panic"))));
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Served models that embed pictures: which they are, what they take, what they give.
+
+use std::sync::Arc;
+
+use base::{DType, Dim, Error, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec};
+use engine::Servable;
+use lifecycle::Catalog;
+use vision::{Fit, Layout, Order, Picture, Preprocess};
+
+/// A side of an input that the model leaves open.
+const SIDE_DEFAULT: u32 = 224;
+/// Sides that an input may have.
+const SIDE_MAX: usize = 2048;
+/// Pictures of one run.
+const BATCH_MAX: usize = 16;
+
+/// A version of a model that takes pictures and gives a vector for each.
+#[derive(Clone)]
+pub(super) struct Embedder {
+    pub(super) servable: Arc<Servable>,
+    input: Arc<str>,
+    output: Arc<str>,
+    preprocess: Preprocess,
+    /// Pictures of one run at most.
+    pub(super) batch_max: usize,
+}
+
+impl Embedder {
+    /// The served model called `name`, or where there is no name, the only one that takes pictures.
+    ///
+    /// # Errors
+    /// `FailedPrecondition`, with the remedy, where there is no such model, none, or several; `Unavailable` while it is
+    /// loading.
+    pub(super) fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
+        if let Some(name) = name {
+            let servable = catalog.get(name, None).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => Error::precondition(format!(
+                    "the embedding model \"{name}\" is not served; serve it, or rebuild the collection with another one"
+                )),
+                _ => error,
+            })?;
+            return Embedder::of(servable);
+        }
+        let names = catalog.names();
+        let found = names.iter().filter_map(|name| Embedder::of(catalog.get(name, None).ok()?).ok());
+        let found: Vec<Embedder> = found.collect();
+        match found.as_slice() {
+            [only] => Ok(only.clone()),
+            [] if !names.is_empty() && names.iter().any(|name| catalog.ready(name).is_none()) => {
+                Err(Error::unavailable("no model that takes pictures serves yet; models are still loading"))
+            }
+            [] => Err(Error::precondition(
+                "no model that takes pictures is served; serve one (a float input [n, 3, height, width] and an output [n, d])",
+            )),
+            several => {
+                let names: Vec<&str> = several.iter().map(|embedder| embedder.name()).collect();
+                Err(Error::precondition(format!(
+                    "several models take pictures ({}); name one with model= or --embedding-model",
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// A version as an embedder.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` where its signature does not look like pictures in, a vector out.
+    fn of(servable: Arc<Servable>) -> Result<Embedder> {
+        let found = io(servable.signature()).ok_or_else(|| {
+            Error::precondition(format!(
+                "model \"{}\" takes no pictures: that needs one float input [n, 3, height, width] or [n, height, width, 3] \
+                 and an output [n, d]",
+                servable.id.model
+            ))
+        })?;
+        let (input, output, mut preprocess, batch_max) = found;
+        settings(&servable, &mut preprocess)?;
+        Ok(Embedder { servable, input, output, preprocess, batch_max })
+    }
+
+    /// The model's name.
+    pub(super) fn name(&self) -> &str {
+        &self.servable.id.model
+    }
+
+    /// A picture as the model's input.
+    pub(super) fn tensor(&self, picture: &Picture) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.preprocess.len()];
+        self.preprocess.write(picture, &mut values)?;
+        Ok(values)
+    }
+
+    /// The inputs of one run, of pictures' inputs.
+    pub(super) fn inputs(&self, pictures: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
+        let (height, width) = (self.preprocess.height as usize, self.preprocess.width as usize);
+        let count = pictures.len();
+        let shape = match self.preprocess.layout {
+            Layout::Nchw => [count, 3, height, width],
+            Layout::Nhwc => [count, height, width, 3],
+        };
+        let tensor = Tensor::from_vec(&shape[..], pictures.concat())?;
+        Ok(vec![NamedTensor::new(self.input.clone(), tensor)])
+    }
+
+    /// The outputs to ask for.
+    pub(super) fn wanted(&self) -> Vec<Arc<str>> {
+        vec![self.output.clone()]
+    }
+
+    /// The vectors of `count` pictures.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for an answer that is no such vectors, or that has values which are no numbers.
+    pub(super) fn embeddings(&self, outputs: &[NamedTensor], count: usize) -> Result<Vec<Vec<f32>>> {
+        let odd = |what: &str| Error::precondition(format!("model \"{}\": {what}", self.name()));
+        let output = outputs.iter().find(|output| *output.name == *self.output);
+        let output = output.ok_or_else(|| odd("it gave no embeddings"))?;
+        let values: Vec<f32> = output.tensor.to_vec()?;
+        let dims = values.len().checked_div(count).unwrap_or(0);
+        if dims == 0 || dims * count != values.len() {
+            return Err(odd("its embeddings are not one vector for each picture"));
+        }
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(odd("an embedding has values that are no numbers"));
+        }
+        Ok(values.chunks_exact(dims).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Runs on the calling thread, as bulk work at idle priority does.
+    ///
+    /// # Errors
+    /// Those of the engine, and of [`Embedder::embeddings`].
+    pub(super) fn run(&self, pictures: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+        let outputs = self.servable.run(&self.inputs(pictures)?, &self.wanted())?;
+        self.embeddings(&outputs, pictures.len())
+    }
+}
+
+/// The names of input and output, what the input's shape says, and the batch; `None` for what is no embedder.
+fn io(signature: &Signature) -> Option<(Arc<str>, Arc<str>, Preprocess, usize)> {
+    let mut needed = signature.inputs.iter().filter(|input| !input.optional);
+    let (input, None) = (needed.next()?, needed.next()) else { return None };
+    let axes = input.shape.as_deref().filter(|_| input.dtype == DType::F32)?;
+    let [batch, a, b, c] = axes else { return None };
+    let three = |dim: &Dim| *dim == Dim::Fixed(3);
+    let (layout, height, width) = match (three(a), three(c)) {
+        (true, _) => (Layout::Nchw, b, c),
+        (false, true) => (Layout::Nhwc, a, b),
+        _ => return None,
+    };
+    let side = |dim: &Dim| match dim {
+        Dim::Fixed(side) => Some(*side as u32).filter(|_| (1..=SIDE_MAX).contains(side)),
+        Dim::Dynamic(_) => Some(SIDE_DEFAULT),
+    };
+    let batch_max = match batch {
+        Dim::Fixed(size) => Some(*size).filter(|size| *size == 1)?,
+        Dim::Dynamic(_) => BATCH_MAX,
+    };
+    let vector = |output: &&TensorSpec| {
+        output.dtype == DType::F32
+            && output.shape.as_deref().is_some_and(|shape| match shape {
+                [_, Dim::Fixed(dims)] => *dims > 1,
+                [_, Dim::Dynamic(_)] => true,
+                [_, _, Dim::Fixed(1), Dim::Fixed(1)] => true,
+                _ => false,
+            })
+    };
+    let mut outputs = signature.outputs.iter().filter(vector);
+    let named = outputs.clone().find(|output| output.name.contains("embedding"));
+    let output = named.or_else(|| outputs.next())?;
+    let preprocess = Preprocess { width: side(width)?, height: side(height)?, layout, ..Preprocess::default() };
+    Some((input.name.as_str().into(), output.name.as_str().into(), preprocess, batch_max))
+}
+
+/// What the model's own facts say of its input: "image.mean" and "image.std" (three numbers of red, green and blue),
+/// "image.scale", "image.order" (rgb, bgr), "image.fit" (stretch, crop, pad).
+fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
+    let facts = servable.metadata();
+    let odd = |key: &str, text: &str| {
+        Error::precondition(format!("model \"{}\": \"{key}\" is \"{text}\", which means nothing", servable.id.model))
+    };
+    let numbers = |text: &str| -> Option<Vec<f32>> { text.split(',').map(|part| part.trim().parse().ok()).collect() };
+    for (key, text) in facts.iter().filter(|(key, _)| key.starts_with("image.")) {
+        let read = || -> Option<()> {
+            match key.as_str() {
+                "image.mean" => preprocess.mean = numbers(text)?.try_into().ok()?,
+                "image.std" => preprocess.std = numbers(text)?.try_into().ok()?,
+                "image.scale" => preprocess.scale = text.parse().ok()?,
+                "image.order" => {
+                    preprocess.order = match text.as_str() {
+                        "rgb" => Order::Rgb,
+                        "bgr" => Order::Bgr,
+                        _ => return None,
+                    }
+                }
+                "image.fit" => {
+                    preprocess.fit = match text.as_str() {
+                        "stretch" => Fit::Stretch,
+                        "crop" => Fit::CentreCrop,
+                        "pad" => Fit::Pad,
+                        _ => return None,
+                    }
+                }
+                _ => {}
+            }
+            Some(())
+        };
+        let mut read = read;
+        read().ok_or_else(|| odd(key, text))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! What is made of a picture's bytes: its id, its embedding model's input, its keypoints, its facts.
+
+use base::{Error, Result};
+use matching::Graph;
+use search::points::PointId;
+use serde_json::{Map, Value, json};
+use vision::{Decoded, Format, Limits, decode};
+
+use super::embedder::Embedder;
+use super::target::Kind;
+
+/// The service's own block of a payload.
+pub(super) const BLOCK: &str = "image";
+/// Bytes of a picture's file at most.
+pub(super) const PICTURE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of a picture's name at most.
+const NAME_BYTES_MAX: usize = 512;
+/// Resolutions of fingerprint scanners; a file that claims another one was made by something that does not know.
+const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
+
+/// A picture's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562, 5.8).
+pub(super) fn id_of(bytes: &[u8]) -> [u8; 16] {
+    let hash = blake3::hash(bytes);
+    let number = hash.as_bytes().first_chunk::<16>().copied().map_or(0, u128::from_be_bytes);
+    let version = (number & !(0xf << 76)) | (8 << 76);
+    let variant = (version & !(0b11 << 62)) | (0b10 << 62);
+    variant.to_be_bytes()
+}
+
+/// A picture's facts, as its payload has them.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) id: [u8; 16],
+    pub(super) name: String,
+    pub(super) format: Format,
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) bytes: usize,
+    pub(super) keypoints: usize,
+}
+
+impl Facts {
+    /// The key of its original in `space`.
+    pub(super) fn original(&self, space: &str) -> String {
+        let id = PointId::Uuid(self.id).to_string();
+        format!("{space}/{}/{id}.{}", id.get(..2).unwrap_or("00"), self.format.name())
+    }
+
+    /// The user's payload with the service's block.
+    pub(super) fn payload(&self, own: &Map<String, Value>, space: &str) -> Map<String, Value> {
+        let mut payload = own.clone();
+        let block = json!({
+            "name": self.name, "format": self.format.name(), "width": self.width, "height": self.height,
+            "bytes": self.bytes, "keypoints": self.keypoints, "original": self.original(space),
+        });
+        payload.insert(BLOCK.to_owned(), block);
+        payload
+    }
+}
+
+/// What search compares, and the facts.
+pub(super) struct Features {
+    pub(super) facts: Facts,
+    pub(super) graph: Graph,
+    /// The embedding model's input.
+    pub(super) tensor: Vec<f32>,
+}
+
+impl Features {
+    /// The record of the keypoints.
+    pub(super) fn record(&self) -> Vec<u8> {
+        let mut record = Vec::new();
+        self.graph.encode(&mut record);
+        record
+    }
+}
+
+/// Decodes a picture.
+///
+/// # Errors
+/// Those of [`decode`], with the picture's name.
+pub(super) fn decoded(bytes: &[u8], name: &str) -> Result<Decoded> {
+    decode(bytes, &Limits::default()).map_err(|error| if name.is_empty() { error } else { error.context(name) })
+}
+
+/// The keypoints of a decoded picture.
+///
+/// # Errors
+/// `InvalidArgument` for what cannot be a fingerprint.
+pub(super) fn keypoints(kind: Kind, decoded: &Decoded) -> Result<Graph> {
+    let gray = decoded.picture.gray();
+    match kind {
+        Kind::Photo => Ok(vision::photo::keypoints(&gray, &vision::photo::Options::default())),
+        Kind::Fingerprint => {
+            let dots = decoded.dots_per_inch.filter(|dots| SCAN_DOTS.contains(dots));
+            let mut options = vision::fingerprint::Options::default();
+            options.dots_per_inch = dots.unwrap_or(options.dots_per_inch);
+            Ok(vision::fingerprint::minutiae(&gray, &options)?.graph)
+        }
+    }
+}
+
+/// Everything about a picture but its embedding. The pixels do not outlive this.
+///
+/// # Errors
+/// `InvalidArgument` or `TooLarge` for a picture that cannot be read, with its name.
+pub(super) fn extract(kind: Kind, bytes: &[u8], name: &str, embedder: &Embedder) -> Result<Features> {
+    let decoded = decoded(bytes, name)?;
+    let graph = keypoints(kind, &decoded)?;
+    let tensor = embedder.tensor(&decoded.picture)?;
+    let facts = Facts {
+        id: id_of(bytes),
+        name: name.to_owned(),
+        format: decoded.format,
+        width: decoded.picture.width,
+        height: decoded.picture.height,
+        bytes: bytes.len(),
+        keypoints: graph.vertices.len(),
+    };
+    Ok(Features { facts, graph, tensor })
+}
+
+/// A picture's name, checked; it is shown and never opened.
+///
+/// # Errors
+/// `InvalidArgument` for one that is too long.
+pub(super) fn checked_name(name: &str) -> Result<String> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Error::invalid(format!("a picture's name has at most {NAME_BYTES_MAX} bytes")));
+    }
+    Ok(name.to_owned())
+}
+
+/// The caller's payload, checked.
+///
+/// # Errors
+/// `InvalidArgument` for what is no JSON object, or has the service's own key.
+pub(super) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
+    let Some(text) = text else { return Ok(Map::new()) };
+    let payload: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| Error::invalid(format!("payload= is no JSON object: {error}")))?;
+    if payload.contains_key(BLOCK) {
+        return Err(Error::invalid(format!("the payload's key \"{BLOCK}\" is the service's own; use another one")));
+    }
+    Ok(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_uuids_of_the_contents() {
+        let text = PointId::Uuid(id_of(b"a picture")).to_string();
+        assert_eq!(text, PointId::Uuid(id_of(b"a picture")).to_string());
+        assert_ne!(text, PointId::Uuid(id_of(b"another")).to_string());
+        assert_eq!(text.as_bytes()[14], b'8', "{text}");
+        assert!(b"89ab".contains(&text.as_bytes()[19]), "{text}");
+        let hash = blake3::hash(b"a picture").to_hex();
+        assert_eq!(text[..8], hash[..8]);
+    }
+
+    #[test]
+    fn payloads_are_objects_without_our_key() {
+        assert!(checked_payload(None).unwrap().is_empty());
+        assert_eq!(checked_payload(Some(r#"{"a":1}"#)).unwrap().len(), 1);
+        for wrong in ["[]", "1", "{", r#"{"image":{}}"#] {
+            assert!(checked_payload(Some(wrong)).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! A collection's pictures under another embedding model, while the old collection serves.
+//!
+//! The next version is filled from the originals as bulk work is, pass after pass: what came to the old collection during one
+//! pass is taken over by the next, what was removed there is removed. Once a pass finds nothing to do and nothing has changed
+//! since, writers are held up for a moment and the alias is changed. The old collection stays until it is deleted, so that
+//! changing the alias back undoes it all. Started again, after a crash too, a rebuild goes on where it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+use base::{Error, ErrorKind, Result};
+use search::collection::Parts;
+use search::points::{GotPoint, PointId};
+use search::registry::{AliasChange, Registry};
+use serde_json::{Value, json};
+
+use super::bulk::place;
+use super::embedder::Embedder;
+use super::features::BLOCK;
+use super::ingest::{Job, Piece};
+use super::target::{Target, Wanted};
+use crate::app::App;
+
+/// Points looked at together.
+const PAGE: usize = 32;
+/// Passes; a collection that changes faster than it can be copied is not switched.
+const PASSES_MAX: usize = 50;
+
+/// Rebuilds, running and ended, by the name that was asked for.
+#[derive(Default)]
+pub(super) struct Rebuilds {
+    all: Mutex<BTreeMap<String, Arc<Rebuild>>>,
+    /// Read while a picture is written, written while an alias changes: no acknowledged picture ends up on the wrong side.
+    gate: RwLock<()>,
+}
+
+impl Rebuilds {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Rebuild>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while a picture is written to `target`, which was found as `name`.
+    ///
+    /// # Errors
+    /// `Unavailable` where the name stands for another collection since.
+    pub(super) fn writing(
+        &self,
+        registry: &Registry,
+        name: &str,
+        target: &Target,
+    ) -> Result<RwLockReadGuard<'_, ()>> {
+        let guard = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        if registry.get(name)?.name() == target.named.name() {
+            return Ok(guard);
+        }
+        Err(Error::unavailable(format!("\"{name}\" has just become another collection; send the picture again")))
+    }
+}
+
+/// One rebuild.
+pub(super) struct Rebuild {
+    from: String,
+    to: Mutex<Option<String>>,
+    model: String,
+    switch: bool,
+    total: AtomicU64,
+    done: AtomicU64,
+    ended: Mutex<Option<Result<bool>>>,
+    failures: Mutex<BTreeMap<String, String>>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Rebuild {
+    fn running(&self) -> bool {
+        held(&self.ended).is_none()
+    }
+
+    /// How far it is.
+    fn to_json(&self) -> Value {
+        let (state, error) = match &*held(&self.ended) {
+            None => ("running", None),
+            Some(Ok(true)) => ("switched", None),
+            Some(Ok(false)) => ("done", None),
+            Some(Err(error)) => ("failed", Some(error.message().to_owned())),
+        };
+        let failures = held(&self.failures);
+        json!({
+            "state": state, "from": self.from, "to": *held(&self.to), "model": self.model, "switch": self.switch,
+            "total": self.total.load(Ordering::Relaxed), "done": self.done.load(Ordering::Relaxed),
+            "failed": failures.len(), "failures": failures.iter().take(10).collect::<BTreeMap<_, _>>(), "error": error,
+        })
+    }
+}
+
+/// How far the rebuild of a name is.
+///
+/// # Errors
+/// `NotFound` where there was none since the server was started.
+pub(super) fn progress(app: &App, name: &str) -> Result<Value> {
+    let rebuild = app.images.rebuilds.lock().get(name).cloned();
+    let rebuild = rebuild.ok_or_else(|| Error::not_found(format!("\"{name}\" is not being rebuilt")))?;
+    Ok(rebuild.to_json())
+}
+
+/// Starts to rebuild.
+///
+/// # Errors
+/// `FailedPrecondition` for a model that is not served, and where `switch` cannot be, as the name is no alias;
+/// `AlreadyExists` while one runs; `ResourceExhausted` where too much goes on already.
+pub(super) fn begin(app: &Arc<App>, name: &str, model: &str, switch: bool) -> Result<Value> {
+    let registry = app.registry()?;
+    let old = Target::open(&registry, name)?;
+    let embedder = Embedder::find(app.lifecycle.catalog(), Some(model))?;
+    if old.model == model {
+        return Err(Error::precondition(format!("\"{name}\" has embeddings of model \"{model}\" already")));
+    }
+    if switch && !registry.aliases().iter().any(|(alias, _)| alias == name) {
+        return Err(Error::precondition(format!(
+            "\"{name}\" is a collection's own name, which cannot be switched; rebuild its alias, or without \"switch\""
+        )));
+    }
+    let mut all = app.images.rebuilds.lock();
+    if all.get(name).is_some_and(|rebuild| rebuild.running()) {
+        return Err(Error::new(ErrorKind::AlreadyExists, format!("\"{name}\" is being rebuilt already")));
+    }
+    let place = place(app)?;
+    let rebuild = Arc::new(Rebuild {
+        from: old.named.name().to_owned(),
+        to: Mutex::default(),
+        model: model.to_owned(),
+        switch,
+        total: AtomicU64::new(old.named.collection().count()),
+        done: AtomicU64::new(0),
+        ended: Mutex::default(),
+        failures: Mutex::default(),
+    });
+    all.insert(name.to_owned(), rebuild.clone());
+    let answer = rebuild.to_json();
+    let stop = Arc::new(AtomicBool::new(false));
+    let wanted = Wanted { name: String::new(), kind: Some(old.kind), model: Some(model.to_owned()) };
+    let job = Job::new(app, wanted, stop);
+    let name = name.to_owned();
+    let thread = std::thread::Builder::new().name(format!("ingest-in-{}", place.number));
+    let ended = rebuild.clone();
+    let spawned = thread.spawn(move || {
+        memory::thread::enter_background("rebuilding a collection");
+        let work = Work { registry, rebuild: &rebuild, old, name };
+        let outcome = work.run(&job, &embedder);
+        if let Err(error) = &outcome {
+            tracing::error!(collection = work.name, %error, "a rebuild has failed");
+        }
+        *held(&rebuild.ended) = Some(outcome);
+        drop(place);
+    });
+    if let Err(error) = spawned {
+        let error = Error::exhausted(format!("no thread for the rebuild: {error}"));
+        *held(&ended.ended) = Some(Err(error.clone()));
+        return Err(error);
+    }
+    Ok(answer)
+}
+
+struct Work<'a> {
+    registry: Arc<Registry>,
+    rebuild: &'a Rebuild,
+    old: Target,
+    /// What was asked for, an alias where it is to be switched.
+    name: String,
+}
+
+impl Work<'_> {
+    /// Whether the alias was changed.
+    fn run(&self, job: &Job, embedder: &Embedder) -> Result<bool> {
+        let new = self.version(embedder)?;
+        *held(&self.rebuild.to) = Some(new.named.name().to_owned());
+        let wanted = Wanted { name: new.named.name().to_owned(), ..job.wanted.clone() };
+        let job = Arc::new(Job {
+            app: job.app.clone(),
+            wanted,
+            runtime: job.runtime.clone(),
+            stop: job.stop.clone(),
+        });
+        for _ in 0..PASSES_MAX {
+            let generation = self.old.named.generation();
+            let moved = self.copy(&job, &new)? + self.prune(&new)?;
+            if moved > 0 {
+                continue;
+            }
+            let failed = held(&self.rebuild.failures).len();
+            if failed > 0 {
+                return Err(Error::precondition(format!(
+                    "{failed} pictures could not be taken over, so \"{}\" stays what it is; see \"failures\"",
+                    self.name
+                )));
+            }
+            if !self.rebuild.switch {
+                return Ok(false);
+            }
+            let _writers = job.app.images.rebuilds.gate.write().unwrap_or_else(PoisonError::into_inner);
+            if self.old.named.generation() == generation {
+                let (alias, collection) = (self.name.clone(), new.named.name().to_owned());
+                self.registry.change_aliases(&[AliasChange::Create { alias, collection }])?;
+                return Ok(true);
+            }
+        }
+        Err(Error::unavailable("the collection changes faster than it can be rebuilt; try again when less comes in"))
+    }
+
+    /// The version that an earlier rebuild with this model has begun, or a new one.
+    fn version(&self, embedder: &Embedder) -> Result<Target> {
+        let begun = self.old.siblings(&self.registry).into_iter();
+        let mut begun = begun.filter(|target| target.model == self.rebuild.model);
+        if let Some(begun) = begun.next() {
+            return Ok(begun);
+        }
+        // Whatever is in it: how long the vectors are.
+        let blank = vision::Picture { width: 1, height: 1, rgb: vec![0; 3] };
+        let dims = embedder.run(&[embedder.tensor(&blank)?])?.first().map_or(0, Vec::len);
+        self.old.next_version(&self.registry, dims, &self.rebuild.model)
+    }
+
+    /// Takes over what the new collection does not have. How many.
+    fn copy(&self, job: &Arc<Job>, new: &Target) -> Result<u64> {
+        let (mut from, mut moved, mut seen) = (None, 0, 0);
+        let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
+        loop {
+            let page = self.old.named.scroll(from.as_ref(), PAGE, None, Parts::PAYLOAD)?;
+            let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
+            seen += ids.len() as u64;
+            let there = new.named.get_parts(&ids, Parts::NONE);
+            let missing = page.points.into_iter().zip(there).filter(|(_, there)| !matches!(there, Ok(Some(_))));
+            let missing = missing.map(|(point, _)| point).filter(|point| !before.contains(&point.id.to_string()));
+            moved += self.send(job, missing.collect())?;
+            self.rebuild.done.store(seen, Ordering::Relaxed);
+            match page.next {
+                Some(next) => from = Some(next),
+                None => break,
+            }
+        }
+        self.rebuild.total.store(seen, Ordering::Relaxed);
+        Ok(moved)
+    }
+
+    /// Puts pictures into the new collection. How many arrived.
+    fn send(&self, job: &Arc<Job>, points: Vec<GotPoint>) -> Result<u64> {
+        let (told, outcomes) = crossbeam_channel::bounded(PAGE);
+        for point in points {
+            let id = point.id;
+            match self.piece(job, point) {
+                Ok((name, bytes, payload)) => {
+                    let told = told.clone();
+                    // There is room for all; where a thread panics, nothing is told and the next pass tries again.
+                    let done = Box::new(move |outcome: Result<_>| drop(told.try_send((id, outcome.map(drop)))));
+                    job.app.images.ingest.send(Piece { job: job.clone(), name, bytes, payload, done })?;
+                }
+                Err(error) => drop(told.try_send((id, Err(error)))),
+            }
+        }
+        drop(told);
+        let mut arrived = 0;
+        for (id, outcome) in outcomes {
+            match outcome {
+                Ok(()) => arrived += 1,
+                Err(error) => {
+                    held(&self.rebuild.failures).insert(id.to_string(), error.message().to_owned());
+                }
+            }
+        }
+        Ok(arrived)
+    }
+
+    fn piece(&self, job: &Job, point: GotPoint) -> Result<(String, bytes::Bytes, serde_json::Map<String, Value>)> {
+        let mut payload = point.payload;
+        let block = payload.remove(BLOCK).unwrap_or_default();
+        let text = |key: &str| block.get(key).and_then(Value::as_str);
+        let key = text("original").ok_or_else(|| Error::precondition("this point was put in without a picture"))?;
+        let bytes = job.runtime.block_on(job.app.images.originals.get(key))?;
+        Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
+    }
+
+    /// Removes what the old collection has no more. How many.
+    fn prune(&self, new: &Target) -> Result<u64> {
+        let (mut from, mut removed) = (None, 0);
+        loop {
+            let page = new.named.scroll(from.as_ref(), PAGE, None, Parts::NONE)?;
+            let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
+            let there = self.old.named.get_parts(&ids, Parts::NONE);
+            let gone = ids.iter().zip(there).filter(|(_, there)| matches!(there, Ok(None)));
+            let gone: Vec<PointId> = gone.map(|(id, _)| *id).collect();
+            if !gone.is_empty() {
+                removed += new.named.delete(&gone)?;
+            }
+            match page.next {
+                Some(next) => from = Some(next),
+                None => return Ok(removed),
+            }
+        }
+    }
+}

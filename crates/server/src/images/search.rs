@@ -1,0 +1,334 @@
+//! Finding pictures by a picture: embedding and keypoints of the query, the coarse filter, the matcher, and why.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use matching::rank::{Likeness, best_first};
+use matching::{Explanation, Graph, Probe};
+use metrics::KindLabels;
+use search::collection::{Hit, Parts, Query, SearchThread};
+use search::filter::Clause;
+use search::points::{GotPoint, PointId};
+use search::registry::Named;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::add::{embed, embedder};
+use super::features::{self, BLOCK};
+use super::target::{Kind, Target};
+use crate::app::App;
+
+/// Hits of one answer at most.
+const HITS_MAX: usize = 1000;
+/// Candidates that the exact stage compares where the caller does not say. Photographs that show the same are near each
+/// other by their embeddings; fingerprints are not, as models of photographs see them, so almost all are compared.
+const PHOTO_CANDIDATES: usize = 100;
+const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
+
+/// Candidates whose embeddings are read, so that those which no keypoints speak for are ranked exactly.
+const EXACT_MAX: usize = 1000;
+
+/// What a search asks for.
+pub(super) struct Asked {
+    pub(super) k: usize,
+    /// From which score on a picture is accepted; `None` is the kind's own.
+    pub(super) threshold: Option<f32>,
+    pub(super) candidates: Option<usize>,
+    pub(super) explain: bool,
+    /// In Qdrant's words.
+    pub(super) filter: Option<String>,
+}
+
+/// A picture to look for.
+pub(super) enum Sample {
+    /// A file.
+    File(Bytes),
+    /// One of the collection.
+    Point(PointId),
+}
+
+/// Scores records against the query's keypoints.
+struct Matcher(Arc<Probe>);
+
+impl ::search::Scorer for Matcher {
+    type Scratch = matching::Scratch;
+
+    fn scratch(&self) -> matching::Scratch {
+        matching::Scratch::new()
+    }
+
+    fn score(&self, record: &[u8], scratch: &mut matching::Scratch) -> Result<f32> {
+        matching::score(&self.0, record, scratch)
+    }
+}
+
+/// The query's side.
+struct Looked {
+    width: f64,
+    height: f64,
+    graph: Graph,
+    embedding: Vec<f32>,
+    stages: Stages,
+}
+
+#[derive(Default)]
+struct Stages {
+    decode: Duration,
+    embed: Duration,
+    keypoints: Duration,
+}
+
+/// The answer, as JSON.
+///
+/// # Errors
+/// Those of the picture, the model and the collection; `InvalidArgument` for numbers out of range.
+pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sample) -> Result<Value> {
+    let registry = app.registry()?;
+    let target = Target::open(&registry, name)?;
+    let most = asked.candidates.unwrap_or(match target.kind {
+        Kind::Photo => PHOTO_CANDIDATES,
+        Kind::Fingerprint => FINGERPRINT_CANDIDATES,
+    });
+    if !(1..=HITS_MAX).contains(&asked.k) || !(1..=::search::collection::CANDIDATES_MAX).contains(&most) {
+        let candidates_max = ::search::collection::CANDIDATES_MAX;
+        return Err(Error::invalid(format!("k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}")));
+    }
+    let clause = asked.filter.as_deref().map(|filter| crate::qdrant::clause(&target.named, filter)).transpose()?;
+    let looked = match sample {
+        Sample::File(bytes) => look(app, &target, bytes).await?,
+        Sample::Point(id) => stored(app, &target, id).await?,
+    };
+    let probe = Arc::new(Probe::new(&looked.graph, matching::Options::default()));
+    let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
+    let deadline = Instant::now() + app.doors.request_timeout;
+    let plan = Plan { k: asked.k, most, threshold, explain: asked.explain, clause, deadline };
+    let (sender, receiver) = oneshot::channel();
+    let started = Instant::now();
+    let (embedding, shared) = (looked.embedding.clone(), probe.clone());
+    let work = move |named: &Named, thread: &mut SearchThread| {
+        // A send fails only when the caller has gone.
+        drop(sender.send(plan.run(named, thread, &embedding, shared)));
+    };
+    registry.submit(&target.named, Box::new(work))?;
+    let found = receiver.await.map_err(|_| {
+        Error::unavailable("no search thread could take the query; try again").with_retry_after(Duration::from_secs(1))
+    })??;
+    let took = started.elapsed();
+    record(app, &looked.stages, took);
+    Ok(answer(&looked, &found, threshold, asked.explain, took))
+}
+
+/// From which score on a picture of this kind is the same.
+pub(super) fn accept(kind: Kind) -> f32 {
+    match kind {
+        Kind::Photo => vision::photo::ACCEPT,
+        Kind::Fingerprint => vision::fingerprint::ACCEPT,
+    }
+}
+
+/// A file's embedding and keypoints.
+async fn look(app: &Arc<App>, target: &Target, bytes: Bytes) -> Result<Looked> {
+    let embedder = embedder(app, Some(target), None)?;
+    let (kind, own) = (target.kind, embedder.clone());
+    let work = move || {
+        let started = Instant::now();
+        let decoded = features::decoded(&bytes, "")?;
+        let after_decode = Instant::now();
+        let graph = features::keypoints(kind, &decoded)?;
+        let after_keypoints = Instant::now();
+        let tensor = own.tensor(&decoded.picture)?;
+        let stages = Stages {
+            decode: after_decode - started,
+            keypoints: after_keypoints - after_decode,
+            embed: after_keypoints.elapsed(),
+        };
+        let (width, height) = (f64::from(decoded.picture.width), f64::from(decoded.picture.height));
+        Ok((Looked { width, height, graph, embedding: Vec::new(), stages }, tensor))
+    };
+    let (mut looked, tensor) = app.images.pool.run(work).await?;
+    let started = Instant::now();
+    looked.embedding = embed(app, &embedder, tensor).await?;
+    looked.stages.embed += started.elapsed();
+    target.check_dims(looked.embedding.len())?;
+    Ok(looked)
+}
+
+/// A picture of the collection as a query.
+async fn stored(app: &Arc<App>, target: &Target, id: PointId) -> Result<Looked> {
+    let named = target.named.clone();
+    let work = move || {
+        let point = named.get(&id)?;
+        let point = point.ok_or_else(|| Error::not_found(format!("there is no picture {id}")))?;
+        let graph = Graph::decode(&point.record)?;
+        let (width, height) = size(&point);
+        let GotPoint { embedding, .. } = point;
+        Ok(Looked { width, height, graph, embedding, stages: Stages::default() })
+    };
+    app.images.pool.run(work).await
+}
+
+/// Width and height of a stored picture.
+fn size(point: &GotPoint) -> (f64, f64) {
+    let of = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
+    (of("width"), of("height"))
+}
+
+struct Plan {
+    k: usize,
+    most: usize,
+    threshold: f32,
+    explain: bool,
+    clause: Option<Clause>,
+    deadline: Instant,
+}
+
+struct Found {
+    hits: Vec<(Hit, GotPoint, Option<(Graph, Explanation)>)>,
+    partial: bool,
+}
+
+impl Plan {
+    /// On a search thread.
+    fn run(
+        self,
+        named: &Named,
+        thread: &mut SearchThread,
+        embedding: &[f32],
+        probe: Arc<Probe>,
+    ) -> Result<Found> {
+        // All candidates come back, because those that no keypoints speak for are ranked by their embeddings.
+        let query = Query {
+            k: self.most.max(self.k),
+            candidates: self.most.max(self.k),
+            filter: self.clause.as_ref(),
+            exact: self.most <= EXACT_MAX,
+            deadline: Some(self.deadline),
+            ..Query::nearest(embedding, self.k)
+        };
+        let found = named.collection().search(thread, &query, &Matcher(probe.clone()))?;
+        let hits = ranked(found.hits, self.threshold, self.k);
+        let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
+        let points = named.resolve(&ids, Parts { embedding: false, record: self.explain, payload: true });
+        let mut partial = found.partial;
+        let mut scratch = matching::Scratch::new();
+        let mut kept = Vec::with_capacity(hits.len());
+        for (hit, point) in hits.into_iter().zip(points) {
+            // A point that was removed meanwhile is none; one that is damaged is missed.
+            partial |= point.is_err();
+            let Ok(Some(point)) = point else { continue };
+            let explained = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
+            kept.push((hit, point, explained));
+        }
+        Ok(Found { hits: kept, partial })
+    }
+}
+
+fn explain(
+    probe: &Probe,
+    point: &GotPoint,
+    scratch: &mut matching::Scratch,
+) -> Option<(Graph, Explanation)> {
+    let graph = Graph::decode(&point.record).ok()?;
+    Some((graph, matching::explain(probe, &point.record, scratch).ok()?))
+}
+
+/// The best `k` by the rule of [`matching::rank`], equal ones by id.
+fn ranked(mut hits: Vec<Hit>, threshold: f32, k: usize) -> Vec<Hit> {
+    let likeness = |hit: &Hit| Likeness { score: hit.score, coarse: hit.coarse };
+    hits.sort_by(|a, b| best_first(threshold, likeness(a), likeness(b)).then(a.id.cmp(&b.id)));
+    hits.truncate(k);
+    hits
+}
+
+fn answer(looked: &Looked, found: &Found, threshold: f32, explained: bool, took: Duration) -> Value {
+    let results: Vec<Value> = found
+        .hits
+        .iter()
+        .map(|(hit, point, why)| {
+            let mut payload = point.payload.clone();
+            let block = payload.remove(BLOCK).unwrap_or_default();
+            let of = |key: &str| block.get(key).cloned().unwrap_or_default();
+            let mut result = json!({
+                "id": point.id, "score": hit.score, "coarse": hit.coarse, "accepted": hit.score >= threshold,
+                "name": of("name"), "payload": payload, "width": of("width"), "height": of("height"),
+            });
+            if explained {
+                result["pairs"] = pairs(looked, point, why.as_ref());
+            }
+            result
+        })
+        .collect();
+    let stages = &looked.stages;
+    json!({
+        "results": results,
+        "query": { "width": looked.width as u64, "height": looked.height as u64, "keypoints": looked.graph.vertices.len() },
+        "partial": found.partial,
+        "stages": {
+            "decode_ms": milliseconds(stages.decode), "embed_ms": milliseconds(stages.embed),
+            "keypoints_ms": milliseconds(stages.keypoints), "search_ms": milliseconds(took),
+        },
+    })
+}
+
+/// The matched keypoints: x and y in the query's picture, x and y in the found one.
+fn pairs(looked: &Looked, point: &GotPoint, why: Option<&(Graph, Explanation)>) -> Value {
+    let Some((graph, explanation)) = why else { return json!([]) };
+    let (width, height) = size(point);
+    let pairs = explanation.pairs.iter().filter_map(|pair| {
+        let probe = at(&looked.graph, usize::from(pair.probe), looked.width, looked.height)?;
+        let record = at(graph, usize::from(pair.record), width, height)?;
+        Some([probe.0, probe.1, record.0, record.1])
+    });
+    json!(pairs.collect::<Vec<_>>())
+}
+
+/// A vertex's place in the pixels of its picture, to a tenth.
+pub(super) fn at(graph: &Graph, vertex: usize, width: f64, height: f64) -> Option<(f64, f64)> {
+    let vertex = graph.vertices.get(vertex)?;
+    let scaled = |place: i16, frame: u16, side: f64| {
+        let factor = if frame == 0 || side == 0.0 { 1.0 } else { side / f64::from(frame) };
+        (f64::from(place) * factor * 10.0).round() / 10.0
+    };
+    Some((scaled(vertex.x, graph.width, width), scaled(vertex.y, graph.height, height)))
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn record(app: &App, stages: &Stages, search: Duration) {
+    let all = [
+        ("decode", stages.decode),
+        ("embed", stages.embed),
+        ("keypoints", stages.keypoints),
+        ("search", search),
+    ];
+    for (kind, time) in all {
+        app.metrics.images.search_seconds.get_or_create(&KindLabels { kind }).observe(time.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_accepted_comes_first_and_the_rest_as_the_coarse_stage_has_it() {
+        let hit = |id, score, coarse| Hit { id, score, coarse };
+        let hits = vec![hit(1, 99.0, 0.1), hit(2, 0.0, 0.9), hit(3, 150.0, 0.2), hit(4, 120.0, 0.8), hit(5, 5.0, 0.9)];
+        let order = |k| ranked(hits.clone(), 100.0, k).iter().map(|hit| hit.id).collect::<Vec<_>>();
+        assert_eq!(order(5), [3, 4, 2, 5, 1]);
+        assert_eq!(order(1), [3]);
+        assert!(ranked(Vec::new(), 100.0, 3).is_empty());
+    }
+
+    #[test]
+    fn places_are_in_the_pictures_own_pixels() {
+        let vertex = matching::Vertex { x: 50, y: 10, ..matching::Vertex::default() };
+        let graph = Graph { width: 100, height: 100, vertices: vec![vertex], descriptors: Vec::new() };
+        assert_eq!(at(&graph, 0, 200.0, 50.0), Some((100.0, 5.0)));
+        assert_eq!(at(&graph, 1, 200.0, 50.0), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! Collections of pictures: what the service keeps with one, and how it is made.
+//!
+//! A collection that the service makes for a name is called "NAME.v1", and NAME is an alias of it. A rebuild makes
+//! "NAME.v2" and changes the alias, and back again: that is what an alias is for, and one cannot have a collection's own name.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+use search::coarse::Metric;
+use search::registry::{AliasChange, ListedState, Named, Registry, Settings};
+use serde_json::{Value, json};
+
+/// Where the service's settings lie among those that doors keep with a collection.
+const SECTION: &str = "images";
+
+/// What pictures show, which decides on their keypoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Photo,
+    Fingerprint,
+}
+
+impl Kind {
+    pub(super) fn parse(text: &str) -> Result<Kind> {
+        match text {
+            "photo" => Ok(Kind::Photo),
+            "fingerprint" => Ok(Kind::Fingerprint),
+            other => Err(Error::invalid(format!("there is no kind \"{other}\"; there are photo and fingerprint"))),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::Photo => "photo",
+            Kind::Fingerprint => "fingerprint",
+        }
+    }
+}
+
+/// A collection of pictures.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) named: Arc<Named>,
+    pub(super) kind: Kind,
+    /// The model that embeds its pictures.
+    pub(super) model: String,
+    /// Where its originals lie; versions of a collection share them.
+    pub(super) space: String,
+}
+
+/// What a collection of pictures is to be.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// Its name, which may be an alias.
+    pub(super) name: String,
+    pub(super) kind: Option<Kind>,
+    pub(super) model: Option<String>,
+}
+
+impl Target {
+    /// The collection of a name or an alias.
+    ///
+    /// # Errors
+    /// Those of [`Registry::get`]; `FailedPrecondition` for a collection without pictures.
+    pub(super) fn open(registry: &Registry, name: &str) -> Result<Target> {
+        let named = registry.get(name)?;
+        Target::of(&named).ok_or_else(|| {
+            Error::precondition(format!(
+                "collection \"{name}\" has no pictures: it was made by other means; use another name for pictures"
+            ))
+        })
+    }
+
+    /// A collection as one of pictures, if it is.
+    pub(super) fn of(named: &Arc<Named>) -> Option<Target> {
+        let settings = named.settings();
+        let section = settings.extra.get(SECTION)?;
+        let text = |key: &str| section.get(key).and_then(Value::as_str);
+        Some(Target {
+            named: named.clone(),
+            kind: Kind::parse(text("kind")?).ok()?,
+            model: text("model")?.to_owned(),
+            space: text("originals")?.to_owned(),
+        })
+    }
+
+    /// The collection, if there is one, checked against what the caller wants it to be.
+    ///
+    /// # Errors
+    /// As [`Target::open`], and `FailedPrecondition` for another kind or model.
+    pub(super) fn existing(registry: &Registry, wanted: &Wanted) -> Result<Option<Target>> {
+        let target = match Target::open(registry, &wanted.name) {
+            Ok(target) => target,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if wanted.kind.is_some_and(|kind| kind != target.kind) {
+            return Err(Error::precondition(format!(
+                "collection \"{}\" is of kind {}; use another collection",
+                wanted.name,
+                target.kind.name()
+            )));
+        }
+        if wanted.model.as_ref().is_some_and(|model| *model != target.model) {
+            return Err(Error::precondition(format!(
+                "collection \"{}\" was made with model \"{}\"; rebuild it to change that",
+                wanted.name, target.model
+            )));
+        }
+        Ok(Some(target))
+    }
+
+    /// Makes the collection for embeddings of `dims` values of `model`, or finds the one that somebody else has made
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`Registry::create`] and [`Target::existing`].
+    pub(super) fn make(registry: &Registry, wanted: &Wanted, dims: usize, model: &str) -> Result<Target> {
+        let real = format!("{}.v1", wanted.name);
+        let kind = wanted.kind.unwrap_or(Kind::Photo);
+        match registry.create(&real, settings(dims, kind, model, &wanted.name)) {
+            Ok(_) => {}
+            // By another caller, or before a crash that came before the alias.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let alias = AliasChange::Create { alias: wanted.name.clone(), collection: real };
+        if !registry.aliases().iter().any(|(alias, _)| *alias == wanted.name) {
+            registry.change_aliases(&[alias])?;
+        }
+        Target::existing(registry, wanted)?
+            .ok_or_else(|| Error::unavailable("the collection was removed meanwhile; send it again"))
+    }
+
+    /// Makes the next version of a collection, empty, for embeddings of another model.
+    ///
+    /// # Errors
+    /// Those of [`Registry::create`].
+    pub(super) fn next_version(&self, registry: &Registry, dims: usize, model: &str) -> Result<Target> {
+        let taken: Vec<String> = registry.list().into_iter().map(|listed| listed.name).collect();
+        let name = (1..).map(|number| format!("{}.v{number}", self.space)).find(|name| !taken.contains(name));
+        let name = name.unwrap_or_default();
+        let named = registry.create(&name, settings(dims, self.kind, model, &self.space))?;
+        Target::of(&named).ok_or_else(|| Error::internal("a new collection has lost its settings"))
+    }
+
+    /// Refuses an embedding that does not fit.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` with the remedy.
+    pub(super) fn check_dims(&self, dims: usize) -> Result<()> {
+        let own = self.named.settings().dims;
+        if dims == own {
+            return Ok(());
+        }
+        Err(Error::precondition(format!(
+            "model \"{}\" now gives {dims} values and the collection has {own}: serve the earlier version, or rebuild the \
+             collection",
+            self.model
+        )))
+    }
+
+    /// All collections that share its originals, itself included.
+    pub(super) fn siblings(&self, registry: &Registry) -> Vec<Target> {
+        let ready = registry.list().into_iter().filter_map(|listed| match listed.state {
+            ListedState::Ready(named) => Target::of(&named),
+            _ => None,
+        });
+        ready.filter(|target| target.space == self.space).collect()
+    }
+}
+
+fn settings(dims: usize, kind: Kind, model: &str, space: &str) -> Settings {
+    let section = json!({ "kind": kind.name(), "model": model, "originals": space });
+    Settings { extra: json!({ SECTION: section }), ..Settings::new(dims, Metric::Cosine) }
+}

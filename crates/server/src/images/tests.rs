@@ -1,0 +1,495 @@
+//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A picture's embedding here is
+//! its mean colour, as the model takes pictures of one pixel.
+
+use std::io::{Cursor, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::fake::FakeEngine;
+use engine::fake::publish::publish;
+use lifecycle::{ParameterHome, Root};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use vision::{Picture, thumbnail};
+
+use crate::app::App;
+use crate::compose::Core;
+use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
+use crate::http_door;
+use crate::listen::{Door, Wire};
+
+const WAIT_MAX: Duration = Duration::from_secs(60);
+const COLOUR: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
+/// The same turned round, for rebuilds.
+const OTHER: &str =
+    "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = affine x -1 0\n";
+
+/// A server in this process, in a directory that outlives it.
+struct Served {
+    app: Arc<App>,
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
+    let root = dir.join("models");
+    publish(&root.join("colour").join("1"), COLOUR, &[]).unwrap();
+    let mut config = configuration(dir, &root);
+    change(&mut config);
+    let core = Core::start(&config, vec![Arc::new(FakeEngine::new())], "fake 1".to_owned(), 2).unwrap();
+    assert!(core.lifecycle.wait_settled(WAIT_MAX));
+    let app = Arc::new(App::new(&config, core));
+    app.collections.start().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let door = Door {
+        name: "http",
+        wire: Wire::Http1,
+        listener,
+        service: http_door::service(app.clone()),
+        metrics: app.metrics.clone(),
+        config: app.doors.clone(),
+        lanes: None,
+    };
+    runtime.spawn(door.serve(stopped));
+    Served { app, address, stop, runtime: Some(runtime) }
+}
+
+fn configuration(dir: &Path, root: &Path) -> Config {
+    let models = ModelsConfig {
+        models: Vec::new(),
+        roots: vec![Root::new(root)],
+        poll: Duration::from_millis(50),
+        load_threads: 1,
+        unload_threads: 1,
+        load_retries: 0,
+        load_retry_interval: Duration::from_secs(1),
+        background: false,
+        cache_dir: dir.join("cache"),
+        converter: (dir.join("none"), Vec::new()),
+    };
+    let memory = MemoryConfig {
+        home: ParameterHome::Pool,
+        pool_bytes_max: Some(64 << 20),
+        huge_pages: false,
+        direct: false,
+        ..MemoryConfig::default()
+    };
+    Config {
+        doors: DoorConfig { client_timeout: Duration::from_secs(5), ..DoorConfig::default() },
+        data: DataConfig { workers: 2, ..DataConfig::default() },
+        memory,
+        models,
+        onnxruntime: engine_onnx::LibrarySearch::default(),
+        libtorch: engine_torch::LibrarySearch::default(),
+        audio: AudioConfig::default(),
+        search: SearchConfig {
+            directory: Some(dir.join("collections")),
+            required: true,
+            memory_bytes: 128 << 20,
+            cache_bytes: 1 << 20,
+            threads: 1,
+            ..SearchConfig::default()
+        },
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
+        self.app.scheduler.shutdown();
+        self.app.lifecycle.shutdown();
+        self.app.collections.close();
+    }
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    #[track_caller]
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{} {}", self.status, self.text()))
+    }
+
+    #[track_caller]
+    fn good(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text());
+        self.json()
+    }
+
+    #[track_caller]
+    fn bad(&self, status: u16, words: &str) {
+        assert!(self.status == status && self.text().contains(words), "{} {}", self.status, self.text());
+    }
+
+    /// The lines but the last, by name, and the summary.
+    #[track_caller]
+    fn lines(&self) -> (Vec<Value>, Value) {
+        let mut lines: Vec<Value> = self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let summary = lines.pop().unwrap()["summary"].clone();
+        lines.sort_by_key(|line| line["name"].to_string());
+        (lines, summary)
+    }
+
+    fn parse(bytes: &[u8]) -> Answer {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+        let status = head[9..12].parse().unwrap();
+        let mut rest = &bytes[end..];
+        if !head.contains("transfer-encoding: chunked") {
+            return Answer { status, head, body: rest.to_vec() };
+        }
+        let mut body = Vec::new();
+        loop {
+            let line = rest.windows(2).position(|pair| pair == b"\r\n").expect("the answer was broken off");
+            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+            if length == 0 {
+                return Answer { status, head, body };
+            }
+            body.extend_from_slice(&rest[line + 2..line + 2 + length]);
+            rest = &rest[line + 4 + length..];
+        }
+    }
+}
+
+impl Served {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        stream
+    }
+
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n",
+            self.address
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        Answer::parse(&all)
+    }
+
+    fn put(&self, path: &str, body: &[u8]) -> Answer {
+        self.ask("PUT", path, "Content-Type: image/jpeg\r\n", body)
+    }
+
+    fn zip(&self, path: &str, body: &[u8]) -> Answer {
+        self.ask("PUT", path, "Content-Type: application/zip\r\n", body)
+    }
+
+    fn json(&self, method: &str, path: &str, body: &Value) -> Answer {
+        self.ask(method, path, "Content-Type: application/json\r\n", body.to_string().as_bytes())
+    }
+
+    fn search(&self, path: &str, body: &[u8]) -> Answer {
+        self.ask("POST", path, "Content-Type: image/jpeg\r\n", body)
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "", b"")
+    }
+
+    fn count(&self, collection: &str) -> u64 {
+        self.get(&format!("/v1/images/{collection}")).good()["count"].as_u64().unwrap()
+    }
+}
+
+/// A JPEG file of rectangles on a ground, another one for each seed.
+fn picture(seed: u64) -> Vec<u8> {
+    let (width, height) = (160_u32, 120_u32);
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = move |below: u32| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as u32 % below
+    };
+    let ground: [u8; 3] = std::array::from_fn(|_| random(256) as u8);
+    let mut rgb = ground.repeat((width * height) as usize);
+    for _ in 0..40 {
+        let colour: [u8; 3] = std::array::from_fn(|_| random(256) as u8);
+        let (left, top, wide, high) = (random(width), random(height), 6 + random(30), 6 + random(30));
+        for y in top..(top + high).min(height) {
+            for x in left..(left + wide).min(width) {
+                let at = ((y * width + x) * 3) as usize;
+                rgb[at..at + 3].copy_from_slice(&colour);
+            }
+        }
+    }
+    thumbnail(&Picture { width, height, rgb }, width).unwrap()
+}
+
+fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut writer = ::zip::ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in entries {
+        writer.start_file(*name, ::zip::write::SimpleFileOptions::default()).unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() { files.extend(files_below(&path)) } else { files.push(path) }
+    }
+    files
+}
+
+#[test]
+fn pictures_are_put_in_found_looked_at_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    served.get("/v1/images/photos").bad(404, "there is no collection");
+    let mut ids = Vec::new();
+    for seed in 0..6 {
+        let path = format!("/v1/images/photos?name=p{seed}.jpg&payload=%7B%22seed%22%3A{seed}%7D");
+        let added = served.put(&path, &picture(seed)).good();
+        assert_eq!((&added["status"], &added["width"]), (&json!("added"), &json!(160)), "{added}");
+        assert!(added["keypoints"].as_u64().unwrap() > 5, "{added}");
+        ids.push(added["id"].as_str().unwrap().to_owned());
+    }
+    let again = served.put("/v1/images/photos?background=1", &picture(3)).good();
+    assert_eq!((&again["status"], &again["id"], &again["name"]), (&json!("present"), &json!(ids[3]), &json!("p3.jpg")));
+    let bulk = served.put("/v1/images/photos?background=1&name=b.jpg", &picture(77)).good();
+    assert_eq!(bulk["status"], "added");
+    let found = served.search("/v1/images/photos/search?k=3&explain=1", &picture(2)).good();
+    let best = &found["results"][0];
+    assert_eq!((&best["id"], &best["accepted"], &best["name"]), (&json!(ids[2]), &json!(true), &json!("p2.jpg")));
+    assert_eq!((best["payload"]["seed"].clone(), found["results"].as_array().unwrap().len()), (json!(2), 3));
+    let pairs = best["pairs"].as_array().unwrap();
+    assert!(pairs.len() > 5 && pairs.iter().all(|pair| pair[0] == pair[2] && pair[1] == pair[3]), "{pairs:?}");
+    assert_eq!((&found["query"]["width"], &found["partial"]), (&json!(160), &json!(false)));
+    let by_id = served.json("POST", "/v1/images/photos/search?k=1", &json!({ "id": ids[4] })).good();
+    assert_eq!(by_id["results"][0]["id"], json!(ids[4]));
+    let filter = "%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22match%22%3A%7B%22value%22%3A5%7D%7D%5D%7D";
+    let filtered = served.search(&format!("/v1/images/photos/search?filter={filter}"), &picture(2)).good();
+    assert_eq!((filtered["results"][0]["id"].clone(), filtered["results"].as_array().unwrap().len()), (json!(ids[5]), 1));
+    let listed = served.get("/v1/images").good();
+    let entry = &listed["collections"][0];
+    assert_eq!((&entry["name"], &entry["kind"], &entry["count"]), (&json!("photos"), &json!("photo"), &json!(7)));
+    let (mut seen, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = served.get(&format!("/v1/images/photos?limit=2{next}")).good();
+        seen.extend(page["images"].as_array().unwrap().iter().map(|image| image["id"].as_str().unwrap().to_owned()));
+        let Some(id) = page["next"].as_str() else { break };
+        next = format!("&offset={id}");
+    }
+    assert!(seen.len() == 7 && ids.iter().all(|id| seen.contains(id)));
+    let unknown = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
+    let missing = served.json("POST", "/v1/images/photos/missing", &json!({ "ids": [ids[0], unknown] })).good();
+    assert_eq!(missing["missing"], json!([unknown]));
+    let original = served.get(&format!("/v1/images/photos/{}", ids[1]));
+    assert!(original.body == picture(1) && original.head.contains("content-type: image/jpeg"));
+    let small = served.get(&format!("/v1/images/photos/{}/thumbnail?size=64", ids[1]));
+    let small = vision::decode(&small.body, &vision::Limits::default()).unwrap().picture;
+    assert_eq!((small.width, small.height), (64, 48));
+    let points = served.get(&format!("/v1/images/photos/{}/keypoints", ids[1])).good();
+    assert_eq!((&points["width"], &points["kind"]), (&json!(160), &json!("photo")));
+    assert!(points["keypoints"].as_array().unwrap().len() > 5);
+    let path = format!("/v1/images/photos/{}", ids[1]);
+    served.ask("DELETE", &path, "", b"").good();
+    served.get(&path).bad(404, "there is no picture");
+    assert_eq!(served.count("photos"), 6);
+    let metrics = served.get("/metrics").text();
+    for line in ["millpond_images_total{kind=\"added\"} 7", "millpond_images_total{kind=\"present\"} 1",
+        "millpond_image_search_seconds_count{kind=\"keypoints\"}", "millpond_collection{model=\"photos.v1\",kind=\"points\"} 6"]
+    {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    served.ask("DELETE", "/v1/images/photos", "", b"").good();
+    served.get("/v1/images/photos").bad(404, "there is no collection");
+    assert!(files_below(&dir.path().join("collections/.originals")).is_empty(), "originals stayed");
+}
+
+#[test]
+fn what_is_wrong_is_told_and_nothing_is_put_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let whole = picture(1);
+    served.put("/v1/images/photos?name=half.jpg", &whole[..whole.len() / 2]).bad(400, "half.jpg");
+    served.put("/v1/images/photos", b"hello").bad(400, "no picture");
+    served.put("/v1/images/photos?kind=riddle", &whole).bad(400, "riddle");
+    served.put("/v1/images/photos?payload=%7B%22image%22%3A1%7D", &whole).bad(400, "image");
+    served.put("/v1/images/photos?model=nobody", &whole).bad(409, "nobody");
+    served.put("/v1/images/photos?nonsense=1", &whole).bad(400, "nonsense");
+    served.put("/v1/images/.hidden", &whole).bad(400, "name");
+    served.ask("PUT", "/v1/images/photos", "Content-Type: text/html\r\n", &whole).bad(400, "text/html");
+    served.get("/v1/images/photos").bad(404, "there is no collection");
+    // An upload that stops half-way: the connection ends, and nothing of it is there.
+    let mut stream = served.connect();
+    let head = format!(
+        "PUT /v1/images/photos HTTP/1.1\r\nHost: {}\r\nContent-Type: image/jpeg\r\nContent-Length: {}\r\n\r\n",
+        served.address,
+        whole.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&whole[..whole.len() / 2]).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    drop(stream.read_to_end(&mut Vec::new()));
+    served.get("/v1/images/photos").bad(404, "there is no collection");
+    served.put("/v1/images/photos", &whole).good();
+    served.put("/v1/images/photos?kind=fingerprint", &picture(2)).bad(409, "kind photo");
+    served.search("/v1/images/photos/search?k=0", &whole).bad(400, "k is 1");
+    served.search("/v1/images/photos/search?candidates=100000", &whole).bad(400, "candidates");
+    served.search("/v1/images/photos/search?filter=%7B", &whole).bad(400, "");
+    served.get("/v1/images/photos/nonsense").bad(400, "nonsense");
+}
+
+#[test]
+fn an_archive_is_told_line_by_line_and_written_nowhere_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let pictures: Vec<Vec<u8>> = (0..5).map(picture).collect();
+    let inner = archive(&[("a.jpg", &pictures[0])]);
+    let zeroes = vec![0; 1 << 20];
+    let body = archive(&[
+        ("good/one.jpg", &pictures[0]),
+        ("../../climb.jpg", &pictures[1]),
+        ("/abs.jpg", &pictures[2]),
+        ("twice.jpg", &pictures[0]),
+        ("broken.jpg", &pictures[3][..200]),
+        ("notes.txt", b"not a picture"),
+        ("nested.zip", &inner),
+        ("zeroes.png", &zeroes),
+    ]);
+    let (lines, summary) = served.zip("/v1/images/photos", &body).lines();
+    assert_eq!(summary, json!({ "added": 3, "present": 1, "failed": 3, "ignored": 1 }), "{lines:?}");
+    let status = |name: &str| {
+        let line = lines.iter().find(|line| line["name"] == name);
+        line.unwrap_or_else(|| panic!("{name}: {lines:?}"))["status"].clone()
+    };
+    assert_eq!([status("climb.jpg"), status("abs.jpg")], ["added", "added"]);
+    assert_eq!([status("broken.jpg"), status("nested.zip"), status("zeroes.png")], ["failed"; 3]);
+    let outside = files_below(dir.path());
+    assert!(!outside.iter().any(|path| path.to_string_lossy().contains("climb")), "{outside:?}");
+    assert!(!Path::new("/abs.jpg").exists());
+    let (_, again) = served.zip("/v1/images/photos", &body).lines();
+    assert_eq!((&again["added"], &again["present"]), (&json!(0), &json!(4)));
+    served.zip("/v1/images/photos", &body[..body.len() / 2]).bad(400, "zip");
+    served.zip("/v1/images/photos", b"").bad(400, "zip");
+    let folder = dir.path().join("folder/deep");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("four.jpg"), &pictures[4]).unwrap();
+    std::fs::write(folder.join("readme.md"), b"no picture").unwrap();
+    std::os::unix::fs::symlink("/etc", folder.join("etc")).unwrap();
+    let path = json!({ "folder": dir.path().join("folder") });
+    let (lines, summary) = served.json("PUT", "/v1/images/photos", &path).lines();
+    assert_eq!(summary, json!({ "added": 1, "present": 0, "failed": 0, "ignored": 1 }));
+    assert_eq!(lines[0]["name"], "deep/four.jpg");
+    served.json("PUT", "/v1/images/photos", &json!({ "folder": "relative" })).bad(400, "whole path");
+    assert_eq!(served.count("photos"), 4);
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let id = {
+        let served = served(dir.path(), |_| {});
+        served.put("/v1/images/photos?name=kept.jpg", &picture(9)).good()["id"].as_str().unwrap().to_owned()
+    };
+    let served = served(dir.path(), |_| {});
+    assert!(served.app.registry().unwrap().wait_open(WAIT_MAX));
+    assert_eq!(served.get(&format!("/v1/images/photos/{id}")).body, picture(9));
+    let found = served.search("/v1/images/photos/search?k=1", &picture(9)).good();
+    assert_eq!((&found["results"][0]["id"], &found["results"][0]["accepted"]), (&json!(id), &json!(true)));
+}
+
+#[test]
+fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    served.put("/v1/images/photos", &picture(0)).bad(409, "several models");
+    for seed in 0..5 {
+        served.put(&format!("/v1/images/photos?model=colour&name={seed}"), &picture(seed)).good();
+    }
+    let rebuild = |model: &str| {
+        let body = json!({ "model": model, "switch": true });
+        let begun = served.json("POST", "/v1/images/photos/rebuild", &body);
+        assert_eq!(begun.status, 202, "{}", begun.text());
+        let deadline = Instant::now() + WAIT_MAX;
+        loop {
+            let progress = served.get("/v1/images/photos/rebuild").good();
+            if progress["state"] != "running" {
+                return progress;
+            }
+            assert!(Instant::now() < deadline, "{progress}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "nobody" })).bad(409, "nobody");
+    served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "colour" })).bad(409, "already");
+    let progress = rebuild("other");
+    assert_eq!((&progress["state"], &progress["to"], &progress["done"]), (&json!("switched"), &json!("photos.v2"), &json!(5)));
+    let listed = |wanted: &str| {
+        let listed = served.get("/v1/images").good();
+        let all = listed["collections"].as_array().unwrap().clone();
+        all.into_iter().find(|entry| entry["name"] == wanted).unwrap()
+    };
+    assert_eq!((&listed("photos")["model"], &listed("photos.v1")["count"]), (&json!("other"), &json!(5)));
+    let found = served.search("/v1/images/photos/search?k=1", &picture(3)).good();
+    assert_eq!(found["results"][0]["name"], "3");
+    // What comes and goes now is what the way back takes over.
+    let new = served.put("/v1/images/photos?name=new", &picture(50)).good()["id"].as_str().unwrap().to_owned();
+    let back = rebuild("colour");
+    assert_eq!((&back["state"], &back["to"]), (&json!("switched"), &json!("photos.v1")), "{back}");
+    assert_eq!(served.count("photos"), 6);
+    let alias = json!({ "actions": [{ "create_alias": { "collection_name": "photos.v2", "alias_name": "photos" } }] });
+    served.json("POST", "/collections/aliases", &alias).good();
+    assert_eq!(listed("photos")["model"], "other");
+    // An original stays for as long as one of the versions has its picture.
+    served.ask("DELETE", &format!("/v1/images/photos/{new}"), "", b"").good();
+    assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
+    served.ask("DELETE", "/v1/images/photos", "", b"").good();
+    assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
+}
+
+#[test]
+fn with_a_key_every_route_of_collections_wants_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.search.api_key = Some("s3cret".to_owned()));
+    for path in ["/v1/images", "/v1/images/photos", "/v1/images/openapi.json", "/collections"] {
+        served.get(path).bad(401, "key");
+        assert_ne!(served.ask("GET", path, "api-key: s3cret\r\n", b"").status, 401, "{path}");
+        assert_ne!(served.ask("GET", path, "Authorization: Bearer s3cret\r\n", b"").status, 401, "{path}");
+    }
+    assert_eq!(served.get("/v2/health/ready").status, 200);
+    assert_eq!(served.get("/no/such/place").status, 404);
+}
+
+#[test]
+fn a_server_without_collections_says_how_to_get_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.search = SearchConfig::default());
+    served.get("/v1/images").bad(409, "--collections-dir");
+    served.put("/v1/images/photos", &picture(1)).bad(409, "--collections-dir");
+}
+
+#[test]
+fn the_default_directory_is_made_when_it_is_needed() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.search.required = false);
+    assert!(!dir.path().join("collections").exists());
+    served.put("/v1/images/photos", &picture(1)).good();
+    assert!(dir.path().join("collections").exists());
+}

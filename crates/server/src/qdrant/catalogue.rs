@@ -1,0 +1,137 @@
+//! Which collections there are: made, found, renamed by aliases, removed; and what is kept with one.
+
+use base::{Error, ErrorKind, Result};
+use protocol::qdrant::{self as wire, AliasAction};
+use search::registry::{AliasChange, Registry};
+use serde_json::{Map, Value, json};
+
+use super::change::{Updated, updated};
+use super::convert;
+use super::door::Place;
+use super::info::EXTRA;
+
+/// Fields with an index of one collection.
+const INDEXES_MAX: usize = 1000;
+
+pub(super) fn list(registry: &Registry, _: &Place) -> Result<Value> {
+    let names: Vec<Value> =
+        registry.list().into_iter().map(|listed| json!({ "name": listed.name })).collect();
+    Ok(json!({ "collections": names }))
+}
+
+/// Whether there is a collection of this name or alias, in whatever state.
+pub(super) fn exists(registry: &Registry, place: &Place) -> Result<Value> {
+    let found = match registry.get(&place.collection) {
+        Err(error) => error.kind() != ErrorKind::NotFound,
+        Ok(_) => true,
+    };
+    Ok(json!({ "exists": found }))
+}
+
+pub(super) fn create(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
+    let asked: wire::CreateCollection = wire::parse(body)?;
+    let shape = asked.shape()?;
+    let own = json!({ "hints": asked.hints, "metadata": asked.metadata.unwrap_or_default() });
+    registry.create(&place.collection, convert::settings(&shape, json!({ EXTRA: own })))?;
+    Ok(true)
+}
+
+/// Whether there was one.
+pub(super) fn remove(registry: &Registry, place: &Place, _: &[u8]) -> Result<bool> {
+    registry.remove(&place.collection)
+}
+
+/// Merges metadata; everything else that may be changed is a hint that means nothing here.
+pub(super) fn update(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
+    let named = registry.get(&place.collection)?;
+    let asked: wire::UpdateCollection = if body.is_empty() { Default::default() } else { wire::parse(body)? };
+    if let Some(metadata) = asked.metadata {
+        named.change_extra(|extra| {
+            let kept = own(extra, "metadata");
+            for (name, value) in metadata {
+                if value.is_null() {
+                    kept.remove(&name)
+                } else {
+                    kept.insert(name, value)
+                };
+            }
+            Ok(())
+        })?;
+    }
+    Ok(true)
+}
+
+/// An object of this door's among what is kept with a collection, made where it is missing.
+fn own<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
+    object(object(object(extra).entry(EXTRA).or_insert(Value::Null)).entry(name).or_insert(Value::Null))
+}
+
+fn object(value: &mut Value) -> &mut Map<String, Value> {
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    match value {
+        Value::Object(map) => map,
+        _ => unreachable!("it was just made an object"),
+    }
+}
+
+pub(super) fn index(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
+    let named = registry.get(&place.collection)?;
+    let asked: wire::CreateIndex = wire::parse(body)?;
+    let (data_type, params) = asked.schema()?;
+    named.change_extra(|extra| {
+        let schema = own(extra, "payload_schema");
+        schema.insert(asked.field_name.clone(), json!({ "data_type": data_type, "params": params }));
+        if schema.len() > INDEXES_MAX {
+            return Err(Error::exhausted(format!("a collection has at most {INDEXES_MAX} indexed fields")));
+        }
+        Ok(())
+    })?;
+    Ok(updated(&named))
+}
+
+pub(super) fn drop_index(registry: &Registry, place: &Place, _: &[u8]) -> Result<Updated> {
+    let named = registry.get(&place.collection)?;
+    named.change_extra(|extra| {
+        own(extra, "payload_schema").remove(&place.item);
+        Ok(())
+    })?;
+    Ok(updated(&named))
+}
+
+pub(super) fn aliases(registry: &Registry, _: &Place) -> Result<Value> {
+    Ok(described(registry.aliases()))
+}
+
+pub(super) fn aliases_of(registry: &Registry, place: &Place) -> Result<Value> {
+    let name = registry.get(&place.collection)?.name().to_owned();
+    let aliases = registry.aliases().into_iter().filter(|(_, collection)| *collection == name);
+    Ok(described(aliases.collect()))
+}
+
+fn described(aliases: Vec<(String, String)>) -> Value {
+    let described = |(alias, collection)| json!({ "alias_name": alias, "collection_name": collection });
+    json!({ "aliases": aliases.into_iter().map(described).collect::<Vec<Value>>() })
+}
+
+pub(super) fn change_aliases(registry: &Registry, _: &Place, body: &[u8]) -> Result<bool> {
+    let asked: wire::ChangeAliases = wire::parse(body)?;
+    let change = |action| match action {
+        AliasAction::CreateAlias { alias_name, collection_name } => {
+            AliasChange::Create { alias: alias_name, collection: collection_name }
+        }
+        AliasAction::DeleteAlias { alias_name } => AliasChange::Delete { alias: alias_name },
+        AliasAction::RenameAlias { old_alias_name, new_alias_name } => {
+            AliasChange::Rename { from: old_alias_name, to: new_alias_name }
+        }
+    };
+    let changes: Vec<AliasChange> = asked.actions.into_iter().map(change).collect();
+    registry.change_aliases(&changes)?;
+    Ok(true)
+}
+
+/// One server, no cluster.
+pub(super) fn cluster(_: &Registry, _: &Place) -> Result<Value> {
+    Ok(json!({ "status": "disabled" }))
+}

@@ -1,0 +1,147 @@
+//! Between the vocabulary of the requests and that of the collections.
+
+use base::{Error, Result};
+use protocol::qdrant::{self as wire, Distance, VectorShape, What};
+use search::coarse::Metric;
+use search::filter::{Clause, Condition, Match, Range};
+use search::points::PointId;
+use search::registry::{Named, Settings};
+
+/// A norm below this is taken for zero, and the vector left as it is.
+const NORM_MIN: f32 = f32::EPSILON;
+
+pub(super) fn metric(distance: Distance) -> Metric {
+    match distance {
+        Distance::Cosine => Metric::Cosine,
+        Distance::Dot => Metric::Dot,
+        Distance::Euclid => Metric::L2,
+    }
+}
+
+pub(super) fn distance(metric: Metric) -> Distance {
+    match metric {
+        Metric::Cosine => Distance::Cosine,
+        Metric::Dot => Distance::Dot,
+        Metric::L2 => Distance::Euclid,
+    }
+}
+
+/// A score as clients know it, from one that is higher for what is more alike.
+pub(super) fn score(metric: Metric, alike: f32) -> f32 {
+    match metric {
+        Metric::Cosine | Metric::Dot => alike,
+        Metric::L2 => (-alike).max(0.0).sqrt(),
+    }
+}
+
+/// The other way round.
+pub(super) fn alike(metric: Metric, score: f32) -> f32 {
+    match metric {
+        Metric::Cosine | Metric::Dot => score,
+        Metric::L2 => -(score * score),
+    }
+}
+
+/// Whether a client's score is good enough; distances are better the smaller they are.
+pub(super) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool {
+    threshold.is_none_or(|threshold| match metric {
+        Metric::Cosine | Metric::Dot => score >= threshold,
+        Metric::L2 => score <= threshold,
+    })
+}
+
+pub(super) fn settings(shape: &VectorShape, extra: serde_json::Value) -> Settings {
+    Settings { dims: shape.size, metric: metric(shape.distance), vector_name: shape.name.clone(), extra }
+}
+
+pub(super) fn point_id(id: wire::PointId) -> Result<PointId> {
+    match id {
+        wire::PointId::Number(number) => PointId::number(number),
+        wire::PointId::Uuid(bytes) => Ok(PointId::Uuid(bytes)),
+    }
+}
+
+pub(super) fn point_ids(ids: &[wire::PointId]) -> Result<Vec<PointId>> {
+    ids.iter().map(|id| point_id(*id)).collect()
+}
+
+pub(super) fn given_id(id: PointId) -> wire::PointId {
+    match id {
+        PointId::Number(number) => wire::PointId::Number(number),
+        PointId::Uuid(bytes) => wire::PointId::Uuid(bytes),
+    }
+}
+
+/// Refuses a vector's name that is not the collection's.
+pub(super) fn check_using(settings: &Settings, using: &str) -> Result<()> {
+    if using == settings.vector_name {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "using: Not existing vector name error: \"{using}\"; the collection's vector is called \"{}\"",
+        settings.vector_name
+    )))
+}
+
+/// A vector as the collection keeps and compares it: for the cosine with length one.
+pub(super) fn embedding(settings: &Settings, mut values: Vec<f32>) -> Result<Vec<f32>> {
+    if values.len() != settings.dims {
+        return Err(Error::invalid(format!(
+            "Vector dimension error: expected dim: {}, got {}",
+            settings.dims,
+            values.len()
+        )));
+    }
+    if settings.metric == Metric::Cosine {
+        let norm = values.iter().map(|value| value * value).sum::<f32>().sqrt();
+        if norm > NORM_MIN && norm.is_finite() {
+            values.iter_mut().for_each(|value| *value /= norm);
+        }
+    }
+    Ok(values)
+}
+
+/// A filter as the collection evaluates it.
+pub(super) fn clause(named: &Named, filter: &wire::Filter) -> Result<Clause> {
+    let clause = within(named, filter)?;
+    clause.check().map_err(|error| error.context("filter"))?;
+    Ok(clause)
+}
+
+fn within(named: &Named, filter: &wire::Filter) -> Result<Clause> {
+    let all = |list: &[wire::Condition]| list.iter().map(|it| condition(named, it)).collect::<Result<_>>();
+    Ok(Clause { must: all(&filter.must)?, should: all(&filter.should)?, must_not: all(&filter.must_not)? })
+}
+
+fn condition(named: &Named, condition: &wire::Condition) -> Result<Condition> {
+    Ok(match condition {
+        wire::Condition::Match { key, matching } => {
+            let matching = match matching {
+                wire::Match::Value(value) => Match::Value(value.clone()),
+                wire::Match::Any(values) => Match::Any(values.clone()),
+                wire::Match::Except(values) => Match::Except(values.clone()),
+            };
+            Condition::Match { key: key.clone(), matching }
+        }
+        wire::Condition::Range { key, range } => {
+            let wire::Range { gt, gte, lt, lte } = *range;
+            Condition::Range { key: key.clone(), range: Range { gt, gte, lt, lte } }
+        }
+        wire::Condition::HasId(ids) => named.has_id(&point_ids(ids)?),
+        wire::Condition::IsEmpty { key } => Condition::IsEmpty { key: key.clone() },
+        wire::Condition::Filter(filter) => Condition::Nested(within(named, filter)?),
+    })
+}
+
+/// Which points are meant, with a filter that can be evaluated.
+pub(super) enum Chosen {
+    Ids(Vec<PointId>),
+    Filter(Clause),
+}
+
+pub(super) fn chosen(named: &Named, what: &What) -> Result<Chosen> {
+    match what {
+        What::Ids(ids) => Ok(Chosen::Ids(point_ids(ids)?)),
+        What::Filter(filter) => Ok(Chosen::Filter(clause(named, filter)?)),
+    }
+}

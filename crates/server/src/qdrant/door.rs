@@ -1,0 +1,200 @@
+//! One request, from its head to its envelope: read within the door's limits, done on the right thread, answered.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use metrics::KindLabels;
+use protocol::status::Dialect;
+use search::collection::SearchThread;
+use search::registry::{Named, Registry};
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use super::writers::Writers;
+use crate::app::{App, CancelOnDrop};
+use crate::http_door::{Reply, read_body};
+
+/// What a request's path says, and until when its answer is wanted.
+pub(super) struct Place {
+    /// The collection's name or alias; empty where the path has none.
+    pub(super) collection: String,
+    /// What the path names inside it: a point, a field.
+    pub(super) item: String,
+    /// The client's patience, or the server's.
+    pub(super) deadline: Instant,
+}
+
+/// A request that is still to be done.
+pub(super) struct Call {
+    app: Arc<App>,
+    writers: Arc<Writers>,
+    place: Place,
+    headers: HeaderMap,
+    body: Body,
+    started: Instant,
+}
+
+type Encoded = Result<Vec<u8>>;
+
+impl FromRequest<Arc<App>> for Call {
+    type Rejection = Reply;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Call, Reply> {
+        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, app).await;
+        let Path(mut path) =
+            path.map_err(|error| refuse(&Error::invalid(error.body_text()), started.elapsed()))?;
+        let writers = parts.extensions.get::<Arc<Writers>>().cloned().unwrap_or_default();
+        let place = Place {
+            collection: path.remove("collection").unwrap_or_default(),
+            item: path.remove("item").unwrap_or_default(),
+            deadline: started + app.doors.request_timeout,
+        };
+        Ok(Call { app: app.clone(), writers, place, headers: parts.headers, body, started })
+    }
+}
+
+impl Call {
+    /// Answers from what is in memory, on the door's own thread.
+    pub(super) async fn at_once<T: Serialize>(self, work: fn(&Registry, &Place) -> Result<T>) -> Reply {
+        let answer = self.app.registry().and_then(|registry| encode(&work(&registry, &self.place)?));
+        reply(answer, self.started)
+    }
+
+    /// Answers from a collection's points, on a search thread.
+    pub(super) async fn read<T: Serialize + 'static>(
+        self,
+        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.read_inner(work).await, started)
+    }
+
+    async fn read_inner<T: Serialize + 'static>(
+        self,
+        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+    ) -> Encoded {
+        let _admitted = self.app.admit()?;
+        let registry = self.app.registry()?;
+        let named = registry.get(&self.place.collection)?;
+        let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let (waiting, cancelled) = Waiting::new();
+        let (place, deadline) = (self.place, self.app.doors.request_timeout);
+        let job = move |named: &Named, thread: &mut SearchThread| {
+            if !cancelled.is_cancelled() {
+                cancelled.answer(work(named, thread, &place, &body).and_then(|result| encode(&result)));
+            }
+        };
+        registry
+            .submit(&named, Box::new(job))
+            .inspect_err(|error| refused(&self.app, error, "search_queue"))?;
+        waiting.answer(self.started + deadline).await
+    }
+
+    /// Changes something, on a thread that may wait for the disk.
+    pub(super) async fn write<T: Serialize + 'static>(
+        self,
+        work: fn(&Registry, &Place, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.write_inner(work).await, started)
+    }
+
+    async fn write_inner<T: Serialize + 'static>(
+        self,
+        work: fn(&Registry, &Place, &[u8]) -> Result<T>,
+    ) -> Encoded {
+        let _admitted = self.app.admit()?;
+        let registry = self.app.registry()?;
+        let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let (waiting, cancelled) = Waiting::new();
+        let (place, deadline) = (self.place, self.app.doors.request_timeout);
+        let job = move || {
+            if !cancelled.is_cancelled() {
+                cancelled.answer(work(&registry, &place, &body).and_then(|result| encode(&result)));
+            }
+        };
+        self.writers.submit(Box::new(job)).inspect_err(|error| refused(&self.app, error, "write_queue"))?;
+        waiting.answer(self.started + deadline).await
+    }
+}
+
+fn refused(app: &App, error: &Error, kind: &'static str) {
+    if error.kind() == ErrorKind::ResourceExhausted {
+        app.metrics.refused.get_or_create(&KindLabels { kind }).inc();
+    }
+}
+
+/// The door's side of a job; dropping it tells the job that nobody waits.
+struct Waiting {
+    receiver: oneshot::Receiver<Encoded>,
+    _guard: CancelOnDrop,
+}
+
+/// The job's side.
+struct Caller {
+    sender: oneshot::Sender<Encoded>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Waiting {
+    fn new() -> (Waiting, Caller) {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = oneshot::channel();
+        (Waiting { receiver, _guard: CancelOnDrop(cancelled.clone()) }, Caller { sender, cancelled })
+    }
+
+    async fn answer(self, deadline: Instant) -> Encoded {
+        match tokio::time::timeout_at(deadline.into(), self.receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(Error::internal("the thread that had the request ended without an answer")),
+            Err(_) => Err(Error::deadline("the request took longer than --request-timeout allows")),
+        }
+    }
+}
+
+impl Caller {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn answer(self, answer: Encoded) {
+        // It fails only when the door has gone, and then nobody is left to tell.
+        let _ = self.sender.send(answer);
+    }
+}
+
+fn encode<T: Serialize>(result: &T) -> Encoded {
+    serde_json::to_vec(result)
+        .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))
+}
+
+fn reply(answer: Encoded, started: Instant) -> Reply {
+    match answer {
+        Ok(result) => Reply::json(protocol::qdrant::envelope(&result, started.elapsed())),
+        Err(error) => refuse(&error, started.elapsed()),
+    }
+}
+
+/// An error in Qdrant's envelope.
+pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
+    let status = StatusCode::from_u16(protocol::status::http(error.kind(), Dialect::OpenInference))
+        .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut reply = Reply::json(protocol::qdrant::error(error.message(), took)).with_status(status);
+    if let Some(after) = error.retry_after() {
+        reply = reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+    }
+    if status == StatusCode::PAYLOAD_TOO_LARGE {
+        // The rest of the body was not read, so the connection cannot be used again.
+        reply = reply.with_header(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    reply
+}

@@ -1,0 +1,67 @@
+//! What a collection is, as its clients read it.
+
+use base::Result;
+use search::collection::SearchThread;
+use search::registry::Named;
+use serde_json::{Map, Value, json};
+
+use super::convert;
+use super::door::Place;
+
+/// Where in what doors keep with a collection this one has its part.
+pub(super) const EXTRA: &str = "qdrant";
+
+/// What this door keeps: `hints` and `metadata` as the collection was made with, `payload_schema` by field.
+pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
+    extra.get(EXTRA).and_then(|own| own.get(name)).and_then(Value::as_object).cloned().unwrap_or_default()
+}
+
+pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8]) -> Result<Value> {
+    let (settings, status) = (named.settings(), named.collection().status());
+    let failed = status.seal_error.is_some() || status.merge_error.is_some();
+    let state = if status.partial { "red" } else { "green" };
+    let hints = kept(&settings.extra, "hints");
+    let mut vector = json!({ "size": settings.dims, "distance": convert::distance(settings.metric).name() });
+    if !settings.vector_name.is_empty() {
+        vector = json!({ settings.vector_name.as_str(): vector });
+    }
+    let with_hints = |name: &str, mut defaults: Value| {
+        if let (Some(given), Some(defaults)) =
+            (hints.get(name).and_then(Value::as_object), defaults.as_object_mut())
+        {
+            defaults.extend(
+                given.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())),
+            );
+        }
+        defaults
+    };
+    let error = status.seal_error.or(status.merge_error).unwrap_or_default();
+    let schema: Map<String, Value> = kept(&settings.extra, "payload_schema")
+        .into_iter()
+        .map(|(field, schema)| {
+            let points = json!({ "data_type": schema["data_type"], "params": schema["params"], "points": status.points });
+            (field, points)
+        })
+        .collect();
+    let metadata = kept(&settings.extra, "metadata");
+    Ok(json!({
+        "status": state,
+        "optimizer_status": if failed { json!({ "error": error }) } else { json!("ok") },
+        "points_count": status.points,
+        "indexed_vectors_count": status.points.saturating_sub(status.unsealed),
+        "segments_count": status.segments.len() + 1,
+        "config": {
+            "params": { "vectors": vector, "shard_number": 1, "replication_factor": 1,
+                        "write_consistency_factor": 1, "on_disk_payload": true },
+            "hnsw_config": with_hints("hnsw_config", json!({ "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 })),
+            "optimizer_config": with_hints(
+                "optimizers_config",
+                json!({ "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000, "default_segment_number": 0,
+                        "flush_interval_sec": 0 }),
+            ),
+            "quantization_config": hints.get("quantization_config").cloned().unwrap_or(Value::Null),
+            "metadata": if metadata.is_empty() { Value::Null } else { Value::Object(metadata) },
+        },
+        "payload_schema": schema,
+    }))
+}

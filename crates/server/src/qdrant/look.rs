@@ -1,0 +1,124 @@
+//! Points without ranking: by id, in the order of ids, counted.
+
+use base::{Error, ErrorKind, Result};
+use protocol::qdrant::{self as wire, Record, Vector, WithPayload, WithVector};
+use search::collection::{IDS_MAX, Parts, SearchThread};
+use search::points::GotPoint;
+use search::registry::Named;
+use serde::Serialize;
+
+use super::convert;
+use super::door::Place;
+
+/// What is wanted of each point.
+pub(super) struct Wanted {
+    pub(super) payload: WithPayload,
+    pub(super) vector: bool,
+    name: String,
+}
+
+impl Wanted {
+    /// `payload` is whether payloads are given where the request does not say.
+    pub(super) fn new(
+        named: &Named,
+        payload: bool,
+        with_payload: Option<WithPayload>,
+        with_vector: Option<&WithVector>,
+    ) -> Wanted {
+        let name = named.settings().vector_name.clone();
+        Wanted {
+            payload: with_payload.unwrap_or(WithPayload::All(payload)),
+            vector: with_vector.is_some_and(|wanted| wanted.wants(&name)),
+            name,
+        }
+    }
+
+    pub(super) fn parts(&self) -> Parts {
+        Parts { embedding: self.vector, record: false, payload: self.payload.any() }
+    }
+
+    pub(super) fn record(&self, point: GotPoint) -> Record {
+        let vector = self.vector.then(|| Vector::given(&self.name, point.embedding));
+        Record { id: convert::given_id(point.id), payload: self.payload.of(point.payload), vector }
+    }
+}
+
+pub(super) fn fetch(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Vec<Record>> {
+    let asked: wire::Fetch = wire::parse(body)?;
+    if asked.ids.len() > IDS_MAX {
+        return Err(Error::invalid(format!(
+            "ids: {} are more than the {IDS_MAX} of one request",
+            asked.ids.len()
+        )));
+    }
+    let ids = convert::point_ids(&asked.ids)?;
+    let wanted = Wanted::new(named, true, asked.with_payload, asked.with_vector.as_ref());
+    let mut records = Vec::new();
+    for (found, id) in named.get_parts(&ids, wanted.parts()).into_iter().zip(&ids) {
+        // A client that names its points must hear of one that is damaged.
+        let found = found.map_err(|error| error.context(format_args!("point {id}")))?;
+        records.extend(found.map(|point| wanted.record(point)));
+    }
+    Ok(records)
+}
+
+pub(super) fn one(named: &Named, _: &mut SearchThread, place: &Place, _: &[u8]) -> Result<Record> {
+    let id: search::points::PointId = place.item.parse()?;
+    let wanted = Wanted::new(named, true, None, Some(&WithVector::All(true)));
+    let found = named.get_parts(&[id], wanted.parts()).pop().unwrap_or(Ok(None))?;
+    found
+        .map(|point| wanted.record(point))
+        .ok_or_else(|| Error::not_found(format!("Not found: Point with id {id} does not exist")))
+}
+
+/// Points in the order of their ids.
+#[derive(Serialize)]
+pub(super) struct Page {
+    pub(super) points: Vec<Record>,
+    pub(super) next_page_offset: Option<wire::PointId>,
+    #[serde(skip_serializing_if = "is_false")]
+    pub(super) partial: bool,
+}
+
+pub(super) fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+pub(super) fn scroll(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Page> {
+    let asked: wire::ScrollRequest = wire::parse(body)?;
+    let limit = asked.limit();
+    if limit == 0 {
+        return Err(Error::invalid("limit: 0 points cannot be asked for; 1 or more"));
+    }
+    let wanted = Wanted::new(named, true, asked.with_payload, asked.with_vector.as_ref());
+    let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let from = asked.offset.map(convert::point_id).transpose()?;
+    // What is asked for beyond the most of one page comes with the next one.
+    let limit = limit.min(IDS_MAX - 1);
+    let found = named.scroll(from.as_ref(), limit, clause.as_ref(), wanted.parts())?;
+    Ok(Page {
+        points: found.points.into_iter().map(|point| wanted.record(point)).collect(),
+        next_page_offset: found.next.map(convert::given_id),
+        partial: found.partial,
+    })
+}
+
+/// How many points there are.
+#[derive(Serialize)]
+pub(super) struct Counted {
+    pub(super) count: u64,
+    #[serde(skip_serializing_if = "is_false")]
+    partial: bool,
+}
+
+pub(super) fn count(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Counted> {
+    let asked: wire::CountRequest = if body.is_empty() { Default::default() } else { wire::parse(body)? };
+    let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let counted = named.count(clause.as_ref())?;
+    Ok(Counted { count: counted.count, partial: counted.partial })
+}
+
+/// Whether an error concerns one point only, which is then left out of an answer that says so.
+pub(super) fn concerns_one(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
+}

@@ -1,0 +1,126 @@
+//! Qdrant's REST interface, so that its clients work unchanged.
+//!
+//! A collection has one vector, with or without a name. Reads run on the search threads, writes on a few threads of
+//! their own that wait for the log; a door's thread does neither. What Qdrant knows and this server does not is refused
+//! with 501 and the reason. Accepted without effect, because they tune machinery that is not here: shards and replicas,
+//! graph and optimiser parameters, where to keep what, `wait` and `ordering` (every acknowledged write is durable),
+//! `indexed_only`. An index on a payload field is recorded and shown; filters need none.
+//!
+//! Where damage or an unfinished start may have left something out of an answer, its result has `"partial": true`.
+
+mod catalogue;
+mod change;
+mod convert;
+mod diverse;
+mod door;
+mod info;
+mod look;
+mod query;
+#[cfg(test)]
+mod tests;
+mod writers;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::routing::{delete, get, post, put};
+use axum::{Extension, Router};
+use base::Error;
+use http::{HeaderMap, StatusCode, header};
+
+use self::door::{Call, refuse};
+use self::writers::Writers;
+use crate::app::App;
+use crate::http_door::{Reply, Shared};
+
+/// The routes that want the key where there is one.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/collections", get(|call: Call| call.at_once(catalogue::list)))
+        .route(
+            "/collections/{collection}",
+            get(|call: Call| call.read(info::describe))
+                .put(|call: Call| call.write(catalogue::create))
+                .patch(|call: Call| call.write(catalogue::update))
+                .delete(|call: Call| call.write(catalogue::remove)),
+        )
+        .route("/collections/{collection}/exists", get(|call: Call| call.at_once(catalogue::exists)))
+        .route("/collections/{collection}/aliases", get(|call: Call| call.at_once(catalogue::aliases_of)))
+        .route("/collections/aliases", post(|call: Call| call.write(catalogue::change_aliases)))
+        .route("/aliases", get(|call: Call| call.at_once(catalogue::aliases)))
+        .route("/collections/{collection}/index", put(|call: Call| call.write(catalogue::index)))
+        .route(
+            "/collections/{collection}/index/{item}",
+            delete(|call: Call| call.write(catalogue::drop_index)),
+        )
+        .route("/cluster", get(|call: Call| call.at_once(catalogue::cluster)))
+        .merge(points())
+        .route("/collections/{collection}/{*item}", axum::routing::any(unsupported))
+        .route("/snapshots", axum::routing::any(unsupported))
+        .route("/telemetry", axum::routing::any(unsupported))
+        .layer(Extension(Arc::new(Writers::default())))
+}
+
+fn points() -> Router<Arc<App>> {
+    const POINTS: &str = "/collections/{collection}/points";
+    let at = |rest: &str| format!("{POINTS}/{rest}");
+    Router::new()
+        .route(POINTS, put(|call: Call| call.write(change::upsert)).post(|call: Call| call.read(look::fetch)))
+        .route(&at("{item}"), get(|call: Call| call.read(look::one)).fallback(unsupported))
+        .route(&at("scroll"), post(|call: Call| call.read(look::scroll)))
+        .route(&at("count"), post(|call: Call| call.read(look::count)))
+        .route(&at("query"), post(|call: Call| call.read(query::query)))
+        .route(&at("query/batch"), post(|call: Call| call.read(query::batch)))
+        .route(&at("delete"), post(|call: Call| call.write(change::delete)))
+        .route(
+            &at("payload"),
+            post(|call: Call| call.write(change::set_payload))
+                .put(|call: Call| call.write(change::overwrite_payload)),
+        )
+        .route(&at("payload/delete"), post(|call: Call| call.write(change::delete_payload)))
+        .route(&at("payload/clear"), post(|call: Call| call.write(change::clear_payload)))
+        .route(&at("batch"), post(|call: Call| call.write(change::batch)))
+}
+
+/// A filter in Qdrant's words, for a collection.
+///
+/// # Errors
+/// `InvalidArgument` for what is no such filter, `Unimplemented` for conditions that are not supported.
+pub(crate) fn clause(named: &search::registry::Named, filter: &str) -> base::Result<search::filter::Clause> {
+    convert::clause(named, &protocol::qdrant::parse(filter.as_bytes())?)
+}
+
+/// The probes, which want no key.
+pub(crate) fn probes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/healthz", get(|| async { Reply::text("healthz check passed") }))
+        .route("/livez", get(|| async { Reply::text("livez check passed") }))
+        .route("/readyz", get(ready))
+}
+
+/// Ready once every collection that can be opened is.
+async fn ready(State(app): Shared) -> Reply {
+    let opening = app.collections.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
+    if opening {
+        return Reply::text("collections are still being opened")
+            .with_status(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    Reply::text("all shards are ready")
+}
+
+/// What Qdrant's clients look for at the root; `None` for everybody else. Python's and Go's say who they are, others ask
+/// for JSON.
+pub(crate) fn version(headers: &HeaderMap) -> Option<Reply> {
+    let has = |name: header::HeaderName, what: &str| {
+        headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(what))
+    };
+    let agents = ["python-client/", "qdrant", "go-client/"];
+    let asks =
+        agents.iter().any(|agent| has(header::USER_AGENT, agent)) || has(header::ACCEPT, "application/json");
+    asks.then(|| Reply::json(protocol::qdrant::version(crate::NAME, crate::VERSION)))
+}
+
+async fn unsupported(method: http::Method, uri: http::Uri) -> Reply {
+    let what = format!("{method} {} is not part of what this server has of Qdrant's interface", uri.path());
+    refuse(&Error::unimplemented(what), std::time::Duration::ZERO)
+}

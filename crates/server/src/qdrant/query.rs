@@ -1,0 +1,353 @@
+//! Queries: coarse, then exact over the best; or over what prefetches found.
+
+use std::collections::BTreeSet;
+
+use base::{Error, Result};
+use protocol::qdrant::{self as wire, Query, QueryRequest, Scored, SearchParams, Target};
+use search::coarse::{HITS_MAX, Params};
+use search::collection::{CANDIDATES_MAX, Parts, Query as Asked, SearchThread};
+use search::filter::{Clause, Condition};
+use search::points::NUMBERS_MAX;
+use search::registry::Named;
+use serde::Serialize;
+
+use super::convert;
+use super::diverse;
+use super::door::Place;
+use super::look::{self, Wanted};
+
+/// Prefetches of one query.
+const PREFETCHES_MAX: usize = 16;
+/// Candidates that answers which differ from each other are chosen from; each is compared with each that is chosen.
+const DIVERSE_MAX: usize = 1024;
+/// Queries of one batch.
+const BATCH_MAX: usize = 1024;
+
+/// What was found.
+#[derive(Serialize)]
+pub(super) struct Points {
+    pub(super) points: Vec<Scored>,
+    #[serde(skip_serializing_if = "look::is_false")]
+    pub(super) partial: bool,
+}
+
+/// Ids that the collection knows, with how alike they are, best first.
+#[derive(Default)]
+struct Ranked {
+    hits: Vec<(u64, f32)>,
+    partial: bool,
+}
+
+/// A query that has become a vector.
+struct Goal {
+    embedding: Vec<f32>,
+    /// Points that it was made from, which are no answers to it.
+    examples: Vec<u64>,
+}
+
+pub(super) fn query(named: &Named, thread: &mut SearchThread, place: &Place, body: &[u8]) -> Result<Points> {
+    run(named, thread, place, wire::parse(body)?)
+}
+
+/// The answers in the order of the queries; where one fails, all do.
+pub(super) fn batch(
+    named: &Named,
+    thread: &mut SearchThread,
+    place: &Place,
+    body: &[u8],
+) -> Result<Vec<Points>> {
+    let asked: wire::QueryBatch = wire::parse(body)?;
+    if asked.searches.len() > BATCH_MAX {
+        return Err(Error::invalid(format!(
+            "searches: more than {BATCH_MAX} queries in one request; send several"
+        )));
+    }
+    let queries = asked.searches.into_iter().enumerate();
+    queries
+        .map(|(at, query)| {
+            run(named, thread, place, query).map_err(|error| error.context(format_args!("searches[{at}]")))
+        })
+        .collect()
+}
+
+fn run(named: &Named, thread: &mut SearchThread, place: &Place, mut asked: QueryRequest) -> Result<Points> {
+    let (limit, offset) = (asked.limit(), asked.offset());
+    let count = wanted_hits(limit, offset)?;
+    convert::check_using(&named.settings(), using(&asked.using, asked.query.is_some(), named).as_str())?;
+    let wanted = Wanted::new(named, false, asked.with_payload.take(), asked.with_vector.as_ref());
+    let filter = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let (query, threshold) = (asked.query.take(), asked.score_threshold);
+    let Some(query) = query else {
+        if !asked.prefetch.is_empty() {
+            return Err(Error::invalid("query: a query is needed to rank what the prefetches found"));
+        }
+        let mut ranked = in_order(named, count, filter.as_ref())?;
+        ranked.hits.drain(..offset.min(ranked.hits.len()));
+        return present(named, ranked, &wanted);
+    };
+    let (query, diversity) = diversity(query, limit, count)?;
+    let depth = diversity.map_or(count, |(_, candidates)| candidates);
+    let goal = goal(named, query)?;
+    let mut ranked = if asked.prefetch.is_empty() {
+        nearest(named, thread, place, &goal, depth, &asked.params, filter, threshold)?
+    } else {
+        over_prefetches(named, thread, place, &goal, &asked, filter.as_ref(), threshold)?
+    };
+    ranked.hits.truncate(depth);
+    if let Some((diversity, _)) = diversity {
+        diversify(named, &mut ranked, diversity, count);
+    }
+    ranked.hits.drain(..offset.min(ranked.hits.len()));
+    present(named, ranked, &wanted)
+}
+
+/// A query for answers that differ from each other: as one for the nearest, with how much they shall differ, and how many
+/// of the nearest they are chosen from.
+fn diversity(query: Query, limit: usize, count: usize) -> Result<(Query, Option<(f32, usize)>)> {
+    let Query::Diverse { target, diversity, candidates } = query else { return Ok((query, None)) };
+    let candidates = candidates.unwrap_or(limit);
+    if candidates == 0 || candidates.max(count) > DIVERSE_MAX {
+        return Err(Error::invalid(format!(
+            "mmr chooses from 1 to {DIVERSE_MAX} candidates, not from {candidates}"
+        )));
+    }
+    Ok((Query::Nearest(target), Some((diversity, candidates))))
+}
+
+/// Keeps at most `count` hits that differ from each other. One whose vector is damaged is left out.
+fn diversify(named: &Named, ranked: &mut Ranked, diversity: f32, count: usize) {
+    let metric = named.settings().metric;
+    let ids: Vec<u64> = ranked.hits.iter().map(|(id, _)| *id).collect();
+    let (mut hits, mut candidates) = (Vec::new(), Vec::new());
+    for (found, hit) in
+        named.resolve(&ids, Parts { embedding: true, ..Parts::NONE }).into_iter().zip(&ranked.hits)
+    {
+        match found {
+            Ok(Some(point)) => {
+                candidates.push((point.embedding, convert::alike(metric, hit.1)));
+                hits.push(*hit);
+            }
+            Ok(None) => {}
+            Err(_) => ranked.partial = true,
+        }
+    }
+    let chosen = diverse::choose(metric, &candidates, diversity, count);
+    ranked.hits = chosen.into_iter().filter_map(|at| hits.get(at).copied()).collect();
+}
+
+/// The vector's name that a request means: one without a query need not say.
+fn using(using: &str, asks: bool, named: &Named) -> String {
+    if asks || !using.is_empty() { using.to_owned() } else { named.settings().vector_name.clone() }
+}
+
+fn wanted_hits(limit: usize, offset: usize) -> Result<usize> {
+    let count = limit.saturating_add(offset);
+    if limit == 0 || count > CANDIDATES_MAX {
+        return Err(Error::invalid(format!(
+            "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; use scroll for more"
+        )));
+    }
+    Ok(count)
+}
+
+fn in_order(named: &Named, count: usize, filter: Option<&Clause>) -> Result<Ranked> {
+    let found = named.scroll(None, count, filter, Parts::NONE)?;
+    let hits = found.points.iter().map(|point| (named.internal(&point.id), 1.0)).collect();
+    Ok(Ranked { hits, partial: found.partial })
+}
+
+/// The vector that a query means.
+fn goal(named: &Named, query: Query) -> Result<Goal> {
+    let settings = named.settings();
+    let mut examples = Vec::new();
+    let embedding = match query {
+        Query::Nearest(target) | Query::Diverse { target, .. } => vector(named, target, &mut examples)?,
+        Query::Recommend { positive, negative } => {
+            let liked = mean(named, positive, &mut examples)?;
+            if negative.is_empty() {
+                liked
+            } else {
+                let disliked = mean(named, negative, &mut examples)?;
+                liked.iter().zip(&disliked).map(|(liked, disliked)| liked + liked - disliked).collect()
+            }
+        }
+    };
+    let embedding = convert::embedding(&settings, embedding).map_err(|error| error.context("query"))?;
+    Ok(Goal { embedding, examples })
+}
+
+fn vector(named: &Named, target: Target, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
+    let id = match target {
+        Target::Vector(values) => return Ok(values),
+        Target::Id(id) => convert::point_id(id)?,
+    };
+    let parts = Parts { embedding: true, ..Parts::NONE };
+    let found = named.get_parts(&[id], parts).pop().unwrap_or(Ok(None))?;
+    let found =
+        found.ok_or_else(|| Error::not_found(format!("query: Not found: No point with id {id} found")))?;
+    examples.push(named.internal(&id));
+    Ok(found.embedding)
+}
+
+fn mean(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
+    let settings = named.settings();
+    let count = targets.len() as f32;
+    let mut sum = vec![0.0f32; settings.dims];
+    for target in targets {
+        let values = vector(named, target, examples)?;
+        if values.len() != sum.len() {
+            // Says what is wrong with it.
+            convert::embedding(&settings, values)?;
+            continue;
+        }
+        sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value);
+    }
+    sum.iter_mut().for_each(|sum| *sum /= count);
+    Ok(sum)
+}
+
+/// `filter` without the points that a query was made from.
+fn without(filter: Option<Clause>, examples: &[u64]) -> Option<Clause> {
+    if examples.is_empty() {
+        return filter;
+    }
+    let others = Clause { must_not: vec![Condition::has_id(examples.to_vec())], ..Clause::default() };
+    both(filter, Some(others))
+}
+
+fn both(one: Option<Clause>, other: Option<Clause>) -> Option<Clause> {
+    match (one, other) {
+        (Some(one), Some(other)) => {
+            Some(Clause { must: vec![Condition::Nested(one), Condition::Nested(other)], ..Clause::default() })
+        }
+        (one, other) => one.or(other),
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "what one query carries")]
+fn nearest(
+    named: &Named,
+    thread: &mut SearchThread,
+    place: &Place,
+    goal: &Goal,
+    count: usize,
+    params: &SearchParams,
+    filter: Option<Clause>,
+    threshold: Option<f32>,
+) -> Result<Ranked> {
+    let filter = without(filter, &goal.examples);
+    let (looks, exact) = effort(params, count);
+    let query = Asked {
+        params: looks,
+        exact,
+        filter: filter.as_ref(),
+        deadline: Some(place.deadline),
+        ..Asked::nearest(&goal.embedding, count)
+    };
+    let found = named.collection().nearest(thread, &query)?;
+    let metric = named.settings().metric;
+    let hits = found.hits.iter().map(|hit| (hit.id, convert::score(metric, hit.score)));
+    let hits = hits.filter(|(_, score)| convert::passes(metric, *score, threshold)).collect();
+    Ok(Ranked { hits, partial: found.partial })
+}
+
+/// How hard to look, and whether vectors are read to rank exactly. What Qdrant calls the beam of its graph, and the
+/// surplus of candidates over hits, is here how many candidates are compared exactly.
+fn effort(params: &SearchParams, count: usize) -> (Params, bool) {
+    let quantization = params.quantization.clone().unwrap_or_default();
+    let exact = params.exact == Some(true);
+    if exact {
+        return (Params { probes: usize::MAX, refine: HITS_MAX }, true);
+    }
+    let surplus = quantization.oversampling.filter(|factor| factor.is_finite() && *factor > 1.0);
+    // A float becomes the nearest whole number there is, and the index has its own bound.
+    let surplus = surplus.map_or(0, |factor| (count as f64 * factor).ceil().min(HITS_MAX as f64) as usize);
+    let refine = surplus.max(params.hnsw_ef.unwrap_or(0)).min(HITS_MAX);
+    let rescore = quantization.rescore != Some(false) || quantization.ignore == Some(true);
+    (Params { probes: 0, refine }, rescore)
+}
+
+/// Ranks exactly what the prefetches found. The outer filter holds for them too, so that their limits count only what
+/// may be found in the end.
+fn over_prefetches(
+    named: &Named,
+    thread: &mut SearchThread,
+    place: &Place,
+    goal: &Goal,
+    asked: &QueryRequest,
+    filter: Option<&Clause>,
+    threshold: Option<f32>,
+) -> Result<Ranked> {
+    if asked.prefetch.len() > PREFETCHES_MAX {
+        return Err(Error::invalid(format!("prefetch: more than {PREFETCHES_MAX} in one query")));
+    }
+    let (mut candidates, mut partial) = (BTreeSet::new(), false);
+    for (at, prefetch) in asked.prefetch.iter().enumerate() {
+        let found = one_prefetch(named, thread, place, prefetch, filter)
+            .map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
+        partial |= found.partial;
+        candidates.extend(found.hits.iter().map(|(id, _)| *id));
+    }
+    let candidates: Vec<u64> = candidates.into_iter().filter(|id| !goal.examples.contains(id)).collect();
+    let metric = named.settings().metric;
+    let scores = named.scores(thread, &goal.embedding, &candidates)?;
+    partial |= scores.iter().any(Option::is_none);
+    let mut ranked: Vec<(u64, f32)> =
+        candidates.into_iter().zip(scores).filter_map(|(id, score)| Some((id, score?))).collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let hits = ranked.into_iter().map(|(id, alike)| (id, convert::score(metric, alike)));
+    let hits = hits.filter(|(_, score)| convert::passes(metric, *score, threshold)).collect();
+    Ok(Ranked { hits, partial })
+}
+
+fn one_prefetch(
+    named: &Named,
+    thread: &mut SearchThread,
+    place: &Place,
+    prefetch: &wire::Prefetch,
+    outer: Option<&Clause>,
+) -> Result<Ranked> {
+    let count = wanted_hits(prefetch.limit(), 0)?;
+    let name = using(&prefetch.using, prefetch.query.is_some(), named);
+    convert::check_using(&named.settings(), &name)?;
+    let own = prefetch.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let filter = both(outer.cloned(), own);
+    match prefetch.query.clone() {
+        None => in_order(named, count, filter.as_ref()),
+        Some(query) => {
+            let goal = goal(named, query)?;
+            nearest(named, thread, place, &goal, count, &prefetch.params, filter, prefetch.score_threshold)
+        }
+    }
+}
+
+/// Hits as clients see them. One whose payload is damaged is left out, and the answer says that it is partial.
+fn present(named: &Named, ranked: Ranked, wanted: &Wanted) -> Result<Points> {
+    let Ranked { hits, mut partial } = ranked;
+    let plain = !wanted.payload.any() && !wanted.vector && hits.iter().all(|(id, _)| *id < NUMBERS_MAX);
+    if plain {
+        let scored = |(id, score)| Scored {
+            id: wire::PointId::Number(id),
+            version: 0,
+            score,
+            payload: None,
+            vector: None,
+        };
+        return Ok(Points { points: hits.into_iter().map(scored).collect(), partial });
+    }
+    let ids: Vec<u64> = hits.iter().map(|(id, _)| *id).collect();
+    let mut points = Vec::with_capacity(hits.len());
+    for (found, (_, score)) in named.resolve(&ids, wanted.parts()).into_iter().zip(hits) {
+        match found {
+            Ok(Some(point)) => {
+                let wire::Record { id, payload, vector } = wanted.record(point);
+                points.push(Scored { id, version: 0, score, payload, vector });
+            }
+            // Removed since it was found.
+            Ok(None) => {}
+            Err(error) if look::concerns_one(&error) => partial = true,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Points { points, partial })
+}

@@ -1,0 +1,261 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::ErrorKind;
+use search::collection::SearchThread;
+use search::registry::{MediumChoice, Named, Registry, RegistryOptions};
+use serde_json::{Value, json};
+
+use super::door::Place;
+use super::*;
+
+/// A registry of its own, without doors: what the routes do, called as they call it.
+struct Bench {
+    registry: Option<Arc<Registry>>,
+    directory: tempfile::TempDir,
+}
+
+fn place(collection: &str, item: &str) -> Place {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    Place { collection: collection.into(), item: item.into(), deadline }
+}
+
+fn open(directory: &std::path::Path) -> Arc<Registry> {
+    let options = RegistryOptions {
+        threads: 1,
+        memory_bytes: 256 << 20,
+        cache_bytes: 0,
+        medium: MediumChoice::Mmap,
+        ..RegistryOptions::new(directory)
+    };
+    Registry::open(options).unwrap()
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        Bench { registry: Some(open(directory.path())), directory }
+    }
+
+    fn registry(&self) -> &Arc<Registry> {
+        self.registry.as_ref().unwrap()
+    }
+
+    /// As after the end of the process and its next start.
+    fn restart(&mut self) {
+        drop(self.registry.take());
+        self.registry = Some(open(self.directory.path()));
+        assert!(self.registry().wait_open(Duration::from_secs(30)));
+    }
+
+    fn write<T: serde::Serialize>(
+        &self,
+        work: fn(&Registry, &Place, &[u8]) -> base::Result<T>,
+        collection: &str,
+        body: &Value,
+    ) -> base::Result<Value> {
+        let done = work(self.registry(), &place(collection, ""), body.to_string().as_bytes())?;
+        Ok(serde_json::to_value(done).unwrap())
+    }
+
+    fn read<T: serde::Serialize + Send + 'static>(
+        &self,
+        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> base::Result<T>,
+        collection: &str,
+        body: &Value,
+    ) -> base::Result<Value> {
+        let named = self.registry().get(collection)?;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let body = body.to_string().into_bytes();
+        let job = move |named: &Named, thread: &mut SearchThread| {
+            sender.send(work(named, thread, &place("", ""), &body)).unwrap();
+        };
+        self.registry().submit(&named, Box::new(job))?;
+        Ok(serde_json::to_value(receiver.recv().unwrap()?).unwrap())
+    }
+
+    fn create(&self, name: &str, size: usize, distance: &str) {
+        let body = json!({"vectors": {"size": size, "distance": distance}});
+        assert_eq!(self.write(catalogue::create, name, &body).unwrap(), true);
+    }
+
+    fn ids(&self, collection: &str, query: &Value) -> Vec<Value> {
+        let found = self.read(query::query, collection, query).unwrap();
+        found["points"].as_array().unwrap().iter().map(|point| point["id"].clone()).collect()
+    }
+}
+
+const UUID: &str = "5c56c793-69f3-4fbf-87e6-c4bf54c28c26";
+
+fn three(bench: &Bench, distance: &str) {
+    bench.create("c", 2, distance);
+    let points = json!({"points": [
+        {"id": 1, "vector": [3, 4], "payload": {"n": 1}},
+        {"id": 2, "vector": [0, 2], "payload": {"n": 2}},
+        {"id": UUID, "vector": [-1, 0]},
+    ]});
+    assert_eq!(bench.write(change::upsert, "c", &points).unwrap()["status"], "completed");
+}
+
+#[test]
+fn scores_and_thresholds_follow_the_distance() {
+    for (distance, threshold, scores, ids) in [
+        ("Cosine", 0.1, vec![1.0, 0.8], vec![json!(2), json!(1)]),
+        ("Dot", 0.0, vec![8.0, 4.0, 0.0], vec![json!(1), json!(2), json!(UUID)]),
+        ("Euclid", 2.5, vec![0.0, 5f32.sqrt()], vec![json!(2), json!(UUID)]),
+    ] {
+        let bench = Bench::new();
+        three(&bench, distance);
+        let query = json!({"query": [0, 2], "score_threshold": threshold});
+        let found = bench.read(query::query, "c", &query).unwrap();
+        let points = found["points"].as_array().unwrap();
+        assert_eq!(points.iter().map(|it| it["id"].clone()).collect::<Vec<_>>(), ids, "{distance}: {found}");
+        for (point, expected) in points.iter().zip(scores) {
+            assert!((point["score"].as_f64().unwrap() as f32 - expected).abs() < 1e-5, "{distance}: {found}");
+        }
+    }
+}
+
+#[test]
+fn vectors_of_a_cosine_collection_come_back_with_length_one() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let got = bench.read(look::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true})).unwrap();
+    assert_eq!(got.as_array().unwrap().len(), 2);
+    assert_eq!(got[0]["vector"], json!([0.6, 0.8]));
+    assert_eq!((&got[1]["id"], &got[1]["vector"]), (&json!(UUID), &json!([-1.0, 0.0])));
+}
+
+#[test]
+fn examples_are_no_answers_and_prefetches_limit_what_may_be_found() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    assert_eq!(bench.ids("c", &json!({"query": 1})), [json!(2), json!(UUID)]);
+    assert_eq!(
+        bench.ids("c", &json!({"query": {"recommend": {"positive": [1], "negative": [2]}}})),
+        [json!(UUID)]
+    );
+    // The nearest two of the prefetch, ranked by another vector.
+    let query = json!({"prefetch": {"query": [1, 1], "limit": 2}, "query": [-1, 0.1], "limit": 5});
+    assert_eq!(bench.ids("c", &query), [json!(2), json!(1)]);
+    let query = json!({"prefetch": {"query": [1, 1], "limit": 2}, "query": [-1, 0.1],
+                       "filter": {"must_not": [{"has_id": [1]}]}});
+    assert_eq!(bench.ids("c", &query), [json!(2), json!(UUID)], "the outer filter holds for the prefetch");
+    assert_eq!(
+        bench.ids("c", &json!({"filter": {"must": [{"key": "n", "range": {"gte": 1}}]}})),
+        [json!(1), json!(2)]
+    );
+}
+
+#[test]
+fn errors_say_where_and_have_their_kind() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let kind = |query: Value| bench.read(query::query, "c", &query).unwrap_err();
+    for (query, expected, words) in [
+        (json!({"query": [1]}), ErrorKind::InvalidArgument, "expected dim: 2, got 1"),
+        (json!({"query": [1, 2], "using": "v"}), ErrorKind::InvalidArgument, "vector name"),
+        (json!({"query": [1, 2], "limit": 0}), ErrorKind::InvalidArgument, "limit"),
+        (json!({"query": [1, 2], "limit": 1 << 40}), ErrorKind::InvalidArgument, "limit"),
+        (json!({"query": 77}), ErrorKind::NotFound, "77"),
+        (json!({"query": {"recommend": {"positive": [[1]]}}}), ErrorKind::InvalidArgument, "expected dim"),
+        (json!({"prefetch": {"query": [1, 2]}}), ErrorKind::InvalidArgument, "query is needed"),
+        (json!({"prefetch": {"query": [1]}, "query": [1, 2]}), ErrorKind::InvalidArgument, "prefetch[0]"),
+        (json!({"query": {"fusion": "rrf"}}), ErrorKind::Unimplemented, "fusion"),
+    ] {
+        let error = kind(query.clone());
+        assert_eq!(error.kind(), expected, "{query}: {error}");
+        assert!(error.message().contains(words), "{query}: {error}");
+    }
+    let batch = json!({"searches": [{"query": [1, 2]}, {"query": [1]}]});
+    assert!(bench.read(query::batch, "c", &batch).unwrap_err().message().contains("searches[1]"));
+    let large = json!({"points": [{"id": 1u64 << 63, "vector": [1, 2]}]});
+    assert!(bench.write(change::upsert, "c", &large).unwrap_err().message().contains("too large"));
+    let again = json!({"vectors": {"size": 2, "distance": "Dot"}});
+    assert_eq!(bench.write(catalogue::create, "c", &again).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    let nobody = bench.write(change::upsert, "nobody", &json!({"points": []})).unwrap_err();
+    assert_eq!(nobody.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn what_was_written_and_described_is_there_after_a_restart() {
+    let mut bench = Bench::new();
+    three(&bench, "Euclid");
+    bench.write(catalogue::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    bench.write(catalogue::update, "c", &json!({"metadata": {"a": 1, "b": 2}})).unwrap();
+    bench.write(catalogue::update, "c", &json!({"metadata": {"a": null, "c": 3}})).unwrap();
+    // What another door keeps stays.
+    bench
+        .registry()
+        .get("c")
+        .unwrap()
+        .change_extra(|extra| Ok(extra["images"] = json!({"kind": "photo"})))
+        .unwrap();
+    bench
+        .write(catalogue::index, "c", &json!({"field_name": "m", "field_schema": {"type": "keyword"}}))
+        .unwrap();
+    let alias = json!({"actions": [{"create_alias": {"alias_name": "other", "collection_name": "c"}}]});
+    bench.write(catalogue::change_aliases, "", &alias).unwrap();
+    bench.write(change::set_payload, "c", &json!({"payload": {"x": 1}, "points": [UUID]})).unwrap();
+    bench
+        .write(change::delete, "c", &json!({"filter": {"must": [{"key": "n", "match": {"value": 2}}]}}))
+        .unwrap();
+    bench.restart();
+    let info = bench.read(info::describe, "other", &Value::Null).unwrap();
+    assert_eq!((&info["points_count"], &info["status"]), (&json!(2), &json!("green")));
+    assert_eq!(info["config"]["params"]["vectors"], json!({"size": 2, "distance": "Euclid"}));
+    assert_eq!(info["config"]["metadata"], json!({"b": 2, "c": 3}));
+    assert_eq!(info["payload_schema"]["n"]["data_type"], "integer");
+    assert_eq!(info["payload_schema"]["m"]["data_type"], "keyword");
+    assert_eq!(bench.registry().get("c").unwrap().settings().extra["images"], json!({"kind": "photo"}));
+    let page = bench.read(look::scroll, "c", &json!({"limit": 1})).unwrap();
+    assert_eq!((&page["points"][0]["id"], &page["next_page_offset"]), (&json!(1), &json!(UUID)));
+    let page = bench.read(look::scroll, "c", &json!({"limit": 1, "offset": UUID})).unwrap();
+    assert_eq!((&page["points"][0]["payload"], &page["next_page_offset"]), (&json!({"x": 1}), &Value::Null));
+    assert_eq!(bench.read(look::count, "c", &json!({})).unwrap(), json!({"count": 2}));
+}
+
+#[test]
+fn writes_beyond_the_queue_are_refused_and_the_others_are_made() {
+    let writers = writers::Writers::default();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(std::sync::Mutex::new(held));
+    let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (mut taken, mut refused) = (0, 0);
+    for _ in 0..writers::WRITES_MAX + 40 {
+        let (held, made) = (held.clone(), made.clone());
+        let job = move || {
+            let _ = held.lock().unwrap().recv();
+            made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        };
+        match writers.submit(Box::new(job)) {
+            Ok(()) => taken += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+                assert!(error.retry_after().is_some());
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0 && taken >= writers::WRITES_MAX);
+    drop(hold);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while made.load(std::sync::atomic::Ordering::SeqCst) < taken && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst), taken);
+}
+
+#[test]
+fn only_qdrants_clients_get_its_version() {
+    let with = |name: header::HeaderName, value: &'static str| {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, http::HeaderValue::from_static(value));
+        version(&headers).is_some()
+    };
+    assert!(with(header::USER_AGENT, "python-client/1.20.0 python/3.11.4"));
+    assert!(with(header::ACCEPT, "application/json"));
+    assert!(!with(header::USER_AGENT, "curl/8.1") && !with(header::ACCEPT, "*/*"));
+}

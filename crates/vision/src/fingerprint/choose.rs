@@ -1,0 +1,152 @@
+//! What of the image is fingerprint, and which ends of lines are minutiae.
+
+use std::f32::consts::TAU;
+
+use matching::Vertex;
+
+use super::plane::Plane;
+use super::ridges::CELL;
+use super::trace::End;
+
+/// Share of the variance that passes the filters in a fingerprint, at least.
+const QUALITY_MIN: f32 = 0.12;
+/// Deviation in cells of smoothing that share, and the area in which it is enough.
+const SHARE: f32 = 2.0;
+const AREA: f32 = 3.0;
+/// Contrast of a fingerprint: this share of what the better parts of the image have, and steps of brightness.
+const CONTRAST_SHARE: f32 = 0.25;
+const CONTRAST_MIN: f32 = 4.0;
+/// The rank, in hundredths, of those better parts.
+const BETTER: usize = 85;
+/// Pixels that a minutia is inside of the area: lines end at its border.
+const MARGIN: f32 = 6.0;
+/// Pixels ahead of a line's end at which there must be ridges too.
+const AHEAD: f32 = 16.0;
+/// Ends that face each other nearer than this in pixels are a broken line.
+const GAP: f32 = 12.0;
+/// How far, in turns, they may point past each other.
+const GAP_ANGLE: f32 = 0.14;
+/// Minutiae with this many others nearer than so many pixels are noise.
+const CROWD: usize = 5;
+const CROWD_RADIUS: f32 = 24.0;
+/// Minutiae that are looked at, the best of them.
+const CANDIDATES_MAX: usize = 1024;
+/// Minutiae that are kept, the best of them. A fingerprint has fewer; more are from dirt, and help impostors.
+pub(super) const KEPT_MAX: usize = 80;
+
+/// The least contrast of a fingerprint in this image.
+pub(super) fn contrast_min(contrast: &Plane) -> f32 {
+    let mut sorted = contrast.values.clone();
+    sorted.sort_by(f32::total_cmp);
+    let better = sorted.get(sorted.len() * BETTER / 100).copied().unwrap_or(0.0);
+    (better * CONTRAST_SHARE).max(CONTRAST_MIN)
+}
+
+/// How good each cell is, and which belong to the fingerprint.
+#[derive(Clone, Debug)]
+pub(super) struct Area {
+    /// The share of the variance that the filters let pass, 0 to about 1.
+    pub(super) quality: Plane,
+    inside: Vec<bool>,
+}
+
+impl Area {
+    /// `ridges` is what the filters left of `even`.
+    pub(super) fn of(even: &Plane, ridges: &Plane, contrast: &Plane, contrast_min: f32) -> Area {
+        let power = |plane: &Plane| plane.squared().cells(CELL).smoothed(SHARE);
+        let quality = power(ridges).with(&power(even), |passed, whole| passed / (whole + 0.05));
+        let good = quality.with(contrast, |quality, contrast| {
+            f32::from(u8::from(quality > QUALITY_MIN && contrast > contrast_min))
+        });
+        let inside = good.smoothed(AREA).values.iter().map(|&share| share > 0.5).collect();
+        Area { quality, inside }
+    }
+
+    /// The quality in 256 steps, 0 outside of the fingerprint.
+    pub(super) fn map(&self) -> Vec<u8> {
+        let step = |(&quality, &inside): (&f32, &bool)| {
+            if inside { (quality * 255.0).clamp(0.0, 255.0) as u8 } else { 0 }
+        };
+        self.quality.values.iter().zip(&self.inside).map(step).collect()
+    }
+
+    /// Whether the pixel belongs to the fingerprint.
+    pub(super) fn holds(&self, x: usize, y: usize) -> bool {
+        self.inside[y / CELL * self.quality.width + x / CELL]
+    }
+
+    /// The cell of a place, none outside of the image.
+    fn cell(&self, x: f32, y: f32) -> Option<usize> {
+        let (column, row) = ((x / CELL as f32).floor(), (y / CELL as f32).floor());
+        let within = column >= 0.0 && row >= 0.0 && (column as usize) < self.quality.width;
+        within
+            .then(|| row as usize * self.quality.width + column as usize)
+            .filter(|&cell| cell < self.inside.len())
+    }
+
+    /// Whether the place and its surroundings belong to the fingerprint.
+    fn surrounds(&self, end: &End) -> bool {
+        let inside =
+            |x: f32, y: f32| self.cell(x, y).and_then(|cell| self.inside.get(cell)).copied().unwrap_or(false);
+        let toward = |turns: f32, far: f32| {
+            let (sin, cos) = (turns * TAU).sin_cos();
+            inside(end.x + far * cos, end.y - far * sin)
+        };
+        (0..16_u8).all(|step| toward(f32::from(step) / 16.0, MARGIN)) && toward(end.angle + 0.5, AHEAD)
+    }
+}
+
+/// A minutia and how good its surroundings are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) vertex: Vertex,
+    quality: f32,
+}
+
+/// Appends those of `ends` (from the top down) that are no break of a line and not at the border.
+pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Candidate>) {
+    for (index, end) in ends.iter().enumerate() {
+        let near = |other: &&End| (other.y - end.y).abs() <= GAP;
+        let above = ends[..index].iter().rev().take_while(near);
+        let below = ends[index + 1..].iter().take_while(near);
+        if !area.surrounds(end) || above.chain(below).any(|other| facing(end, other)) {
+            continue;
+        }
+        let quality = area.cell(end.x, end.y).map_or(0.0, |cell| area.quality.values[cell]);
+        let vertex = Vertex {
+            x: end.x.round() as i16,
+            y: end.y.round() as i16,
+            direction: ((end.angle * 256.0).round() as u16 % 256) as u8,
+            kind,
+        };
+        out.push(Candidate { vertex, quality });
+    }
+}
+
+/// Whether two ends are those of one broken line.
+fn facing(one: &End, other: &End) -> bool {
+    let (right, up) = (other.x - one.x, one.y - other.y);
+    let way = up.atan2(right) / TAU;
+    let apart = |a: f32, b: f32| {
+        let between = (a - b).rem_euclid(1.0);
+        between.min(1.0 - between)
+    };
+    right.hypot(up) <= GAP && apart(one.angle, way + 0.5) < GAP_ANGLE && apart(other.angle, way) < GAP_ANGLE
+}
+
+/// The best of them, best first, without crowds.
+pub(super) fn chosen(mut candidates: Vec<Candidate>) -> Vec<Vertex> {
+    candidates.sort_by(|a, b| b.quality.total_cmp(&a.quality));
+    candidates.truncate(CANDIDATES_MAX);
+    let near = |a: &Candidate, b: &Candidate| {
+        let (across, down) = (a.vertex.x.abs_diff(b.vertex.x), a.vertex.y.abs_diff(b.vertex.y));
+        f32::from(across).hypot(f32::from(down)) < CROWD_RADIUS
+    };
+    candidates
+        .iter()
+        // Everyone is near to itself.
+        .filter(|one| candidates.iter().filter(|other| near(one, other)).count() <= CROWD)
+        .map(|candidate| candidate.vertex)
+        .take(KEPT_MAX)
+        .collect()
+}

@@ -1,0 +1,136 @@
+//! Minutiae of fingerprints: where ridges end and fork.
+//!
+//! The image is brought to 500 dots per inch and to even brightness and contrast. The structure tensor gives the way
+//! ridges run, a bank of filters their distance; filtered accordingly, ridges come out as waves, and breaks and
+//! scratches mostly close. That is done twice, the second time with the way ridges run in what the first left. What
+//! passes of the variance is the quality, and decides with the contrast what is fingerprint. Ridges and the valleys
+//! between them are thinned to lines: an end of a ridge is an ending, an end of a valley a bifurcation, so both are
+//! found in the same way and their directions are those of ISO/IEC 19794-2. Ends at the border, of spurs, of short
+//! pieces and of broken lines are left out.
+//!
+//! Sums are single-precision floats in a fixed order; directions use the platform's arc tangent, so that two kinds
+//! of machine may rarely differ in a minutia. About 0.2 Gflop for 388 x 374 pixels.
+
+mod choose;
+mod gabor;
+mod plane;
+mod ridges;
+mod thin;
+mod trace;
+
+use base::{Error, Result};
+use matching::{Graph, VERTICES_MAX};
+
+use crate::Gray;
+use choose::{Area, candidates, chosen, contrast_min};
+use gabor::{Bank, filtered};
+use plane::Plane;
+use ridges::{CELL, Flow, distances, evened};
+use thin::Bits;
+
+/// Two fingerprints with a score (of [`matching::score`]) of at least this are of the same finger.
+pub const ACCEPT: f32 = 200.0;
+
+/// Dots per inch of graphs.
+const RESOLUTION: f32 = 500.0;
+/// Resolutions that are believed.
+const RESOLUTION_MIN: f32 = 100.0;
+const RESOLUTION_MAX: f32 = 2_500.0;
+/// Sides of an image at 500 dots per inch: less than three ridges are no fingerprint, coordinates have 15 bits.
+const SIDE_MIN: f32 = 32.0;
+const SIDE_MAX: f32 = 16_000.0;
+/// Pixels at 500 dots per inch; a palm has five million.
+const PIXELS_MAX: f32 = 8e6;
+
+/// What is known of an image.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Its resolution, 100 to 2,500.
+    pub dots_per_inch: f32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { dots_per_inch: RESOLUTION }
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Extraction {
+    /// The minutiae, the best first, at 500 dots per inch; without descriptors. Empty where there is no fingerprint.
+    pub graph: Graph,
+    /// How good the image is, 0 to 255, for each square of [`Extraction::CELL`] pixels at 500 dots per inch, row by
+    /// row: the share of the variance that is ridges, 0 outside of the fingerprint.
+    pub quality: Vec<u8>,
+    /// Squares in a row of `quality`.
+    pub quality_width: u32,
+}
+
+impl Extraction {
+    /// Pixels at 500 dots per inch across a square of `quality`.
+    pub const CELL: u32 = CELL as u32;
+}
+
+/// The minutiae of an image with dark ridges.
+///
+/// # Errors
+/// `InvalidArgument` where the resolution is not believable, the pixels are not width times height, or the image at
+/// 500 dots per inch is too small or too large for a fingerprint.
+pub fn minutiae(image: &Gray, options: &Options) -> Result<Extraction> {
+    let plane = Plane::scaled(image, factor(image, options)?);
+    let (even, contrast) = evened(&plane);
+    let least = contrast_min(&contrast);
+    let wanted = |cell: usize| contrast.values[cell] > least;
+    let bank = Bank::shared();
+    let pass = |flow: &Flow| filtered(&even, flow, &distances(&even, flow, bank, wanted), bank, wanted);
+    let first = pass(&Flow::of(&even));
+    let ridges = pass(&Flow::of(&first));
+    let area = Area::of(&even, &ridges, &contrast, least);
+
+    let mut found = Vec::new();
+    for (kind, sign) in [(1, 1.0), (2, -1.0)] {
+        let is_line =
+            |x: usize, y: usize| area.holds(x, y) && ridges.values[y * ridges.width + x] * sign > 0.0;
+        let mut lines = Bits::new(ridges.width, ridges.height, is_line);
+        lines.thin();
+        candidates(&trace::ends(&lines), kind, &area, &mut found);
+    }
+    let graph = Graph {
+        width: ridges.width as u16,
+        height: ridges.height as u16,
+        vertices: chosen(found),
+        descriptors: Vec::new(),
+    };
+    Ok(Extraction { graph, quality: area.map(), quality_width: area.quality.width as u32 })
+}
+
+/// By how much the image is made larger, where everything about it is as it should be.
+fn factor(image: &Gray, options: &Options) -> Result<f32> {
+    let resolution = options.dots_per_inch;
+    if !(RESOLUTION_MIN..=RESOLUTION_MAX).contains(&resolution) {
+        return Err(Error::invalid(format!(
+            "a fingerprint of {resolution} dots per inch: it must be {RESOLUTION_MIN} to {RESOLUTION_MAX}"
+        )));
+    }
+    if image.pixels.len() as u64 != u64::from(image.width) * u64::from(image.height) {
+        return Err(Error::invalid(format!(
+            "an image of {} x {} with {} pixels",
+            image.width,
+            image.height,
+            image.pixels.len()
+        )));
+    }
+    let factor = RESOLUTION / resolution;
+    let (width, height) = (image.width as f32 * factor, image.height as f32 * factor);
+    if width.min(height) < SIDE_MIN || width.max(height) > SIDE_MAX || width * height > PIXELS_MAX {
+        return Err(Error::invalid(format!(
+            "a fingerprint of {width:.0} x {height:.0} pixels at 500 dots per inch (the image has {} x {} at \
+             {resolution}): each side must be at least {SIDE_MIN}, and together at most {PIXELS_MAX} pixels",
+            image.width, image.height
+        )));
+    }
+    Ok(factor)
+}
+
+const _: () = assert!(choose::KEPT_MAX <= VERTICES_MAX);

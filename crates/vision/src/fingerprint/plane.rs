@@ -1,0 +1,130 @@
+//! Planes of numbers: smoothing, shrinking, changing their size.
+
+use crate::Gray;
+
+/// A Gaussian is cut off at this many deviations.
+const TAIL: f32 = 2.5;
+
+/// Numbers on a grid, row by row; neither side is 0.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Plane {
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) values: Vec<f32>,
+}
+
+impl Plane {
+    /// All zero.
+    pub(super) fn new(width: usize, height: usize) -> Plane {
+        Plane { width, height, values: vec![0.0; width * height] }
+    }
+
+    /// The brightness of an image, made `factor` times as large by linear interpolation; where it shrinks much, it is
+    /// smoothed first.
+    pub(super) fn scaled(image: &Gray, factor: f32) -> Plane {
+        let source = Plane {
+            width: image.width as usize,
+            height: image.height as usize,
+            values: image.pixels.iter().map(|&value| f32::from(value)).collect(),
+        };
+        let side = |length: usize| ((length as f32 * factor).round() as usize).max(1);
+        let (width, height) = (side(source.width), side(source.height));
+        if (width, height) == (source.width, source.height) {
+            return source;
+        }
+        let source = if factor < 0.7 { source.smoothed(0.4 / factor) } else { source };
+        let mut out = Plane::new(width, height);
+        let place = |at: usize| {
+            let from = (at as f32 + 0.5) / factor - 0.5;
+            (from.floor() as isize, from - from.floor())
+        };
+        for (y, row) in out.values.chunks_exact_mut(width).enumerate() {
+            let (top, down) = place(y);
+            for (x, value) in row.iter_mut().enumerate() {
+                let (left, right) = place(x);
+                let between = |y: isize| source.at(left, y) * (1.0 - right) + source.at(left + 1, y) * right;
+                *value = between(top) * (1.0 - down) + between(top + 1) * down;
+            }
+        }
+        out
+    }
+
+    /// One value from two of the same place.
+    pub(super) fn with(&self, other: &Plane, of: impl Fn(f32, f32) -> f32) -> Plane {
+        let values = self.values.iter().zip(&other.values).map(|(&a, &b)| of(a, b)).collect();
+        Plane { width: self.width, height: self.height, values }
+    }
+
+    /// Each value times itself.
+    pub(super) fn squared(&self) -> Plane {
+        self.with(self, |a, b| a * b)
+    }
+
+    /// The value at a place, moved inside where it lies outside.
+    fn at(&self, x: isize, y: isize) -> f32 {
+        let inside = |place: isize, length: usize| place.clamp(0, length as isize - 1) as usize;
+        self.values[inside(y, self.height) * self.width + inside(x, self.width)]
+    }
+
+    /// Smoothed by a Gaussian of this deviation; beyond the border its outermost values go on.
+    pub(super) fn smoothed(&self, deviation: f32) -> Plane {
+        let radius = (deviation * TAIL).ceil() as usize;
+        let mut weights: Vec<f32> =
+            (0..=radius).map(|at| (-0.5 * (at as f32 / deviation).powi(2)).exp()).collect();
+        let sum = 2.0 * weights.iter().sum::<f32>() - 1.0;
+        weights.iter_mut().for_each(|weight| *weight /= sum);
+        // The middle is added twice.
+        weights[0] *= 0.5;
+        self.across(&weights).down(&weights)
+    }
+
+    fn across(&self, weights: &[f32]) -> Plane {
+        let radius = weights.len() - 1;
+        let mut out = Plane::new(self.width, self.height);
+        let mut padded = vec![0.0; self.width + 2 * radius];
+        for (row, sums) in self.values.chunks_exact(self.width).zip(out.values.chunks_exact_mut(self.width)) {
+            padded[..radius].fill(row[0]);
+            padded[radius..radius + self.width].copy_from_slice(row);
+            padded[radius + self.width..].fill(row[self.width - 1]);
+            for (distance, weight) in weights.iter().enumerate() {
+                let (left, right) = (&padded[radius - distance..], &padded[radius + distance..]);
+                for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
+                    *sum += weight * (left + right);
+                }
+            }
+        }
+        out
+    }
+
+    fn down(&self, weights: &[f32]) -> Plane {
+        let mut out = Plane::new(self.width, self.height);
+        let row = |y: isize| {
+            let start = y.clamp(0, self.height as isize - 1) as usize * self.width;
+            &self.values[start..start + self.width]
+        };
+        for (y, sums) in out.values.chunks_exact_mut(self.width).enumerate() {
+            for (distance, weight) in weights.iter().enumerate() {
+                let (above, below) = (y as isize - distance as isize, y as isize + distance as isize);
+                for ((sum, above), below) in sums.iter_mut().zip(row(above)).zip(row(below)) {
+                    *sum += weight * (above + below);
+                }
+            }
+        }
+        out
+    }
+
+    /// The mean of each square of `side` pixels; those at the right and lower border may be smaller.
+    pub(super) fn cells(&self, side: usize) -> Plane {
+        let across = self.width.div_ceil(side);
+        let mut out = Plane::new(across, self.height.div_ceil(side));
+        for (band, sums) in self.values.chunks(side * self.width).zip(out.values.chunks_exact_mut(across)) {
+            let rows = band.len() / self.width;
+            for row in band.chunks_exact(self.width) {
+                for (part, sum) in row.chunks(side).zip(sums.iter_mut()) {
+                    *sum += part.iter().sum::<f32>() / (part.len() * rows) as f32;
+                }
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,109 @@
+//! Which way ridges run and how far apart they lie.
+
+use std::f32::consts::TAU;
+
+use super::gabor::{Bank, PERIODS, RADIUS};
+use super::plane::Plane;
+
+/// Pixels across a cell: direction, distance and quality are known for each.
+pub(super) const CELL: usize = 4;
+
+/// Deviation in pixels of the window in which brightness and contrast are made even: somewhat more than a ridge.
+const EVEN: f32 = 10.0;
+/// Steps of brightness that count as noise, and are not blown up.
+const NOISE: f32 = 3.0;
+/// Deviations of brightness beyond which a value is cut off.
+const STEEPEST: f32 = 2.5;
+/// Deviation in pixels of smoothing before gradients are taken.
+const BEFORE: f32 = 1.4;
+/// Deviations in cells of smoothing the structure tensor, and the directions that it gives.
+const TENSOR: f32 = 1.6;
+const DIRECTIONS: f32 = 2.0;
+/// Deviation in cells of smoothing distances, twice.
+const DISTANCES: f32 = 4.0;
+
+/// The image with its local mean taken away and its local deviation made one; ridges, which are dark, are positive.
+/// With it the deviation as it was, in steps of brightness, per cell.
+pub(super) fn evened(image: &Plane) -> (Plane, Plane) {
+    let darker = image.smoothed(EVEN).with(image, |mean, value| mean - value);
+    let spread = darker.squared().smoothed(EVEN);
+    let even = darker
+        .with(&spread, |value, square| (value / (square.max(0.0).sqrt() + NOISE)).clamp(-STEEPEST, STEEPEST));
+    let mut contrast = spread.cells(CELL);
+    contrast.values.iter_mut().for_each(|square| *square = square.max(0.0).sqrt());
+    (even, contrast)
+}
+
+/// The way ridges run, per cell: the unit vector of twice the angle, shorter where it is uncertain.
+#[derive(Clone, Debug)]
+pub(super) struct Flow {
+    pub(super) cos: Plane,
+    pub(super) sin: Plane,
+}
+
+impl Flow {
+    /// Across the gradients, averaged as the structure tensor: gradients on the two sides of a ridge are opposite,
+    /// twice their angles are the same (Kass and Witkin, "Analyzing oriented patterns", 1987). What is smoothed the
+    /// second time has the length of the coherence, so that a scratch counts less than the ridges around it.
+    pub(super) fn of(plane: &Plane) -> Flow {
+        let (width, height) = (plane.width, plane.height);
+        let soft = plane.smoothed(BEFORE);
+        let mut tensor = [(); 3].map(|()| Plane::new(width, height));
+        let [xx, xy, yy] = &mut tensor;
+        for y in 1..height.saturating_sub(1) {
+            let row = |y: usize| &soft.values[y * width..(y + 1) * width];
+            let (above, here, below) = (row(y - 1), row(y), row(y + 1));
+            let base = y * width;
+            for x in 1..width.saturating_sub(1) {
+                let (dx, dy) = (here[x + 1] - here[x - 1], above[x] - below[x]);
+                xx.values[base + x] = dx * dx;
+                xy.values[base + x] = dx * dy;
+                yy.values[base + x] = dy * dy;
+            }
+        }
+        let [xx, xy, yy] = tensor.map(|plane| plane.cells(CELL).smoothed(TENSOR));
+        let strength = xx.with(&yy, |a, b| a + b + 1e-6);
+        let cos = yy.with(&xx, |a, b| a - b).with(&strength, |a, b| a / b);
+        let sin = xy.with(&strength, |a, b| -2.0 * a / b);
+        Flow { cos: cos.smoothed(DIRECTIONS), sin: sin.smoothed(DIRECTIONS) }
+    }
+
+    /// The angle at a cell, counter-clockwise as seen, in half turns: 0 to 1.
+    pub(super) fn angle(&self, cell: usize) -> f32 {
+        (self.sin.values[cell].atan2(self.cos.values[cell]) / TAU).rem_euclid(1.0)
+    }
+}
+
+/// The distance of ridges per cell, as an index into the bank's distances, not whole: that whose filter lets most
+/// pass in the neighbourhood. Only `wanted` cells are looked at.
+pub(super) fn distances(plane: &Plane, flow: &Flow, bank: &Bank, wanted: impl Fn(usize) -> bool) -> Plane {
+    let (across, down) = (flow.cos.width, flow.cos.height);
+    let mut energies = [(); PERIODS].map(|()| Plane::new(across, down));
+    for cell in (0..across * down).filter(|&cell| wanted(cell)) {
+        let (x, y) = (cell % across * CELL + CELL / 2, cell / across * CELL + CELL / 2);
+        if x < RADIUS || y < RADIUS || x + RADIUS >= plane.width || y + RADIUS >= plane.height {
+            continue;
+        }
+        let angle = flow.angle(cell);
+        for (period, energy) in energies.iter_mut().enumerate() {
+            energy.values[cell] = bank.kernel(angle, period).response(plane, x, y).powi(2);
+        }
+    }
+    let energies = energies.map(|energy| energy.smoothed(DISTANCES));
+    let mut best = Plane::new(across, down);
+    for (cell, best) in best.values.iter_mut().enumerate() {
+        *best = peak(&std::array::from_fn(|period| energies[period].values[cell]));
+    }
+    best.smoothed(DISTANCES)
+}
+
+/// Where the largest value lies, refined by the parabola through its neighbours.
+fn peak(values: &[f32; PERIODS]) -> f32 {
+    let peak = (0..PERIODS).fold(0, |peak, at| if values[at] > values[peak] { at } else { peak });
+    if peak == 0 || peak + 1 == PERIODS {
+        return peak as f32;
+    }
+    let (low, here, high) = (values[peak - 1], values[peak], values[peak + 1]);
+    let bend = low - 2.0 * here + high;
+    if bend < 0.0 { peak as f32 + (0.5 * (low - high) / bend).clamp(-0.5, 0.5) } else { peak as f32 }
+}

@@ -1,0 +1,92 @@
+//! Lines one pixel wide (Zhang and Suen, "A fast parallel algorithm for thinning digital patterns", 1984).
+
+/// A picture of black and white with a border of white around it.
+#[derive(Clone)]
+pub(super) struct Bits {
+    /// With the border.
+    pub(super) width: usize,
+    /// 0 or 1, row by row.
+    pub(super) pixels: Vec<u8>,
+}
+
+impl Bits {
+    /// `set` says whether the pixel at x, y is black; the border is added.
+    pub(super) fn new(width: usize, height: usize, set: impl Fn(usize, usize) -> bool) -> Bits {
+        let mut pixels = vec![0; (width + 2) * (height + 2)];
+        for y in 0..height {
+            for x in 0..width {
+                pixels[(y + 1) * (width + 2) + x + 1] = u8::from(set(x, y));
+            }
+        }
+        Bits { width: width + 2, pixels }
+    }
+
+    /// How far on in `pixels` the eight neighbours are: right, then counter-clockwise.
+    pub(super) fn neighbours(&self) -> [isize; 8] {
+        let width = self.width as isize;
+        [1, 1 - width, -width, -width - 1, -1, width - 1, width, width + 1]
+    }
+
+    /// The neighbours as bits, in the order of [`Bits::neighbours`].
+    pub(super) fn around(&self, at: usize, neighbours: &[isize; 8]) -> u8 {
+        neighbours
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (place, &way)| bits | self.pixels[at.wrapping_add_signed(way)] << place)
+    }
+
+    /// Thins all that is black to lines one pixel wide.
+    pub(super) fn thin(&mut self) {
+        let neighbours = self.neighbours();
+        let mut black: Vec<usize> = (0..self.pixels.len()).filter(|&at| self.pixels[at] == 1).collect();
+        let tables = [removable_table(0), removable_table(1)];
+        let mut going: Vec<usize> = Vec::new();
+        loop {
+            let before = black.len();
+            for table in &tables {
+                going.clear();
+                going.extend(
+                    black.iter().copied().filter(|&at| table[usize::from(self.around(at, &neighbours))]),
+                );
+                for &at in &going {
+                    self.pixels[at] = 0;
+                }
+                if !going.is_empty() {
+                    black.retain(|&at| self.pixels[at] == 1);
+                }
+            }
+            if black.len() == before {
+                break;
+            }
+        }
+        // Corners of stairs: what is left connected without them.
+        for &at in &black {
+            let bits = self.around(at, &neighbours);
+            if bits.count_ones() >= 2 && components(bits) == 1 {
+                self.pixels[at] = 0;
+            }
+        }
+    }
+}
+
+/// Whether a pixel with these neighbours goes in the first (0) or second (1) half of a round.
+fn removable_table(half: usize) -> [bool; 256] {
+    std::array::from_fn(|bits| {
+        let bits = bits as u8;
+        let is = |place: usize| bits >> (place % 8) & 1 == 1;
+        let [east, north, west, south] = [is(0), is(2), is(4), is(6)];
+        let crossings = (0..8).filter(|&place| !is(place) && is(place + 1)).count();
+        let sides = match half {
+            0 => !(north && east && south) && !(east && south && west),
+            _ => !(north && east && west) && !(north && south && west),
+        };
+        (2..=6).contains(&bits.count_ones()) && crossings == 1 && sides
+    })
+}
+
+/// Into how many parts the neighbours fall that touch one another without the pixel between them.
+fn components(bits: u8) -> u32 {
+    let is = |place: usize| bits >> (place % 8) & 1 == 1;
+    // Yokoi's connectivity number for neighbours that touch at corners.
+    (0..8).step_by(2).filter(|&place| !is(place) && (is(place + 1) || is(place + 2))).count() as u32
+}

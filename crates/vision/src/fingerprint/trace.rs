@@ -1,0 +1,76 @@
+//! Ends of thin lines, and which way their lines run.
+
+use std::f32::consts::TAU;
+
+use super::thin::Bits;
+
+/// Pixels along a line by which its direction is told.
+const FAR: usize = 14;
+/// An end of a line that forks nearer than this is a spur.
+const SPUR: usize = 10;
+/// A line shorter than this is dirt, or a pore.
+const ISLAND: usize = 14;
+
+/// An end of a line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct End {
+    pub(super) x: f32,
+    pub(super) y: f32,
+    /// From the end along its line, counter-clockwise as seen, in turns: 0 to 1.
+    pub(super) angle: f32,
+}
+
+/// All ends of lines of black pixels that go on long enough, from the top down.
+pub(super) fn ends(bits: &Bits) -> Vec<End> {
+    let neighbours = bits.neighbours();
+    let place = |at: usize| ((at % bits.width) as f32 - 1.0, (at / bits.width) as f32 - 1.0);
+    let mut path = Vec::with_capacity(FAR + 1);
+    let mut found = Vec::new();
+    for start in (0..bits.pixels.len()).filter(|&at| bits.pixels[at] == 1) {
+        if bits.around(start, &neighbours).count_ones() != 1 {
+            continue;
+        }
+        let least = match follow(bits, start, &neighbours, &mut path) {
+            Stop::Fork => SPUR,
+            Stop::End => ISLAND,
+            Stop::Far => 0,
+        };
+        let Some(&along) = path.last().filter(|_| path.len() > least) else {
+            continue;
+        };
+        let ((x, y), (to_x, to_y)) = (place(start), place(along));
+        let angle = ((y - to_y).atan2(to_x - x) / TAU).rem_euclid(1.0);
+        found.push(End { x, y, angle });
+    }
+    found
+}
+
+/// Why a line was left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stop {
+    Fork,
+    End,
+    Far,
+}
+
+/// Fills `path` with the pixels of the line that ends at `start`, that one first.
+fn follow(bits: &Bits, start: usize, neighbours: &[isize; 8], path: &mut Vec<usize>) -> Stop {
+    path.clear();
+    path.push(start);
+    let (mut before, mut at) = (start, start);
+    while path.len() <= FAR {
+        let mut next = neighbours
+            .iter()
+            .map(|&way| at.wrapping_add_signed(way))
+            .filter(|&to| bits.pixels[to] == 1 && to != before);
+        let (Some(to), others) = (next.next(), next.count()) else {
+            return Stop::End;
+        };
+        if others > 0 {
+            return Stop::Fork;
+        }
+        (before, at) = (at, to);
+        path.push(at);
+    }
+    Stop::Far
+}

@@ -1,0 +1,99 @@
+//! TIFF files: what `image` reads, and palettes and small depths, which it leaves out.
+
+use std::io::Cursor;
+
+use ::tiff::decoder::{Decoder, DecodingResult, Limits as TiffLimits};
+use ::tiff::tags::{PhotometricInterpretation, Tag};
+use ::tiff::{ColorType, TiffError};
+use base::{Error, Result};
+use image::codecs::tiff::TiffDecoder;
+use image::metadata::Orientation;
+use image::{DynamicImage, RgbImage};
+
+use crate::decode::{checked, refused, within};
+use crate::{Format, Limits};
+
+/// The first page of a file.
+///
+/// # Errors
+/// As [`crate::decode()`].
+pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+    let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
+    let mut allowed = TiffLimits::default();
+    allowed.decoding_buffer_size = usize::try_from(limits.bytes_max).unwrap_or(usize::MAX);
+    decoder = decoder.with_limits(allowed);
+    match decoder.colortype().map_err(|error| damaged(&error))? {
+        ColorType::Palette(bits @ (1 | 2 | 4 | 8)) => {
+            let table = palette(&mut decoder)?;
+            indexed(decoder, bits, &table, limits)
+        }
+        ColorType::Gray(bits @ (2 | 4)) => {
+            let steps = (1_u32 << bits) - 1;
+            let zero_is_white =
+                decoder.find_tag_unsigned::<u16>(Tag::PhotometricInterpretation).ok().flatten()
+                    == Some(PhotometricInterpretation::WhiteIsZero.to_u16());
+            let level = |step: u32| {
+                let level = (step * 255 / steps) as u8;
+                [if zero_is_white { 255 - level } else { level }; 3]
+            };
+            let table: Vec<[u8; 3]> = (0..=steps).map(level).collect();
+            indexed(decoder, bits, &table, limits)
+        }
+        _ => {
+            let decoder =
+                TiffDecoder::new(Cursor::new(bytes)).map_err(|error| refused(Format::Tiff, &error))?;
+            checked(Format::Tiff, decoder, limits, || Ok(()))
+        }
+    }
+}
+
+/// The colours of a palette: all reds, all greens, all blues in the file, 16 bits each.
+fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
+    let map = decoder.get_tag_u16_vec(Tag::ColorMap).map_err(|error| damaged(&error))?;
+    let (reds, rest) = map.split_at(map.len() / 3);
+    let (greens, blues) = rest.split_at(rest.len() / 2);
+    let colours = reds.iter().zip(greens).zip(blues);
+    Ok(colours.map(|((&red, &green), &blue)| [red, green, blue].map(|colour| (colour >> 8) as u8)).collect())
+}
+
+/// A page whose pixels are numbers of colours, `bits` each, rows beginning on a byte.
+fn indexed(
+    mut decoder: Decoder<Cursor<&[u8]>>,
+    bits: u8,
+    table: &[[u8; 3]],
+    limits: &Limits,
+) -> Result<(DynamicImage, Orientation)> {
+    let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
+    within(width, height, u64::from(width) * u64::from(height) * 3, limits)?;
+    let orientation = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten();
+    let orientation = orientation.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
+    let DecodingResult::U8(packed) = decoder.read_image().map_err(|error| damaged(&error))? else {
+        return Err(Error::invalid("this kind of tiff cannot be read: a palette of more than 256 colours"));
+    };
+    let per_byte = 8 / usize::from(bits);
+    let row_bytes = (width as usize).div_ceil(per_byte);
+    let mask = ((1_u16 << bits) - 1) as u8;
+    let mut rgb = Vec::with_capacity(width as usize * height as usize * 3);
+    for row in packed.chunks(row_bytes).take(height as usize) {
+        for column in 0..width as usize {
+            let shift = 8 - usize::from(bits) * (column % per_byte + 1);
+            let index = row.get(column / per_byte).map_or(0, |byte| (byte >> shift) & mask);
+            rgb.extend(table.get(usize::from(index)).copied().unwrap_or_default());
+        }
+    }
+    let image = RgbImage::from_raw(width, height, rgb)
+        .ok_or_else(|| Error::invalid("this tiff picture is damaged or ends early: rows are missing"))?;
+    Ok((DynamicImage::ImageRgb8(image), orientation))
+}
+
+fn damaged(error: &TiffError) -> Error {
+    match error {
+        TiffError::LimitsExceeded => {
+            Error::too_large("this tiff picture needs too much memory; make it smaller")
+        }
+        TiffError::UnsupportedError(error) => {
+            Error::invalid(format!("this kind of tiff cannot be read: {error}"))
+        }
+        error => Error::invalid(format!("this tiff picture is damaged or ends early: {error}")),
+    }
+}

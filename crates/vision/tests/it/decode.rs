@@ -1,0 +1,232 @@
+//! Decoding: what every kind of file becomes, and what becomes of those that are not right.
+
+use base::ErrorKind;
+use image::{DynamicImage, ImageFormat, RgbImage};
+use proptest::prelude::*;
+use vision::{Format, Limits, decode};
+
+use crate::files::{Tiff, animated, claiming, corners, encoded, jpeg, turned};
+
+fn decoded(file: &[u8]) -> vision::Decoded {
+    decode(file, &Limits::default()).unwrap()
+}
+
+/// The colours of the four corners' middles, each to the nearest of three levels.
+fn seen(file: &[u8]) -> [[u8; 3]; 4] {
+    let picture = decoded(file).picture;
+    let (width, height) = (picture.width, picture.height);
+    assert_eq!(picture.rgb.len() as u32, 3 * width * height);
+    [(1, 1), (3, 1), (1, 3), (3, 3)].map(|(x, y)| {
+        let at = 3 * ((height * y / 4) * width + width * x / 4) as usize;
+        std::array::from_fn(|channel| (picture.rgb[at + channel] as u32 + 64 >> 7 << 7).min(255) as u8)
+    })
+}
+
+const RED: [u8; 3] = [255, 0, 0];
+const BLACK: [u8; 3] = [0, 0, 0];
+const GREEN: [u8; 3] = [0, 255, 0];
+const BLUE: [u8; 3] = [0, 0, 255];
+const UPRIGHT: [[u8; 3]; 4] = [RED, BLACK, GREEN, BLUE];
+
+#[test]
+fn every_format_and_depth_becomes_the_same_picture() {
+    let image = DynamicImage::ImageRgb8(corners(32, 24));
+    let formats = [
+        (ImageFormat::Png, Format::Png),
+        (ImageFormat::WebP, Format::WebP),
+        (ImageFormat::Tiff, Format::Tiff),
+        (ImageFormat::Bmp, Format::Bmp),
+    ];
+    for (format, wanted) in formats {
+        let file = encoded(&image, format);
+        assert_eq!((decoded(&file).format, Format::sniff(&file)), (wanted, Some(wanted)));
+        assert_eq!(seen(&file), UPRIGHT, "{wanted:?}");
+    }
+    assert_eq!(seen(&jpeg(&corners(32, 24))), UPRIGHT);
+    for deep in [DynamicImage::ImageRgb16(image.to_rgb16()), DynamicImage::ImageRgba16(image.to_rgba16())] {
+        for format in [ImageFormat::Png, ImageFormat::Tiff] {
+            assert_eq!(seen(&encoded(&deep, format)), UPRIGHT, "{format:?}");
+        }
+    }
+    let grey = decoded(&encoded(&DynamicImage::ImageLuma16(image.to_luma16()), ImageFormat::Png)).picture;
+    assert!(grey.rgb.as_chunks::<3>().0.iter().all(|[r, g, b]| r == g && g == b));
+    let floats = DynamicImage::ImageRgb32F(image.to_rgb32f());
+    assert_eq!(seen(&encoded(&floats, ImageFormat::Tiff)), UPRIGHT);
+}
+
+#[test]
+fn what_is_transparent_is_white() {
+    let image = image::RgbaImage::from_fn(8, 8, |x, _| image::Rgba(if x < 4 { [0, 0, 0, 0] } else { [0, 0, 0, 255] }));
+    for format in [ImageFormat::Png, ImageFormat::WebP] {
+        let [left, right, ..] = seen(&encoded(&DynamicImage::ImageRgba8(image.clone()), format));
+        assert_eq!((left, right), ([255; 3], BLACK));
+    }
+    let half = image::RgbaImage::from_pixel(2, 2, image::Rgba([0, 100, 200, 128]));
+    let picture = decoded(&encoded(&DynamicImage::ImageRgba8(half), ImageFormat::Png)).picture;
+    assert_eq!(picture.rgb[..3], [127, 177, 227]);
+}
+
+#[test]
+fn a_camera_that_was_turned_is_turned_back() {
+    // What an upright picture looks like when it is stored with each orientation: EXIF 2.32, 4.6.4, tag 0x0112.
+    let upright = DynamicImage::ImageRgb8(corners(40, 24));
+    let stored = [
+        upright.clone(),
+        upright.fliph(),
+        upright.rotate180(),
+        upright.flipv(),
+        upright.rotate90().fliph(),
+        upright.rotate270(),
+        upright.rotate90().flipv(),
+        upright.rotate90(),
+    ];
+    for (orientation, stored) in (1..).zip(stored) {
+        let file = turned(&stored.to_rgb8(), orientation, 300);
+        let decoded = decoded(&file);
+        assert_eq!(u16::from(decoded.orientation), orientation);
+        assert_eq!((decoded.picture.width, decoded.picture.height), (40, 24), "{orientation}");
+        assert_eq!(seen(&file), UPRIGHT, "{orientation}");
+        assert_eq!(decoded.dots_per_inch, Some(300.0));
+    }
+    assert_eq!(decoded(&turned(&corners(8, 8), 99, 5)).orientation, 1, "no such orientation");
+}
+
+fn by_corner(pixel: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+    (0..8 * 8).flat_map(|at| pixel(usize::from(at % 8 >= 4) + 2 * usize::from(at / 8 >= 4))).collect()
+}
+
+#[test]
+fn tiff_files_of_printers_scanners_and_old_programs() {
+    let inks = [[0, 255, 255, 0], [0, 0, 0, 255], [255, 0, 255, 0], [255, 255, 0, 0]];
+    let cmyk = Tiff::of(8, 8, &[8; 4], 5).file(&by_corner(|corner| inks[corner].to_vec()));
+    assert_eq!(seen(&cmyk), UPRIGHT);
+    let mut map = vec![0; 3 * 256];
+    for (colour, [red, green, blue]) in UPRIGHT.into_iter().enumerate() {
+        [map[colour], map[256 + colour], map[512 + colour]] =
+            [red, green, blue].map(|level| u32::from(level) * 257);
+    }
+    let palette = Tiff::of(8, 8, &[8], 3).with(320, 3, map.clone()).file(&by_corner(|corner| vec![corner as u8]));
+    assert_eq!(seen(&palette), UPRIGHT);
+    let small: Vec<u32> = (0..3).flat_map(|plane| map[plane * 256..plane * 256 + 16].to_vec()).collect();
+    let nibbles: Vec<u8> = by_corner(|corner| vec![corner as u8]).chunks(2).map(|two| two[0] << 4 | two[1]).collect();
+    let palette = Tiff::of(8, 8, &[4], 3).with(320, 3, small).file(&nibbles);
+    assert_eq!(seen(&palette), UPRIGHT);
+    let grey = Tiff::of(8, 8, &[4], 1).file(&[0xf0; 32]);
+    assert_eq!(decoded(&grey).picture.rgb[..6], [255, 255, 255, 0, 0, 0]);
+    let scan = Tiff { dots: Some(500), ..Tiff::of(8, 8, &[8], 1) }.with(274, 3, vec![3]);
+    let scan = decoded(&scan.file(&by_corner(|corner| vec![corner as u8 * 80])));
+    assert_eq!((scan.dots_per_inch, scan.orientation), (Some(500.0), 3));
+    assert_eq!((scan.picture.rgb[0], scan.picture.rgb[3 * 63]), (240, 0));
+}
+
+#[test]
+fn of_an_animation_the_first_frame() {
+    let file = animated(&[corners(16, 16), RgbImage::from_pixel(16, 16, image::Rgb([9, 9, 9]))]);
+    let decoded = decoded(&file);
+    assert_eq!((decoded.format, decoded.picture.width), (Format::WebP, 16));
+    assert_eq!(seen(&file), UPRIGHT);
+}
+
+#[test]
+fn a_bomb_is_refused_by_its_header() {
+    let kind = |file: &[u8]| decode(file, &Limits::default()).unwrap_err().kind();
+    assert_eq!(kind(&claiming(10_000, 10_000)), ErrorKind::TooLarge);
+    assert_eq!(kind(&claiming(70_000, 1)), ErrorKind::TooLarge);
+    assert_eq!(kind(&claiming(0x7fff_ffff, 0x7fff_ffff)), ErrorKind::TooLarge);
+    assert_eq!(kind(&Tiff::of(60_000, 60_000, &[8; 3], 2).file(&[0; 8])), ErrorKind::TooLarge);
+    assert_eq!(kind(&Tiff::of(60_000, 60_000, &[8], 3).with(320, 3, vec![0; 768]).file(&[0; 8])), ErrorKind::TooLarge);
+    let mut jpeg = jpeg(&corners(16, 16));
+    let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+    jpeg[frame + 5..frame + 9].copy_from_slice(&[0xff, 0xff, 0xff, 0xff]);
+    assert_eq!(kind(&jpeg), ErrorKind::TooLarge);
+    let mut bmp = encoded(&DynamicImage::ImageRgb8(corners(4, 4)), ImageFormat::Bmp);
+    bmp[18..22].copy_from_slice(&60_000_u32.to_le_bytes());
+    bmp[22..26].copy_from_slice(&60_000_u32.to_le_bytes());
+    assert_eq!(kind(&bmp), ErrorKind::TooLarge);
+    let small = Limits { pixels_max: 100, ..Limits::default() };
+    let error = decode(&encoded(&DynamicImage::ImageRgb8(corners(11, 10)), ImageFormat::Png), &small).unwrap_err();
+    assert!(error.message().contains("11 x 10 pixels"), "{error}");
+}
+
+/// All kinds of files, small.
+fn files() -> Vec<Vec<u8>> {
+    let image = DynamicImage::ImageRgb8(corners(24, 16));
+    let mut files: Vec<Vec<u8>> = [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Tiff, ImageFormat::Bmp]
+        .into_iter()
+        .map(|format| encoded(&image, format))
+        .collect();
+    files.push(jpeg(&corners(24, 16)));
+    files.push(turned(&corners(24, 16), 6, 72));
+    files.push(animated(&[corners(16, 16), corners(16, 16)]));
+    files.push(Tiff::of(8, 8, &[8; 4], 5).file(&[7; 256]));
+    files.push(Tiff::of(8, 8, &[8], 3).with(320, 3, vec![500; 768]).file(&[3; 64]));
+    files
+}
+
+#[test]
+fn a_file_that_ends_early_is_refused_and_says_so() {
+    for file in files() {
+        let format = Format::sniff(&file).unwrap();
+        // TIFF and BMP may end with what nobody needs; half of any is too little.
+        let error = decode(&file[..file.len() / 2], &Limits::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{format:?}: {error}");
+    }
+    let whole = jpeg(&corners(200, 200));
+    for part in 1..10 {
+        let error = decode(&whole[..whole.len() * part / 10], &Limits::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{part}: {error}");
+    }
+    let error = decode(&whole[..whole.len() - 2], &Limits::default()).unwrap_err();
+    assert!(error.message().contains("ends early"), "{error}");
+    let trailing = [&whole[..], b"what a phone adds after the picture"].concat();
+    assert!(decode(&trailing, &Limits::default()).is_ok());
+    assert_eq!(decode(b"", &Limits::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(decode(b"GIF89a", &Limits::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+fn check(file: &[u8]) -> Result<(), TestCaseError> {
+    // Small limits: what a damaged header claims must not be allocated.
+    let limits = Limits { pixels_max: 1 << 16, side_max: 1 << 12, bytes_max: 1 << 20 };
+    match decode(file, &limits) {
+        Ok(decoded) => {
+            let picture = decoded.picture;
+            let pixels = u64::from(picture.width) * u64::from(picture.height);
+            prop_assert!(pixels <= limits.pixels_max && picture.rgb.len() as u64 == 3 * pixels);
+        }
+        Err(error) => {
+            prop_assert!(matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::TooLarge), "{error}");
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn any_bytes_are_survived(
+        head in prop::sample::select(vec![
+            &b"\xff\xd8\xff"[..], b"\x89PNG\r\n\x1a\n", b"RIFF\xff\0\0\0WEBP", b"II*\0\x08\0\0\0", b"MM\0*", b"BM",
+        ]),
+        tail in prop::collection::vec(any::<u8>(), 0..400),
+    ) {
+        check(&[head, &tail[..]].concat())?;
+        check(&tail)?;
+    }
+
+    #[test]
+    fn damaged_files_are_survived(
+        which in 0_usize..9,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in any::<prop::sample::Index>(),
+        whole in any::<bool>(),
+    ) {
+        let mut file = files()[which].clone();
+        for (at, byte) in changes {
+            let at = at.index(file.len());
+            file[at] = byte;
+        }
+        let end = if whole { file.len() } else { cut.index(file.len()) };
+        check(&file[..end])?;
+    }
+}

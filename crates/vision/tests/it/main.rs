@@ -1,0 +1,8 @@
+//! Tests of pictures from file to what search compares.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+extern crate millpond_vision as vision;
+
+mod decode;
+mod files;
+mod input;

@@ -1,0 +1,391 @@
+"""Pictures against the real server: put in, found, looked at; and everything that people and programs send instead."""
+
+import io
+import json
+import pathlib
+import socket
+import struct
+import threading
+import time
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import requests
+from onnx import TensorProto, helper
+from PIL import Image
+
+from millpond import Server, drop_in
+from models import save, value
+
+SIDE = 32
+CELLS = 4
+BULK_TIMEOUT_S = 170
+
+
+def patches(path: pathlib.Path) -> pathlib.Path:
+    """A picture's mean colours in 4 x 4 cells: enough to tell made pictures apart."""
+    cell = SIDE // CELLS
+    return save(
+        path,
+        [
+            helper.make_node("AveragePool", ["image"], ["cells"], kernel_shape=[cell, cell], strides=[cell, cell]),
+            helper.make_node("Flatten", ["cells"], ["embedding"]),
+        ],
+        [value("image", TensorProto.FLOAT, ["n", 3, SIDE, SIDE])],
+        [value("embedding", TensorProto.FLOAT, ["n", 3 * CELLS * CELLS])],
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("models")
+    drop_in(patches(root / "source/patches.onnx"), root / "served/patches", 1)
+    return root / "served"
+
+
+class Images:
+    """`/v1/images` of a server."""
+
+    def __init__(self, server: Server):
+        self.server = server
+        self.url = f"{server.url}/v1/images"
+
+    def put(self, collection: str, body: bytes, media: str = "image/jpeg", **query) -> requests.Response:
+        url = f"{self.url}/{collection}"
+        return requests.put(url, data=body, headers={"content-type": media}, params=query, timeout=BULK_TIMEOUT_S)
+
+    def zip(self, collection: str, body: bytes) -> tuple[list[dict], dict]:
+        answer = self.put(collection, body, "application/zip")
+        assert answer.status_code == 200, answer.text
+        *lines, last = [json.loads(line) for line in answer.text.splitlines()]
+        return lines, last["summary"]
+
+    def search(self, collection: str, body: bytes, **query) -> dict:
+        url = f"{self.url}/{collection}/search"
+        answer = requests.post(url, data=body, headers={"content-type": "image/png"}, params=query, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def count(self, collection: str) -> int:
+        answer = requests.get(f"{self.url}/{collection}", timeout=20)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["count"]
+
+
+@pytest.fixture(scope="module")
+def images(models, tmp_path_factory):
+    place = tmp_path_factory.mktemp("images")
+    server = Server(models, "--collections-dir", str(place / "collections"), log=place / "server.log").wait_ready()
+    yield Images(server)
+    assert server.stop() == 0, server.log_text()[-4000:]
+
+
+def pixels(seed: int, width: int = 320, height: int = 240) -> np.ndarray:
+    """A scene of rectangles, another for each seed."""
+    random = np.random.default_rng(seed)
+    scene = np.empty((height, width, 3), np.uint8)
+    scene[:] = random.integers(0, 256, 3)
+    for _ in range(60):
+        x, y = random.integers(0, width), random.integers(0, height)
+        w, h = random.integers(8, width // 4, 2)
+        scene[y : y + h, x : x + w] = random.integers(0, 256, 3)
+    return scene
+
+
+def encoded(image: Image.Image, form: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def picture(seed: int, form: str = "JPEG", **options) -> bytes:
+    return encoded(Image.fromarray(pixels(seed)), form, **options)
+
+
+def tiny(seed: int) -> bytes:
+    """A picture of a few hundred bytes."""
+    random = np.random.default_rng(seed)
+    return encoded(Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)), "PNG")
+
+
+def archive(entries: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as writer:
+        for name, body in entries.items():
+            writer.writestr(name, body)
+    return file.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG file of that many white pixels, whole and small."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    packer = zlib.compressobj(9)
+    row = b"\0" + b"\xff" * (width // 8 + 1)
+    data = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def resident(server: Server) -> int:
+    """Bytes of memory that the server has touched at most."""
+    status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def test_a_cropped_turned_and_recompressed_copy_finds_its_original(images):
+    ids = []
+    for seed in range(20):
+        answer = images.put("finding", picture(seed), name=f"{seed}.jpg", payload=json.dumps({"seed": seed}))
+        assert answer.status_code == 200, answer.text
+        ids.append(answer.json()["id"])
+    scene = Image.fromarray(pixels(7)).rotate(5, expand=False).crop((20, 15, 300, 220))
+    found = images.search("finding", encoded(scene, "JPEG", quality=60), explain=1)
+    best = found["results"][0]
+    assert (best["id"], best["accepted"], best["payload"]) == (ids[7], True, {"seed": 7})
+    assert len(best["pairs"]) >= 8
+    for x, y, found_x, found_y in best["pairs"]:
+        assert 0 <= x <= 280 and 0 <= y <= 205 and 0 <= found_x <= 320 and 0 <= found_y <= 240
+    stranger = images.search("finding", picture(500), k=5)
+    assert not any(result["accepted"] for result in stranger["results"])
+    assert len(stranger["results"]) == 5
+
+
+def test_every_kind_of_picture_is_read(images):
+    scene = Image.fromarray(pixels(100))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = {
+        "jpeg": encoded(scene, "JPEG", quality=90),
+        "grey-jpeg": encoded(scene.convert("L"), "JPEG"),
+        "cmyk-jpeg": encoded(scene.convert("CMYK"), "JPEG", quality=95),
+        "progressive": encoded(scene, "JPEG", progressive=True),
+        "turned": encoded(scene.rotate(90, expand=True), "JPEG", exif=turned, quality=90),
+        "png": encoded(scene, "PNG"),
+        "palette-png": encoded(scene.quantize(64), "PNG"),
+        "alpha-png": encoded(scene.convert("RGBA"), "PNG"),
+        "16-bit-png": encoded(Image.fromarray(pixels(100)[..., 0].astype(np.uint16) * 257), "PNG"),
+        "webp": encoded(scene, "WEBP", quality=90),
+        "lossless-webp": encoded(scene, "WEBP", lossless=True),
+        "animated-webp": encoded(
+            scene, "WEBP", save_all=True, append_images=[Image.fromarray(pixels(101))], duration=100, lossless=True
+        ),
+        "tiff": encoded(scene, "TIFF"),
+        "cmyk-tiff": encoded(scene.convert("CMYK"), "TIFF"),
+        "lzw-tiff": encoded(scene, "TIFF", compression="tiff_lzw"),
+        "palette-tiff": encoded(scene.quantize(64), "TIFF"),
+        "bilevel-tiff": encoded(scene.convert("1"), "TIFF", compression="group4"),
+        "bmp": encoded(scene, "BMP"),
+        "palette-bmp": encoded(scene.quantize(64), "BMP"),
+    }
+    ids = {}
+    for name, file in files.items():
+        answer = images.put("kinds", file, name=name)
+        assert answer.status_code == 200, f"{name}: {answer.text}"
+        entry = answer.json()
+        assert (entry["status"], entry["width"], entry["height"]) == ("added", 320, 240), name
+        ids[name] = entry["id"]
+    found = images.search("kinds", files["png"], k=len(files))
+    accepted = {result["name"] for result in found["results"] if result["accepted"]}
+    # One channel alone and black and white look different to keypoints, too.
+    assert accepted >= set(files) - {"16-bit-png", "bilevel-tiff"}, set(files) - accepted
+    for name, identity in ids.items():
+        original = requests.get(f"{images.url}/kinds/{identity}", timeout=20)
+        assert original.content == files[name], name
+        small = requests.get(f"{images.url}/kinds/{identity}/thumbnail?size=64", timeout=20)
+        assert Image.open(io.BytesIO(small.content)).size == (64, 48), name
+
+
+def test_bombs_are_refused_before_they_are_unpacked(images):
+    images.put("bombs", picture(0))
+    before = resident(images.server)
+    for width, height in [(10_000, 10_000), (60_000, 60_000)]:
+        file = bomb(width, min(height, 10_000)) if width == 10_000 else bomb(width, 2_000)
+        answer = images.put("bombs", file, "image/png", name="bomb.png")
+        assert answer.status_code == 413, answer.text
+        assert "bomb.png" in answer.json()["error"] and "pixels" in answer.json()["error"]
+    assert resident(images.server) - before < 64 << 20
+    zeroes = archive({"zeroes.png": b"\x89PNG\r\n\x1a\n" + bytes(1 << 30)})
+    lines, summary = images.zip("bombs", zeroes)
+    assert summary["failed"] == 1 and "at most" in lines[0]["error"], lines
+    assert resident(images.server) - before < 400 << 20
+    assert images.count("bombs") == 1
+
+
+def test_a_truncated_picture_is_refused_by_name(images):
+    for form in ["JPEG", "PNG", "WEBP", "TIFF", "BMP"]:
+        whole = picture(3, form)
+        answer = images.put("truncated", whole[: len(whole) // 2], name=f"half.{form}")
+        assert answer.status_code == 400, f"{form}: {answer.text}"
+        assert f"half.{form}" in answer.json()["error"], answer.text
+    whole = encoded(Image.fromarray(pixels(3)), "JPEG", progressive=True)
+    assert images.put("truncated", whole[:-100], name="late.jpg").status_code == 400
+    assert requests.get(f"{images.url}/truncated", timeout=10).status_code == 404, "a refused picture makes no collection"
+
+
+def test_an_archive_that_climbs_links_nests_and_hides(images, tmp_path):
+    inside, names = picture(1), ["../../climb.jpg", "/tmp/millpond-absolute.jpg", "..\\..\\windows.jpg", "plain/ok.jpg"]
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as writer:
+        for number, name in enumerate(names):
+            writer.writestr(name, picture(200 + number))
+        link = zipfile.ZipInfo("link.jpg")
+        link.external_attr = 0o120777 << 16
+        writer.writestr(link, "/etc/passwd")
+        writer.writestr("inner.zip", archive({"deep.jpg": inside}))
+        writer.writestr("readme.txt", "no picture")
+        writer.writestr("broken.jpg", b"\xff\xd8\xff\xe0 and nothing more")
+        secret = zipfile.ZipInfo("secret.jpg")
+        writer.writestr(secret, picture(210))
+    # Mark the last entry as encrypted, in its own header and in the directory.
+    body = bytearray(file.getvalue())
+    for signature, flags in [(b"PK\x03\x04", 6), (b"PK\x01\x02", 8)]:
+        at = body.rfind(signature)
+        body[at + flags] |= 1
+    lines, summary = images.zip("climbing", bytes(body))
+    status = {line["name"]: line["status"] for line in lines}
+    assert summary == {"added": 4, "present": 0, "failed": 4, "ignored": 1}, lines
+    assert all(status[name] == "added" for name in ["climb.jpg", "millpond-absolute.jpg", "windows.jpg", "ok.jpg"])
+    assert status["link.jpg"] == status["inner.zip"] == status["broken.jpg"] == "failed"
+    assert any("encrypted" in line.get("error", "") for line in lines)
+    assert not pathlib.Path("/tmp/millpond-absolute.jpg").exists()
+    place = images.server.log.parent
+    assert not [path for path in place.parent.rglob("climb*") if path.is_file()]
+
+
+def test_ten_thousand_tiny_files(images):
+    entries = {f"{number // 100}/{number}.png": tiny(number) for number in range(10_000)}
+    body = archive(entries, zipfile.ZIP_STORED)
+    started = time.monotonic()
+    lines, summary = images.zip("tiny", body)
+    took = time.monotonic() - started
+    assert summary == {"added": 10_000, "present": 0, "failed": 0, "ignored": 0}
+    assert len(lines) == 10_000
+    assert images.count("tiny") == 10_000
+    print(f"10,000 tiny pictures in {took:.0f} s")
+    lines, summary = images.zip("tiny", archive(dict(list(entries.items())[:500])))
+    assert summary["present"] == 500, "the same again is passed over"
+
+
+def raw(server: Server, head: str, body: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+def test_an_upload_that_stops_half_way(images):
+    whole = picture(900)
+    head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: {len(whole)}"
+    raw(images.server, head, whole[: len(whole) // 2]).close()
+    many = archive({f"{number}.jpg": picture(number) for number in range(5)})
+    head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: x\r\nContent-Type: application/zip\r\nContent-Length: {len(many)}"
+    with raw(images.server, head, many[: len(many) // 2]) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(65536).decode()
+    # Nothing of it is there, and where the client still listens it is told.
+    assert not answer or "broke off" in answer or "ended early" in answer, answer
+    time.sleep(0.5)
+    assert requests.get(f"{images.url}/halves", timeout=10).status_code == 404
+    assert images.put("halves", whole).json()["status"] == "added"
+    _, summary = images.zip("halves", many)
+    assert summary["added"] == 5
+    # The places of uploads that ended are free again: there are only a few.
+    for _ in range(6):
+        raw(images.server, head, many[:100]).close()
+    deadline = time.monotonic() + 20
+    while images.put("halves", many, "application/zip").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_folder_is_read_for_this_machine_and_links_are_not_followed(images, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/one.jpg").write_bytes(picture(300))
+    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    answer = images.put("folder", json.dumps({"folder": str(tmp_path)}).encode(), "application/json")
+    *lines, last = [json.loads(line) for line in answer.text.splitlines()]
+    assert last["summary"] == {"added": 1, "present": 0, "failed": 0, "ignored": 1}
+    assert lines[0]["name"] == "deep/one.jpg"
+    foreign = requests.put(
+        f"{images.url}/folder",
+        json={"folder": str(tmp_path)},
+        headers={"origin": "http://evil.example", "host": "evil.example"},
+        timeout=10,
+    )
+    assert foreign.status_code == 403, foreign.text
+
+
+def test_what_was_acknowledged_survives_kill_9(models, tmp_path):
+    flags = ("--collections-dir", str(tmp_path / "collections"))
+    acknowledged: list[tuple[str, bytes]] = []
+    for round_ in range(3):
+        server = Server(models, *flags, log=tmp_path / f"server-{round_}.log").wait_ready()
+        client = Images(server)
+        stop = threading.Event()
+
+        def put(first: int, client: Images = client, stop: threading.Event = stop) -> None:
+            for seed in range(first, first + 10_000):
+                if stop.is_set():
+                    return
+                file = picture(seed)
+                try:
+                    answer = client.put("kept", file, background=seed % 2)
+                except requests.RequestException:
+                    return
+                if answer.status_code == 200:
+                    acknowledged.append((answer.json()["id"], file))
+
+        threads = [threading.Thread(target=put, args=((round_ * 4 + worker) * 10_000,)) for worker in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.5)
+        server.process.kill()
+        stop.set()
+        server.process.wait()
+        for thread in threads:
+            thread.join()
+    assert len(acknowledged) >= 10
+    server = Server(models, *flags, log=tmp_path / "last.log").wait_ready()
+    client = Images(server)
+    deadline = time.monotonic() + 30
+    while requests.get(f"{client.url}/kept", timeout=10).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for identity, file in acknowledged:
+        original = requests.get(f"{client.url}/kept/{identity}", timeout=20)
+        assert original.status_code == 200 and original.content == file, identity
+    ids = [identity for identity, _ in acknowledged]
+    missing = requests.post(f"{client.url}/kept/missing", json={"ids": ids[:1000]}, timeout=20).json()
+    assert missing == {"missing": []}
+    found = client.search("kept", acknowledged[-1][1], k=1)["results"][0]
+    assert (found["id"], found["accepted"]) == (acknowledged[-1][0], True)
+    assert server.stop() == 0, server.log_text()[-4000:]
+
+
+def test_a_key_is_wanted_where_there_is_one(models, tmp_path):
+    flags = ("--collections-dir", str(tmp_path / "collections"), "--api-key", "s3cret")
+    server = Server(models, *flags, log=tmp_path / "server.log").wait_ready()
+    try:
+        for path in ["/v1/images", "/collections"]:
+            assert requests.get(server.url + path, timeout=10).status_code == 401
+            assert requests.get(server.url + path, headers={"api-key": "s3cre"}, timeout=10).status_code == 401
+            assert requests.get(server.url + path, headers={"api-key": "s3cret"}, timeout=10).status_code == 200
+            bearer = {"authorization": "Bearer s3cret"}
+            assert requests.get(server.url + path, headers=bearer, timeout=10).status_code == 200
+        assert "s3cret" not in server.log_text()
+    finally:
+        assert server.stop() == 0
+
+
+def test_the_same_collection_by_qdrants_interface(images):
+    answer = images.put("both", picture(400), name="four.jpg", payload=json.dumps({"year": 1999}))
+    identity = answer.json()["id"]
+    url = f"{images.server.url}/collections/both/points/scroll"
+    query = {"filter": {"must": [{"key": "image.name", "match": {"value": "four.jpg"}}]}, "with_payload": True}
+    points = requests.post(url, json=query, timeout=10).json()["result"]["points"]
+    assert [point["id"] for point in points] == [identity]
+    assert points[0]["payload"]["year"] == 1999 and points[0]["payload"]["image"]["width"] == 320

@@ -1,0 +1,420 @@
+"""qdrant-client over REST, unmodified; its local mode says what the answers should be."""
+
+import itertools
+import random
+import threading
+import uuid
+
+import numpy as np
+import pytest
+import requests
+from collections_server import start
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
+from qdrant_points import DIMS, a_filter, assert_alike, everything, points, scored, vectors
+
+DISTANCES = [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID]
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = start(tmp_path_factory.mktemp("qdrant"))
+    yield server
+    assert server.stop() == 0, server.log_text()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    client = QdrantClient(url=server.url, timeout=30)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def collection(client, request):
+    """A name of a collection that is gone after the test."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    yield name
+    client.delete_collection(name)
+
+
+def params(distance=models.Distance.COSINE, size: int = DIMS) -> models.VectorParams:
+    return models.VectorParams(size=size, distance=distance)
+
+
+def both(client, collection, distance, count=COUNT) -> QdrantClient:
+    """Makes the same collection here and in the client's local mode."""
+    local = QdrantClient(":memory:")
+    for each in (client, local):
+        each.create_collection(collection, vectors_config=params(distance))
+        each.upsert(collection, points(1, count))
+    return local
+
+
+def refusal(call, *arguments, **keywords) -> UnexpectedResponse:
+    with pytest.raises(UnexpectedResponse) as caught:
+        call(*arguments, **keywords)
+    return caught.value
+
+
+def test_the_root_tells_qdrants_clients_its_version_and_others_what_is_here(server, recwarn):
+    QdrantClient(url=server.url, check_compatibility=True).close()
+    assert not [warning for warning in recwarn if "version" in str(warning.message).lower()]
+    assert requests.get(server.url, timeout=5, headers={"accept": "application/json"}).json()["version"].startswith("1.")
+    assert requests.get(server.url, timeout=5).text.startswith("millpond ")
+    page = requests.get(server.url, timeout=5, headers={"accept": "text/html"})
+    assert page.headers["content-type"].startswith("text/html")
+    for probe in ("healthz", "livez", "readyz"):
+        assert requests.get(f"{server.url}/{probe}", timeout=5).status_code == 200
+
+
+def test_a_collection_comes_is_described_and_goes(client, collection):
+    assert not client.collection_exists(collection)
+    schema = models.KeywordIndexParams(type="keyword", is_tenant=True)
+    assert client.create_collection(
+        collection,
+        vectors_config=params(),
+        hnsw_config=models.HnswConfigDiff(m=32),
+        optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
+        quantization_config=models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8")),
+        on_disk_payload=True,
+        metadata={"owner": "us"},
+    )
+    assert client.collection_exists(collection)
+    assert collection in [it.name for it in client.get_collections().collections]
+    assert refusal(client.create_collection, collection, vectors_config=params()).status_code == 409
+    client.create_payload_index(collection, "city", models.PayloadSchemaType.KEYWORD)
+    client.create_payload_index(collection, "tenant", schema)
+    client.upsert(collection, points(3, 5))
+    client.update_collection(collection, metadata={"since": 2026}, hnsw_config=models.HnswConfigDiff(m=8))
+    info = client.get_collection(collection)
+    assert (info.status, info.points_count, info.optimizer_status) == ("green", 5, "ok")
+    assert info.config.params.vectors == params()
+    assert info.config.metadata == {"owner": "us", "since": 2026}
+    assert info.payload_schema["city"].data_type == "keyword"
+    assert info.payload_schema["tenant"].params.is_tenant
+    client.delete_payload_index(collection, "city")
+    assert list(client.get_collection(collection).payload_schema) == ["tenant"]
+    assert client.delete_collection(collection)
+    assert not client.collection_exists(collection)
+    assert not client.delete_collection(collection)
+    assert refusal(client.get_collection, collection).status_code == 404
+    assert refusal(client.upsert, collection, points(3, 1)).status_code == 404
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_queries_answer_as_the_local_mode_does(client, collection, distance):
+    local = both(client, collection, distance)
+    rng = random.Random(7)
+    queries = vectors(np.random.default_rng(7), 150)
+    found = 0
+    for number, query in enumerate(queries):
+        asked = {
+            "query": query,
+            "query_filter": a_filter(rng) if number % 3 else None,
+            "limit": rng.choice([1, 3, 10, 50]),
+            "offset": rng.choice([None, 0, 2]),
+            "with_payload": rng.choice([True, False, ["city", "deep.k"], models.PayloadSelectorExclude(exclude=["tags", "deep"])]),
+            "with_vectors": rng.choice([True, False]),
+        }
+        if rng.random() < 0.3:
+            asked["score_threshold"] = {"Cosine": 0.1, "Dot": 0.5, "Euclid": 5.5}[distance.value]
+        ours, theirs = scored(client, collection, **asked), scored(local, collection, **asked)
+        assert_alike(ours, theirs, f"{number}: {asked}")
+        found += len(theirs)
+    assert found > 500, "the filters let hardly anything through, so that nothing was compared"
+
+
+def test_scrolling_and_counting_answer_as_the_local_mode_does(client, collection):
+    local = both(client, collection, models.Distance.COSINE)
+    assert_alike(everything(client, collection), everything(local, collection), "all")
+    rng = random.Random(8)
+    for number in range(60):
+        chosen, seen = a_filter(rng), []
+        offset = None
+        for _ in range(COUNT):
+            mine, offset = client.scroll(collection, scroll_filter=chosen, limit=7, offset=offset)
+            seen += [(row.id, row.payload) for row in mine]
+            if offset is None:
+                break
+        theirs, _ = local.scroll(collection, scroll_filter=chosen, limit=COUNT)
+        assert seen == [(row.id, row.payload) for row in theirs], f"{number}: {chosen}"
+        assert client.count(collection, count_filter=chosen).count == len(theirs)
+
+
+def test_changes_leave_what_they_leave_in_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.DOT, 120)
+    rng = random.Random(9)
+    for number in range(30):
+        # The local mode knows nothing to do for an id that is not there.
+        alive = [row[0] for row in everything(local, collection)]
+        chosen, ids = a_filter(rng, 1), rng.sample(alive, 5)
+        target = rng.choice([models.FilterSelector(filter=chosen), models.PointIdsList(points=ids)])
+        change = rng.randrange(6)
+        for each in (client, local):
+            if change == 0:
+                each.set_payload(collection, {"n": number, "new": {"number": number}}, points=target)
+            elif change == 1:
+                each.set_payload(collection, {"k": number}, points=target, key="deep")
+            elif change == 2:
+                each.overwrite_payload(collection, {"only": number}, points=target)
+            elif change == 3:
+                each.delete_payload(collection, ["tags", "deep.k"], points=target)
+            elif change == 4:
+                each.clear_payload(collection, points_selector=models.PointIdsList(points=ids))
+            else:
+                each.delete(collection, points_selector=models.PointIdsList(points=ids))
+        if number % 5 == 0:
+            assert_alike(everything(client, collection), everything(local, collection), f"{number}: {change}")
+    for each in (client, local):
+        each.delete(collection, points_selector=models.FilterSelector(filter=a_filter(random.Random(11), 0)))
+    assert_alike(everything(client, collection), everything(local, collection), "in the end")
+
+
+def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collection):
+    local = both(client, collection, models.Distance.COSINE)
+    one, other = vectors(np.random.default_rng(4), 2)
+    keep = models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=True))])
+    cheap = models.Filter(must=[models.FieldCondition(key="price", range=models.Range(lt=1.0))])
+    recommend = models.RecommendInput(positive=[3, 5], negative=[9], strategy=models.RecommendStrategy.AVERAGE_VECTOR)
+    coarse = models.SearchParams(quantization=models.QuantizationSearchParams(rescore=True, oversampling=2.0))
+    for asked in (
+        {"query": 7},
+        {"query": 7, "query_filter": keep},
+        {"query": models.RecommendQuery(recommend=recommend), "with_payload": True},
+        {"query": one, "prefetch": models.Prefetch(query=other, limit=20, params=coarse)},
+        {"query": one, "prefetch": [models.Prefetch(query=other, limit=15), models.Prefetch(query=12, limit=15, filter=cheap)]},
+        {"query": one, "prefetch": models.Prefetch(query=other, limit=30, filter=cheap), "query_filter": keep},
+        {"query": one, "prefetch": models.Prefetch(filter=cheap, limit=30), "offset": 2, "limit": 4},
+        {"query": models.NearestQuery(nearest=one, mmr=models.Mmr(diversity=0.7, candidates_limit=40)), "limit": 8},
+        {"query": models.NearestQuery(nearest=4, mmr=models.Mmr()), "limit": 8, "offset": 2, "query_filter": keep},
+        {"query_filter": keep, "limit": 5},
+        {"query": one, "search_params": models.SearchParams(exact=True, hnsw_ef=64)},
+    ):
+        assert_alike(scored(client, collection, **asked), scored(local, collection, **asked), str(asked))
+    batch = [models.QueryRequest(query=one, limit=3), models.QueryRequest(query=4, limit=2, with_payload=True)]
+    for mine, theirs in zip(
+        client.query_batch_points(collection, batch), local.query_batch_points(collection, batch), strict=True
+    ):
+        assert [(it.id, it.payload) for it in mine.points] == [(it.id, it.payload) for it in theirs.points]
+
+
+def test_a_named_vector_uuids_and_uploads(client, collection):
+    client.create_collection(collection, vectors_config={"dense": params(models.Distance.DOT)})
+    rows = vectors(np.random.default_rng(5), 300)
+    ids = [str(uuid.uuid5(uuid.NAMESPACE_URL, str(number))) for number in range(300)]
+    payloads = [{"number": number} for number in range(300)]
+    client.upload_collection(
+        collection, vectors={"dense": np.array(rows, dtype=np.float32)}, ids=ids, payload=payloads, batch_size=32, parallel=1
+    )
+    client.upsert(collection, models.Batch(ids=[5], vectors={"dense": [rows[5]]}, payloads=[{"number": 5}]))
+    assert client.count(collection).count == 301
+    found = client.query_points(collection, query=rows[7], using="dense", limit=5, with_payload=True, with_vectors=["dense"])
+    exact = np.argsort(-np.array(rows) @ np.array(rows[7]))[:5]
+    assert [point.payload["number"] for point in found.points] == exact.tolist()
+    assert found.points[0].id == ids[exact[0]]
+    np.testing.assert_allclose(found.points[0].vector["dense"], rows[exact[0]], rtol=1e-6)
+    got = client.retrieve(collection, [ids[3], 5, 77], with_vectors=True)
+    assert [row.id for row in got] == [ids[3], 5]
+    assert got[0].payload == {"number": 3}
+    assert sorted(row[2]["number"] for row in everything(client, collection)) == sorted([*range(300), 5])
+    assert "dense" in str(refusal(client.query_points, collection, query=rows[0]))
+    assert refusal(client.upsert, collection, [models.PointStruct(id=1, vector=rows[0])]).status_code == 400
+
+
+def test_operations_in_a_batch(client, collection):
+    client.create_collection(collection, vectors_config=params())
+    done = client.batch_update_points(
+        collection,
+        [
+            models.UpsertOperation(upsert=models.PointsList(points=points(2, 6))),
+            models.SetPayloadOperation(set_payload=models.SetPayload(payload={"x": 1}, points=[1, 2])),
+            models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=["city"], points=[1])),
+            models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"y": 2}, points=[3])),
+            models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[4])),
+            models.DeleteOperation(delete=models.PointIdsList(points=[5])),
+        ],
+    )
+    assert [it.status for it in done] == ["completed"] * 6
+    rows = {row.id: row.payload for row in client.scroll(collection)[0]}
+    assert sorted(rows) == [1, 2, 3, 4, 6]
+    assert (rows[1]["x"], rows[2]["x"], rows[3], rows[4]) == (1, 1, {"y": 2}, {})
+    assert "city" not in rows[1]
+
+
+def test_an_alias_is_switched_and_switched_back(client, collection):
+    names = [f"{collection}-1", f"{collection}-2"]
+    try:
+        for name, value in zip(names, (1.0, 2.0), strict=True):
+            client.create_collection(name, vectors_config=params(models.Distance.DOT, 2))
+            client.upsert(name, [models.PointStruct(id=1, vector=[value, 0.0])])
+
+        def switch(name: str) -> float:
+            alias = models.CreateAlias(collection_name=name, alias_name=collection)
+            client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+            return client.query_points(collection, query=[1.0, 0.0]).points[0].score
+
+        assert [switch(name) for name in (names[0], names[1], names[0])] == [1.0, 2.0, 1.0]
+        assert [it.alias_name for it in client.get_collection_aliases(names[0]).aliases] == [collection]
+        gone = models.DeleteAlias(alias_name=collection)
+        client.update_collection_aliases([models.DeleteAliasOperation(delete_alias=gone)])
+        assert collection not in [it.alias_name for it in client.get_aliases().aliases]
+    finally:
+        for name in names:
+            client.delete_collection(name)
+
+
+def test_what_is_not_supported_says_so(client, collection):
+    client.create_collection(collection, vectors_config=params())
+    client.upsert(collection, points(1, 3))
+    query, one = client.query_points, vectors(np.random.default_rng(1), 1)[0]
+    text = models.FieldCondition(key="city", match=models.MatchText(text="x"))
+    for call, word in (
+        (lambda: query(collection, query=models.FusionQuery(fusion="rrf"), prefetch=models.Prefetch(query=one)), "fusion"),
+        (lambda: query(collection, query=models.OrderByQuery(order_by="n")), "order_by"),
+        (lambda: query(collection, query=models.SampleQuery(sample="random")), "sample"),
+        (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
+        (lambda: query(collection, query=[one, one]), "multivector"),
+        (lambda: query(collection, query=one, query_filter=models.Filter(must=[text])), "matching by text"),
+        (lambda: client.query_points_groups(collection, group_by="city", query=one), "query/groups"),
+        (lambda: client.scroll(collection, order_by="n"), "order_by"),
+        (lambda: client.facet(collection, "city"), "facet"),
+        (lambda: client.create_snapshot(collection), "snapshots"),
+        (lambda: client.update_vectors(collection, [models.PointVectors(id=1, vector=one)]), "points/vectors"),
+        (lambda: client.create_collection("no", vectors_config={"a": params(), "b": params()}), "more than one vector"),
+        (lambda: client.create_collection("no", sparse_vectors_config={"s": models.SparseVectorParams()}), "sparse"),
+        (lambda: client.create_collection("no", vectors_config=params(models.Distance.MANHATTAN)), "Manhattan"),
+    ):
+        error = refusal(call)
+        assert error.status_code == 501, error
+        assert word in error.content.decode(), error
+    assert not client.collection_exists("no")
+    picture = {"query": {"nearest": {"image": "http://nowhere/", "model": "m"}}}
+    answer = requests.post(f"{client._client.rest_uri}/collections/{collection}/points/query", json=picture, timeout=5)
+    assert answer.status_code == 501
+    assert "/v1/images" in answer.json()["status"]["error"]
+
+
+def test_what_is_wrong_is_named(server, client, collection):
+    client.create_collection(collection, vectors_config=params())
+    base = f"{server.url}/collections/{collection}"
+
+    def error(method: str, path: str, body, status: int = 400) -> str:
+        data = body if isinstance(body, str) else None
+        answer = requests.request(method, base + path, data=data, json=None if data else body, timeout=5)
+        assert answer.status_code == status, answer.text
+        return answer.json()["status"]["error"]
+
+    one = [0.5] * DIMS
+    assert "points[1].id" in error("PUT", "/points", {"points": [{"id": 1, "vector": one}, {"id": -1, "vector": one}]})
+    assert "points[0].vector[2]" in error("PUT", "/points", {"points": [{"id": 1, "vector": [1, 2, "3"]}]})
+    assert f"expected dim: {DIMS}, got 2" in error("PUT", "/points", {"points": [{"id": 1, "vector": [1, 2]}]})
+    assert f"expected dim: {DIMS}, got 1" in error("POST", "/points/query", {"query": [1]})
+    assert "limit" in error("POST", "/points/query", {"query": one, "limit": 0})
+    assert "limit" in error("POST", "/points/scroll", {"limit": -1})
+    assert "must: [0]" in error("POST", "/points/count", {"filter": {"must": [{"key": "a"}]}})
+    deep = {"must": []}
+    for _ in range(40):
+        deep = {"must": [deep]}
+    assert "nested" in error("POST", "/points/count", {"filter": deep})
+    assert "JSON" in error("POST", "/points/query", '{"query": [1,')
+    assert "points or filter" in error("POST", "/points/delete", {})
+    assert "__millpond_id" in error("PUT", "/points", {"points": [{"id": 1, "vector": one, "payload": {"__millpond_id": 1}}]})
+    assert "id 99" in error("GET", "/points/99", None, 404)
+    assert "id 99" in error("POST", "/points/query", {"query": 99}, 404)
+    assert "names" not in error("PUT", "/../.hidden", {"vectors": {"size": 2, "distance": "Dot"}})
+    assert client.count(collection).count == 0
+
+
+def acknowledged(url: str, collection: str, worker: int, into: list[int], stop: threading.Event) -> None:
+    """Upserts until the server is gone, remembering every id that was acknowledged."""
+    client = QdrantClient(url=url, timeout=10, check_compatibility=False)
+    rows = vectors(np.random.default_rng(worker), 400)
+    for first in itertools.count(worker * 1_000_000, 10):
+        ids = list(range(first, first + 10))
+        try:
+            client.upsert(collection, models.Batch(ids=ids, vectors=[rows[number % 400] for number in ids], payloads=None))
+        except (ApiException, ResponseHandlingException, OSError):
+            return
+        into.extend(ids)
+        if stop.is_set():
+            return
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path):
+    server = start(tmp_path, name="first")
+    client = QdrantClient(url=server.url)
+    client.create_collection("kept", vectors_config=params())
+    client.upsert("kept", [models.PointStruct(id=9_999_999, vector=[1.0] * DIMS, payload={"text": "Grüße"})])
+    known: list[list[int]] = [[], [], []]
+    threads = [
+        threading.Thread(target=acknowledged, args=(server.url, "kept", worker, known[worker], threading.Event()))
+        for worker in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    while sum(map(len, known)) < 1000 and any(thread.is_alive() for thread in threads):
+        threads[0].join(0.05)
+    server.process.kill()
+    server.process.wait()
+    for thread in threads:
+        thread.join()
+    again = start(tmp_path, name="second")
+    client = QdrantClient(url=again.url)
+    wait_open(client, "kept")
+    there = {row[0] for row in everything(client, "kept", 1000)}
+    assert len(there) > 1000
+    assert not [number for number in itertools.chain(*known) if number not in there]
+    assert client.retrieve("kept", [9_999_999])[0].payload == {"text": "Grüße"}
+    assert again.stop() == 0, again.log_text()
+
+
+def wait_open(client: QdrantClient, collection: str) -> None:
+    """A collection is opened behind the start."""
+    for _ in range(200):
+        try:
+            client.get_collection(collection)
+        except UnexpectedResponse as error:
+            if error.status_code != 503:
+                raise
+        else:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{collection} is still being opened")
+
+
+def test_a_corrupt_collection_is_named_and_the_others_serve(tmp_path):
+    server = start(tmp_path, name="first")
+    client = QdrantClient(url=server.url)
+    for name in ("good", "bad"):
+        client.create_collection(name, vectors_config=params())
+        client.upsert(name, points(1, 20))
+    assert server.stop() == 0
+    settings = tmp_path / "collections" / "bad" / "settings"
+    settings.write_bytes(settings.read_bytes().replace(b"cosine", b"corine"))
+    again = start(tmp_path, name="second")
+    client = QdrantClient(url=again.url)
+    wait_open(client, "good")
+    assert client.count("good").count == 20
+    assert sorted(it.name for it in client.get_collections().collections) == ["bad", "good"]
+    error = refusal(client.get_collection, "bad")
+    assert error.status_code == 500
+    assert "settings" in error.content.decode()
+    assert client.delete_collection("bad")
+    client.create_collection("bad", vectors_config=params())
+    assert client.count("bad").count == 0
+    assert again.stop() == 0, again.log_text()
+
+
+def test_the_key_is_wanted_where_there_is_one(tmp_path):
+    server = start(tmp_path, "--api-key", "s3cret")
+    with_key = QdrantClient(url=server.url, api_key="s3cret", check_compatibility=False)
+    with_key.create_collection("c", vectors_config=params())
+    without = QdrantClient(url=server.url, check_compatibility=False)
+    for call in (without.get_collections, lambda: without.count("c"), lambda: without.delete_collection("c")):
+        assert refusal(call).status_code == 401
+    bearer = {"authorization": "Bearer s3cret"}
+    assert requests.get(f"{server.url}/collections", headers=bearer, timeout=5).status_code == 200
+    assert requests.get(f"{server.url}/healthz", timeout=5).status_code == 200
+    assert server.stop() == 0, server.log_text()

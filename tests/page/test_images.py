@@ -1,0 +1,312 @@
+"""The page for images as people see it: pictures are dropped in, found by changed copies, filtered, deleted."""
+
+import io
+import json
+import pathlib
+
+import millpond
+import numpy as np
+import pytest
+import requests
+from PIL import Image
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from selenium.webdriver import ActionChains, Keys
+
+MADE = pathlib.Path(__file__).resolve().parents[2] / ".cache/images"
+MODEL = "mobilenet-v2"
+KEY = "a key for the test"
+# More than the page shows at once.
+MANY = 55
+LINES_MIN = 8
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    assert (MADE / "ready").exists(), f"no {MADE}: run `make images-model`"
+    scratch = tmp_path_factory.mktemp("images")
+    server = millpond.Server(MADE / "models", "--collections-dir", str(scratch / "collections"), log=scratch / "server.log")
+    server.wait_ready()
+    for path in sorted((MADE / "pictures").iterdir()):
+        put(server, "photos", path.name, path.read_bytes(), {"kind of": path.suffix[1:]})
+    yield server
+    assert server.stop() == 0, server.log_text()
+
+
+def put(server, collection: str, name: str, data: bytes, payload: dict | None = None) -> dict:
+    parameters = {"name": name, "payload": json.dumps(payload or {})}
+    answer = requests.put(f"{server.url}/v1/images/{collection}", params=parameters, data=data, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def noise(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (24, 32, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((64, 48)).save(file, "PNG")
+    return file.getvalue()
+
+
+def open_images(browser, server, collection: str | None = "photos") -> None:
+    browser.get(f"{server.url}/images" + (f"?collection={collection}" if collection else ""))
+    wait(lambda: state(browser) in ("ready", "none", "failed"), "the page is ready")
+    if collection:
+        wait(lambda: names(browser, "#pictures"), "its pictures are listed")
+
+
+def state(browser) -> str:
+    return js(browser, "document.getElementById('state').dataset.state")
+
+
+def text(browser, name: str) -> str:
+    return js(browser, "document.getElementById(arguments[0]).textContent", name)
+
+
+def names(browser, where: str) -> list[str]:
+    return js(browser, "[...document.querySelectorAll(`${arguments[0]} .name`)].map((e) => e.textContent)", where)
+
+
+def drop(browser, target: str, *paths: pathlib.Path) -> None:
+    """Drops files on an element, as the browser would tell the page."""
+    browser.execute_script(
+        "const input = Object.assign(document.createElement('input'), { type: 'file', multiple: true, id: 'hand' });"
+        "input.className = 'hidden'; document.body.append(input);"
+    )
+    hand = browser.find_element("id", "hand")
+    hand.send_keys("\n".join(map(str, paths)))
+    browser.execute_script(
+        "const transfer = new DataTransfer(); for (const file of arguments[0].files) transfer.items.add(file);"
+        "arguments[0].remove();"
+        "for (const type of ['dragover', 'drop']) document.querySelector(arguments[1])"
+        ".dispatchEvent(new DragEvent(type, { dataTransfer: transfer, bubbles: true, cancelable: true }));",
+        hand,
+        target,
+    )
+
+
+def found(browser) -> list[str]:
+    """The results' names, once a search has ended."""
+    wait(lambda: state(browser) == "ready" and names(browser, "#results"), "results")
+    return names(browser, "#results")
+
+
+def drawn(browser) -> bool:
+    """Both pictures are there, and so are lines between them."""
+    return js(browser, "document.querySelectorAll('#match image[data-loaded]').length === 2 && document.querySelectorAll('#match line').length > 0")
+
+
+def search(browser, copy: str) -> list[str]:
+    drop(browser, "#find", MADE / "changed" / copy)
+    results = found(browser)
+    wait(lambda: drawn(browser), "lines are drawn")
+    return results
+
+
+def press(browser, selector: str) -> None:
+    browser.find_element("css selector", selector).click()
+
+
+def test_pictures_come_in_by_drop(browser, server, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_text("This is no picture.")
+    chosen = [MADE / "pictures" / name for name in ("coffee.png", "chelsea.png", "rocket.jpg")]
+    open_images(browser, server)
+    press(browser, "#create")
+    browser.find_element("id", "name").send_keys("dropped", Keys.ENTER)
+    wait(lambda: "first picture" in text(browser, "about"), "the collection is waited for")
+    drop(browser, "#add", *chosen, broken)
+    rows = "Object.fromEntries([...document.querySelectorAll('#sent li')].map((e) => [e.querySelector('.name').textContent, e.dataset.state]))"
+    wait(lambda: len(js(browser, rows)) == 4 and "sending" not in js(browser, rows).values(), "all were sent")
+    assert js(browser, rows) == {path.name: "added" for path in chosen} | {"broken.png": "failed"}
+    assert len(js(browser, "document.querySelector('#sent [data-state=failed] .what').textContent")) > 10
+    wait(lambda: sorted(names(browser, "#pictures")) == sorted(path.name for path in chosen), "they are listed")
+    wait(lambda: "3 pictures" in text(browser, "about"), "they are counted")
+    drop(browser, "#add", chosen[0])
+    wait(lambda: js(browser, rows) == {"coffee.png": "present"}, "what is there is not added twice")
+    # Away with it by the page's own means.
+    press(browser, "#remove")
+    press(browser, "#confirm-delete")
+    gone = lambda: [entry["name"] for entry in requests.get(f"{server.url}/v1/images", timeout=10).json()["collections"]]
+    wait(lambda: "dropped" not in gone(), "the collection is deleted")
+
+
+def test_a_zip_comes_in_by_drop(browser, server, tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
+        for name in ("coins.png", "moon.png"):
+            archive.write(MADE / "pictures" / name, f"inside/{name}")
+    open_images(browser, server)
+    press(browser, "#create")
+    browser.find_element("id", "name").send_keys("zipped", Keys.ENTER)
+    wait(lambda: "first picture" in text(browser, "about"), "the collection is waited for")
+    drop(browser, "#add", tmp_path / "some.zip")
+    wait(lambda: len(names(browser, "#pictures")) == 2, "both are listed")
+    sent = names(browser, "#sent")
+    assert any("coins.png" in name for name in sent) and any("moon.png" in name for name in sent), sent
+
+
+@pytest.mark.parametrize(("copy", "original"), [("coffee.jpg", "coffee.png"), ("chelsea.jpg", "chelsea.png"), ("china.jpg", "china.jpg")])
+def test_a_dropped_copy_finds_its_original(browser, server, copy, original):
+    open_images(browser, server)
+    assert search(browser, copy)[0] == original
+    assert js(browser, "document.querySelector('#results .verdict').dataset.accepted") == "true"
+    assert text(browser, "match-words").startswith(f"{copy} and {original}: ")
+    ends = js(browser, "[...document.querySelectorAll('#match line')].map((l) => ['x1', 'y1', 'x2', 'y2'].map((a) => l[a].baseVal.value))")
+    frames = js(browser, "[...document.querySelectorAll('#match rect')].map((r) => [r.x, r.y, r.width, r.height].map((v) => v.baseVal.value))")
+    assert len(ends) >= LINES_MIN
+    # Each line leads from the query to the result.
+    for x1, y1, x2, y2 in ends:
+        for (x, y), (left, top, width, height) in zip([(x1, y1), (x2, y2)], frames, strict=True):
+            assert left <= x <= left + width and top <= y <= top + height
+    # The thumbnails have arrived.
+    wait(lambda: js(browser, "[...document.querySelectorAll('#results img')].slice(0, 4).every((i) => i.naturalWidth > 0)"), "thumbnails")
+
+
+def test_arrows_go_through_the_results(browser, server):
+    open_images(browser, server)
+    search(browser, "coffee.jpg")
+    js(browser, "document.querySelector('#results button').focus()")
+    first = text(browser, "match-words")
+    ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
+    second = names(browser, "#results")[1]
+    wait(lambda: second in text(browser, "match-words") and text(browser, "match-words") != first, "the second result is shown")
+    assert js(browser, "document.activeElement.getAttribute('aria-current')") == "true"
+    assert js(browser, "getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is visible"
+
+
+def test_a_pasted_picture_and_one_of_the_collection(browser, server):
+    open_images(browser, server)
+    browser.execute_async_script(
+        "const done = arguments[1]; fetch(arguments[0]).then((a) => a.blob()).then((blob) => {"
+        " const transfer = new DataTransfer(); transfer.items.add(new File([blob], 'pasted.jpg', { type: 'image/jpeg' }));"
+        " document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: transfer, bubbles: true, cancelable: true })); done(); });",
+        js(browser, "document.querySelector('#pictures img').src"),
+    )
+    shown = names(browser, "#pictures")[0]
+    assert found(browser)[0] == shown
+    other = names(browser, "#pictures")[3]
+    browser.execute_script("document.querySelectorAll('#pictures .search')[3].click()")
+    wait(lambda: text(browser, "found-title") == f"Like {other}", "a picture of the collection is searched with")
+    assert found(browser)[0] == other
+
+
+def test_filters_apply_to_pictures_and_to_searches(browser, server):
+    open_images(browser, server)
+    browser.find_element("id", "value").send_keys("co", Keys.ENTER)
+    wait(lambda: sorted(names(browser, "#pictures")) == ["coffee.png", "coins.png"], "the names are filtered")
+    assert set(search(browser, "china.jpg")) == {"coffee.png", "coins.png"}
+    press(browser, "#unfilter")
+    wait(lambda: len(names(browser, "#pictures")) > 10, "all are back")
+    browser.execute_script("document.getElementById('where').value = 'field'; document.getElementById('where').dispatchEvent(new Event('change'))")
+    browser.find_element("id", "field").send_keys("kind of")
+    browser.find_element("id", "value").send_keys("jpg", Keys.ENTER)
+    wait(lambda: names(browser, "#pictures") and all(name.endswith(".jpg") for name in names(browser, "#pictures")), "a field is filtered")
+    browser.execute_script("document.getElementById('where').value = 'json'; document.getElementById('where').dispatchEvent(new Event('change'))")
+    browser.find_element("id", "value").send_keys("{", Keys.ENTER)
+    wait(lambda: "no JSON" in text(browser, "problem"), "a wrong filter is said to be wrong")
+
+
+def test_pages_and_deleting(browser, server):
+    for seed in range(MANY):
+        put(server, "many", f"noise-{seed}.png", noise(seed))
+    open_images(browser, server, "many")
+    first = names(browser, "#pictures")
+    assert len(first) == 48
+    press(browser, "#next")
+    wait(lambda: len(names(browser, "#pictures")) == MANY - 48, "the second page")
+    second = names(browser, "#pictures")
+    assert len({*first, *second}) == MANY
+    press(browser, "#pictures .delete")
+    assert second[0] in text(browser, "confirm-title")
+    press(browser, "#confirm-delete")
+    wait(lambda: f"{MANY - 1} pictures" in text(browser, "about"), "one is gone")
+    press(browser, "#back")
+    wait(lambda: names(browser, "#pictures") == first, "the first page")
+
+
+def test_what_is_no_picture_is_said(browser, server, tmp_path):
+    (tmp_path / "notes.png").write_text("no picture")
+    open_images(browser, server)
+    drop(browser, "#find", tmp_path / "notes.png")
+    wait(lambda: state(browser) == "failed", "it is refused")
+    assert len(text(browser, "problem")) > 10
+    # And the next one works.
+    assert search(browser, "coffee.jpg")[0] == "coffee.png"
+
+
+def test_a_key_is_asked_for_and_kept_for_the_session(browser, tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("locked")
+    places = ("--collections-dir", str(scratch / "collections"), "--api-key", KEY)
+    server = millpond.Server(MADE / "models", *places, log=scratch / "server.log").wait_ready()
+    try:
+        head = {"api-key": KEY}
+        data = (MADE / "pictures/coffee.png").read_bytes()
+        answer = requests.put(f"{server.url}/v1/images/photos?name=coffee.png", data=data, headers=head, timeout=60)
+        assert answer.status_code == 200, answer.text
+        open_images(browser, server, None)
+        wait(lambda: not js(browser, "document.getElementById('unlock').hidden"), "a key is asked for")
+        browser.find_element("id", "key").send_keys("wrong", Keys.ENTER)
+        wait(lambda: "key" in text(browser, "problem"), "a wrong one is refused")
+        browser.find_element("id", "key").send_keys(KEY, Keys.ENTER)
+        wait(lambda: names(browser, "#pictures") == ["coffee.png"], "the right one opens it")
+        wait(lambda: js(browser, "document.querySelector('#pictures img').naturalWidth > 0"), "thumbnails need it too")
+        browser.refresh()
+        wait(lambda: names(browser, "#pictures") == ["coffee.png"], "it is kept")
+        assert search(browser, "coffee.jpg") == ["coffee.png"]
+        js(browser, "sessionStorage.clear()")
+    finally:
+        assert server.stop() == 0, server.log_text()
+
+
+def test_it_asks_no_other_host_and_reports_no_error(browser, server):
+    open_images(browser, server)
+    search(browser, "coffee.jpg")
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert len(asked) >= 10
+    assert [url for url in asked if not url.removeprefix("blob:").startswith(server.url)] == []
+    assert browser.get_log("browser") == []
+
+
+def test_the_pages_lead_to_each_other(browser, server):
+    for page, title in (("/", "Millpond"), ("/audio", "Millpond: recordings")):
+        browser.get(f"{server.url}{page}")
+        browser.find_element("link text", "images").click()
+        wait(lambda: browser.title == "Millpond: images", "the page for images")
+        browser.find_element("link text", "models" if page == "/" else "recordings").click()
+        wait(lambda title=title: browser.title == title, "and back")
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser, server):
+    look(browser, PHONE)
+    open_images(browser, server)
+    search(browser, "coffee.jpg")
+    assert js(browser, "document.documentElement.scrollWidth") <= PHONE[0]
+    assert js(browser, "document.querySelector('#match svg').dataset.across") == "false", "one above the other"
+    small = "[...document.querySelectorAll('main button, main select')].filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 40).length"
+    assert js(browser, small) == 0, "large enough for a finger"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_legible(browser, server, scheme):
+    look(browser, DESKTOP, scheme)
+    open_images(browser, server)
+    search(browser, "coffee.jpg")
+    seen = browser.execute_script(CONTRASTS)
+    assert len(seen["texts"]) > 40
+    assert [entry for entry in seen["texts"] if entry[1] < TEXT_CONTRAST_MIN] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"),
+    [("images-light", DESKTOP, "light"), ("images-dark", DESKTOP, "dark"), ("images-phone", PHONE, "light")],
+)
+def test_pictures(browser, server, name, size, scheme):
+    look(browser, size, scheme)
+    open_images(browser, server)
+    search(browser, "chelsea.jpg" if scheme == "dark" else "coffee.jpg")
+    js(browser, "window.scrollTo(0, 0)")
+    wait(lambda: js(browser, "[...document.images].slice(0, 20).every((i) => i.complete)"), "everything is loaded")
+    path = PICTURES / f"{name}.png"
+    picture(browser, path)
+    assert path.stat().st_size > 50_000
