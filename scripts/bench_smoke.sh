@@ -54,7 +54,7 @@ check "$dir/audio.json" "report['speedup_vs_python'] > 0"
 grep -q '<svg' "$dir/audio.html" && ls "$dir"/*.png && echo "ok: bench audio wrote its page and its pictures"
 
 rm -rf "$dir/turned" && "$millpond" publish .cache/models/ch_ppocr_mobile_v2.0_cls_infer.onnx --to "$dir/turned"
-"$millpond" tune "$dir/turned" --target-p99 50ms --time 15s --dims x=1x3x48x192 --fresh --json "$dir/tune.json" --report "$dir/tune.html"
+"$millpond" tune "$dir/turned" --target-p99 50ms --time 30s --dims x=1x3x48x192 --fresh --json "$dir/tune.json" --report "$dir/tune.html"
 check "$dir/tune.json" "report['found_qps'] > 0 and report['found']['mode'] in ('sync', 'async') and len(report['points']) > 3"
 grep -q '^\[schedule\]' "$dir/turned/millpond.toml" && grep -q '<svg' "$dir/tune.html" && echo "ok: tune wrote its settings and its page"
 

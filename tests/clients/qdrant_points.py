@@ -38,15 +38,15 @@ def points(seed: int, count: int, name: str = "") -> list[models.PointStruct]:
 
 def condition(rng: random.Random, depth: int):
     field, match = models.FieldCondition, rng.randrange(9 if depth else 8)
-    low = rng.uniform(-5, 5)
+    low, words, fields = rng.uniform(-5, 5), TAGS + CITIES, ["city", "n", "tags", "deep.k", "no"]
     return [
         lambda: field(key="city", match=models.MatchValue(value=rng.choice(CITIES))),
         lambda: field(key="n", match=models.MatchAny(any=rng.sample(range(10), 3))),
-        lambda: field(key=rng.choice(["tags", "city"]), match=models.MatchExcept(**{"except": rng.sample(TAGS + CITIES, 2)})),
+        lambda: field(key=rng.choice(["tags", "city"]), match=models.MatchExcept(**{"except": rng.sample(words, 2)})),
         lambda: field(key="price", range=models.Range(gte=low, lt=low + 4)),
         lambda: field(key=rng.choice(["n", "deep.k"]), range=models.Range(gt=rng.randrange(3), lte=8)),
         lambda: field(key="deep.list[].x", match=models.MatchValue(value=rng.randrange(3))),
-        lambda: models.IsEmptyCondition(is_empty=models.PayloadField(key=rng.choice(["city", "n", "tags", "deep.k", "no"]))),
+        lambda: models.IsEmptyCondition(is_empty=models.PayloadField(key=rng.choice(fields))),
         lambda: models.HasIdCondition(has_id=rng.sample(range(1, 200), 40)),
         lambda: a_filter(rng, depth - 1),
     ][match]()

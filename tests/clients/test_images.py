@@ -332,7 +332,7 @@ def test_what_was_acknowledged_survives_kill_9(models, tmp_path):
             for seed in range(first, first + 10_000):
                 if stop.is_set():
                     return
-                file = picture(seed)
+                file = encoded(Image.fromarray(pixels(seed, 96, 72)), "JPEG")
                 try:
                     answer = client.put("kept", file, background=seed % 2)
                 except requests.RequestException:
@@ -343,13 +343,15 @@ def test_what_was_acknowledged_survives_kill_9(models, tmp_path):
         threads = [threading.Thread(target=put, args=((round_ * 4 + worker) * 10_000,)) for worker in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(1.5)
+        deadline = time.monotonic() + 60
+        while len(acknowledged) < 10 * (round_ + 1) and time.monotonic() < deadline:
+            time.sleep(0.005)
         server.process.kill()
         stop.set()
         server.process.wait()
         for thread in threads:
             thread.join()
-    assert len(acknowledged) >= 10
+    assert len(acknowledged) >= 30
     server = Server(models, *flags, log=tmp_path / "last.log").wait_ready()
     client = Images(server)
     deadline = time.monotonic() + 30

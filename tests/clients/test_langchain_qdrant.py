@@ -47,7 +47,10 @@ def store(server, name: str, **options) -> QdrantVectorStore:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"vector_name": "dense"}, {"distance": models.Distance.EUCLID}], ids=["plain", "named", "euclid"])
+OPTIONS = {"plain": {}, "named": {"vector_name": "dense"}, "euclid": {"distance": models.Distance.EUCLID}}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_the_basic_flow(server, options, request):
     kept = store(server, f"flow-{request.node.callspec.id}", **options)
     found = kept.similarity_search("the cat sleeps", k=2)

@@ -38,7 +38,8 @@ def nodes() -> list[TextNode]:
     made = []
     for number, row in enumerate(rows):
         source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"doc-{number % 4}")}
-        node = TextNode(text=f"text {number}", metadata={"number": number, "kind": "ab"[number % 2]}, relationships=source)
+        metadata = {"number": number, "kind": "ab"[number % 2]}
+        node = TextNode(text=f"text {number}", metadata=metadata, relationships=source)
         node.id_ = f"00000000-0000-0000-0000-{number:012d}"
         node.embedding = row.tolist()
         made.append(node)
@@ -66,8 +67,8 @@ def test_the_store_by_itself(client):
     assert numbers() == np.argsort(-cosines).tolist()
     assert sorted(numbers(filters=where(("number", FilterOperator.GTE, 17)))) == [17, 18, 19]
     assert sorted(numbers(filters=where(("number", FilterOperator.LT, 5), ("kind", FilterOperator.EQ, "b")))) == [1, 3]
-    any_of = where(("number", FilterOperator.IN, [2, 4]), ("number", FilterOperator.EQ, 9), condition=FilterCondition.OR)
-    assert sorted(numbers(filters=any_of)) == [2, 4, 9]
+    two, nine = ("number", FilterOperator.IN, [2, 4]), ("number", FilterOperator.EQ, 9)
+    assert sorted(numbers(filters=where(two, nine, condition=FilterCondition.OR))) == [2, 4, 9]
     assert sorted(numbers(filters=where(("kind", FilterOperator.NE, "a")))) == list(range(1, COUNT, 2))
     assert sorted(numbers(doc_ids=["doc-1"])) == list(range(1, COUNT, 4))
     assert sorted(numbers(node_ids=[made[3].node_id, made[5].node_id])) == [3, 5]

@@ -61,7 +61,8 @@ def refusal(call, *arguments, **keywords) -> UnexpectedResponse:
 def test_the_root_tells_qdrants_clients_its_version_and_others_what_is_here(server, recwarn):
     QdrantClient(url=server.url, check_compatibility=True).close()
     assert not [warning for warning in recwarn if "version" in str(warning.message).lower()]
-    assert requests.get(server.url, timeout=5, headers={"accept": "application/json"}).json()["version"].startswith("1.")
+    json = requests.get(server.url, timeout=5, headers={"accept": "application/json"}).json()
+    assert json["version"].startswith("1.")
     assert requests.get(server.url, timeout=5).text.startswith("millpond ")
     page = requests.get(server.url, timeout=5, headers={"accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html")
@@ -108,6 +109,7 @@ def test_queries_answer_as_the_local_mode_does(client, collection, distance):
     local = both(client, collection, distance)
     rng = random.Random(7)
     queries = vectors(np.random.default_rng(7), 150)
+    without = models.PayloadSelectorExclude(exclude=["tags", "deep"])
     found = 0
     for number, query in enumerate(queries):
         asked = {
@@ -115,7 +117,7 @@ def test_queries_answer_as_the_local_mode_does(client, collection, distance):
             "query_filter": a_filter(rng) if number % 3 else None,
             "limit": rng.choice([1, 3, 10, 50]),
             "offset": rng.choice([None, 0, 2]),
-            "with_payload": rng.choice([True, False, ["city", "deep.k"], models.PayloadSelectorExclude(exclude=["tags", "deep"])]),
+            "with_payload": rng.choice([True, False, ["city", "deep.k"], without]),
             "with_vectors": rng.choice([True, False]),
         }
         if rng.random() < 0.3:
@@ -184,7 +186,7 @@ def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collectio
         {"query": 7, "query_filter": keep},
         {"query": models.RecommendQuery(recommend=recommend), "with_payload": True},
         {"query": one, "prefetch": models.Prefetch(query=other, limit=20, params=coarse)},
-        {"query": one, "prefetch": [models.Prefetch(query=other, limit=15), models.Prefetch(query=12, limit=15, filter=cheap)]},
+        {"query": one, "prefetch": [models.Prefetch(query=other), models.Prefetch(query=12, limit=15, filter=cheap)]},
         {"query": one, "prefetch": models.Prefetch(query=other, limit=30, filter=cheap), "query_filter": keep},
         {"query": one, "prefetch": models.Prefetch(filter=cheap, limit=30), "offset": 2, "limit": 4},
         {"query": models.NearestQuery(nearest=one, mmr=models.Mmr(diversity=0.7, candidates_limit=40)), "limit": 8},
@@ -205,12 +207,13 @@ def test_a_named_vector_uuids_and_uploads(client, collection):
     rows = vectors(np.random.default_rng(5), 300)
     ids = [str(uuid.uuid5(uuid.NAMESPACE_URL, str(number))) for number in range(300)]
     payloads = [{"number": number} for number in range(300)]
-    client.upload_collection(
-        collection, vectors={"dense": np.array(rows, dtype=np.float32)}, ids=ids, payload=payloads, batch_size=32, parallel=1
-    )
+    columns = {"dense": np.array(rows, dtype=np.float32)}
+    client.upload_collection(collection, vectors=columns, ids=ids, payload=payloads, batch_size=32)
     client.upsert(collection, models.Batch(ids=[5], vectors={"dense": [rows[5]]}, payloads=[{"number": 5}]))
     assert client.count(collection).count == 301
-    found = client.query_points(collection, query=rows[7], using="dense", limit=5, with_payload=True, with_vectors=["dense"])
+    found = client.query_points(
+        collection, query=rows[7], using="dense", limit=5, with_payload=True, with_vectors=["dense"]
+    )
     exact = np.argsort(-np.array(rows) @ np.array(rows[7]))[:5]
     assert [point.payload["number"] for point in found.points] == exact.tolist()
     assert found.points[0].id == ids[exact[0]]
@@ -270,8 +273,10 @@ def test_what_is_not_supported_says_so(client, collection):
     client.upsert(collection, points(1, 3))
     query, one = client.query_points, vectors(np.random.default_rng(1), 1)[0]
     text = models.FieldCondition(key="city", match=models.MatchText(text="x"))
+    fusion = models.FusionQuery(fusion="rrf")
+    two = {"a": params(), "b": params()}
     for call, word in (
-        (lambda: query(collection, query=models.FusionQuery(fusion="rrf"), prefetch=models.Prefetch(query=one)), "fusion"),
+        (lambda: query(collection, query=fusion, prefetch=models.Prefetch(query=one)), "fusion"),
         (lambda: query(collection, query=models.OrderByQuery(order_by="n")), "order_by"),
         (lambda: query(collection, query=models.SampleQuery(sample="random")), "sample"),
         (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
@@ -282,7 +287,7 @@ def test_what_is_not_supported_says_so(client, collection):
         (lambda: client.facet(collection, "city"), "facet"),
         (lambda: client.create_snapshot(collection), "snapshots"),
         (lambda: client.update_vectors(collection, [models.PointVectors(id=1, vector=one)]), "points/vectors"),
-        (lambda: client.create_collection("no", vectors_config={"a": params(), "b": params()}), "more than one vector"),
+        (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),
         (lambda: client.create_collection("no", sparse_vectors_config={"s": models.SparseVectorParams()}), "sparse"),
         (lambda: client.create_collection("no", vectors_config=params(models.Distance.MANHATTAN)), "Manhattan"),
     ):
@@ -320,10 +325,12 @@ def test_what_is_wrong_is_named(server, client, collection):
     assert "nested" in error("POST", "/points/count", {"filter": deep})
     assert "JSON" in error("POST", "/points/query", '{"query": [1,')
     assert "points or filter" in error("POST", "/points/delete", {})
-    assert "__millpond_id" in error("PUT", "/points", {"points": [{"id": 1, "vector": one, "payload": {"__millpond_id": 1}}]})
+    reserved = {"id": 1, "vector": one, "payload": {"__millpond_id": 1}}
+    assert "__millpond_id" in error("PUT", "/points", {"points": [reserved]})
     assert "id 99" in error("GET", "/points/99", None, 404)
     assert "id 99" in error("POST", "/points/query", {"query": 99}, 404)
-    assert "names" not in error("PUT", "/../.hidden", {"vectors": {"size": 2, "distance": "Dot"}})
+    hidden = requests.put(f"{server.url}/collections/.no", json={"vectors": {"size": 2, "distance": "Dot"}}, timeout=5)
+    assert (hidden.status_code, "name" in hidden.json()["status"]["error"]) == (400, True)
     assert client.count(collection).count == 0
 
 
@@ -334,7 +341,7 @@ def acknowledged(url: str, collection: str, worker: int, into: list[int], stop: 
     for first in itertools.count(worker * 1_000_000, 10):
         ids = list(range(first, first + 10))
         try:
-            client.upsert(collection, models.Batch(ids=ids, vectors=[rows[number % 400] for number in ids], payloads=None))
+            client.upsert(collection, models.Batch(ids=ids, vectors=[rows[number % 400] for number in ids]))
         except (ApiException, ResponseHandlingException, OSError):
             return
         into.extend(ids)
@@ -382,6 +389,56 @@ def wait_open(client: QdrantClient, collection: str) -> None:
             return
         threading.Event().wait(0.05)
     raise AssertionError(f"{collection} is still being opened")
+
+
+def test_sealed_segments_answer_as_well_and_after_a_restart(tmp_path):
+    """So little memory that points are sealed and merged while they are added."""
+    count, memory = 15_000, ("--search-memory", "40MiB", "--search-cache", "4MiB")
+    rows = np.random.default_rng(1).standard_normal((count, DIMS)).astype(np.float32)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    even = models.Filter(must=[models.FieldCondition(key="even", match=models.MatchValue(value=True))])
+
+    def recall(client: QdrantClient, chosen: models.Filter | None, step: int) -> float:
+        found = 0
+        for query in np.random.default_rng(2).standard_normal((20, DIMS)).astype(np.float32):
+            exact = np.argsort(-(unit[::step] @ query))[:10] * step
+            answer = client.query_points("sealed", query=query, limit=10, query_filter=chosen)
+            found += len({point.id for point in answer.points} & set(exact.tolist()))
+        return found / 200
+
+    for start_number in (1, 2):
+        server = start(tmp_path, *memory, name=f"server-{start_number}")
+        client = QdrantClient(url=server.url, timeout=60)
+        if start_number == 1:
+            client.create_collection("sealed", vectors_config=params())
+            payloads = ({"even": number % 2 == 0, "number": number} for number in range(count))
+            # A client that is told to wait because points come faster than they are sealed does so.
+            client.upload_collection("sealed", rows, payload=payloads, ids=range(count), batch_size=500, max_retries=10)
+        wait_whole(client, "sealed")
+        info = client.get_collection("sealed")
+        assert info.segments_count > 1, "nothing was sealed, so the test shows nothing"
+        assert (info.points_count, info.status) == (count, "green")
+        assert recall(client, None, 1) >= 0.9
+        assert recall(client, even, 2) >= 0.9
+        assert client.count("sealed", count_filter=even).count == count // 2
+        page, after = client.scroll("sealed", limit=3000, offset=5)
+        assert [row.id for row in page] == list(range(5, 3005))
+        assert (page[7].payload["number"], after) == (12, 3005)
+        if start_number == 1:
+            server.process.kill()
+            server.process.wait()
+        else:
+            assert server.stop() == 0, server.log_text()
+
+
+def wait_whole(client: QdrantClient, collection: str) -> None:
+    """Segments are opened one by one behind the start; until then answers are partial."""
+    wait_open(client, collection)
+    for _ in range(200):
+        if client.get_collection(collection).status == "green":
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{collection} is still partial")
 
 
 def test_a_corrupt_collection_is_named_and_the_others_serve(tmp_path):

@@ -40,7 +40,7 @@ enum Command {
     Audio(Box<AudioArgs>),
     /// Enrol voices, and say whose a recording is
     Speakers(SpeakersArgs),
-    /// Search pictures: put folders of them into a server's collections, find the ones like another
+    /// Search pictures: index folders of them, find those like another
     Images(Box<ImagesArgs>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),

@@ -127,6 +127,16 @@ pub(crate) fn speakers_file() -> Option<PathBuf> {
     SPEAKERS.path().or_else(dir)
 }
 
+/// What providers of object storage are told by variables of their own, with names in lower case.
+pub(crate) fn object_stores() -> Vec<(String, String)> {
+    let theirs = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        let name = name.into_string().ok().filter(|name| theirs(name))?;
+        Some((name.to_ascii_lowercase(), value.into_string().ok()?))
+    };
+    std::env::vars_os().filter_map(text).collect()
+}
+
 /// The directory of collections in the user's data directory; `None` for a user without a home.
 pub(crate) fn collections_dir() -> Option<PathBuf> {
     let own = || HOME.path().map(|home| home.join(".local/share"));

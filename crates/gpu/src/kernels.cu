@@ -89,7 +89,9 @@ struct Bytes {
         sum = __dp4a((int)code.z, (int)other.z, sum);
         sum = __dp4a((int)code.w, (int)other.w, sum);
     }
-    static __device__ inline float product(Sum sum, const float* query_scales, const float* scales, u32 query, u32 row) {
+    static __device__ inline float product(
+        Sum sum, const float* query_scales, const float* scales, u32 query, u32 row
+    ) {
         return __fmul_rn(__fmul_rn(__int2float_rn(sum), query_scales[query]), scales[row]);
     }
 };

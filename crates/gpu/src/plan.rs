@@ -110,7 +110,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_row_and_query_is_in_exactly_one_block_and_every_list_fits(
-            rows in 1_usize..3_000_000, queries in 1_usize..=QUERIES_MAX, k in 1_usize..=K_MAX, processors in 0_usize..200,
+            rows in 1_usize..3_000_000, queries in 1_usize..=QUERIES_MAX, k in 1_usize..=K_MAX,
+            processors in 0_usize..200,
         ) {
             let plan = Plan::new(rows, queries, k, processors).unwrap();
             let tiles = rows.div_ceil(TILE_ROWS);

@@ -18,9 +18,9 @@ pub struct Evidence {
     pub kinds: u32,
     /// Edges between paired vertices that both graphs have, beyond those that the pairing grew along.
     pub supports: u32,
-    /// Of the lengths of edges the pairing grew along.
+    /// Of the lengths of edges the pairing grew along; of photographs, how far the places of pairs are off.
     pub length_error: u32,
-    /// Of their angles.
+    /// Of their angles; of photographs, how far the directions of pairs are off.
     pub angle_error: u32,
     /// Of supporting edges, length and angles together: up to 512 each.
     pub support_error: u32,

@@ -13,7 +13,16 @@ const KINDS_PER_DOUBLING: i32 = 8;
 /// How far the scales of two points may be off, in such steps.
 const KIND_ERROR_MAX: i32 = 5;
 /// 2^(0/8), 2^(1/8) and so on.
-const DOUBLING: [f32; 8] = [1.0, 1.090_507_7, 1.189_207_1, 1.296_839_6, 1.414_213_5, 1.542_210_8, 1.681_792_8, 1.834_008];
+const DOUBLING: [f32; 8] = [
+    1.0,
+    1.090_507_7,
+    1.189_207_1,
+    1.296_839_6,
+    std::f32::consts::SQRT_2,
+    1.542_210_8,
+    1.681_792_8,
+    1.834_008,
+];
 
 /// From places of the probe to those of the record: a shift of `from` to `to`, turned and scaled by (re, im) about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,10 +136,8 @@ pub(crate) fn verify(pairs: &[Two], root: (usize, usize), near: f32, agreed: &mu
 /// How far off a place may be where the record's vertices are `vertices`.
 pub(crate) fn near(vertices: &[Vertex]) -> f32 {
     let span = |of: fn(&Vertex) -> i16| {
-        let (low, high) = vertices
-            .iter()
-            .map(of)
-            .fold((i16::MAX, i16::MIN), |(low, high), at| (low.min(at), high.max(at)));
+        let (low, high) =
+            vertices.iter().map(of).fold((i16::MAX, i16::MIN), |(low, high), at| (low.min(at), high.max(at)));
         if low > high { 0.0 } else { f32::from(high) - f32::from(low) }
     };
     1.0 + POSE_NEAR * span(|vertex| vertex.x).max(span(|vertex| vertex.y))

@@ -8,7 +8,8 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::{KindLabels, Level, ModelKindLabels};
 
 /// Bounds of a search's stages: a millisecond to a minute.
-const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
 /// The metrics of pictures and collections.
 pub struct Images {

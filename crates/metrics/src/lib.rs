@@ -22,8 +22,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-pub use prometheus_client;
 pub use images::Images;
+pub use prometheus_client;
 pub use recordings::{RecordingLabels, Recordings};
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, Scheduling};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};

@@ -28,7 +28,9 @@ pub(crate) fn guarded(routes: Router<Arc<App>>, key: Option<&str>) -> Router<Arc
 }
 
 fn refusal() -> Response {
-    let error = Error::denied("this server wants its key: send it as \"api-key: KEY\" or \"authorization: Bearer KEY\"");
+    let error = Error::denied(
+        "this server wants its key: send it as \"api-key: KEY\" or \"authorization: Bearer KEY\"",
+    );
     let challenge = HeaderValue::from_static("Bearer");
     Reply::error(&error)
         .with_status(StatusCode::UNAUTHORIZED)

@@ -57,7 +57,8 @@ impl Collections {
         let directory = self.config.directory.as_deref().ok_or_else(|| {
             Error::precondition("this server has no collections; start it with --collections-dir DIR")
         })?;
-        let opened = self.open(directory).map_err(|error| error.context("the collections cannot be opened"))?;
+        let opened =
+            self.open(directory).map_err(|error| error.context("the collections cannot be opened"))?;
         Ok(registry.insert(opened).clone())
     }
 

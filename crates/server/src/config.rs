@@ -196,6 +196,8 @@ pub struct SearchConfig {
     pub threads: usize,
     /// Directory or URL of pictures as they were sent; `None` is a directory beside the collections.
     pub originals: Option<String>,
+    /// What the place of a URL is told besides: names and values as its provider's own variables have them, in lower case.
+    pub originals_options: Vec<(String, String)>,
     /// The model that embeds pictures; `None` is the only served model whose input looks like pictures.
     pub embedding_model: Option<String>,
     /// What callers of the routes of collections and pictures must show; `None`: nothing.
@@ -205,7 +207,7 @@ pub struct SearchConfig {
 }
 
 impl std::fmt::Debug for SearchConfig {
-    /// Without the key, which would end up in a log.
+    /// Without keys, which would end up in a log.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("SearchConfig")
@@ -231,6 +233,7 @@ impl Default for SearchConfig {
             cache_bytes: 256 * MIB,
             threads: 0,
             originals: None,
+            originals_options: Vec::new(),
             embedding_model: None,
             api_key: None,
             gpu: None,

@@ -18,7 +18,7 @@ pub(crate) fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
         Format::Jpeg => jpeg(bytes),
         Format::Png => png(bytes),
         Format::Tiff => tiff(bytes),
-        Format::Bmp => bytes.get(38..42).and_then(|field| le32(field)).map(|metre| metre as f32 * INCH),
+        Format::Bmp => bytes.get(38..42).and_then(le32).map(|metre| metre as f32 * INCH),
         Format::WebP => None,
     };
     claimed.filter(|dots| (1.0..=20_000.0).contains(dots))
@@ -77,31 +77,59 @@ fn png(bytes: &[u8]) -> Option<f32> {
     None
 }
 
-/// Of the first directory of a TIFF file, which EXIF data is too.
-fn tiff(bytes: &[u8]) -> Option<f32> {
-    let little = bytes.starts_with(b"II");
-    let u16_at = |at: usize| {
-        let field = *bytes.get(at..)?.first_chunk()?;
-        Some(if little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) })
-    };
-    let u32_at = |at: usize| {
-        let field = *bytes.get(at..)?.first_chunk()?;
-        Some(if little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) })
-    };
-    if u16_at(2)? != 42 {
-        return None;
+/// The first directory of a TIFF file, which EXIF data is too.
+pub(crate) struct Directory<'a> {
+    bytes: &'a [u8],
+    /// Whether numbers have their low byte first.
+    pub(crate) little: bool,
+    /// Where its entries begin, and how many there are.
+    first: usize,
+    count: usize,
+}
+
+impl<'a> Directory<'a> {
+    /// `None` for what is no TIFF file of the usual kind.
+    pub(crate) fn open(bytes: &'a [u8]) -> Option<Directory<'a>> {
+        let mut directory = Directory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
+        if directory.number(2)? != 42 {
+            return None;
+        }
+        let start = directory.long(4)? as usize;
+        directory.count = usize::from(directory.number(start)?).min(ENTRIES_MAX);
+        directory.first = start.checked_add(2)?;
+        Some(directory)
     }
-    let directory = u32_at(4)? as usize;
+
+    /// Where each entry begins: tag, type, count, and at 8 the value.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = usize> {
+        let first = self.first;
+        (0..self.count).map(move |entry| first + 12 * entry)
+    }
+
+    /// Sixteen bits.
+    pub(crate) fn number(&self, at: usize) -> Option<u16> {
+        let field = *self.bytes.get(at..)?.first_chunk()?;
+        Some(if self.little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) })
+    }
+
+    /// Thirty-two bits.
+    fn long(&self, at: usize) -> Option<u32> {
+        let field = *self.bytes.get(at..)?.first_chunk()?;
+        Some(if self.little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) })
+    }
+}
+
+fn tiff(bytes: &[u8]) -> Option<f32> {
+    let directory = Directory::open(bytes)?;
     let (mut dots, mut unit) = (None, 2);
-    for entry in 0..usize::from(u16_at(directory)?).min(ENTRIES_MAX) {
-        let at = directory.checked_add(2 + 12 * entry)?;
-        match u16_at(at)? {
+    for at in directory.entries() {
+        match directory.number(at)? {
             X_RESOLUTION => {
-                let value = u32_at(at + 8)? as usize;
-                let (over, under) = (u32_at(value)?, u32_at(value.checked_add(4)?)?);
+                let value = directory.long(at + 8)? as usize;
+                let (over, under) = (directory.long(value)?, directory.long(value.checked_add(4)?)?);
                 dots = (under != 0).then_some(over as f32 / under as f32);
             }
-            RESOLUTION_UNIT => unit = u16_at(at + 8)?,
+            RESOLUTION_UNIT => unit = directory.number(at + 8)?,
             _ => {}
         }
     }

@@ -11,6 +11,7 @@ use image::metadata::Orientation;
 use image::{DynamicImage, RgbImage};
 
 use crate::decode::{checked, refused, within};
+use crate::density::Directory;
 use crate::{Format, Limits};
 
 /// The first page of a file.
@@ -18,14 +19,19 @@ use crate::{Format, Limits};
 /// # Errors
 /// As [`crate::decode()`].
 pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
-    let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
+    let as_grey = palette_as_grey(bytes);
+    let mut decoder =
+        Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes))).map_err(|error| damaged(&error))?;
     let mut allowed = TiffLimits::default();
     allowed.decoding_buffer_size = usize::try_from(limits.bytes_max).unwrap_or(usize::MAX);
     decoder = decoder.with_limits(allowed);
     match decoder.colortype().map_err(|error| damaged(&error))? {
-        ColorType::Palette(bits @ (1 | 2 | 4 | 8)) => {
+        ColorType::Gray(bits @ (1 | 2 | 4 | 8)) if as_grey.is_some() => {
             let table = palette(&mut decoder)?;
             indexed(decoder, bits, &table, limits)
+        }
+        _ if as_grey.is_some() => {
+            Err(Error::invalid("this kind of tiff cannot be read: a palette of other depths than 1 to 8"))
         }
         ColorType::Gray(bits @ (2 | 4)) => {
             let steps = (1_u32 << bits) - 1;
@@ -45,6 +51,23 @@ pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Ori
             checked(Format::Tiff, decoder, limits, || Ok(()))
         }
     }
+}
+
+/// A file of a palette with its pixels called grey: the decoder leaves palettes out, and the numbers of grey pixels as they
+/// are. `None` for any other file.
+fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
+    const PHOTOMETRIC: u16 = 262;
+    const PALETTE: u16 = 3;
+    const BLACK_IS_ZERO: u16 = 1;
+    let directory = Directory::open(bytes)?;
+    let at = directory.entries().find(|&at| directory.number(at) == Some(PHOTOMETRIC))? + 8;
+    if directory.number(at) != Some(PALETTE) {
+        return None;
+    }
+    let mut file = bytes.to_vec();
+    let value = if directory.little { BLACK_IS_ZERO.to_le_bytes() } else { BLACK_IS_ZERO.to_be_bytes() };
+    file.get_mut(at..at + 2)?.copy_from_slice(&value);
+    Some(file)
 }
 
 /// The colours of a palette: all reds, all greens, all blues in the file, 16 bits each.

@@ -76,6 +76,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "audio",
             "lifecycle",
             "protocol",
+            "gpu",
             "server",
             "bench",
         ],

@@ -81,6 +81,7 @@ impl<'a> Extractor<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::folder;
     use super::*;
 
     #[test]
@@ -94,6 +95,25 @@ mod tests {
         assert_eq!(silent.resolution("DB2", Some(72.0)), 500.0);
         assert_eq!(silent.resolution("DB2", None), 500.0);
         assert!("DB1=many".parse::<Resolution>().is_err());
+    }
+
+    #[test]
+    fn images_are_found_whatever_their_extension_looks_like() {
+        let root = tempfile::tempdir().unwrap();
+        let stripes =
+            image::GrayImage::from_fn(64, 48, |_, y| image::Luma([if y % 9 < 4 { 30 } else { 220 }]));
+        stripes.save(root.path().join("7_1.PNG")).unwrap();
+        std::fs::write(root.path().join("7_1.iso"), b"not an image").unwrap();
+        let mut extractor = Extractor::new(&[]);
+        let mut read =
+            || folder::read(root.path(), EXTENSIONS, |database, bytes| extractor.graph(database, bytes));
+        let found = read().unwrap();
+        assert_eq!((found.len(), found[0].finger.as_str()), (1, "7"));
+        assert_eq!((found[0].graph.width, found[0].graph.height), (64, 48));
+        std::fs::write(root.path().join("7_2.tif"), b"not an image either").unwrap();
+        let said = read().unwrap_err().to_string();
+        assert!(said.contains("7_2.tif"), "{said}");
+        assert!(extractor.milliseconds(0.5).is_some());
     }
 
     #[test]

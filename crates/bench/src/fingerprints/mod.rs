@@ -51,7 +51,7 @@ pub struct MatchArgs {
     /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg or .webp instead of .iso
     #[arg(long, requires = "dir")]
     pub images: bool,
-    /// Resolution of the images: of all, or of one folder; without it what a file says if that is 250 to 1200, else 500
+    /// Dots per inch of the images, of all or in one folder; default: what a file says if 250 to 1200, else 500
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
     pub dpi: Vec<images::Resolution>,
     /// Fingers made up without --dir

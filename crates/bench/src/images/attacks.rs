@@ -193,3 +193,38 @@ fn border(picture: &Picture, share: f64) -> Picture {
         pixel(picture, mirrored(x, wide, picture.width), mirrored(y, high, picture.height))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_have_the_size_and_the_pixels_they_should() {
+        let picture = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
+        let size = |attack: Attack, variant| {
+            let bytes = attack.copy(&picture, variant, &mut Random::new(5)).unwrap();
+            let copy = vision::decode(&bytes, &vision::Limits::default()).unwrap().picture;
+            (copy.width, copy.height)
+        };
+        assert_eq!((size(Attack::Crop, 0), size(Attack::Crop, 2)), ((42, 28), (30, 20)));
+        assert_eq!((size(Attack::Rotate, 0), size(Attack::Rotate, 1)), ((72, 65), (60, 40)));
+        assert_eq!((size(Attack::Scale, 0), size(Attack::Jpeg, 1)), ((30, 20), (52, 29)));
+        for same in [Attack::Blur, Attack::Brightness, Attack::Text] {
+            assert_eq!(size(same, 1), (60, 40));
+        }
+        let framed = border(&picture, 0.1);
+        assert_eq!((framed.width, framed.height), (72, 48));
+        // The frame mirrors about the picture's edge; inside, all is where it was.
+        assert_eq!(pixel(&framed, 5, 4), pixel(&picture, 0, 0));
+        assert_eq!(pixel(&framed, 0, 10), pixel(&picture, 5, 6));
+        assert_eq!(pixel(&framed, 71, 10), pixel(&picture, 54, 6));
+        assert_eq!(pixel(&framed, 6 + 20, 4 + 30), pixel(&picture, 20, 30));
+        let turned = rotate(&picture, 1);
+        assert_eq!((pixel(&turned, 0, 0), pixel(&turned, 30, 20)[2]), ([0; 3], 100));
+    }
+
+    #[test]
+    fn twenty_copies_are_made_of_a_picture() {
+        assert_eq!(Attack::ALL.iter().map(|&(_, _, copies)| copies).sum::<usize>(), 20);
+    }
+}

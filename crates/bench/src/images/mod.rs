@@ -21,7 +21,7 @@ use embed::Embedder;
 use index::Index;
 pub use index::MediumChoice;
 use queries::{Ask, Pipeline};
-use report::Report;
+use report::{Report, Run};
 
 /// Threads at most.
 const THREADS_MAX: usize = 64;
@@ -159,10 +159,9 @@ pub fn run(args: &ImagesArgs, env: &BenchEnv) -> Result<()> {
     if let Some(to) = to {
         write_json(&to.join("manifest.json"), &manifest(&pipeline, &plan, &asks, &held_out))?;
     }
-    let sizes = report::Sizes { indexed: photos.len(), left: index.count() as usize };
-    let machine = Machine::look(None);
-    let report =
-        Report::new(args, &plan, &pipeline, &entries, (&answers, &strangers), sizes, machine, watch.end());
+    let (plan, pipeline, left) = (&plan, &pipeline, index.count() as usize);
+    let run = Run { args, plan, pipeline, entries: &entries, answers: &answers, strangers: &strangers, left };
+    let report = Report::new(&run, Machine::look(None), watch.end());
     report.print();
     args.json.as_ref().map_or(Ok(()), |path| write_json(path, &report))
 }
@@ -180,4 +179,38 @@ fn manifest(pipeline: &Pipeline<'_>, plan: &Plan, asks: &[Ask], held_out: &[Ask]
         asks.iter().map(|ask| query(ask, true)).chain(held_out.iter().map(|ask| query(ask, false))).collect();
     let taken: Vec<_> = plan.held_out.iter().map(|&photo| name(photo)).collect();
     json!({ "base": base, "held_out": taken, "queries": queries })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ImagesArgs,
+    }
+
+    fn plan(arguments: &str, photos: usize) -> Result<Plan> {
+        let words = std::iter::once("images").chain(arguments.split_whitespace());
+        Plan::new(&Line::parse_from(words).args, photos)
+    }
+
+    #[test]
+    fn what_is_taken_out_has_no_copies_among_what_is_in() {
+        let usual = plan("--dir x", 500).unwrap();
+        assert_eq!((usual.attacked.len(), usual.held_out.len()), (100, 50));
+        assert!(usual.attacked.iter().all(|photo| !usual.held_out.contains(photo)));
+        assert_eq!((usual.asks().len(), usual.held_out_asks().len()), (2000, 1050));
+        let mut all = [usual.attacked.as_slice(), &usual.held_out].concat();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!((all.len(), all.last().is_some_and(|&last| last < 500)), (150, true));
+        let small = plan("", 8).unwrap();
+        assert_eq!((small.attacked.len(), small.held_out.len()), (2, 1));
+        assert!(plan("--attacked 5 --held-out 4", 8).unwrap_err().message().contains("not enough"));
+        assert!(plan("", 1).is_err());
+    }
 }

@@ -10,7 +10,7 @@ use base::{Error, Result};
 use matching::Graph;
 use search::collection::SearchThread;
 use vision::photo::{ACCEPT, keypoints};
-use vision::{Limits, Picture, decode};
+use vision::{Limits, decode};
 
 use super::attacks::Attack;
 use super::embed::Embedder;
@@ -105,7 +105,7 @@ impl Pipeline<'_> {
             |number, _| {
                 let photo =
                     self.photos.get(number).ok_or_else(|| Error::internal("there is no such photograph"))?;
-                let (_, embedding, graph, _) = self.look(&photo.bytes)?;
+                let (embedding, graph, _) = self.look(&photo.bytes)?;
                 progress.step();
                 Ok(Entry { id: number as u64, embedding, graph })
             },
@@ -144,7 +144,7 @@ impl Pipeline<'_> {
     }
 
     fn answer(&self, index: &Index, thread: &mut SearchThread, ask: Ask, bytes: &[u8]) -> Result<Answer> {
-        let (_, embedding, graph, mut times) = self.look(bytes)?;
+        let (embedding, graph, mut times) = self.look(bytes)?;
         let start = Instant::now();
         let hits = index.search(thread, &embedding, &graph, self.candidates)?;
         times.search = ms_since(start);
@@ -172,7 +172,7 @@ impl Pipeline<'_> {
     }
 
     /// What search compares of a file.
-    fn look(&self, bytes: &[u8]) -> Result<(Picture, Vec<f32>, Graph, Times)> {
+    fn look(&self, bytes: &[u8]) -> Result<(Vec<f32>, Graph, Times)> {
         let mut times = Times::default();
         let start = Instant::now();
         let picture = decode(bytes, &Limits::default())?.picture;
@@ -183,7 +183,7 @@ impl Pipeline<'_> {
         let start = Instant::now();
         let graph = keypoints(&picture.gray(), &self.options);
         times.keypoints = ms_since(start);
-        Ok((picture, embedding, graph, times))
+        Ok((embedding, graph, times))
     }
 
     /// `work` on 0 to `count`, by several threads, each with what `own` gives it; results in order.

@@ -88,10 +88,16 @@ struct HeldOut {
     photographs_left: usize,
 }
 
-/// How many photographs were in the collection.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) indexed: usize,
+/// What a run consisted of.
+pub(super) struct Run<'a> {
+    pub(super) args: &'a ImagesArgs,
+    pub(super) plan: &'a Plan,
+    pub(super) pipeline: &'a Pipeline<'a>,
+    pub(super) entries: &'a [Entry],
+    /// To copies of photographs that are in, and to queries for what is not.
+    pub(super) answers: &'a [Answer],
+    pub(super) strangers: &'a [Answer],
+    /// Photographs left in the collection for the latter.
     pub(super) left: usize,
 }
 
@@ -111,18 +117,39 @@ impl Rates {
     }
 }
 
+impl Stages {
+    fn of(answers: &[Answer]) -> Stages {
+        let p50 = |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
+        Stages {
+            decode: p50(|times| times.decode),
+            embed: p50(|times| times.embed),
+            keypoints: p50(|times| times.keypoints),
+            search: p50(|times| times.search),
+        }
+    }
+}
+
+impl IndexFacts {
+    fn of(entries: &[Entry]) -> IndexFacts {
+        let mean = |value: fn(&Entry) -> usize| {
+            ratio(entries.iter().map(value).sum::<usize>() as f64, entries.len() as f64)
+        };
+        IndexFacts {
+            photographs: entries.len(),
+            dims: entries.first().map_or(0, |entry| entry.embedding.len()),
+            keypoints_mean: mean(|entry| entry.graph.vertices.len()),
+            record_bytes_mean: mean(|entry| {
+                let mut record = Vec::new();
+                entry.graph.encode(&mut record);
+                record.len()
+            }),
+        }
+    }
+}
+
 impl Report {
-    #[expect(clippy::too_many_arguments, reason = "what a run consisted of")]
-    pub(super) fn new(
-        args: &ImagesArgs,
-        plan: &Plan,
-        pipeline: &Pipeline<'_>,
-        entries: &[Entry],
-        (answers, strangers): (&[Answer], &[Answer]),
-        sizes: Sizes,
-        machine: Machine,
-        noise: Noise,
-    ) -> Report {
+    pub(super) fn new(run: &Run<'_>, machine: Machine, noise: Noise) -> Report {
+        let Run { args, plan, pipeline, answers, strangers, .. } = *run;
         let of = |attack: &'static str| {
             let some: Vec<&Answer> = answers.iter().filter(|answer| answer.ask.name() == attack).collect();
             (attack, Rates::of(&some))
@@ -133,10 +160,6 @@ impl Report {
         let all = || answers.iter().chain(strangers);
         let worst = all().max_by(|a, b| a.wrong_score.total_cmp(&b.wrong_score));
         let photo = |number: usize| pipeline.photos.get(number).map(|photo| photo.name.clone());
-        let p50 = |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
-        let per_entry = |value: fn(&Entry) -> usize| {
-            ratio(entries.iter().map(value).sum::<usize>() as f64, entries.len() as f64)
-        };
         Report {
             final_recall1_mean: mean(|rates| rates.final_recall1),
             final_recall1_min: attacks.values().map(|rates| rates.final_recall1).fold(1.0, f64::min),
@@ -153,30 +176,16 @@ impl Report {
                 .and_then(|answer| Some([pipeline.place(&answer.ask), photo(answer.wrong_photo?)?])),
             accept: ACCEPT,
             wrong_pairs_matched: all().map(|answer| answer.compared - usize::from(answer.is_candidate)).sum(),
-            query_p50_ms: p50(Times::all),
-            stages_p50_ms: Stages {
-                decode: p50(|times| times.decode),
-                embed: p50(|times| times.embed),
-                keypoints: p50(|times| times.keypoints),
-                search: p50(|times| times.search),
-            },
-            index: IndexFacts {
-                photographs: sizes.indexed,
-                dims: entries.first().map_or(0, |entry| entry.embedding.len()),
-                keypoints_mean: per_entry(|entry| entry.graph.vertices.len()),
-                record_bytes_mean: per_entry(|entry| {
-                    let mut record = Vec::new();
-                    entry.graph.encode(&mut record);
-                    record.len()
-                }),
-            },
+            query_p50_ms: median(answers.iter().map(|answer| answer.times.all())),
+            stages_p50_ms: Stages::of(answers),
+            index: IndexFacts::of(run.entries),
             queries: answers.len(),
             attacked: plan.attacked.len(),
             copies_each: answers.len() / plan.attacked.len().max(1),
             held_out: HeldOut {
                 photographs: plan.held_out.len(),
                 queries: strangers.len(),
-                photographs_left: sizes.left,
+                photographs_left: run.left,
             },
             candidates: args.candidates,
             embedding: pipeline.embedder.name(),

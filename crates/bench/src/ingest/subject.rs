@@ -25,7 +25,7 @@ const IDS_AT_ONCE: usize = 1000;
 /// How long the server may take until a call is answered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long background work may take until it is done.
-const QUIET_TIMEOUT: Duration = Duration::from_secs(60);
+const QUIET_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nothing may have happened for so long.
 const QUIET: Duration = Duration::from_millis(1500);
 const QUIET_POLL: Duration = Duration::from_millis(100);

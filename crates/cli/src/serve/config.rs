@@ -97,6 +97,7 @@ fn search(options: SearchOptions) -> SearchConfig {
     let default = SearchConfig::default();
     let bytes = |size: Option<Size>, default| size.map_or(default, |Size(bytes)| bytes);
     let required = options.collections_dir.is_some();
+    let remote = options.originals.as_ref().is_some_and(|place| place.contains("://"));
     let directory = options.collections_dir.or_else(environment::collections_dir);
     let gpu = (options.gpu == Some(GpuUse::Auto)).then(|| gpu::Options {
         compiler: environment::compiler_search(),
@@ -110,6 +111,7 @@ fn search(options: SearchOptions) -> SearchConfig {
         cache_bytes: bytes(options.search_cache, default.cache_bytes),
         threads: options.search_threads.unwrap_or(default.threads),
         originals: options.originals,
+        originals_options: if remote { environment::object_stores() } else { Vec::new() },
         embedding_model: options.embedding_model,
         api_key: options.api_key,
         gpu,

@@ -3,13 +3,14 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "serve",
     "publish",
     "models",
     "infer",
     "audio",
     "speakers",
+    "images",
     "bench",
     "tune",
     "demo",

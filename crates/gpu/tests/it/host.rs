@@ -12,7 +12,7 @@ use crate::case::{Case, Own, cases};
 use crate::skipped;
 
 /// Cases of one run of the program; drawn anew by each test run.
-const CASES: usize = 16;
+const CASES: usize = 12;
 
 /// Builds the program; nothing where there is no compiler.
 fn build(directory: &Path) -> Option<PathBuf> {
@@ -21,7 +21,7 @@ fn build(directory: &Path) -> Option<PathBuf> {
     let flags = [
         "-std=c++17",
         "-O1",
-        "-fsanitize=undefined",
+        "-fsanitize=address,undefined",
         "-fno-sanitize-recover=undefined",
         "-Wno-unknown-pragmas",
     ];

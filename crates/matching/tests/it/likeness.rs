@@ -101,6 +101,23 @@ fn descriptors_that_differ_keep_points_apart() {
 }
 
 #[test]
+fn scales_of_points_that_contradict_the_images_count_for_nothing() {
+    let kinds = |graph: &Graph, kind: fn(usize) -> u8| {
+        let vertices = graph.vertices.iter().enumerate();
+        let vertices = vertices.map(|(at, vertex)| Vertex { kind: kind(at), ..*vertex });
+        Graph { vertices: vertices.collect(), ..graph.clone() }
+    };
+    let photo = synthetic::photo(4);
+    let enlarged = placed(&photo, 20.0, 2.0);
+    let (small, large) = (kinds(&photo, |_| 20), kinds(&enlarged, |_| 28));
+    let agreeing = likeness(&small, &large);
+    assert!((agreeing - likeness(&photo, &enlarged)).abs() < 1e-3, "scales that agree add nothing");
+    assert_eq!(likeness(&small, &kinds(&enlarged, |_| 20)), 0.0, "twice as large, but of the same scale");
+    let mixed = likeness(&small, &kinds(&enlarged, |at| if at % 2 == 0 { 28 } else { 40 }));
+    assert!((0.3..0.7).contains(&(mixed / agreeing)), "{mixed} of {agreeing}");
+}
+
+#[test]
 fn the_explanation_is_of_the_score() {
     let finger = synthetic::fingerprint(9);
     let mut bytes = Vec::new();

@@ -4,5 +4,6 @@
 extern crate millpond_matching as matching;
 
 mod likeness;
+mod ranks;
 mod records;
 mod templates;

@@ -77,8 +77,8 @@ impl CreateCollection {
     /// The vector that the points will have.
     ///
     /// # Errors
-    /// `InvalidArgument` for what makes no sense, `Unimplemented` for more than one vector, sparse ones, multivectors,
-    /// other types than float32 and distances that are not there.
+    /// `InvalidArgument` for what makes no sense, `Unimplemented` for more than one vector, sparse ones,
+    /// multivectors, other types than float32 and distances that are not there.
     pub fn shape(&self) -> Result<VectorShape> {
         if self.sparse_vectors.as_ref().is_some_and(|sparse| !sparse.is_empty()) {
             return Err(Error::unimplemented(unsupported("sparse_vectors")));

@@ -70,7 +70,8 @@ pub struct Range {
 
 impl<'de> Deserialize<'de> for Filter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Filter, D::Error> {
-        // How deep values may be nested is bounded by the JSON reader; how deep a filter may be, by who evaluates it.
+        // How deep values may be nested is bounded by the JSON reader; how deep a filter may be, by who
+        // evaluates it.
         let value = Value::deserialize(deserializer)?;
         filter(&value).map_err(D::Error::custom)
     }

@@ -1,8 +1,8 @@
 //! Qdrant's REST interface: the requests as plain values, and the answers' envelope.
 //!
-//! A request is read in one pass. What is wrong is named by its path in the body; what Qdrant knows and Millpond does
-//! not is refused as [`base::ErrorKind::Unimplemented`], never left out in silence. Fields that only advise (shards,
-//! replicas, graph parameters, where to keep what) are read past.
+//! A request is read in one pass. What is wrong is named by its path in the body; what Qdrant knows and
+//! Millpond does not is refused as [`base::ErrorKind::Unimplemented`], never left out in silence. Fields that
+//! only advise (shards, replicas, graph parameters, where to keep what) are read past.
 //!
 //! Follows the REST description of Qdrant 1.19, which version 1.20 of its Python client sends.
 
@@ -48,7 +48,8 @@ fn unsupported(what: impl std::fmt::Display) -> String {
 /// Reads a request's body.
 ///
 /// # Errors
-/// `InvalidArgument` with the path of the offending field, `Unimplemented` for what is known but not supported.
+/// `InvalidArgument` with the path of the offending field, `Unimplemented` for what is known but not
+/// supported.
 pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {

@@ -56,7 +56,8 @@ impl<'de> Deserialize<'de> for WithVector {
     }
 }
 
-/// Steps that paths of names joined by dots have in common; `[]` after a name goes on to the elements of its list.
+/// Steps that paths of names joined by dots have in common; `[]` after a name goes on to the elements of its
+/// list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Paths {
     /// Where a path ends, everything below is meant.

@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use base::ErrorKind;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};

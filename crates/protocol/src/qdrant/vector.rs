@@ -75,7 +75,7 @@ impl Columns {
 
 fn unnamed(name: &str) -> Error {
     Error::invalid(format!(
-        "Not existing vector name error: the collection's vector is called \"{name}\"; write {{\"{name}\": [..]}}"
+        "Not existing vector name error: the vector is called \"{name}\"; write {{\"{name}\": [..]}}"
     ))
 }
 
@@ -191,7 +191,8 @@ pub(super) fn is_inference(key: &str) -> bool {
 fn names<'de, T: Deserialize<'de>, A: MapAccess<'de>>(mut map: A) -> Result<Vec<(String, T)>, A::Error> {
     let mut vectors = Vec::new();
     while let Some(name) = map.next_key::<String>()? {
-        // A vector may be called "text"; then its value is a list. What is to be embedded is a string or an object.
+        // A vector may be called "text"; then its value is a list. What is to be embedded is a string or an
+        // object.
         if is_inference(&name) || name == "model" {
             match map.next_value::<Maybe<T>>()? {
                 Maybe::Vector(vector) => vectors.push((name, vector)),

@@ -39,7 +39,8 @@ pub struct Counters {
     pub pinned_bytes: u64,
 }
 
-/// Opens the GPU for the process: flat indexes of [`BYTES_MIN`] that are opened from now on rank there. Returns its name.
+/// Opens the GPU for the process and returns its name: large indexes that are built from now on are flat, and flat
+/// ones of [`BYTES_MIN`] that are opened from now on rank there.
 ///
 /// # Errors
 /// What [`Gpu::open`] returns, and `FailedPrecondition` where one is open; searches stay on the processor.

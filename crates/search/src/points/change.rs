@@ -142,10 +142,8 @@ fn remove(value: &mut Value, path: &[Step]) {
                 remove(member, rest);
             }
         }
-        (Step::Index(at), true, Value::Array(elements)) => {
-            if *at < elements.len() {
-                elements.remove(*at);
-            }
+        (Step::Index(at), true, Value::Array(elements)) if *at < elements.len() => {
+            elements.remove(*at);
         }
         (Step::Index(at), false, Value::Array(elements)) => {
             if let Some(element) = elements.get_mut(*at) {

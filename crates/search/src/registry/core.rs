@@ -45,6 +45,8 @@ pub(super) struct Core {
     opened: AtomicBool,
     stop: AtomicBool,
     serial: AtomicU64,
+    /// What was being made or removed when the process before ended.
+    leftovers: Mutex<Vec<PathBuf>>,
     _lock: File,
     _cache: Reservation,
 }
@@ -72,7 +74,7 @@ impl Core {
         let directory = &options.directory;
         std::fs::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
         let lock = files::lock(directory)?;
-        remove_leftovers(directory);
+        let leftovers = leftovers(directory);
         let (media, memory_bytes) = Media::new(options.medium, options.memory_bytes)?;
         let budget = Budget::new(memory_bytes);
         let shared = Arc::new(Shared::new(options.cache_bytes, RECORD_BYTES));
@@ -94,6 +96,7 @@ impl Core {
             opened: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             serial: AtomicU64::new(1),
+            leftovers: Mutex::new(leftovers),
             _lock: lock,
             _cache: cache,
             options,
@@ -135,6 +138,9 @@ impl Core {
         }
         self.opened.store(true, Ordering::Relaxed);
         self.resources.tell();
+        // Behind everything else: there may be a million files.
+        let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
+        leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
     }
 
     fn open_one(&self, name: &str) -> Result<Arc<Named>> {
@@ -207,8 +213,7 @@ impl Core {
     }
 
     fn aside(&self, what: &str) -> PathBuf {
-        let number = self.serial.fetch_add(1, Ordering::Relaxed);
-        self.options.directory.join(format!(".{what}-{number}"))
+        self.options.directory.join(format!(".{what}-{:016x}", random()))
     }
 
     /// Takes a collection's directory out of the way, durably.
@@ -356,16 +361,12 @@ fn collections(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes what was being made or removed when the process ended. Costs only space where that fails.
-fn remove_leftovers(directory: &Path) {
-    let Ok(entries) = std::fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(".new-") || name.starts_with(".gone-") {
-            remove_directory(entry.path());
-        }
-    }
+/// What was being made or removed when the process ended. It costs only space.
+fn leftovers(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let is_left = |name: &str| name.starts_with(".new-") || name.starts_with(".gone-");
+    let left = entries.flatten().filter(|entry| is_left(&entry.file_name().to_string_lossy()));
+    left.map(|entry| entry.path()).collect()
 }
 
 fn remove_directory(path: PathBuf) {

@@ -34,7 +34,6 @@ use base::{Error, Result};
 use self::core::Core;
 use self::pool::Pool;
 use crate::budget::BudgetStats;
-use crate::collection::SearchThread;
 use crate::rerank::CacheStats;
 
 pub use self::aliases::{ALIASES_MAX, AliasChange};
@@ -154,11 +153,7 @@ impl Registry {
     ///
     /// # Errors
     /// `ResourceExhausted` with advice when to come again where too much waits already.
-    pub fn submit(
-        &self,
-        named: &Arc<Named>,
-        work: Box<dyn FnOnce(&Named, &mut SearchThread) + Send>,
-    ) -> Result<()> {
+    pub fn submit(&self, named: &Arc<Named>, work: Work) -> Result<()> {
         self.pool.submit(named, work)
     }
 

@@ -77,7 +77,8 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
         let (app, existing, bytes) = (app.clone(), existing.clone(), bytes.clone());
         let (model, kind) = (wanted.model.clone(), wanted.kind);
         move || {
-            let known = existing.as_ref().map(|target| store::present(&target.named, &[features::id_of(&bytes)]));
+            let known =
+                existing.as_ref().map(|target| store::present(&target.named, &[features::id_of(&bytes)]));
             if let Some(outcome) = known.into_iter().flatten().next().transpose()?.flatten() {
                 return Ok(Looked::Present(outcome));
             }
@@ -121,6 +122,12 @@ pub(super) async fn add_in_background(app: &Arc<App>, new: New) -> Result<Outcom
     let job = Job::new(app, new.wanted, Arc::new(AtomicBool::new(false)));
     // A send fails only when the caller has gone; the picture is put in all the same.
     let done = Box::new(move |outcome| drop(sender.send(outcome)));
-    app.images.ingest.try_send(Piece { job, name: new.name, bytes: new.bytes, payload: new.payload, done })?;
+    app.images.ingest.try_send(Piece {
+        job,
+        name: new.name,
+        bytes: new.bytes,
+        payload: new.payload,
+        done,
+    })?;
     receiver.await.unwrap_or_else(|_| Err(Error::internal("putting this picture in ended in a panic")))
 }

@@ -42,7 +42,9 @@ pub(super) fn collections(app: &App) -> Result<Value> {
                     "model": target.model, "count": named.collection().count(), "dims": named.settings().dims,
                 }));
             }
-            ListedState::Opening => listed.push(json!({ "name": name, "collection": entry.name, "state": "opening" })),
+            ListedState::Opening => {
+                listed.push(json!({ "name": name, "collection": entry.name, "state": "opening" }))
+            }
             ListedState::Broken(error) => listed.push(json!({
                 "name": name, "collection": entry.name, "state": "broken", "reason": error.message(),
             })),
@@ -167,7 +169,8 @@ pub(super) async fn small(app: &Arc<App>, name: &str, id: PointId, size: u32) ->
 pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result<Value> {
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
-    let point = point(app, &target.named, id, Parts { embedding: false, record: true, payload: true }).await?;
+    let point =
+        point(app, &target.named, id, Parts { embedding: false, record: true, payload: true }).await?;
     let graph = Graph::decode(&point.record)?;
     let side = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
     let (width, height) = (side("width"), side("height"));
@@ -191,7 +194,9 @@ pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()
     let work = move || {
         target.named.delete(&[id])?;
         let others = target.siblings(&registry);
-        Ok(others.iter().any(|other| !matches!(other.named.get_parts(&[id], Parts::NONE).first(), Some(Ok(None)))))
+        Ok(others
+            .iter()
+            .any(|other| !matches!(other.named.get_parts(&[id], Parts::NONE).first(), Some(Ok(None)))))
     };
     let wanted_elsewhere = app.images.pool.run(work).await?;
     if !wanted_elsewhere && let Ok(key) = key(&point) {

@@ -130,7 +130,13 @@ impl<'a> Bulk<'a> {
         let answer = Answer { told: Some((self.told.0.clone(), name.clone())) };
         let done = Box::new(move |outcome| answer.give(outcome));
         self.under_way += 1;
-        self.job.app.clone().images.ingest.send(Piece { job: self.job.clone(), name, bytes, payload: Map::new(), done })
+        self.job.app.clone().images.ingest.send(Piece {
+            job: self.job.clone(),
+            name,
+            bytes,
+            payload: Map::new(),
+            done,
+        })
     }
 
     fn hear(&mut self) -> Result<()> {

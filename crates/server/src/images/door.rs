@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use ::search::points::PointId;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -11,7 +12,6 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use base::{Error, Result};
 use http::{HeaderMap, HeaderValue, header};
-use ::search::points::PointId;
 use serde_json::{Value, json};
 
 use super::add::{self, New};
@@ -142,7 +142,8 @@ impl Sent {
         let background = flag("background", asked.background.as_deref())?;
         let bytes = whole(app, &self.headers, self.body).await?;
         let new = New { wanted, name, payload, bytes };
-        let outcome = if background { add::add_in_background(app, new).await } else { add::add(app, new).await };
+        let outcome =
+            if background { add::add_in_background(app, new).await } else { add::add(app, new).await };
         Ok(Reply::json(outcome?.to_json().to_string()).into_response())
     }
 
@@ -273,7 +274,12 @@ async fn find(
     answer(found.await)
 }
 
-async fn missing(State(app): Shared, Path(collection): Path<String>, headers: HeaderMap, body: Body) -> Reply {
+async fn missing(
+    State(app): Shared,
+    Path(collection): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Ids {

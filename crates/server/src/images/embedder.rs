@@ -169,7 +169,8 @@ fn io(signature: &Signature) -> Option<(Arc<str>, Arc<str>, Preprocess, usize)> 
     let mut outputs = signature.outputs.iter().filter(vector);
     let named = outputs.clone().find(|output| output.name.contains("embedding"));
     let output = named.or_else(|| outputs.next())?;
-    let preprocess = Preprocess { width: side(width)?, height: side(height)?, layout, ..Preprocess::default() };
+    let preprocess =
+        Preprocess { width: side(width)?, height: side(height)?, layout, ..Preprocess::default() };
     Some((input.name.as_str().into(), output.name.as_str().into(), preprocess, batch_max))
 }
 
@@ -178,11 +179,15 @@ fn io(signature: &Signature) -> Option<(Arc<str>, Arc<str>, Preprocess, usize)> 
 fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
     let facts = servable.metadata();
     let odd = |key: &str, text: &str| {
-        Error::precondition(format!("model \"{}\": \"{key}\" is \"{text}\", which means nothing", servable.id.model))
+        Error::precondition(format!(
+            "model \"{}\": \"{key}\" is \"{text}\", which means nothing",
+            servable.id.model
+        ))
     };
-    let numbers = |text: &str| -> Option<Vec<f32>> { text.split(',').map(|part| part.trim().parse().ok()).collect() };
+    let numbers =
+        |text: &str| -> Option<Vec<f32>> { text.split(',').map(|part| part.trim().parse().ok()).collect() };
     for (key, text) in facts.iter().filter(|(key, _)| key.starts_with("image.")) {
-        let read = || -> Option<()> {
+        let mut read = || -> Option<()> {
             match key.as_str() {
                 "image.mean" => preprocess.mean = numbers(text)?.try_into().ok()?,
                 "image.std" => preprocess.std = numbers(text)?.try_into().ok()?,
@@ -206,7 +211,6 @@ fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
             }
             Some(())
         };
-        let mut read = read;
         read().ok_or_else(|| odd(key, text))?;
     }
     Ok(())

@@ -75,12 +75,17 @@ impl Features {
     }
 }
 
+/// An error with the name of the picture that it is about, where it has one.
+pub(super) fn of_picture(error: Error, name: &str) -> Error {
+    if name.is_empty() { error } else { error.context(name) }
+}
+
 /// Decodes a picture.
 ///
 /// # Errors
 /// Those of [`decode`], with the picture's name.
 pub(super) fn decoded(bytes: &[u8], name: &str) -> Result<Decoded> {
-    decode(bytes, &Limits::default()).map_err(|error| if name.is_empty() { error } else { error.context(name) })
+    decode(bytes, &Limits::default()).map_err(|error| of_picture(error, name))
 }
 
 /// The keypoints of a decoded picture.
@@ -93,8 +98,9 @@ pub(super) fn keypoints(kind: Kind, decoded: &Decoded) -> Result<Graph> {
         Kind::Photo => Ok(vision::photo::keypoints(&gray, &vision::photo::Options::default())),
         Kind::Fingerprint => {
             let dots = decoded.dots_per_inch.filter(|dots| SCAN_DOTS.contains(dots));
-            let mut options = vision::fingerprint::Options::default();
-            options.dots_per_inch = dots.unwrap_or(options.dots_per_inch);
+            let default = vision::fingerprint::Options::default();
+            let dots_per_inch = dots.unwrap_or(default.dots_per_inch);
+            let options = vision::fingerprint::Options { dots_per_inch };
             Ok(vision::fingerprint::minutiae(&gray, &options)?.graph)
         }
     }
@@ -106,7 +112,7 @@ pub(super) fn keypoints(kind: Kind, decoded: &Decoded) -> Result<Graph> {
 /// `InvalidArgument` or `TooLarge` for a picture that cannot be read, with its name.
 pub(super) fn extract(kind: Kind, bytes: &[u8], name: &str, embedder: &Embedder) -> Result<Features> {
     let decoded = decoded(bytes, name)?;
-    let graph = keypoints(kind, &decoded)?;
+    let graph = keypoints(kind, &decoded).map_err(|error| of_picture(error, name))?;
     let tensor = embedder.tensor(&decoded.picture)?;
     let facts = Facts {
         id: id_of(bytes),
@@ -140,7 +146,9 @@ pub(super) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> 
     let payload: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| Error::invalid(format!("payload= is no JSON object: {error}")))?;
     if payload.contains_key(BLOCK) {
-        return Err(Error::invalid(format!("the payload's key \"{BLOCK}\" is the service's own; use another one")));
+        return Err(Error::invalid(format!(
+            "the payload's key \"{BLOCK}\" is the service's own; use another one"
+        )));
     }
     Ok(payload)
 }

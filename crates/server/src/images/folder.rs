@@ -24,7 +24,6 @@ pub(super) struct Folder {
     root: PathBuf,
     /// What is still to be looked at, last first, with its depth.
     waiting: Vec<(PathBuf, usize)>,
-    failed: Option<Found>,
 }
 
 impl Folder {
@@ -33,9 +32,11 @@ impl Folder {
     pub(super) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {
-            return Err(Error::invalid(format!("\"{path}\" is no directory of this machine; give its whole path")));
+            return Err(Error::invalid(format!(
+                "\"{path}\" is no directory of this machine; give its whole path"
+            )));
         }
-        let mut folder = Folder { root: root.clone(), waiting: Vec::new(), failed: None };
+        let mut folder = Folder { root: root.clone(), waiting: Vec::new() };
         folder.enter(&root, 0)?;
         Ok(folder)
     }
@@ -43,7 +44,7 @@ impl Folder {
     fn enter(&mut self, directory: &Path, depth: usize) -> Result<()> {
         let wrong = |error: std::io::Error| Error::invalid(format!("{}: {error}", directory.display()));
         let entries = std::fs::read_dir(directory).map_err(wrong)?.take(ENTRIES_MAX);
-        let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(wanted(&entry.ok()?)?)).collect();
+        let mut paths: Vec<PathBuf> = entries.filter_map(|entry| wanted(&entry.ok()?)).collect();
         paths.sort_unstable_by(|a, b| b.cmp(a));
         self.waiting.extend(paths.into_iter().map(|path| (path, depth)));
         Ok(())
@@ -74,9 +75,6 @@ impl Folder {
 
 impl Source for Folder {
     fn next(&mut self) -> Option<Found> {
-        if let Some(failed) = self.failed.take() {
-            return Some(failed);
-        }
         let (path, depth) = self.waiting.pop()?;
         Some(self.look(&path, depth))
     }

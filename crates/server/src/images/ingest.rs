@@ -17,6 +17,7 @@ use metrics::KindLabels;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
+use super::claims::Claims;
 use super::embedder::Embedder;
 use super::features::{self, Features};
 use super::pool::threads;
@@ -64,6 +65,7 @@ pub(super) struct Piece {
 /// The threads and their queue, started when there is something to do.
 #[derive(Default)]
 pub(super) struct Ingest {
+    claims: Claims,
     queue: OnceLock<Result<Sender<Piece>>>,
 }
 
@@ -123,7 +125,8 @@ fn start() -> Result<Sender<Piece>> {
 fn by_job(pieces: Vec<Piece>) {
     let mut jobs: Vec<Vec<Piece>> = Vec::new();
     for piece in pieces {
-        match jobs.iter_mut().find(|job| job.first().is_some_and(|first| Arc::ptr_eq(&first.job, &piece.job))) {
+        match jobs.iter_mut().find(|job| job.first().is_some_and(|first| Arc::ptr_eq(&first.job, &piece.job)))
+        {
             Some(job) => job.push(piece),
             None => jobs.push(vec![piece]),
         }
@@ -160,6 +163,12 @@ struct Batch<'a> {
 impl Batch<'_> {
     fn put(&self, pieces: &[Piece], existing: Option<Target>) -> Vec<Result<Outcome>> {
         let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
+        let _claim = self.job.app.images.ingest.claims.take(&ids);
+        // Another thread may have made the collection while this one waited for a picture that it had in hand.
+        let existing = existing.or_else(|| {
+            let registry = self.job.app.registry().ok()?;
+            Target::existing(&registry, &self.job.wanted).ok().flatten()
+        });
         let known = existing.as_ref().map(|target| store::present(&target.named, &ids));
         let known = known.unwrap_or_else(|| ids.iter().map(|_| Ok(None)).collect());
         let mut outcomes: Vec<Option<Result<Outcome>>> = known.into_iter().map(Result::transpose).collect();
@@ -183,7 +192,8 @@ impl Batch<'_> {
             set(&mut outcomes, at, outcome);
         }
         let twin = |at: usize| {
-            let twin = ids.get(at).and_then(|id| first.get(id)).and_then(|&first| outcomes.get(first)?.clone());
+            let twin =
+                ids.get(at).and_then(|id| first.get(id)).and_then(|&first| outcomes.get(first)?.clone());
             twin.unwrap_or_else(|| Err(Error::internal("a picture was lost on its way in")))
                 .map(|outcome| outcome.again())
         };
@@ -198,19 +208,20 @@ impl Batch<'_> {
     ) -> Vec<(usize, Result<Outcome>)> {
         let tensors: Vec<&Vec<f32>> = ready.iter().map(|(_, _, features)| &features.tensor).collect();
         let embeddings = self.embed(&tensors);
-        let target = existing.map(Ok).or_else(|| {
-            let dims = embeddings.iter().find_map(|embedding| embedding.as_ref().ok())?.len();
-            Some(self.job.app.registry().and_then(|registry| {
-                Target::make(&registry, &self.job.wanted, dims, self.embedder.name())
-            }))
-        });
+        let target =
+            existing.map(Ok).or_else(|| {
+                let dims = embeddings.iter().find_map(|embedding| embedding.as_ref().ok())?.len();
+                Some(self.job.app.registry().and_then(|registry| {
+                    Target::make(&registry, &self.job.wanted, dims, self.embedder.name())
+                }))
+            });
         let mut outcomes = Vec::new();
         let mut kept = Vec::new();
         for ((at, piece, features), embedding) in ready.iter().zip(&embeddings) {
             let checked = self.keep(piece, features, embedding, target.as_ref());
             match checked {
                 Ok(picture) => kept.push((*at, picture)),
-                Err(error) => outcomes.push((*at, Err(error.context(&piece.name)))),
+                Err(error) => outcomes.push((*at, Err(features::of_picture(error, &piece.name)))),
             }
         }
         if let Some(Ok(target)) = &target {

@@ -8,6 +8,7 @@
 mod add;
 mod browse;
 mod bulk;
+mod claims;
 mod door;
 mod embedder;
 mod features;

@@ -21,7 +21,7 @@ const DIRECTORY: &str = ".originals";
 /// Where originals are.
 pub(super) struct Originals {
     config: SearchConfig,
-    place: OnceLock<Result<Place>>,
+    place: OnceLock<Place>,
 }
 
 #[derive(Clone)]
@@ -84,7 +84,12 @@ impl Originals {
     }
 
     fn place(&self) -> Result<&Place> {
-        self.place.get_or_init(|| open(&self.config)).as_ref().map_err(Clone::clone)
+        if let Some(place) = self.place.get() {
+            return Ok(place);
+        }
+        // What cannot be opened now is tried again by the next caller.
+        let place = open(&self.config)?;
+        Ok(self.place.get_or_init(|| place))
     }
 }
 
@@ -98,11 +103,13 @@ impl Place {
 
 fn open(config: &SearchConfig) -> Result<Place> {
     match &config.originals {
-        Some(url) if url.contains("://") => remote(url),
+        Some(url) if url.contains("://") => remote(url, config),
         Some(directory) => local(FilePath::new(directory)),
         None => {
             let directory = config.directory.as_deref().ok_or_else(|| {
-                Error::precondition("this server has no place for pictures; start it with --originals DIR or URL")
+                Error::precondition(
+                    "this server has no place for pictures; start it with --originals DIR or URL",
+                )
             })?;
             local(&directory.join(DIRECTORY))
         }
@@ -118,17 +125,16 @@ fn local(directory: &FilePath) -> Result<Place> {
 }
 
 #[cfg(feature = "object-storage")]
-fn remote(url: &str) -> Result<Place> {
+fn remote(url: &str, config: &SearchConfig) -> Result<Place> {
     let wrong = |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
     let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
-    // Where the keys to a bucket come from is the custom of each provider: its own variables.
-    let variables = std::env::vars().map(|(name, value)| (name.to_ascii_lowercase(), value));
-    let (store, prefix) = object_store::parse_url_opts(&parsed, variables).map_err(|error| wrong(&error))?;
+    let options = config.originals_options.iter().cloned();
+    let (store, prefix) = object_store::parse_url_opts(&parsed, options).map_err(|error| wrong(&error))?;
     Ok(Place { store: store.into(), prefix })
 }
 
 #[cfg(not(feature = "object-storage"))]
-fn remote(url: &str) -> Result<Place> {
+fn remote(url: &str, _config: &SearchConfig) -> Result<Place> {
     Err(Error::precondition(format!(
         "--originals {url}: this program was built without object storage; build it with --features object-storage, or name a \
          directory"

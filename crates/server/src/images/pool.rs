@@ -42,8 +42,10 @@ impl Pool {
         queue.try_send(work).map_err(|error| match error {
             TrySendError::Full(_) => {
                 self.metrics.refused.get_or_create(&KindLabels { kind: "images_queue_max" }).inc();
-                Error::exhausted(format!("{QUEUE_MAX} pictures wait to be looked at already; try again later"))
-                    .with_retry_after(RETRY_AFTER)
+                Error::exhausted(format!(
+                    "{QUEUE_MAX} pictures wait to be looked at already; try again later"
+                ))
+                .with_retry_after(RETRY_AFTER)
             }
             TrySendError::Disconnected(_) => Error::internal("the threads for pictures have ended"),
         })?;

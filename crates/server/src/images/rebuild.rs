@@ -54,7 +54,9 @@ impl Rebuilds {
         if registry.get(name)?.name() == target.named.name() {
             return Ok(guard);
         }
-        Err(Error::unavailable(format!("\"{name}\" has just become another collection; send the picture again")))
+        Err(Error::unavailable(format!(
+            "\"{name}\" has just become another collection; send the picture again"
+        )))
     }
 }
 
@@ -207,7 +209,9 @@ impl Work<'_> {
                 return Ok(true);
             }
         }
-        Err(Error::unavailable("the collection changes faster than it can be rebuilt; try again when less comes in"))
+        Err(Error::unavailable(
+            "the collection changes faster than it can be rebuilt; try again when less comes in",
+        ))
     }
 
     /// The version that an earlier rebuild with this model has begun, or a new one.
@@ -232,8 +236,10 @@ impl Work<'_> {
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             seen += ids.len() as u64;
             let there = new.named.get_parts(&ids, Parts::NONE);
-            let missing = page.points.into_iter().zip(there).filter(|(_, there)| !matches!(there, Ok(Some(_))));
-            let missing = missing.map(|(point, _)| point).filter(|point| !before.contains(&point.id.to_string()));
+            let missing =
+                page.points.into_iter().zip(there).filter(|(_, there)| !matches!(there, Ok(Some(_))));
+            let missing =
+                missing.map(|(point, _)| point).filter(|point| !before.contains(&point.id.to_string()));
             moved += self.send(job, missing.collect())?;
             self.rebuild.done.store(seen, Ordering::Relaxed);
             match page.next {
@@ -254,7 +260,8 @@ impl Work<'_> {
                 Ok((name, bytes, payload)) => {
                     let told = told.clone();
                     // There is room for all; where a thread panics, nothing is told and the next pass tries again.
-                    let done = Box::new(move |outcome: Result<_>| drop(told.try_send((id, outcome.map(drop)))));
+                    let done =
+                        Box::new(move |outcome: Result<_>| drop(told.try_send((id, outcome.map(drop)))));
                     job.app.images.ingest.send(Piece { job: job.clone(), name, bytes, payload, done })?;
                 }
                 Err(error) => drop(told.try_send((id, Err(error)))),
@@ -273,11 +280,16 @@ impl Work<'_> {
         Ok(arrived)
     }
 
-    fn piece(&self, job: &Job, point: GotPoint) -> Result<(String, bytes::Bytes, serde_json::Map<String, Value>)> {
+    fn piece(
+        &self,
+        job: &Job,
+        point: GotPoint,
+    ) -> Result<(String, bytes::Bytes, serde_json::Map<String, Value>)> {
         let mut payload = point.payload;
         let block = payload.remove(BLOCK).unwrap_or_default();
         let text = |key: &str| block.get(key).and_then(Value::as_str);
-        let key = text("original").ok_or_else(|| Error::precondition("this point was put in without a picture"))?;
+        let key =
+            text("original").ok_or_else(|| Error::precondition("this point was put in without a picture"))?;
         let bytes = job.runtime.block_on(job.app.images.originals.get(key))?;
         Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
     }

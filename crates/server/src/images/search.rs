@@ -95,7 +95,8 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
         let candidates_max = ::search::collection::CANDIDATES_MAX;
         return Err(Error::invalid(format!("k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}")));
     }
-    let clause = asked.filter.as_deref().map(|filter| crate::qdrant::clause(&target.named, filter)).transpose()?;
+    let clause =
+        asked.filter.as_deref().map(|filter| crate::qdrant::clause(&target.named, filter)).transpose()?;
     let looked = match sample {
         Sample::File(bytes) => look(app, &target, bytes).await?,
         Sample::Point(id) => stored(app, &target, id).await?,
@@ -113,7 +114,8 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
     };
     registry.submit(&target.named, Box::new(work))?;
     let found = receiver.await.map_err(|_| {
-        Error::unavailable("no search thread could take the query; try again").with_retry_after(Duration::from_secs(1))
+        Error::unavailable("no search thread could take the query; try again")
+            .with_retry_after(Duration::from_secs(1))
     })??;
     let took = started.elapsed();
     record(app, &looked.stages, took);
@@ -184,8 +186,11 @@ struct Plan {
     deadline: Instant,
 }
 
+/// A found picture's keypoints and which of them matched, where that was asked for.
+type Why = Option<(Graph, Explanation)>;
+
 struct Found {
-    hits: Vec<(Hit, GotPoint, Option<(Graph, Explanation)>)>,
+    hits: Vec<(Hit, GotPoint, Why)>,
     partial: bool,
 }
 
@@ -225,11 +230,7 @@ impl Plan {
     }
 }
 
-fn explain(
-    probe: &Probe,
-    point: &GotPoint,
-    scratch: &mut matching::Scratch,
-) -> Option<(Graph, Explanation)> {
+fn explain(probe: &Probe, point: &GotPoint, scratch: &mut matching::Scratch) -> Option<(Graph, Explanation)> {
     let graph = Graph::decode(&point.record).ok()?;
     Some((graph, matching::explain(probe, &point.record, scratch).ok()?))
 }
@@ -317,9 +318,15 @@ mod tests {
     #[test]
     fn what_is_accepted_comes_first_and_the_rest_as_the_coarse_stage_has_it() {
         let hit = |id, score, coarse| Hit { id, score, coarse };
-        let hits = vec![hit(1, 99.0, 0.1), hit(2, 0.0, 0.9), hit(3, 150.0, 0.2), hit(4, 120.0, 0.8), hit(5, 5.0, 0.9)];
+        let hits = vec![
+            hit(1, 99.0, 0.1),
+            hit(2, 0.0, 0.9),
+            hit(3, 150.0, 0.2),
+            hit(4, 120.0, 0.8),
+            hit(5, 5.0, 0.9),
+        ];
         let order = |k| ranked(hits.clone(), 100.0, k).iter().map(|hit| hit.id).collect::<Vec<_>>();
-        assert_eq!(order(5), [3, 4, 2, 5, 1]);
+        assert_eq!(order(5), [3, 4, 5, 2, 1]);
         assert_eq!(order(1), [3]);
         assert!(ranked(Vec::new(), 100.0, 3).is_empty());
     }

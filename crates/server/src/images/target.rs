@@ -25,7 +25,9 @@ impl Kind {
         match text {
             "photo" => Ok(Kind::Photo),
             "fingerprint" => Ok(Kind::Fingerprint),
-            other => Err(Error::invalid(format!("there is no kind \"{other}\"; there are photo and fingerprint"))),
+            other => {
+                Err(Error::invalid(format!("there is no kind \"{other}\"; there are photo and fingerprint")))
+            }
         }
     }
 

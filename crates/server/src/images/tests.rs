@@ -23,8 +23,7 @@ use crate::listen::{Door, Wire};
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const COLOUR: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
 /// The same turned round, for rebuilds.
-const OTHER: &str =
-    "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = affine x -1 0\n";
+const OTHER: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = affine x -1 0\n";
 
 /// A server in this process, in a directory that outlives it.
 struct Served {
@@ -139,7 +138,8 @@ impl Answer {
     /// The lines but the last, by name, and the summary.
     #[track_caller]
     fn lines(&self) -> (Vec<Value>, Value) {
-        let mut lines: Vec<Value> = self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let mut lines: Vec<Value> =
+            self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let summary = lines.pop().unwrap()["summary"].clone();
         lines.sort_by_key(|line| line["name"].to_string());
         (lines, summary)
@@ -269,34 +269,53 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
         ids.push(added["id"].as_str().unwrap().to_owned());
     }
     let again = served.put("/v1/images/photos?background=1", &picture(3)).good();
-    assert_eq!((&again["status"], &again["id"], &again["name"]), (&json!("present"), &json!(ids[3]), &json!("p3.jpg")));
+    assert_eq!(
+        (&again["status"], &again["id"], &again["name"]),
+        (&json!("present"), &json!(ids[3]), &json!("p3.jpg"))
+    );
     let bulk = served.put("/v1/images/photos?background=1&name=b.jpg", &picture(77)).good();
     assert_eq!(bulk["status"], "added");
     let found = served.search("/v1/images/photos/search?k=3&explain=1", &picture(2)).good();
     let best = &found["results"][0];
-    assert_eq!((&best["id"], &best["accepted"], &best["name"]), (&json!(ids[2]), &json!(true), &json!("p2.jpg")));
+    assert_eq!(
+        (&best["id"], &best["accepted"], &best["name"]),
+        (&json!(ids[2]), &json!(true), &json!("p2.jpg"))
+    );
     assert_eq!((best["payload"]["seed"].clone(), found["results"].as_array().unwrap().len()), (json!(2), 3));
     let pairs = best["pairs"].as_array().unwrap();
-    assert!(pairs.len() > 5 && pairs.iter().all(|pair| pair[0] == pair[2] && pair[1] == pair[3]), "{pairs:?}");
+    assert!(
+        pairs.len() > 5 && pairs.iter().all(|pair| pair[0] == pair[2] && pair[1] == pair[3]),
+        "{pairs:?}"
+    );
     assert_eq!((&found["query"]["width"], &found["partial"]), (&json!(160), &json!(false)));
     let by_id = served.json("POST", "/v1/images/photos/search?k=1", &json!({ "id": ids[4] })).good();
     assert_eq!(by_id["results"][0]["id"], json!(ids[4]));
-    let filter = "%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22match%22%3A%7B%22value%22%3A5%7D%7D%5D%7D";
+    let filter =
+        "%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22match%22%3A%7B%22value%22%3A5%7D%7D%5D%7D";
     let filtered = served.search(&format!("/v1/images/photos/search?filter={filter}"), &picture(2)).good();
-    assert_eq!((filtered["results"][0]["id"].clone(), filtered["results"].as_array().unwrap().len()), (json!(ids[5]), 1));
+    assert_eq!(
+        (filtered["results"][0]["id"].clone(), filtered["results"].as_array().unwrap().len()),
+        (json!(ids[5]), 1)
+    );
     let listed = served.get("/v1/images").good();
     let entry = &listed["collections"][0];
-    assert_eq!((&entry["name"], &entry["kind"], &entry["count"]), (&json!("photos"), &json!("photo"), &json!(7)));
+    assert_eq!(
+        (&entry["name"], &entry["kind"], &entry["count"]),
+        (&json!("photos"), &json!("photo"), &json!(7))
+    );
     let (mut seen, mut next) = (Vec::new(), String::new());
     loop {
         let page = served.get(&format!("/v1/images/photos?limit=2{next}")).good();
-        seen.extend(page["images"].as_array().unwrap().iter().map(|image| image["id"].as_str().unwrap().to_owned()));
+        seen.extend(
+            page["images"].as_array().unwrap().iter().map(|image| image["id"].as_str().unwrap().to_owned()),
+        );
         let Some(id) = page["next"].as_str() else { break };
         next = format!("&offset={id}");
     }
     assert!(seen.len() == 7 && ids.iter().all(|id| seen.contains(id)));
     let unknown = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
-    let missing = served.json("POST", "/v1/images/photos/missing", &json!({ "ids": [ids[0], unknown] })).good();
+    let missing =
+        served.json("POST", "/v1/images/photos/missing", &json!({ "ids": [ids[0], unknown] })).good();
     assert_eq!(missing["missing"], json!([unknown]));
     let original = served.get(&format!("/v1/images/photos/{}", ids[1]));
     assert!(original.body == picture(1) && original.head.contains("content-type: image/jpeg"));
@@ -311,9 +330,12 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
     served.get(&path).bad(404, "there is no picture");
     assert_eq!(served.count("photos"), 6);
     let metrics = served.get("/metrics").text();
-    for line in ["millpond_images_total{kind=\"added\"} 7", "millpond_images_total{kind=\"present\"} 1",
-        "millpond_image_search_seconds_count{kind=\"keypoints\"}", "millpond_collection{model=\"photos.v1\",kind=\"points\"} 6"]
-    {
+    for line in [
+        "millpond_images_total{kind=\"added\"} 7",
+        "millpond_images_total{kind=\"present\"} 1",
+        "millpond_image_search_seconds_count{kind=\"keypoints\"}",
+        "millpond_collection{model=\"photos.v1\",kind=\"points\"} 6",
+    ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
     served.ask("DELETE", "/v1/images/photos", "", b"").good();
@@ -440,7 +462,10 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "nobody" })).bad(409, "nobody");
     served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "colour" })).bad(409, "already");
     let progress = rebuild("other");
-    assert_eq!((&progress["state"], &progress["to"], &progress["done"]), (&json!("switched"), &json!("photos.v2"), &json!(5)));
+    assert_eq!(
+        (&progress["state"], &progress["to"], &progress["done"]),
+        (&json!("switched"), &json!("photos.v2"), &json!(5))
+    );
     let listed = |wanted: &str| {
         let listed = served.get("/v1/images").good();
         let all = listed["collections"].as_array().unwrap().clone();
@@ -450,7 +475,8 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     let found = served.search("/v1/images/photos/search?k=1", &picture(3)).good();
     assert_eq!(found["results"][0]["name"], "3");
     // What comes and goes now is what the way back takes over.
-    let new = served.put("/v1/images/photos?name=new", &picture(50)).good()["id"].as_str().unwrap().to_owned();
+    let new =
+        served.put("/v1/images/photos?name=new", &picture(50)).good()["id"].as_str().unwrap().to_owned();
     let back = rebuild("colour");
     assert_eq!((&back["state"], &back["to"]), (&json!("switched"), &json!("photos.v1")), "{back}");
     assert_eq!(served.count("photos"), 6);

@@ -43,7 +43,8 @@ impl Archive {
             Some(directory) => tempfile::tempfile_in(directory),
             None => tempfile::tempfile(),
         };
-        let disk = |error: io::Error| Error::exhausted(format!("the archive cannot be kept in a file: {error}"));
+        let disk =
+            |error: io::Error| Error::exhausted(format!("the archive cannot be kept in a file: {error}"));
         let mut file = made.map_err(disk)?;
         let mut buffer = vec![0; COPY_BYTES];
         let mut length = 0;
@@ -56,11 +57,12 @@ impl Archive {
             file.write_all(buffer.get(..count).unwrap_or_default()).map_err(disk)?;
         }
         file.seek(SeekFrom::Start(0)).map_err(disk)?;
-        let entries = ::zip::ZipArchive::new(file).map_err(|error| {
-            Error::invalid(format!("this is no zip archive, or not all of one: {error}"))
-        })?;
+        let entries = ::zip::ZipArchive::new(file)
+            .map_err(|error| Error::invalid(format!("this is no zip archive, or not all of one: {error}")))?;
         if entries.len() > ENTRIES_MAX {
-            return Err(Error::too_large(format!("an archive has at most {ENTRIES_MAX} entries; send several")));
+            return Err(Error::too_large(format!(
+                "an archive has at most {ENTRIES_MAX} entries; send several"
+            )));
         }
         let left = length.saturating_mul(RATIO_MAX).max(CONTENTS_BYTES_FREE);
         Ok(Archive { entries, next: 0, left })
@@ -85,7 +87,10 @@ impl Archive {
             return Found::Failed(name, broken(&error));
         }
         if bytes.starts_with(b"PK\x03\x04") {
-            return Found::Failed(name, Error::invalid("an archive inside an archive is not opened; send it by itself"));
+            return Found::Failed(
+                name,
+                Error::invalid("an archive inside an archive is not opened; send it by itself"),
+            );
         }
         if Format::sniff(&bytes).is_none() && !looks_like_a_picture(&name) {
             return Found::Ignored;
@@ -101,7 +106,10 @@ impl Archive {
         }
         self.left -= bytes.len() as u64;
         if bytes.len() > PICTURE_BYTES_MAX {
-            return Found::Failed(name, Error::too_large(format!("a picture has at most {PICTURE_BYTES_MAX} bytes")));
+            return Found::Failed(
+                name,
+                Error::too_large(format!("a picture has at most {PICTURE_BYTES_MAX} bytes")),
+            );
         }
         Found::Picture(name, Bytes::from(bytes))
     }
@@ -161,6 +169,10 @@ mod tests {
         ] {
             assert_eq!(last_part(name), wanted, "{name:?}");
         }
-        assert!(looks_like_a_picture("A.JPG") && !looks_like_a_picture("notes.txt") && !looks_like_a_picture("._A.jpg"));
+        assert!(
+            looks_like_a_picture("A.JPG")
+                && !looks_like_a_picture("notes.txt")
+                && !looks_like_a_picture("._A.jpg")
+        );
     }
 }

@@ -276,7 +276,7 @@ function wantedFilter() {
   const where = $("where").value, value = $("value").value.trim(), field = $("field").value.trim();
   if (!value) return null;
   if (where === "json") return JSON.parse(value);
-  if (where === "name") return { must: [{ key: NAME_KEY, match: { text: value } }] };
+  if (where === "name") return { must: [{ key: NAME_KEY, match: { value } }] };
   if (!field) throw new Error("Name the field, for example album.");
   let plain = value;
   if (value === "true" || value === "false") plain = value === "true"; else if (/^-?\d+$/.test(value)) plain = Number(value);

@@ -1,9 +1,11 @@
-//! Answers that are alike to a query and not to each other: maximal marginal relevance (Carbonell and Goldstein, "The use of
-//! MMR, diversity-based reranking for reordering documents and producing summaries", SIGIR 1998).
+//! Answers that are alike to a query and not to each other: maximal marginal relevance (Carbonell and
+//! Goldstein, "The use of MMR, diversity-based reranking for reordering documents and producing summaries",
+//! SIGIR 1998).
 
 use search::coarse::Metric;
 
-/// How alike two vectors are, by the measure that a collection ranks by. Those of a cosine collection have length one.
+/// How alike two vectors are, by the measure that a collection ranks by. Those of a cosine collection have
+/// length one.
 fn alike(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
     let pairs = one.iter().zip(other);
     match metric {
@@ -12,9 +14,9 @@ fn alike(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
     }
 }
 
-/// Which candidates to answer with, at most `count`, in this order. Each has its vector and how alike it is to the query.
-/// The first is the most alike; each next one has the best of `(1 - diversity) * alike to the query - diversity * alike to
-/// the most alike one chosen`. Takes `count * candidates.len()` comparisons.
+/// Which candidates to answer with, at most `count`, in this order. Each has its vector and how alike it is
+/// to the query. The first is the most alike; each next one has the best of `(1 - diversity) * alike to the
+/// query - diversity * alike to the most alike one chosen`. Takes `count * candidates.len()` comparisons.
 pub(super) fn choose(
     metric: Metric,
     candidates: &[(Vec<f32>, f32)],
@@ -58,11 +60,7 @@ mod tests {
                 vectors.iter().map(|vector| (vector.clone(), alike(metric, &query, vector))).collect();
             assert_eq!(choose(metric, &candidates, 0.0, 3), [0, 1, 2]);
             assert_eq!(choose(metric, &candidates, 1.0, 2), [0, 3], "only difference counts");
-            assert_eq!(
-                choose(metric, &candidates, 0.6, 2)[1] == 1,
-                false,
-                "the twin of the first says nothing new"
-            );
+            assert_ne!(choose(metric, &candidates, 0.6, 2)[1], 1, "the twin of the first says nothing new");
             assert_eq!(choose(metric, &candidates, 0.5, 9).len(), 4);
         }
         assert!(choose(Metric::Dot, &[], 0.5, 3).is_empty());

@@ -1,4 +1,5 @@
-//! One request, from its head to its envelope: read within the door's limits, done on the right thread, answered.
+//! One request, from its head to its envelope: read within the door's limits, done on the right thread,
+//! answered.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -155,7 +156,11 @@ impl Waiting {
     async fn answer(self, deadline: Instant) -> Encoded {
         match tokio::time::timeout_at(deadline.into(), self.receiver).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(Error::internal("the thread that had the request ended without an answer")),
+            // A search thread that finds no memory for a collection's readers drops its work, and so does a
+            // panic.
+            Ok(Err(_)) => {
+                Err(Error::unavailable("the request was given up before it was answered; try again"))
+            }
             Err(_) => Err(Error::deadline("the request took longer than --request-timeout allows")),
         }
     }

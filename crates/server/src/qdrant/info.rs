@@ -16,10 +16,17 @@ pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
     extra.get(EXTRA).and_then(|own| own.get(name)).and_then(Value::as_object).cloned().unwrap_or_default()
 }
 
+/// Configuration that clients insist on is Qdrant's default with what the collection was made with over it; it
+/// says nothing about how this server works.
 pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8]) -> Result<Value> {
     let (settings, status) = (named.settings(), named.collection().status());
     let failed = status.seal_error.is_some() || status.merge_error.is_some();
-    let state = if status.partial { "red" } else { "green" };
+    // Yellow: something is still being opened. Red: something is lost until somebody mends it.
+    let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial) {
+        (false, _) => "red",
+        (true, true) => "yellow",
+        (true, false) => "green",
+    };
     let hints = kept(&settings.extra, "hints");
     let mut vector = json!({ "size": settings.dims, "distance": convert::distance(settings.metric).name() });
     if !settings.vector_name.is_empty() {
@@ -39,8 +46,8 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
     let schema: Map<String, Value> = kept(&settings.extra, "payload_schema")
         .into_iter()
         .map(|(field, schema)| {
-            let points = json!({ "data_type": schema["data_type"], "params": schema["params"], "points": status.points });
-            (field, points)
+            let (data_type, params) = (&schema["data_type"], &schema["params"]);
+            (field, json!({ "data_type": data_type, "params": params, "points": status.points }))
         })
         .collect();
     let metadata = kept(&settings.extra, "metadata");
@@ -53,11 +60,14 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         "config": {
             "params": { "vectors": vector, "shard_number": 1, "replication_factor": 1,
                         "write_consistency_factor": 1, "on_disk_payload": true },
-            "hnsw_config": with_hints("hnsw_config", json!({ "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 })),
+            "hnsw_config": with_hints(
+                "hnsw_config",
+                json!({ "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 }),
+            ),
             "optimizer_config": with_hints(
                 "optimizers_config",
-                json!({ "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000, "default_segment_number": 0,
-                        "flush_interval_sec": 0 }),
+                json!({ "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
+                        "default_segment_number": 0, "flush_interval_sec": 0 }),
             ),
             "quantization_config": hints.get("quantization_config").cloned().unwrap_or(Value::Null),
             "metadata": if metadata.is_empty() { Value::Null } else { Value::Object(metadata) },

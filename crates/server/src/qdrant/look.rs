@@ -6,9 +6,63 @@ use search::collection::{IDS_MAX, Parts, SearchThread};
 use search::points::GotPoint;
 use search::registry::Named;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::convert;
 use super::door::Place;
+
+/// Bytes that the points of one answer may take, about.
+const ANSWER_BYTES_MAX: usize = 128 << 20;
+/// Points that are read at once: few enough that an answer's bound is passed by little.
+pub(super) const CHUNK: usize = 1024;
+
+/// Adds up what an answer takes.
+#[derive(Default)]
+pub(super) struct Weight(usize);
+
+impl Weight {
+    /// Adds a point; false where the answer is now as large as it may be.
+    pub(super) fn add(&mut self, payload: Option<&Map<String, Value>>, vector: Option<&Vector>) -> bool {
+        // A number takes about ten characters.
+        let values = match vector {
+            Some(Vector::Plain(values)) => values.len(),
+            Some(Vector::Named(vectors)) => vectors.iter().map(|(_, values)| values.len()).sum(),
+            None => 0,
+        };
+        self.0 += 64 + 10 * values + payload.map_or(0, weight_of_members);
+        self.0 <= ANSWER_BYTES_MAX
+    }
+
+    /// [`Weight::add`] where points cannot be left for later.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    pub(super) fn must_add(
+        &mut self,
+        payload: Option<&Map<String, Value>>,
+        vector: Option<&Vector>,
+    ) -> Result<()> {
+        if self.add(payload, vector) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the answer is larger than {ANSWER_BYTES_MAX} bytes; ask for fewer points or for less of each"
+        )))
+    }
+}
+
+fn weight_of_members(members: &Map<String, Value>) -> usize {
+    members.iter().map(|(name, value)| 32 + name.len() + weight(value)).sum()
+}
+
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => 32 + text.len(),
+        Value::Array(list) => list.iter().map(weight).sum::<usize>() + 32,
+        Value::Object(members) => weight_of_members(members) + 32,
+        _ => 32,
+    }
+}
 
 /// What is wanted of each point.
 pub(super) struct Wanted {
@@ -53,11 +107,15 @@ pub(super) fn fetch(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8])
     }
     let ids = convert::point_ids(&asked.ids)?;
     let wanted = Wanted::new(named, true, asked.with_payload, asked.with_vector.as_ref());
-    let mut records = Vec::new();
-    for (found, id) in named.get_parts(&ids, wanted.parts()).into_iter().zip(&ids) {
-        // A client that names its points must hear of one that is damaged.
-        let found = found.map_err(|error| error.context(format_args!("point {id}")))?;
-        records.extend(found.map(|point| wanted.record(point)));
+    let (mut records, mut weight) = (Vec::new(), Weight::default());
+    for ids in ids.chunks(CHUNK) {
+        for (found, id) in named.get_parts(ids, wanted.parts()).into_iter().zip(ids) {
+            // A client that names its points must hear of one that is damaged.
+            let found = found.map_err(|error| error.context(format_args!("point {id}")))?;
+            let Some(record) = found.map(|point| wanted.record(point)) else { continue };
+            weight.must_add(record.payload.as_ref(), record.vector.as_ref())?;
+            records.push(record);
+        }
     }
     Ok(records)
 }
@@ -92,15 +150,25 @@ pub(super) fn scroll(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]
     }
     let wanted = Wanted::new(named, true, asked.with_payload, asked.with_vector.as_ref());
     let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let from = asked.offset.map(convert::point_id).transpose()?;
+    let mut from = asked.offset.map(convert::point_id).transpose()?;
+    let (mut page, mut weight) =
+        (Page { points: Vec::new(), next_page_offset: None, partial: false }, Weight::default());
     // What is asked for beyond the most of one page comes with the next one.
-    let limit = limit.min(IDS_MAX - 1);
-    let found = named.scroll(from.as_ref(), limit, clause.as_ref(), wanted.parts())?;
-    Ok(Page {
-        points: found.points.into_iter().map(|point| wanted.record(point)).collect(),
-        next_page_offset: found.next.map(convert::given_id),
-        partial: found.partial,
-    })
+    let limit = limit.min(IDS_MAX);
+    let mut room = true;
+    while room && page.points.len() < limit {
+        let chunk = (limit - page.points.len()).min(CHUNK);
+        let found = named.scroll(from.as_ref(), chunk, clause.as_ref(), wanted.parts())?;
+        page.partial |= found.partial;
+        for record in found.points.into_iter().map(|point| wanted.record(point)) {
+            room &= weight.add(record.payload.as_ref(), record.vector.as_ref());
+            page.points.push(record);
+        }
+        from = found.next;
+        page.next_page_offset = from.map(convert::given_id);
+        room &= from.is_some();
+    }
+    Ok(page)
 }
 
 /// How many points there are.

@@ -1,12 +1,14 @@
 //! Qdrant's REST interface, so that its clients work unchanged.
 //!
-//! A collection has one vector, with or without a name. Reads run on the search threads, writes on a few threads of
-//! their own that wait for the log; a door's thread does neither. What Qdrant knows and this server does not is refused
-//! with 501 and the reason. Accepted without effect, because they tune machinery that is not here: shards and replicas,
-//! graph and optimiser parameters, where to keep what, `wait` and `ordering` (every acknowledged write is durable),
-//! `indexed_only`. An index on a payload field is recorded and shown; filters need none.
+//! A collection has one vector, with or without a name. Reads run on the search threads, writes on a few
+//! threads of their own that wait for the log; a door's thread does neither. What Qdrant knows and this
+//! server does not is refused with 501 and the reason. Accepted without effect, because they tune machinery
+//! that is not here: shards and replicas, graph and optimiser parameters, where to keep what, `wait` and
+//! `ordering` (every acknowledged write is durable), `indexed_only`. An index on a payload field is recorded
+//! and shown; filters need none.
 //!
-//! Where damage or an unfinished start may have left something out of an answer, its result has `"partial": true`.
+//! Where damage or an unfinished start may have left something out of an answer, its result has `"partial":
+//! true`.
 
 mod catalogue;
 mod change;
@@ -108,8 +110,8 @@ async fn ready(State(app): Shared) -> Reply {
     Reply::text("all shards are ready")
 }
 
-/// What Qdrant's clients look for at the root; `None` for everybody else. Python's and Go's say who they are, others ask
-/// for JSON.
+/// What Qdrant's clients look for at the root; `None` for everybody else. Python's and Go's say who they are,
+/// others ask for JSON.
 pub(crate) fn version(headers: &HeaderMap) -> Option<Reply> {
     let has = |name: header::HeaderName, what: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(what))

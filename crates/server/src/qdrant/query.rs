@@ -1,6 +1,7 @@
 //! Queries: coarse, then exact over the best; or over what prefetches found.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use base::{Error, Result};
 use protocol::qdrant::{self as wire, Query, QueryRequest, Scored, SearchParams, Target};
@@ -14,11 +15,12 @@ use serde::Serialize;
 use super::convert;
 use super::diverse;
 use super::door::Place;
-use super::look::{self, Wanted};
+use super::look::{self, CHUNK, Wanted, Weight};
 
 /// Prefetches of one query.
 const PREFETCHES_MAX: usize = 16;
-/// Candidates that answers which differ from each other are chosen from; each is compared with each that is chosen.
+/// Candidates that answers which differ from each other are chosen from; each is compared with each that is
+/// chosen.
 const DIVERSE_MAX: usize = 1024;
 /// Queries of one batch.
 const BATCH_MAX: usize = 1024;
@@ -46,7 +48,7 @@ struct Goal {
 }
 
 pub(super) fn query(named: &Named, thread: &mut SearchThread, place: &Place, body: &[u8]) -> Result<Points> {
-    run(named, thread, place, wire::parse(body)?)
+    run(named, thread, place, wire::parse(body)?, &mut Weight::default())
 }
 
 /// The answers in the order of the queries; where one fails, all do.
@@ -62,15 +64,28 @@ pub(super) fn batch(
             "searches: more than {BATCH_MAX} queries in one request; send several"
         )));
     }
+    let mut weight = Weight::default();
     let queries = asked.searches.into_iter().enumerate();
     queries
         .map(|(at, query)| {
-            run(named, thread, place, query).map_err(|error| error.context(format_args!("searches[{at}]")))
+            if Instant::now() > place.deadline {
+                return Err(Error::deadline(format!(
+                    "searches[{at}]: the time is up; send fewer in one request"
+                )));
+            }
+            run(named, thread, place, query, &mut weight)
+                .map_err(|error| error.context(format_args!("searches[{at}]")))
         })
         .collect()
 }
 
-fn run(named: &Named, thread: &mut SearchThread, place: &Place, mut asked: QueryRequest) -> Result<Points> {
+fn run(
+    named: &Named,
+    thread: &mut SearchThread,
+    place: &Place,
+    mut asked: QueryRequest,
+    weight: &mut Weight,
+) -> Result<Points> {
     let (limit, offset) = (asked.limit(), asked.offset());
     let count = wanted_hits(limit, offset)?;
     convert::check_using(&named.settings(), using(&asked.using, asked.query.is_some(), named).as_str())?;
@@ -83,7 +98,7 @@ fn run(named: &Named, thread: &mut SearchThread, place: &Place, mut asked: Query
         }
         let mut ranked = in_order(named, count, filter.as_ref())?;
         ranked.hits.drain(..offset.min(ranked.hits.len()));
-        return present(named, ranked, &wanted);
+        return present(named, ranked, &wanted, weight);
     };
     let (query, diversity) = diversity(query, limit, count)?;
     let depth = diversity.map_or(count, |(_, candidates)| candidates);
@@ -98,11 +113,11 @@ fn run(named: &Named, thread: &mut SearchThread, place: &Place, mut asked: Query
         diversify(named, &mut ranked, diversity, count);
     }
     ranked.hits.drain(..offset.min(ranked.hits.len()));
-    present(named, ranked, &wanted)
+    present(named, ranked, &wanted, weight)
 }
 
-/// A query for answers that differ from each other: as one for the nearest, with how much they shall differ, and how many
-/// of the nearest they are chosen from.
+/// A query for answers that differ from each other: as one for the nearest, with how much they shall differ,
+/// and how many of the nearest they are chosen from.
 fn diversity(query: Query, limit: usize, count: usize) -> Result<(Query, Option<(f32, usize)>)> {
     let Query::Diverse { target, diversity, candidates } = query else { return Ok((query, None)) };
     let candidates = candidates.unwrap_or(limit);
@@ -144,7 +159,7 @@ fn wanted_hits(limit: usize, offset: usize) -> Result<usize> {
     let count = limit.saturating_add(offset);
     if limit == 0 || count > CANDIDATES_MAX {
         return Err(Error::invalid(format!(
-            "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; use scroll for more"
+            "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; scroll for more"
         )));
     }
     Ok(count)
@@ -251,8 +266,8 @@ fn nearest(
     Ok(Ranked { hits, partial: found.partial })
 }
 
-/// How hard to look, and whether vectors are read to rank exactly. What Qdrant calls the beam of its graph, and the
-/// surplus of candidates over hits, is here how many candidates are compared exactly.
+/// How hard to look, and whether vectors are read to rank exactly. What Qdrant calls the beam of its graph,
+/// and the surplus of candidates over hits, is here how many candidates are compared exactly.
 fn effort(params: &SearchParams, count: usize) -> (Params, bool) {
     let quantization = params.quantization.clone().unwrap_or_default();
     let exact = params.exact == Some(true);
@@ -267,8 +282,8 @@ fn effort(params: &SearchParams, count: usize) -> (Params, bool) {
     (Params { probes: 0, refine }, rescore)
 }
 
-/// Ranks exactly what the prefetches found. The outer filter holds for them too, so that their limits count only what
-/// may be found in the end.
+/// Ranks exactly what the prefetches found. The outer filter holds for them too, so that their limits count
+/// only what may be found in the end.
 fn over_prefetches(
     named: &Named,
     thread: &mut SearchThread,
@@ -314,6 +329,9 @@ fn one_prefetch(
     let filter = both(outer.cloned(), own);
     match prefetch.query.clone() {
         None => in_order(named, count, filter.as_ref()),
+        Some(Query::Diverse { .. }) => Err(Error::unimplemented(
+            "mmr in a prefetch is not supported by this server; use it in the outer query",
+        )),
         Some(query) => {
             let goal = goal(named, query)?;
             nearest(named, thread, place, &goal, count, &prefetch.params, filter, prefetch.score_threshold)
@@ -321,8 +339,9 @@ fn one_prefetch(
     }
 }
 
-/// Hits as clients see them. One whose payload is damaged is left out, and the answer says that it is partial.
-fn present(named: &Named, ranked: Ranked, wanted: &Wanted) -> Result<Points> {
+/// Hits as clients see them. One whose payload is damaged is left out, and the answer says that it is
+/// partial.
+fn present(named: &Named, ranked: Ranked, wanted: &Wanted, weight: &mut Weight) -> Result<Points> {
     let Ranked { hits, mut partial } = ranked;
     let plain = !wanted.payload.any() && !wanted.vector && hits.iter().all(|(id, _)| *id < NUMBERS_MAX);
     if plain {
@@ -335,18 +354,21 @@ fn present(named: &Named, ranked: Ranked, wanted: &Wanted) -> Result<Points> {
         };
         return Ok(Points { points: hits.into_iter().map(scored).collect(), partial });
     }
-    let ids: Vec<u64> = hits.iter().map(|(id, _)| *id).collect();
     let mut points = Vec::with_capacity(hits.len());
-    for (found, (_, score)) in named.resolve(&ids, wanted.parts()).into_iter().zip(hits) {
-        match found {
-            Ok(Some(point)) => {
-                let wire::Record { id, payload, vector } = wanted.record(point);
-                points.push(Scored { id, version: 0, score, payload, vector });
+    for hits in hits.chunks(CHUNK) {
+        let ids: Vec<u64> = hits.iter().map(|(id, _)| *id).collect();
+        for (found, (_, score)) in named.resolve(&ids, wanted.parts()).into_iter().zip(hits) {
+            match found {
+                Ok(Some(point)) => {
+                    let wire::Record { id, payload, vector } = wanted.record(point);
+                    weight.must_add(payload.as_ref(), vector.as_ref())?;
+                    points.push(Scored { id, version: 0, score: *score, payload, vector });
+                }
+                // Removed since it was found.
+                Ok(None) => {}
+                Err(error) if look::concerns_one(&error) => partial = true,
+                Err(error) => return Err(error),
             }
-            // Removed since it was found.
-            Ok(None) => {}
-            Err(error) if look::concerns_one(&error) => partial = true,
-            Err(error) => return Err(error),
         }
     }
     Ok(Points { points, partial })

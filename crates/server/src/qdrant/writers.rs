@@ -1,4 +1,5 @@
-//! The threads that wait for the log, so that doors do not: as many as share a flush, started with the first write.
+//! The threads that wait for the log, so that doors do not: as many as share a flush, started with the first
+//! write.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -6,8 +7,8 @@ use std::time::Duration;
 use base::{Error, Result};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 
-/// Threads. Writes that wait for the log at the same time share a flush, so a few more than the disk has queues for
-/// help; the work beside waiting is reading JSON.
+/// Threads. Writes that wait for the log at the same time share a flush, so a few more than the disk has
+/// queues for help; the work beside waiting is reading JSON.
 const WRITERS: usize = 4;
 /// Writes that may wait for a thread; each holds its request's body.
 pub(super) const WRITES_MAX: usize = 64;

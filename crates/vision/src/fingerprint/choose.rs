@@ -150,3 +150,32 @@ pub(super) fn chosen(mut candidates: Vec<Candidate>) -> Vec<Vertex> {
         .take(KEPT_MAX)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(x: i16, y: i16, quality: f32) -> Candidate {
+        Candidate { vertex: Vertex { x, y, direction: 0, kind: 1 }, quality }
+    }
+
+    #[test]
+    fn a_broken_line_is_two_ends_that_face_each_other() {
+        // An end's angle leads along its line, away from the gap.
+        let (left, right) = (End { x: 20.0, y: 30.0, angle: 0.5 }, End { x: 28.0, y: 31.0, angle: 0.02 });
+        assert!(facing(&left, &right) && facing(&right, &left));
+        assert!(!facing(&left, &End { angle: 0.5, ..right }), "both lines on one side");
+        assert!(!facing(&left, &End { y: 40.0, ..right }), "past each other");
+        assert!(!facing(&left, &End { x: 36.0, ..right }), "too far");
+    }
+
+    #[test]
+    fn crowds_go_and_the_best_come_first() {
+        let crowd = (0..6).map(|at| candidate(10 + at, 10, 0.9));
+        let alone = [candidate(100, 100, 0.2), candidate(200, 100, 0.5)];
+        let kept = chosen(crowd.chain(alone).collect());
+        assert_eq!(kept.iter().map(|vertex| vertex.x).collect::<Vec<_>>(), [200, 100]);
+        let many = (0..200).map(|at| candidate(at * 30, 0, f32::from(at))).collect();
+        assert_eq!(chosen(many).len(), KEPT_MAX);
+    }
+}

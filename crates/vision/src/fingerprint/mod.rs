@@ -28,7 +28,13 @@ use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
 use thin::Bits;
 
-/// Two fingerprints with a score (of [`matching::score`]) of at least this are of the same finger.
+/// Two fingerprints with a score (of [`matching::score`]) of at least this are taken for the same finger.
+///
+/// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, with which the constants here were chosen, the
+/// highest score is 156; of 113,216 of six other databases of FVC2002 and FVC2004 it is 173, and six have 160. The
+/// margin above that is for what changes with the image: DB2_B taken at its true 569 dots per inch instead of 500 has
+/// one pair of 223. It is meant for searches among many: of the pairs of the same finger 3.9 % stay below it in the
+/// first two databases, a fifth in the six others, whose fingers were pressed, turned, dried and wetted on purpose.
 pub const ACCEPT: f32 = 200.0;
 
 /// Dots per inch of graphs.
@@ -39,8 +45,9 @@ const RESOLUTION_MAX: f32 = 2_500.0;
 /// Sides of an image at 500 dots per inch: less than three ridges are no fingerprint, coordinates have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;
-/// Pixels at 500 dots per inch; a palm has five million.
-const PIXELS_MAX: f32 = 8e6;
+/// Pixels at 500 dots per inch: four fingers side by side have two and a half million. The most need 150 MB and less
+/// than 2 s of a core.
+const PIXELS_MAX: f32 = 4e6;
 
 /// What is known of an image.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -128,3 +128,40 @@ impl Plane {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stripes(width: usize, height: usize) -> Plane {
+        let values = (0..width * height).map(|at| (at % width % 7) as f32).collect();
+        Plane { width, height, values }
+    }
+
+    #[test]
+    fn smoothing_keeps_what_is_even_and_levels_what_is_not() {
+        let even = Plane { width: 9, height: 5, values: vec![3.0; 45] };
+        assert!(even.smoothed(2.0).values.iter().all(|value| (value - 3.0).abs() < 1e-5));
+        let level = stripes(63, 5).smoothed(6.0);
+        assert!((level.values[2 * 63 + 31] - 3.0).abs() < 0.05, "{:?}", level.values[2 * 63 + 31]);
+    }
+
+    #[test]
+    fn cells_at_the_border_are_means_too() {
+        let cells = stripes(10, 5).cells(4);
+        assert_eq!((cells.width, cells.height), (3, 2));
+        // Columns 0 to 3, 4 to 7 (4, 5, 6, 0), 8 and 9 (1, 2).
+        assert_eq!(cells.values, [1.5, 3.75, 1.5, 1.5, 3.75, 1.5]);
+    }
+
+    #[test]
+    fn a_scaled_image_has_the_same_slope() {
+        let image = Gray { width: 40, height: 3, pixels: (0..120).map(|at| (at % 40 * 5) as u8).collect() };
+        let twice = Plane::scaled(&image, 2.0);
+        assert_eq!((twice.width, twice.height), (80, 6));
+        assert!((twice.values[41] - twice.values[40] - 2.5).abs() < 1e-4);
+        let half = Plane::scaled(&image, 0.5);
+        assert_eq!((half.width, half.height), (20, 2));
+        assert!((half.values[11] - half.values[10] - 10.0).abs() < 0.01);
+    }
+}

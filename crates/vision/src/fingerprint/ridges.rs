@@ -107,3 +107,47 @@ fn peak(values: &[f32; PERIODS]) -> f32 {
     let bend = low - 2.0 * here + high;
     if bend < 0.0 { peak as f32 + (0.5 * (low - high) / bend).clamp(-0.5, 0.5) } else { peak as f32 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ridges at `angle` half turns, `period` pixels apart.
+    fn wave(side: usize, angle: f32, period: f32) -> Plane {
+        let (sin, cos) = (angle * TAU / 2.0).sin_cos();
+        let value = |at: usize| {
+            let (x, y) = ((at % side) as f32, (at / side) as f32);
+            (TAU * (-y * cos - x * sin) / period).cos()
+        };
+        Plane { width: side, height: side, values: (0..side * side).map(value).collect() }
+    }
+
+    #[test]
+    fn the_flow_runs_along_the_ridges() {
+        for angle in [0.0, 0.1, 0.25, 0.4, 0.5, 0.75, 0.9] {
+            let flow = Flow::of(&wave(64, angle, 9.0));
+            let middle = 8 * flow.cos.width + 8;
+            let off = (flow.angle(middle) - angle + 0.5).rem_euclid(1.0) - 0.5;
+            assert!(off.abs() < 0.01, "{angle}: {}", flow.angle(middle));
+            assert!(flow.cos.values[middle].hypot(flow.sin.values[middle]) > 0.9);
+        }
+    }
+
+    #[test]
+    fn the_distance_is_that_of_the_ridges() {
+        for index in [1, 3, 5] {
+            let plane = wave(64, 0.2, 5.5 * 1.14_f32.powi(index));
+            let flow = Flow::of(&plane);
+            let found = distances(&plane, &flow, Bank::shared(), |_| true).values[8 * 16 + 8];
+            assert!((found - index as f32).abs() < 0.5, "{index}: {found}");
+        }
+    }
+
+    #[test]
+    fn the_peak_lies_between_its_neighbours() {
+        let peak_of = |values: [f32; PERIODS]| peak(&values);
+        assert_eq!(peak_of([0.0, 1.0, 4.0, 4.0, 1.0, 0.0, 0.0, 0.0]), 2.5);
+        assert_eq!(peak_of([5.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]), 0.0);
+        assert_eq!(peak_of([0.0; PERIODS]), 0.0);
+    }
+}

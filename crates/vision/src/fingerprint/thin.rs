@@ -77,8 +77,8 @@ fn removable_table(half: usize) -> [bool; 256] {
         let [east, north, west, south] = [is(0), is(2), is(4), is(6)];
         let crossings = (0..8).filter(|&place| !is(place) && is(place + 1)).count();
         let sides = match half {
-            0 => !(north && east && south) && !(east && south && west),
-            _ => !(north && east && west) && !(north && south && west),
+            0 => !(east && south && (north || west)),
+            _ => !(north && west && (east || south)),
         };
         (2..=6).contains(&bits.count_ones()) && crossings == 1 && sides
     })
@@ -89,4 +89,43 @@ fn components(bits: u8) -> u32 {
     let is = |place: usize| bits >> (place % 8) & 1 == 1;
     // Yokoi's connectivity number for neighbours that touch at corners.
     (0..8).step_by(2).filter(|&place| !is(place) && (is(place + 1) || is(place + 2))).count() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn degrees(bits: &Bits) -> Vec<u32> {
+        let neighbours = bits.neighbours();
+        let black = (0..bits.pixels.len()).filter(|&at| bits.pixels[at] == 1);
+        black.map(|at| bits.around(at, &neighbours).count_ones()).collect()
+    }
+
+    #[test]
+    fn a_bar_becomes_a_line_with_two_ends() {
+        for (width, height, slope) in [(60, 20, 0), (60, 60, 1), (20, 60, 3)] {
+            let mut bits = Bits::new(width, height, |x, y| {
+                let middle = if slope == 0 { 10 } else { x * slope };
+                (8..width - 8).contains(&x) && y.abs_diff(middle) < 4 && (4..height - 4).contains(&y)
+            });
+            bits.thin();
+            let degrees = degrees(&bits);
+            assert_eq!(degrees.iter().filter(|&&degree| degree == 1).count(), 2, "{degrees:?}");
+            assert!(degrees.iter().all(|degree| (1..=2).contains(degree)), "{degrees:?}");
+            assert!(degrees.len() > 10);
+        }
+    }
+
+    #[test]
+    fn a_cross_keeps_four_ends_and_a_ring_none() {
+        let mut cross = Bits::new(50, 50, |x, y| x.abs_diff(25) < 3 || y.abs_diff(25) < 3);
+        cross.thin();
+        assert_eq!(degrees(&cross).iter().filter(|&&degree| degree == 1).count(), 4);
+        let mut ring = Bits::new(50, 50, |x, y| {
+            let square = x.abs_diff(25).pow(2) + y.abs_diff(25).pow(2);
+            (225..=400).contains(&square)
+        });
+        ring.thin();
+        assert!(degrees(&ring).iter().all(|&degree| degree == 2));
+    }
 }

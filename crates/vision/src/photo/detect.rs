@@ -32,7 +32,7 @@ pub(super) fn keypoints(space: &ScaleSpace, count: usize) -> Vec<Keypoint> {
 /// corner is not left without any.
 fn spread(found: &[Keypoint], plane: &Plane, count: usize) -> Vec<Keypoint> {
     let side = plane.width.max(plane.height).div_ceil(CELLS).max(1);
-    let mut ranks = vec![0_u32; CELLS * CELLS];
+    let mut ranks = [0_u32; CELLS * CELLS];
     let mut ranked: Vec<(u32, usize)> = Vec::with_capacity(found.len());
     for (index, keypoint) in found.iter().enumerate() {
         let cell = (keypoint.y as usize / side) * CELLS + keypoint.x as usize / side;

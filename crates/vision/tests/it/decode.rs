@@ -18,7 +18,9 @@ fn seen(file: &[u8]) -> [[u8; 3]; 4] {
     assert_eq!(picture.rgb.len() as u32, 3 * width * height);
     [(1, 1), (3, 1), (1, 3), (3, 3)].map(|(x, y)| {
         let at = 3 * ((height * y / 4) * width + width * x / 4) as usize;
-        std::array::from_fn(|channel| (picture.rgb[at + channel] as u32 + 64 >> 7 << 7).min(255) as u8)
+        std::array::from_fn(|channel| {
+            ((u32::from(picture.rgb[at + channel]) + 64) / 128 * 128).min(255) as u8
+        })
     })
 }
 
@@ -56,7 +58,9 @@ fn every_format_and_depth_becomes_the_same_picture() {
 
 #[test]
 fn what_is_transparent_is_white() {
-    let image = image::RgbaImage::from_fn(8, 8, |x, _| image::Rgba(if x < 4 { [0, 0, 0, 0] } else { [0, 0, 0, 255] }));
+    let image = image::RgbaImage::from_fn(8, 8, |x, _| {
+        image::Rgba(if x < 4 { [0, 0, 0, 0] } else { [0, 0, 0, 255] })
+    });
     for format in [ImageFormat::Png, ImageFormat::WebP] {
         let [left, right, ..] = seen(&encoded(&DynamicImage::ImageRgba8(image.clone()), format));
         assert_eq!((left, right), ([255; 3], BLACK));
@@ -105,10 +109,12 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
         [map[colour], map[256 + colour], map[512 + colour]] =
             [red, green, blue].map(|level| u32::from(level) * 257);
     }
-    let palette = Tiff::of(8, 8, &[8], 3).with(320, 3, map.clone()).file(&by_corner(|corner| vec![corner as u8]));
+    let palette =
+        Tiff::of(8, 8, &[8], 3).with(320, 3, map.clone()).file(&by_corner(|corner| vec![corner as u8]));
     assert_eq!(seen(&palette), UPRIGHT);
     let small: Vec<u32> = (0..3).flat_map(|plane| map[plane * 256..plane * 256 + 16].to_vec()).collect();
-    let nibbles: Vec<u8> = by_corner(|corner| vec![corner as u8]).chunks(2).map(|two| two[0] << 4 | two[1]).collect();
+    let nibbles: Vec<u8> =
+        by_corner(|corner| vec![corner as u8]).chunks(2).map(|two| (two[0] << 4) | two[1]).collect();
     let palette = Tiff::of(8, 8, &[4], 3).with(320, 3, small).file(&nibbles);
     assert_eq!(seen(&palette), UPRIGHT);
     let grey = Tiff::of(8, 8, &[4], 1).file(&[0xf0; 32]);
@@ -134,7 +140,10 @@ fn a_bomb_is_refused_by_its_header() {
     assert_eq!(kind(&claiming(70_000, 1)), ErrorKind::TooLarge);
     assert_eq!(kind(&claiming(0x7fff_ffff, 0x7fff_ffff)), ErrorKind::TooLarge);
     assert_eq!(kind(&Tiff::of(60_000, 60_000, &[8; 3], 2).file(&[0; 8])), ErrorKind::TooLarge);
-    assert_eq!(kind(&Tiff::of(60_000, 60_000, &[8], 3).with(320, 3, vec![0; 768]).file(&[0; 8])), ErrorKind::TooLarge);
+    assert_eq!(
+        kind(&Tiff::of(60_000, 60_000, &[8], 3).with(320, 3, vec![0; 768]).file(&[0; 8])),
+        ErrorKind::TooLarge
+    );
     let mut jpeg = jpeg(&corners(16, 16));
     let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
     jpeg[frame + 5..frame + 9].copy_from_slice(&[0xff, 0xff, 0xff, 0xff]);
@@ -144,7 +153,8 @@ fn a_bomb_is_refused_by_its_header() {
     bmp[22..26].copy_from_slice(&60_000_u32.to_le_bytes());
     assert_eq!(kind(&bmp), ErrorKind::TooLarge);
     let small = Limits { pixels_max: 100, ..Limits::default() };
-    let error = decode(&encoded(&DynamicImage::ImageRgb8(corners(11, 10)), ImageFormat::Png), &small).unwrap_err();
+    let error =
+        decode(&encoded(&DynamicImage::ImageRgb8(corners(11, 10)), ImageFormat::Png), &small).unwrap_err();
     assert!(error.message().contains("11 x 10 pixels"), "{error}");
 }
 

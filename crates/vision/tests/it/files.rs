@@ -7,7 +7,7 @@ use image::{DynamicImage, ImageFormat, RgbImage};
 
 /// Three colours in four corners, so that every way of turning it looks different: the top row red to black, the bottom
 /// green and blue.
-pub fn corners(width: u32, height: u32) -> RgbImage {
+pub(crate) fn corners(width: u32, height: u32) -> RgbImage {
     RgbImage::from_fn(width, height, |x, y| {
         let (right, low) = (x >= width / 2, y >= height / 2);
         image::Rgb(match (right, low) {
@@ -19,13 +19,13 @@ pub fn corners(width: u32, height: u32) -> RgbImage {
     })
 }
 
-pub fn encoded(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
+pub(crate) fn encoded(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
     image.write_to(&mut file, format).unwrap();
     file.into_inner()
 }
 
-pub fn jpeg(image: &RgbImage) -> Vec<u8> {
+pub(crate) fn jpeg(image: &RgbImage) -> Vec<u8> {
     let mut file = Vec::new();
     JpegEncoder::new_with_quality(&mut file, 95).encode_image(image).unwrap();
     file
@@ -37,7 +37,7 @@ fn exif(orientation: u16, dots: u32) -> Vec<u8> {
 }
 
 /// A JPEG file as a camera that was turned writes it.
-pub fn turned(image: &RgbImage, orientation: u16, dots: u32) -> Vec<u8> {
+pub(crate) fn turned(image: &RgbImage, orientation: u16, dots: u32) -> Vec<u8> {
     let file = jpeg(image);
     let exif = [b"Exif\0\0", &exif(orientation, dots)[..]].concat();
     let length = (exif.len() as u16 + 2).to_be_bytes();
@@ -48,14 +48,14 @@ pub fn turned(image: &RgbImage, orientation: u16, dots: u32) -> Vec<u8> {
 }
 
 /// A TIFF file without compression, of one strip.
-pub struct Tiff {
+pub(crate) struct Tiff {
     /// Tag, type (3: 16 bits, 4: 32 bits), values.
-    pub entries: Vec<(u16, u16, Vec<u32>)>,
-    pub dots: Option<u32>,
+    pub(crate) entries: Vec<(u16, u16, Vec<u32>)>,
+    pub(crate) dots: Option<u32>,
 }
 
 impl Tiff {
-    pub fn of(width: u32, height: u32, bits: &[u32], photometric: u32) -> Tiff {
+    pub(crate) fn of(width: u32, height: u32, bits: &[u32], photometric: u32) -> Tiff {
         let entries = vec![
             (256, 4, vec![width]),
             (257, 4, vec![height]),
@@ -68,12 +68,12 @@ impl Tiff {
         Tiff { entries, dots: None }
     }
 
-    pub fn with(mut self, tag: u16, kind: u16, values: Vec<u32>) -> Tiff {
+    pub(crate) fn with(mut self, tag: u16, kind: u16, values: Vec<u32>) -> Tiff {
         self.entries.push((tag, kind, values));
         self
     }
 
-    pub fn file(&self, pixels: &[u8]) -> Vec<u8> {
+    pub(crate) fn file(&self, pixels: &[u8]) -> Vec<u8> {
         let mut entries = self.entries.clone();
         if !pixels.is_empty() {
             entries.push((273, 4, vec![8]));
@@ -123,7 +123,7 @@ fn u24(value: u32) -> [u8; 3] {
 }
 
 /// A WebP file of several frames of one size.
-pub fn animated(frames: &[RgbImage]) -> Vec<u8> {
+pub(crate) fn animated(frames: &[RgbImage]) -> Vec<u8> {
     let (width, height) = frames[0].dimensions();
     let size = [u24(width - 1), u24(height - 1)].concat();
     let mut body = b"WEBP".to_vec();
@@ -138,7 +138,7 @@ pub fn animated(frames: &[RgbImage]) -> Vec<u8> {
 }
 
 /// A PNG file whose header claims another size.
-pub fn claiming(width: u32, height: u32) -> Vec<u8> {
+pub(crate) fn claiming(width: u32, height: u32) -> Vec<u8> {
     let mut file = encoded(&DynamicImage::ImageRgb8(corners(4, 4)), ImageFormat::Png);
     file[16..20].copy_from_slice(&width.to_be_bytes());
     file[20..24].copy_from_slice(&height.to_be_bytes());
@@ -151,7 +151,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |mut sum, &byte| {
         sum ^= u32::from(byte);
         for _ in 0..8 {
-            sum = if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+            sum = if sum & 1 == 1 { (sum >> 1) ^ 0xedb8_8320 } else { sum >> 1 };
         }
         sum
     })

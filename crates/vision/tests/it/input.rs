@@ -14,7 +14,14 @@ fn written(preprocess: &Preprocess, picture: &Picture) -> Vec<f32> {
 
 #[test]
 fn every_layout_and_order_puts_each_channel_in_its_place() {
-    let base = Preprocess { width: 2, height: 1, mean: [0.0; 3], std: [1.0, 2.0, 4.0], scale: 1.0, ..Preprocess::default() };
+    let base = Preprocess {
+        width: 2,
+        height: 1,
+        mean: [0.0; 3],
+        std: [1.0, 2.0, 4.0],
+        scale: 1.0,
+        ..Preprocess::default()
+    };
     let sample = picture(2, 1, [10, 20, 40]);
     assert_eq!(written(&base, &sample), [10.0, 10.0, 10.0, 10.0, 10.0, 10.0]);
     let bgr = Preprocess { order: Order::Bgr, std: [1.0; 3], ..base.clone() };
@@ -35,7 +42,14 @@ fn halves() -> Picture {
 
 #[test]
 fn shapes_are_stretched_cut_or_padded() {
-    let base = Preprocess { width: 8, height: 8, mean: [0.5; 3], std: [1.0; 3], scale: 1.0 / 255.0, ..Preprocess::default() };
+    let base = Preprocess {
+        width: 8,
+        height: 8,
+        mean: [0.5; 3],
+        std: [1.0; 3],
+        scale: 1.0 / 255.0,
+        ..Preprocess::default()
+    };
     let row = |fit, y: usize| {
         let values = written(&Preprocess { fit, ..base.clone() }, &halves());
         [0, 1, 6, 7].map(|x| (values[y * 8 + x] * 2.0).round() as i32)
@@ -43,7 +57,11 @@ fn shapes_are_stretched_cut_or_padded() {
     for fit in [Fit::Stretch, Fit::CentreCrop] {
         assert_eq!((row(fit, 0), row(fit, 7)), ([-1, -1, 1, 1], [-1, -1, 1, 1]), "{fit:?}");
     }
-    assert_eq!((row(Fit::Pad, 0), row(Fit::Pad, 4)), ([0; 4], [-1, -1, 1, 1]), "grey above, the picture in the middle");
+    assert_eq!(
+        (row(Fit::Pad, 0), row(Fit::Pad, 4)),
+        ([0; 4], [-1, -1, 1, 1]),
+        "grey above, the picture in the middle"
+    );
     for (width, height) in [(1, 1), (1, 5000), (5000, 1), (3, 7)] {
         for fit in [Fit::Stretch, Fit::CentreCrop, Fit::Pad] {
             let values = written(&Preprocess { fit, ..base.clone() }, &picture(width, height, [128; 3]));

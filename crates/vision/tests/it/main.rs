@@ -5,4 +5,6 @@ extern crate millpond_vision as vision;
 
 mod decode;
 mod files;
+mod fingerprint;
 mod input;
+mod photo;

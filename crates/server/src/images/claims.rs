@@ -1,0 +1,67 @@
+//! Pictures that bulk threads have in hand, so that a file which is sent twice is put in once and told so.
+
+use std::collections::HashSet;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// The ids in hand.
+#[derive(Default)]
+pub(super) struct Claims {
+    taken: Mutex<HashSet<[u8; 16]>>,
+    changed: Condvar,
+}
+
+/// Ids that nobody else has in hand, until this is dropped.
+pub(super) struct Claim<'a> {
+    claims: &'a Claims,
+    ids: HashSet<[u8; 16]>,
+}
+
+impl Claims {
+    /// Waits until nobody has any of `ids`, and takes all of them at once: who waits has none, so nobody waits in a ring.
+    pub(super) fn take(&self, ids: &[[u8; 16]]) -> Claim<'_> {
+        let ids: HashSet<[u8; 16]> = ids.iter().copied().collect();
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.changed.wait_while(taken, |taken| !taken.is_disjoint(&ids));
+        free.unwrap_or_else(PoisonError::into_inner).extend(&ids);
+        Claim { claims: self, ids }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.claims.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|id| !self.ids.contains(id));
+        drop(taken);
+        self.claims.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn nobody_has_what_another_has() {
+        let (claims, inside) = (Claims::default(), [AtomicU32::new(0), AtomicU32::new(0)]);
+        std::thread::scope(|scope| {
+            for order in [[0, 1], [1, 0], [0, 0], [1, 1]] {
+                let (claims, inside) = (&claims, &inside);
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        let _claim = claims.take(&order.map(|which| [which; 16]));
+                        let own: HashSet<u8> = order.into_iter().collect();
+                        for &which in &own {
+                            assert_eq!(inside[usize::from(which)].fetch_add(1, Ordering::SeqCst), 0);
+                        }
+                        for &which in &own {
+                            inside[usize::from(which)].fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(claims.taken.lock().unwrap().is_empty());
+    }
+}
