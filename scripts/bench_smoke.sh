@@ -71,5 +71,11 @@ check "$dir/vectors.json" "report['dims'] > 0 and report['at95']['millpond_qps']
 "$millpond" bench crash --kills 5 --json "$dir/crash.json"
 check "$dir/crash.json" "report['kills'] == 5 and report['acknowledged'] > 0 and report['lost'] == report['corrupt'] == 0"
 
+"$millpond" bench images --json "$dir/images.json"
+check "$dir/images.json" "report['false_accepts'] == 0 and report['final_recall1_min'] > 0 and report['query_p50_ms'] > 0 and 'crop50' in report['attacks']"
+
+"$millpond" bench ingest --pictures 40 --rounds 1 --seconds 1 --kills 1 --life-ms 500 --json "$dir/ingest.json"
+check "$dir/ingest.json" "report['lost'] == 0 and all(report[arm]['p99_ms'] > 0 for arm in ('control', 'ingest'))"
+
 MILLPOND_DEMO_SECONDS=5 "$millpond" demo --assets .cache/demo --models .cache/models --bytes 32MiB --http-port 0 --grpc-port 0
 echo "ok: demo"
