@@ -21,6 +21,8 @@ mod images;
 mod lanes;
 mod listen;
 pub mod local;
+#[cfg(test)]
+mod loopback;
 mod observer;
 mod page;
 mod pressure;

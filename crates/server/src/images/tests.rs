@@ -2,128 +2,59 @@
 //! its mean colour, as the model takes pictures of one pixel.
 
 use std::io::{Cursor, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
-use lifecycle::{ParameterHome, Root};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 use vision::{Picture, thumbnail};
 
-use crate::app::App;
-use crate::compose::Core;
-use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
-use crate::http_door;
-use crate::listen::{Door, Wire};
+use crate::config::{Config, SearchConfig};
+use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
 
-const WAIT_MAX: Duration = Duration::from_secs(60);
 const COLOUR: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
 /// The same turned round, for rebuilds.
 const OTHER: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = affine x -1 0\n";
 
-/// A server in this process, in a directory that outlives it.
-struct Served {
-    app: Arc<App>,
-    address: SocketAddr,
-    stop: watch::Sender<bool>,
-    runtime: Option<tokio::runtime::Runtime>,
-}
+/// A server in a directory that outlives it.
+struct Served(Loopback);
 
 fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     let root = dir.join("models");
     publish(&root.join("colour").join("1"), COLOUR, &[]).unwrap();
-    let mut config = configuration(dir, &root);
+    let mut config = loopback::configuration(dir, &root);
+    config.search = SearchConfig {
+        directory: Some(dir.join("collections")),
+        required: true,
+        memory_bytes: 128 << 20,
+        cache_bytes: 1 << 20,
+        threads: 1,
+        ..SearchConfig::default()
+    };
     change(&mut config);
-    let core = Core::start(&config, vec![Arc::new(FakeEngine::new())], "fake 1".to_owned(), 2).unwrap();
-    assert!(core.lifecycle.wait_settled(WAIT_MAX));
-    let app = Arc::new(App::new(&config, core));
-    app.collections.start().unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = watch::channel(false);
-    let door = Door {
-        name: "http",
-        wire: Wire::Http1,
-        listener,
-        service: http_door::service(app.clone()),
-        metrics: app.metrics.clone(),
-        config: app.doors.clone(),
-        lanes: None,
-    };
-    runtime.spawn(door.serve(stopped));
-    Served { app, address, stop, runtime: Some(runtime) }
+    let served = Loopback::start(&config, Arc::new(FakeEngine::new()));
+    served.app.collections.start().unwrap();
+    Served(served)
 }
 
-fn configuration(dir: &Path, root: &Path) -> Config {
-    let models = ModelsConfig {
-        models: Vec::new(),
-        roots: vec![Root::new(root)],
-        poll: Duration::from_millis(50),
-        load_threads: 1,
-        unload_threads: 1,
-        load_retries: 0,
-        load_retry_interval: Duration::from_secs(1),
-        background: false,
-        cache_dir: dir.join("cache"),
-        converter: (dir.join("none"), Vec::new()),
-    };
-    let memory = MemoryConfig {
-        home: ParameterHome::Pool,
-        pool_bytes_max: Some(64 << 20),
-        huge_pages: false,
-        direct: false,
-        ..MemoryConfig::default()
-    };
-    Config {
-        doors: DoorConfig { client_timeout: Duration::from_secs(5), ..DoorConfig::default() },
-        data: DataConfig { workers: 2, ..DataConfig::default() },
-        memory,
-        models,
-        onnxruntime: engine_onnx::LibrarySearch::default(),
-        libtorch: engine_torch::LibrarySearch::default(),
-        audio: AudioConfig::default(),
-        search: SearchConfig {
-            directory: Some(dir.join("collections")),
-            required: true,
-            memory_bytes: 128 << 20,
-            cache_bytes: 1 << 20,
-            threads: 1,
-            ..SearchConfig::default()
-        },
+impl std::ops::Deref for Served {
+    type Target = Loopback;
+
+    fn deref(&self) -> &Loopback {
+        &self.0
     }
 }
 
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.send_replace(true);
-        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-        self.app.scheduler.shutdown();
-        self.app.lifecycle.shutdown();
-        self.app.collections.close();
-    }
+/// What an answer should be.
+trait Expected {
+    fn good(&self) -> Value;
+    fn bad(&self, status: u16, words: &str);
+    fn lines(&self) -> (Vec<Value>, Value);
 }
 
-struct Answer {
-    status: u16,
-    head: String,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
-    }
-
-    #[track_caller]
-    fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{} {}", self.status, self.text()))
-    }
-
+impl Expected for Answer {
     #[track_caller]
     fn good(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.text());
@@ -144,49 +75,9 @@ impl Answer {
         lines.sort_by_key(|line| line["name"].to_string());
         (lines, summary)
     }
-
-    fn parse(bytes: &[u8]) -> Answer {
-        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
-        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
-        let status = head[9..12].parse().unwrap();
-        let mut rest = &bytes[end..];
-        if !head.contains("transfer-encoding: chunked") {
-            return Answer { status, head, body: rest.to_vec() };
-        }
-        let mut body = Vec::new();
-        loop {
-            let line = rest.windows(2).position(|pair| pair == b"\r\n").expect("the answer was broken off");
-            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
-            if length == 0 {
-                return Answer { status, head, body };
-            }
-            body.extend_from_slice(&rest[line + 2..line + 2 + length]);
-            rest = &rest[line + 4 + length..];
-        }
-    }
 }
 
 impl Served {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
-        stream
-    }
-
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
-        let mut stream = self.connect();
-        let length = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n",
-            self.address
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        stream.write_all(body).unwrap();
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).unwrap();
-        Answer::parse(&all)
-    }
-
     fn put(&self, path: &str, body: &[u8]) -> Answer {
         self.ask("PUT", path, "Content-Type: image/jpeg\r\n", body)
     }

@@ -2,24 +2,17 @@
 //! samples a second, and the model says of each sample how sure it is: the sample itself.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
-use lifecycle::{ParameterHome, Root};
 use serde_json::Value;
-use tokio::sync::watch;
 
-use crate::app::App;
-use crate::compose::Core;
-use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
-use crate::http_door;
-use crate::listen::{Door, Wire};
+use crate::config::Config;
+use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
 
-const WAIT_MAX: Duration = Duration::from_secs(30);
 const RATE: u32 = 1000;
 
 const LOUD: &str = "millpond-fake 1\ninput x float32 n 1\noutput y float32 n 1\ny = echo x\n";
@@ -49,14 +42,19 @@ features = { kind = "raw" }
 embeddings = { threshold = 0.6 }
 "#;
 
-/// A server in this process; its directories go with it.
+/// A server; its directories go with it.
 struct Served {
-    app: Arc<App>,
-    address: SocketAddr,
+    door: Loopback,
     fake: FakeEngine,
-    stop: watch::Sender<bool>,
-    runtime: Option<tokio::runtime::Runtime>,
     _dirs: tempfile::TempDir,
+}
+
+impl std::ops::Deref for Served {
+    type Target = Loopback;
+
+    fn deref(&self) -> &Loopback {
+        &self.door
+    }
 }
 
 fn served(change: impl FnOnce(&mut Config)) -> Served {
@@ -70,75 +68,14 @@ fn served(change: impl FnOnce(&mut Config)) -> Served {
     place("voice", VOICE, VOICE_SETTINGS);
     place("plain", LOUD, "");
     place("broken", LOUD, "[recogniser]\nkind = \"riddles\"\n");
-    let mut config = configuration(dirs.path(), &root);
+    let mut config = loopback::configuration(dirs.path(), &root);
+    // Smaller and shorter than any recording here: neither may count.
+    config.doors.body_bytes_max = 16;
+    config.doors.request_timeout = Duration::from_millis(1);
+    config.audio.speakers_dir = Some(dirs.path().join("speakers"));
     change(&mut config);
     let fake = FakeEngine::new();
-    let core = Core::start(&config, vec![Arc::new(fake.clone())], "fake 1".to_owned(), 2).unwrap();
-    assert!(core.lifecycle.wait_settled(WAIT_MAX));
-    let app = Arc::new(App::new(&config, core));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = watch::channel(false);
-    let door = Door {
-        name: "http",
-        wire: Wire::Http1,
-        listener,
-        service: http_door::service(app.clone()),
-        metrics: app.metrics.clone(),
-        config: app.doors.clone(),
-        lanes: None,
-    };
-    runtime.spawn(door.serve(stopped));
-    Served { app, address, fake, stop, runtime: Some(runtime), _dirs: dirs }
-}
-
-fn configuration(dir: &Path, root: &Path) -> Config {
-    let models = ModelsConfig {
-        models: Vec::new(),
-        roots: vec![Root::new(root)],
-        poll: Duration::from_millis(50),
-        load_threads: 1,
-        unload_threads: 1,
-        load_retries: 0,
-        load_retry_interval: Duration::from_secs(1),
-        background: false,
-        cache_dir: dir.join("cache"),
-        converter: (dir.join("none"), Vec::new()),
-    };
-    let memory = MemoryConfig {
-        home: ParameterHome::Pool,
-        pool_bytes_max: Some(64 << 20),
-        huge_pages: false,
-        direct: false,
-        ..MemoryConfig::default()
-    };
-    Config {
-        // Smaller and shorter than any recording here: neither may count.
-        doors: DoorConfig {
-            body_bytes_max: 16,
-            request_timeout: Duration::from_millis(1),
-            client_timeout: Duration::from_secs(5),
-            ..DoorConfig::default()
-        },
-        data: DataConfig { workers: 2, ..DataConfig::default() },
-        memory,
-        models,
-        onnxruntime: engine_onnx::LibrarySearch::default(),
-        libtorch: engine_torch::LibrarySearch::default(),
-        audio: AudioConfig { speakers_dir: Some(dir.join("speakers")), ..AudioConfig::default() },
-        search: SearchConfig::default(),
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.send_replace(true);
-        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-        self.app.recordings.wait_ended();
-        self.app.scheduler.shutdown();
-        self.app.lifecycle.shutdown();
-    }
+    Served { door: Loopback::start(&config, Arc::new(fake.clone())), fake, _dirs: dirs }
 }
 
 /// A WAV file of these samples; with `endless`, one whose length nobody knows, as of a recording that still goes on.
@@ -162,71 +99,22 @@ fn loud_at(at: usize, seconds: usize) -> Vec<f32> {
     (0..seconds * rate).map(|n| if (at * rate..(at + 1) * rate).contains(&n) { 0.8 } else { 0.0 }).collect()
 }
 
-/// Status, head and body; a body in chunks is joined, and must be whole.
-struct Answer {
-    status: u16,
-    head: String,
-    body: Vec<u8>,
+/// The lines of one type.
+trait Lines {
+    fn lines(&self, kind: &str) -> Vec<Value>;
 }
 
-impl Answer {
-    fn text(&self) -> &str {
-        std::str::from_utf8(&self.body).unwrap()
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap()
-    }
-
-    /// Its lines of one type.
+impl Lines for Answer {
     fn lines(&self, kind: &str) -> Vec<Value> {
-        let lines = self.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let text = self.text();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter(|line| line["type"] == kind).collect()
-    }
-
-    fn parse(bytes: &[u8]) -> Answer {
-        let text = String::from_utf8_lossy(bytes);
-        let end = text.find("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text}")) + 4;
-        let head = text[..end].to_ascii_lowercase();
-        let status = head[9..12].parse().unwrap();
-        let mut rest = &bytes[end..];
-        if !head.contains("transfer-encoding: chunked") {
-            return Answer { status, head, body: rest.to_vec() };
-        }
-        let mut body = Vec::new();
-        loop {
-            let line = rest.windows(2).position(|pair| pair == b"\r\n").expect("the answer was broken off");
-            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
-            if length == 0 {
-                return Answer { status, head, body };
-            }
-            body.extend_from_slice(&rest[line + 2..line + 2 + length]);
-            rest = &rest[line + 4 + length..];
-        }
     }
 }
 
 impl Served {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
-        stream
-    }
-
-    /// Sends a request whole, and then reads its answer whole.
     fn ask(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Answer {
-        let mut stream = self.connect();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
-             Content-Length: {}\r\n\r\n",
-            self.address,
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        stream.write_all(body).unwrap();
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).unwrap();
-        Answer::parse(&all)
+        self.door.ask(method, path, &format!("Content-Type: {content_type}\r\n"), body)
     }
 
     fn post(&self, path: &str, body: &[u8]) -> Answer {

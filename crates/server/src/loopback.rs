@@ -1,0 +1,182 @@
+//! For tests: the doors as clients meet them, over a socket, with an engine handed in behind real workers.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::Engine;
+use lifecycle::{ParameterHome, Root};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::app::App;
+use crate::compose::Core;
+use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
+use crate::http_door;
+use crate::listen::{Door, Wire};
+
+/// How long anything may take.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// A server in this process, stopped when dropped.
+pub(crate) struct Loopback {
+    pub(crate) app: Arc<App>,
+    pub(crate) address: SocketAddr,
+    stop: watch::Sender<bool>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+/// A configuration for the models below `root`, with its own files in `dir`.
+pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
+    let models = ModelsConfig {
+        models: Vec::new(),
+        roots: vec![Root::new(root)],
+        poll: Duration::from_millis(50),
+        load_threads: 1,
+        unload_threads: 1,
+        load_retries: 0,
+        load_retry_interval: Duration::from_secs(1),
+        background: false,
+        cache_dir: dir.join("cache"),
+        converter: (dir.join("none"), Vec::new()),
+    };
+    let memory = MemoryConfig {
+        home: ParameterHome::Pool,
+        pool_bytes_max: Some(64 << 20),
+        huge_pages: false,
+        direct: false,
+        ..MemoryConfig::default()
+    };
+    Config {
+        doors: DoorConfig { client_timeout: Duration::from_secs(5), ..DoorConfig::default() },
+        data: DataConfig { workers: 2, ..DataConfig::default() },
+        memory,
+        models,
+        onnxruntime: engine_onnx::LibrarySearch::default(),
+        libtorch: engine_torch::LibrarySearch::default(),
+        audio: AudioConfig::default(),
+        search: SearchConfig::default(),
+    }
+}
+
+impl Loopback {
+    /// Serves once every model is loaded or has failed.
+    pub(crate) fn start(config: &Config, engine: Arc<dyn Engine>) -> Loopback {
+        let core = Core::start(config, vec![engine], "fake 1".to_owned(), 2).unwrap();
+        assert!(core.lifecycle.wait_settled(WAIT_MAX));
+        let app = Arc::new(App::new(config, core));
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let door = Door {
+            name: "http",
+            wire: Wire::Http1,
+            listener,
+            service: http_door::service(app.clone()),
+            metrics: app.metrics.clone(),
+            config: app.doors.clone(),
+            lanes: None,
+        };
+        runtime.spawn(door.serve(stopped));
+        Loopback { app, address, stop, runtime: Some(runtime) }
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        stream
+    }
+
+    /// Sends a request whole, and then reads its answer whole. `headers` are lines that end in CR LF.
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        let (address, length) = (self.address, body.len());
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        Answer::parse(&all)
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
+        self.app.recordings.wait_ended();
+        self.app.scheduler.shutdown();
+        self.app.lifecycle.shutdown();
+        self.app.collections.close();
+    }
+}
+
+/// Status, head and body; a body in chunks is joined, and must be whole.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{} {}", self.status, self.text()))
+    }
+
+    #[track_caller]
+    pub(crate) fn parse(bytes: &[u8]) -> Answer {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
+        let end = end.unwrap_or_else(|| panic!("no head: {}", String::from_utf8_lossy(bytes))) + 4;
+        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+        let status = head[9..12].parse().unwrap();
+        let mut rest = &bytes[end..];
+        if !head.contains("transfer-encoding: chunked") {
+            return Answer { status, head, body: rest.to_vec() };
+        }
+        let mut body = Vec::new();
+        loop {
+            let line = rest.windows(2).position(|pair| pair == b"\r\n").expect("the answer was broken off");
+            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+            if length == 0 {
+                return Answer { status, head, body };
+            }
+            body.extend_from_slice(&rest[line + 2..line + 2 + length]);
+            rest = &rest[line + 4 + length..];
+        }
+    }
+}
+
+/// That an OpenAPI description has the routes of a door's source and no others, and that its references lead somewhere.
+#[track_caller]
+pub(crate) fn describes(openapi: &str, source: &str) {
+    let described: Value = serde_json::from_str(openapi).unwrap();
+    assert!(described["openapi"].as_str().unwrap().starts_with("3.1"));
+    let mut routes = 0;
+    for line in source.lines().filter_map(|line| line.trim().strip_prefix(".route(\"")) {
+        let (path, methods) = line.split_once("\", ").unwrap();
+        let entry = &described["paths"][path];
+        for method in ["get", "post", "put", "delete"] {
+            let served = methods.starts_with(method) || methods.contains(&format!(".{method}("));
+            assert_eq!(entry.get(method).is_some(), served, "{method} {path}");
+        }
+        routes += 1;
+    }
+    assert_eq!(routes, described["paths"].as_object().unwrap().len());
+    let references: Vec<&str> = openapi.split("\"$ref\": \"#").skip(1).collect();
+    assert!(references.len() > 10);
+    for reference in references {
+        let pointer = reference.split('"').next().unwrap();
+        assert!(described.pointer(pointer).is_some(), "{pointer}");
+    }
+}
