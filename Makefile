@@ -187,12 +187,14 @@ bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, t
 peers: $(CACHE)/peers/ready ## the vector engines that bench vectors compares with (about 1 GB)
 
 .PHONY: bench-search
-bench-search: build peers ## image search: tiers, matching, vectors beside their peers, crashes; made data, JSON in .cache/bench
+bench-search: build peers images-model ## image search: tiers, matching, vectors beside their peers, crashes, pictures; made data, JSON in .cache/bench
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench tiers --json $(CACHE)/bench/tiers.json
 	$(MILLPOND) bench match --json $(CACHE)/bench/match.json
 	$(MILLPOND) bench vectors --json $(CACHE)/bench/vectors.json
 	$(MILLPOND) bench crash --json $(CACHE)/bench/crash.json
+	$(MILLPOND) bench images --json $(CACHE)/bench/images.json
+	$(MILLPOND) bench ingest --json $(CACHE)/bench/ingest.json
 
 .PHONY: bench-audio
 bench-audio: build recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them
