@@ -43,6 +43,8 @@ pub(crate) enum Next {
     Run(Batch),
     /// Not before then.
     Wait(Instant),
+    /// Nobody waits any more for some of those that would run: look for them and ask again.
+    Stale,
     /// Nothing.
     Nothing,
 }
@@ -57,7 +59,7 @@ struct Group {
 }
 
 impl ModelQueue {
-    /// What the next free worker of `workers` should run, when all that waits is alive.
+    /// What the next free worker of `workers` should run.
     pub(crate) fn next(&mut self, now: Instant, workers: usize, closed: bool) -> Next {
         let order = self.order();
         let Some(&first) = order.first() else { return Next::Nothing };
@@ -72,6 +74,9 @@ impl ModelQueue {
                 continue;
             }
             match self.group(place, &order, threads, now, closed) {
+                Ok(group) if group.places.iter().any(|&place| self.at(place).dead(now).is_some()) => {
+                    return Next::Stale;
+                }
                 Ok(group) => return Next::Run(self.take(group, workers)),
                 Err(until) => earliest = Some(earliest.map_or(until, |earliest| earliest.min(until))),
             }
@@ -116,6 +121,8 @@ impl ModelQueue {
         }
         let (mut places, mut items) = (vec![], 0);
         let mut waiting = 0;
+        // A full batch for each run that may be under way: more waiting changes nothing.
+        let enough = options.max_batch * threads;
         for &place in order {
             let entry = self.at(place);
             if entry.same_form(self.at(head)) {
@@ -123,6 +130,9 @@ impl ModelQueue {
                 if items + entry.items <= options.max_batch {
                     items += entry.items;
                     places.push(place);
+                }
+                if waiting >= enough {
+                    break;
                 }
             }
         }

@@ -126,10 +126,13 @@ impl Dispatch {
                 queue.finish(&ran);
             }
         }
+        let mut look = false;
         loop {
             let now = Instant::now();
             let mut dead = Vec::new();
-            state.models.values_mut().for_each(|queue| queue.bury(now, &mut dead));
+            let stale = state.models.values_mut().filter(|queue| look || queue.stale(now));
+            stale.for_each(|queue| queue.bury(now, &mut dead));
+            look = false;
             if !dead.is_empty() {
                 self.queued.fetch_sub(dead.len(), Ordering::Relaxed);
                 return Some(Work::Bury(dead));
@@ -142,6 +145,10 @@ impl Dispatch {
                     drop(state);
                     self.notify(woken);
                     return Some(Work::Run(batch));
+                }
+                Next::Stale => {
+                    look = true;
+                    continue;
                 }
                 Next::Wait(until) => Some(until),
                 Next::Nothing => None,
@@ -233,6 +240,7 @@ impl State {
                     self.cores_free -= batch.cores;
                     return Next::Run(batch);
                 }
+                Next::Stale => return Next::Stale,
                 Next::Wait(until) => {
                     earliest = Some(earliest.map_or(until, |earliest| earliest.min(until)));
                 }

@@ -13,6 +13,10 @@ use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, Model
 /// Versions remembered as not to be merged.
 const MISFITS_MAX: usize = 16;
 
+/// How long those whose client has gone may take a place in the queue. They are not run in any case; only looking at all
+/// that wait whenever a worker is free would make each run dearer the longer the queue is.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
 /// What a run has shown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
@@ -51,6 +55,10 @@ pub(crate) struct Lesson {
 pub(crate) struct ModelQueue {
     pub(crate) levels: Vec<VecDeque<Entry>>,
     pub(crate) queued: usize,
+    /// Before then no deadline passes.
+    due: Option<Instant>,
+    /// When all that wait were last looked at.
+    looked: Option<Instant>,
     servable: Weak<Servable>,
     /// Versions whose requests are not merged, because their outputs could not be cut apart.
     pub(crate) misfit: Vec<u64>,
@@ -70,6 +78,8 @@ impl ModelQueue {
         ModelQueue {
             levels: Vec::new(),
             queued: 0,
+            due: None,
+            looked: None,
             servable: Weak::new(),
             misfit: Vec::new(),
             cost: ModelCost::default(),
@@ -121,12 +131,20 @@ impl ModelQueue {
         self.counts.mode = options.mode;
         self.servable = Arc::downgrade(&first.servable);
         self.queued += entries.len();
+        self.due = self.due.into_iter().chain([first.deadline]).min();
         self.levels[level].extend(entries);
         Ok(())
     }
 
+    /// Whether it is time to look for those nobody waits for.
+    pub(crate) fn stale(&self, now: Instant) -> bool {
+        let passed = |looked: Instant| now.saturating_duration_since(looked) >= LOOK_EVERY;
+        self.queued > 0 && (self.due.is_some_and(|due| now >= due) || self.looked.is_none_or(passed))
+    }
+
     /// Takes out those nobody waits for.
     pub(crate) fn bury(&mut self, now: Instant, dead: &mut Vec<Dead>) {
+        self.looked = Some(now);
         for level in &mut self.levels {
             if !level.iter().any(|entry| entry.dead(now).is_some()) {
                 continue;
@@ -145,6 +163,7 @@ impl ModelQueue {
                 }
             }
         }
+        self.due = self.levels.iter().flatten().map(|entry| entry.deadline).min();
     }
 
     /// Learns from a run.

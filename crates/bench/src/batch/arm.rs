@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use bytes::Bytes;
 
-use super::point::{Round, Window};
+use super::point::{Turn, Window};
 use super::{Arm, BatchArgs};
 use crate::BenchEnv;
 use crate::connection::Template;
@@ -78,18 +78,15 @@ impl<'a> Arms<'a> {
         Ok(Arms { args, model, server, answers: workload.answers.clone(), doors, round })
     }
 
-    /// Asks every arm for a while, unmeasured, and says how many answers a second the fastest gave.
-    pub(super) fn acquaint(&self) -> Result<f64> {
+    /// Asks every arm for a while, unmeasured.
+    pub(super) fn acquaint(&self) -> Result<()> {
         let clients = self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
         let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };
-        self.args
-            .arms
-            .iter()
-            .try_fold(0.0, |most: f64, &arm| Ok(most.max(self.measure(arm, clients, time)?.qps())))
+        self.args.arms.iter().try_for_each(|&arm| self.measure(arm, clients, time).map(drop))
     }
 
     /// One measurement of `time`.
-    pub(super) fn measure(&self, arm: Arm, clients: usize, time: Duration) -> Result<Round> {
+    pub(super) fn measure(&self, arm: Arm, clients: usize, time: Duration) -> Result<Turn> {
         let (_, template, bodies) = self
             .doors
             .iter()
@@ -106,7 +103,14 @@ impl<'a> Arms<'a> {
         let after = self.server.metrics()?;
         let name = Order { arms: &self.args.arms, round: self.round }.served_name(self.model, arm);
         let runs = Runs::between(&before, &after, &name);
-        Ok(Round { arm, clients, seen: window.take(), runs, drift: self.answers.take_drift() })
+        Ok(Turn {
+            arm,
+            clients,
+            round: self.round,
+            seen: window.take(),
+            runs,
+            drift: self.answers.take_drift(),
+        })
     }
 
     /// Ends the server.

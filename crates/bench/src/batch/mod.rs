@@ -25,15 +25,12 @@ use crate::models::workload::{Places, Workload};
 use crate::report::Progress;
 use arm::Arms;
 pub(crate) use arm::publish;
-use point::Round;
+use point::Turn;
 
 /// Rounds at most.
 const ROUNDS_MAX: usize = 100;
-/// A measurement of a slow model takes longer, until it has about so many answers: among 50 one more or less is 2 %, which
-/// is what the arms may differ by.
-const ANSWERS_WANTED: f64 = 500.0;
-/// How many times longer at most.
-const LONGER_MAX: f64 = 4.0;
+/// Times forth and back at most.
+const PASSES_MAX: usize = 100;
 /// Different numbers of clients at most.
 const CLIENT_COUNTS_MAX: usize = 64;
 /// What --quick makes of the sizes.
@@ -64,11 +61,14 @@ pub struct BatchArgs {
     /// Which arms take turns
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sync,async,padding")]
     pub arms: Vec<Arm>,
-    /// Rounds, each with a server of its own that is measured forth and back; figures are the median over both ways of
-    /// all rounds
+    /// Rounds, each with a server of its own, whose arms load in another order
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Time of one measurement, after its warm-up; up to 4 times longer for a model that gives fewer than 500 answers in it
+    /// How often a round asks all arms forth and back: many short turns, as a shared machine's speed drifts within seconds.
+    /// Figures are the mean over the rounds of the median over their turns
+    #[arg(long, default_value_t = 3)]
+    pub passes: usize,
+    /// Time of one turn, after its warm-up
     #[arg(long, default_value = "1s", value_parser = units::parse_duration)]
     pub time: Duration,
     /// Items of a merged batch at most
@@ -123,12 +123,16 @@ impl BatchArgs {
         let mut args = self.clone();
         if args.quick {
             args.rounds = 1;
+            args.passes = 1;
             args.time = QUICK_TIME;
             args.clients = QUICK_CLIENTS.to_vec();
         }
         let wrong = |what: &str| Err(Error::invalid(what.to_owned()));
-        if !(1..=ROUNDS_MAX).contains(&args.rounds) || args.time.is_zero() {
-            return wrong("--rounds must be 1 to 100, --time above 0");
+        if !(1..=ROUNDS_MAX).contains(&args.rounds)
+            || !(1..=PASSES_MAX).contains(&args.passes)
+            || args.time.is_zero()
+        {
+            return wrong("--rounds and --passes must be 1 to 100, --time above 0");
         }
         if !(1..=CLIENT_COUNTS_MAX).contains(&args.clients.len())
             || args.clients.iter().any(|clients| !(1..=CONNECTIONS_MAX).contains(clients))
@@ -156,7 +160,7 @@ impl BatchArgs {
     }
 
     fn measurements(&self) -> u64 {
-        (self.clients.len() * self.arms.len() * self.rounds * 2) as u64
+        (self.clients.len() * self.arms.len() * self.rounds * self.passes * 2) as u64
     }
 }
 
@@ -178,9 +182,9 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     for &model in &args.models {
         let workload = prepare(model, env, &places)?;
         engine_version = Some(workload.engine_version.clone());
-        let rounds =
+        let turns =
             measure_model(&args, env, &workload).map_err(|e| e.context(format!("model {}", model.name())))?;
-        measured.push((model, rounds));
+        measured.push((model, turns));
     }
     let machine = Machine::look(engine_version);
     let report = report::Report::new(&args, &measured, machine, watch.end());
@@ -197,31 +201,25 @@ fn prepare(model: Model, env: &BenchEnv, places: &Places) -> Result<Workload> {
     model.prepare(env, places)
 }
 
-/// All rounds of one model.
-fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Result<Vec<Round>> {
+/// All turns of one model.
+fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Result<Vec<Turn>> {
     let model = workload.model.name();
     let progress = Progress::new(args.measurements());
-    let mut rounds = Vec::with_capacity(args.measurements() as usize);
+    let mut turns = Vec::with_capacity(args.measurements() as usize);
     for round in 0..args.rounds {
         let arms = Arms::start(args, env, workload, round)?;
         progress.say(format!("{model}: letting every arm see its requests"));
-        let qps = arms.acquaint()?;
-        let time = if args.quick { args.time } else { enough(args.time, qps) };
+        arms.acquaint()?;
         for &clients in &args.clients {
-            for arm in [false, true].into_iter().flat_map(|back| args.order(back)) {
+            for arm in (0..2 * args.passes).flat_map(|turn| args.order(turn % 2 == 1)) {
                 progress.say(format!("{model}, {clients} clients, {}", arm.name()));
-                rounds.push(arms.measure(arm, clients, time)?);
+                turns.push(arms.measure(arm, clients, args.time)?);
                 progress.step();
             }
         }
         arms.stop()?;
     }
-    Ok(rounds)
-}
-
-/// How long to measure a model that gives `qps` answers a second.
-fn enough(time: Duration, qps: f64) -> Duration {
-    time.mul_f64((ANSWERS_WANTED / (qps * time.as_secs_f64())).clamp(1.0, LONGER_MAX))
+    Ok(turns)
 }
 
 #[cfg(test)]
@@ -246,7 +244,8 @@ mod tests {
         assert_eq!(args.clients, [1, 5, 10, 20, 30, 40, 50, 70]);
         assert_eq!(args.models, [Model::Small, Model::Ocr, Model::Conv]);
         assert_eq!(args.arms, [Arm::Sync, Arm::Async, Arm::Padding]);
-        assert_eq!((args.rounds, args.time, args.measurements()), (3, Duration::from_secs(1), 144));
+        assert_eq!((args.rounds, args.passes, args.measurements()), (3, 3, 432));
+        assert_eq!(args.time, Duration::from_secs(1));
     }
 
     #[test]
@@ -257,15 +256,6 @@ mod tests {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse("--quick --clients 70").unwrap().clients, QUICK_CLIENTS);
-    }
-
-    #[test]
-    fn slow_models_are_measured_longer() {
-        let second = Duration::from_secs(1);
-        let cases = [(5000.0, 1.0), (500.0, 1.0), (250.0, 2.0), (50.0, 4.0), (0.0, 4.0)];
-        for (qps, seconds) in cases {
-            assert_eq!(enough(second, qps), Duration::from_secs_f64(seconds), "{qps}");
-        }
     }
 
     #[test]

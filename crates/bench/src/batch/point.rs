@@ -1,5 +1,6 @@
-//! What one measurement gives, and one point of an arm's curve from its rounds.
+//! What one measurement gives, and one point of an arm's curve from its turns.
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -70,23 +71,26 @@ impl Sink for Window {
 
 /// One measurement.
 #[derive(Clone, Debug)]
-pub(super) struct Round {
+pub(super) struct Turn {
     pub(super) arm: Arm,
     pub(super) clients: usize,
+    pub(super) round: usize,
     pub(super) seen: Seen,
     pub(super) runs: Runs,
     /// Largest difference of an answer from that of the model alone.
     pub(super) drift: f32,
 }
 
-impl Round {
+impl Turn {
     /// Answers a second.
-    pub(super) fn qps(&self) -> f64 {
+    fn qps(&self) -> f64 {
         ratio(self.seen.answered as f64, self.seen.time.as_secs_f64())
     }
 }
 
-/// One point of an arm's curve: medians over its rounds.
+/// One point of an arm's curve. Each figure is the mean over the rounds of the median over a round's turns: the median
+/// keeps a hiccup of the machine out, and as arms change places from round to round, what a place is worth is in the mean
+/// of each once.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Point {
     pub(super) clients: usize,
@@ -94,7 +98,7 @@ pub(super) struct Point {
     pub(super) qps: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
-    /// Requests whose latency was counted, all rounds together.
+    /// Requests whose latency was counted, all turns together.
     pub(super) n: u64,
     pub(super) failed: u64,
     pub(super) wrong: u64,
@@ -104,33 +108,53 @@ pub(super) struct Point {
     pub(super) padding_share: Option<f64>,
     /// Largest difference of a number from that of the model alone, relative above 1 (ocr: of a winning score).
     pub(super) drift: f32,
-    /// Of each round.
-    pub(super) qps_rounds: Vec<f64>,
+    /// Of each turn, in the order in which arms were asked in turn.
+    pub(super) qps_turns: Vec<f64>,
 }
 
 impl Point {
-    /// From the rounds of `arm` at `clients`.
-    pub(super) fn of(rounds: &[Round], arm: Arm, clients: usize) -> Point {
-        let own: Vec<&Round> =
-            rounds.iter().filter(|round| (round.arm, round.clients) == (arm, clients)).collect();
-        let quantile = |share| median(own.iter().map(|round| round.seen.latencies.quantile_ms(share)));
-        let runs = own.iter().fold(Runs::default(), |sum, round| sum.and(round.runs));
+    /// From the turns of `arm` at `clients`.
+    pub(super) fn of(turns: &[Turn], arm: Arm, clients: usize) -> Point {
+        let own: Vec<&Turn> =
+            turns.iter().filter(|turn| (turn.arm, turn.clients) == (arm, clients)).collect();
+        let quantile = |share| settled(&own, |turn| turn.seen.latencies.quantile_ms(share));
+        let runs = own.iter().fold(Runs::default(), |sum, turn| sum.and(turn.runs));
         let elements = runs.real_elements + runs.padding_elements;
-        let qps_rounds: Vec<f64> = own.iter().map(|round| round.qps()).collect();
         Point {
             clients,
-            qps: median(qps_rounds.iter().copied()),
+            qps: settled(&own, Turn::qps),
             p50_ms: quantile(0.5),
             p99_ms: quantile(0.99),
-            n: own.iter().map(|round| round.seen.latencies.count()).sum(),
-            failed: own.iter().map(|round| round.seen.faults.failed).sum(),
-            wrong: own.iter().map(|round| round.seen.faults.wrong).sum(),
+            n: own.iter().map(|turn| turn.seen.latencies.count()).sum(),
+            failed: own.iter().map(|turn| turn.seen.faults.failed).sum(),
+            wrong: own.iter().map(|turn| turn.seen.faults.wrong).sum(),
             mean_batch: (runs.batches > 0.0).then(|| runs.items / runs.batches),
             padding_share: (elements > 0.0).then(|| runs.padding_elements / elements),
-            drift: finite(own.iter().map(|round| round.drift).fold(0.0, f32::max)),
-            qps_rounds,
+            drift: finite(own.iter().map(|turn| turn.drift).fold(0.0, f32::max)),
+            qps_turns: own.iter().map(|turn| turn.qps()).collect(),
         }
     }
+
+    /// By how much the ratio of this arm's answers a second to those of `other` may be off: the standard error of the mean
+    /// of the ratios of turns that followed each other.
+    pub(super) fn ratio_error(&self, other: &Point) -> f64 {
+        let ratios: Vec<f64> =
+            self.qps_turns.iter().zip(&other.qps_turns).map(|(a, b)| ratio(*a, *b)).collect();
+        let count = ratios.len() as f64;
+        if count < 2.0 {
+            return 0.0;
+        }
+        let mean = ratios.iter().sum::<f64>() / count;
+        let variance = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        (variance / count).sqrt()
+    }
+}
+
+/// The mean over rounds of the median over a round's turns.
+fn settled(turns: &[&Turn], of: impl Fn(&Turn) -> f64) -> f64 {
+    let rounds: BTreeSet<usize> = turns.iter().map(|turn| turn.round).collect();
+    let round = |round: &usize| median(turns.iter().filter(|turn| turn.round == *round).map(|turn| of(turn)));
+    ratio(rounds.iter().map(round).sum(), rounds.len() as f64)
 }
 
 /// JSON has no infinity.
@@ -163,24 +187,34 @@ mod tests {
     }
 
     #[test]
-    fn a_point_is_the_median_of_its_own_rounds() {
-        let round = |arm, clients, answered| Round {
+    fn a_point_is_the_mean_of_its_rounds_medians() {
+        let turn = |arm, clients, round, answered| Turn {
             arm,
             clients,
+            round,
             seen: Seen { answered, time: Duration::from_secs(2), ..Seen::default() },
             runs: Runs { batches: 2.0, items: 8.0, real_elements: 6.0, padding_elements: 2.0 },
             drift: 0.5,
         };
-        let rounds = [
-            round(Arm::Async, 5, 20),
-            round(Arm::Async, 5, 60),
-            round(Arm::Async, 5, 40),
-            round(Arm::Sync, 5, 1000),
-            round(Arm::Async, 10, 1000),
+        let asynchronous = |round, answered| turn(Arm::Async, 5, round, answered);
+        let turns = [
+            asynchronous(0, 20),
+            asynchronous(0, 2000),
+            asynchronous(0, 40),
+            asynchronous(1, 80),
+            turn(Arm::Sync, 5, 0, 20),
+            turn(Arm::Sync, 5, 0, 2000),
+            turn(Arm::Async, 10, 0, 1000),
         ];
-        let point = Point::of(&rounds, Arm::Async, 5);
-        assert_eq!((point.qps, point.qps_rounds.as_slice()), (20.0, [10.0, 30.0, 20.0].as_slice()));
+        let point = Point::of(&turns, Arm::Async, 5);
+        assert_eq!((point.qps, point.qps_turns.as_slice()), (30.0, [10.0, 1000.0, 20.0, 40.0].as_slice()));
         assert_eq!((point.mean_batch, point.padding_share), (Some(4.0), Some(0.25)));
+        assert_eq!(point.ratio_error(&Point::of(&turns, Arm::Sync, 5)), 0.0);
         assert_eq!(Point::of(&[], Arm::Sync, 1).mean_batch, None);
+        let (a, b) = (
+            Point { qps_turns: vec![3.0, 5.0], ..point.clone() },
+            Point { qps_turns: vec![2.0, 2.0], ..point },
+        );
+        assert_eq!(a.ratio_error(&b), 0.5);
     }
 }

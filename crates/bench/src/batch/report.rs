@@ -6,7 +6,7 @@ use base::{Error, Result};
 use clap::ValueEnum as _;
 use serde::Serialize;
 
-use super::point::{Point, Round};
+use super::point::{Point, Turn};
 use super::{Arm, BatchArgs, Model};
 use crate::machine::{Machine, Noise};
 use crate::report::{Table, ms};
@@ -18,6 +18,8 @@ const GAIN_CLIENTS: usize = 70;
 const GAIN_MIN: f64 = 2.0;
 /// The better of async and padding, as a share of sync, anywhere.
 const SHARE_MIN: f64 = 0.98;
+/// Below this mean batch, nothing was merged.
+const ALONE_MAX: f64 = 1.02;
 
 /// What `bench batch` writes as JSON.
 #[derive(Debug, Serialize)]
@@ -30,6 +32,7 @@ pub(super) struct Report {
     wanted: Vec<Wanted>,
     clients: Vec<usize>,
     rounds: usize,
+    passes: usize,
     time_s: f64,
     max_batch: usize,
     always_merge: bool,
@@ -41,6 +44,16 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 struct ModelReport {
     arms: BTreeMap<&'static str, Vec<Point>>,
+}
+
+/// The better of the merging arms beside sync.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Share {
+    value: f64,
+    /// Standard error.
+    error: f64,
+    /// Nothing was merged, so both did the same.
+    alone: bool,
 }
 
 /// Something wanted, and what came of it.
@@ -55,8 +68,8 @@ struct Wanted {
 }
 
 impl ModelReport {
-    fn new(args: &BatchArgs, rounds: &[Round]) -> ModelReport {
-        let points = |arm: Arm| args.clients.iter().map(|&clients| Point::of(rounds, arm, clients)).collect();
+    fn new(args: &BatchArgs, turns: &[Turn]) -> ModelReport {
+        let points = |arm: Arm| args.clients.iter().map(|&clients| Point::of(turns, arm, clients)).collect();
         ModelReport { arms: args.arms.iter().map(|&arm| (arm.name(), points(arm))).collect() }
     }
 
@@ -69,24 +82,25 @@ impl ModelReport {
         self.arms.get(arm.name())?.iter().find(|point| point.clients == clients)
     }
 
-    /// The better of the merging arms as a share of sync.
-    fn share(&self, clients: usize) -> Option<f64> {
-        let sync = self.point(Arm::Sync, clients)?.qps;
+    /// The better of the merging arms as a share of sync, and how far off that may be.
+    fn share(&self, clients: usize) -> Option<Share> {
+        let sync = self.point(Arm::Sync, clients)?;
         let merged = [Arm::Async, Arm::Padding].into_iter().filter_map(|arm| self.point(arm, clients));
-        let best = merged.map(|point| point.qps).reduce(f64::max)?;
-        Some(ratio(best, sync))
+        let best = merged.max_by(|a, b| a.qps.total_cmp(&b.qps))?;
+        let alone = best.mean_batch.is_some_and(|size| size < ALONE_MAX);
+        Some(Share { value: ratio(best.qps, sync.qps), error: best.ratio_error(sync), alone })
     }
 }
 
 impl Report {
     pub(super) fn new(
         args: &BatchArgs,
-        measured: &[(Model, Vec<Round>)],
+        measured: &[(Model, Vec<Turn>)],
         machine: Machine,
         noise: Noise,
     ) -> Report {
         let models: BTreeMap<_, _> =
-            measured.iter().map(|(model, rounds)| (model.name(), ModelReport::new(args, rounds))).collect();
+            measured.iter().map(|(model, turns)| (model.name(), ModelReport::new(args, turns))).collect();
         let points = || models.values().flat_map(|model| model.arms.values().flatten());
         let wrong = points().map(|point| point.wrong).sum();
         let mut wanted: Vec<Wanted> = gain(&models).into_iter().flatten().collect();
@@ -98,8 +112,8 @@ impl Report {
             not_met_at: Vec::new(),
         });
         let mut reasons = BTreeMap::new();
-        for round in measured.iter().flat_map(|(_, rounds)| rounds) {
-            for (reason, count) in &round.seen.faults.reasons {
+        for turn in measured.iter().flat_map(|(_, turns)| turns) {
+            for (reason, count) in &turn.seen.faults.reasons {
                 *reasons.entry(reason.as_str()).or_insert(0u64) += count;
             }
         }
@@ -113,6 +127,7 @@ impl Report {
             wanted,
             clients: args.clients.clone(),
             rounds: args.rounds,
+            passes: args.passes,
             time_s: args.time.as_secs_f64(),
             max_batch: args.max_batch,
             always_merge: args.always_merge,
@@ -132,8 +147,8 @@ impl Report {
     pub(super) fn print(&self) {
         for (name, model) in self.in_order() {
             println!(
-                "\n{name}: closed loop over gRPC, one item a request; milliseconds; median of {} rounds, forth and back, of {:.1} s",
-                self.rounds, self.time_s
+                "\n{name}: closed loop over gRPC, one item a request; milliseconds; {} rounds, {} times forth and back, of {:.1} s",
+                self.rounds, self.passes, self.time_s
             );
             print!("{}", table(model, &self.clients));
             let drift = model.arms.values().flatten().map(|point| point.drift).fold(0.0, f32::max);
@@ -189,7 +204,9 @@ fn table(model: &ModelReport, clients: &[usize]) -> Table {
                 cells.push(point.padding_share.map_or_else(dash, |share| format!("{:.0} %", share * 100.0)));
             }
         }
-        cells.push(model.share(clients).map_or_else(dash, |share| format!("{share:.2}")));
+        cells.push(
+            model.share(clients).map_or_else(dash, |share| format!("{:.3} ±{:.3}", share.value, share.error)),
+        );
         table.row(cells);
     }
     table
@@ -216,7 +233,7 @@ fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Wanted; 2]> {
 
 /// Whether merging costs anywhere.
 fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<Wanted> {
-    let shares: Vec<(String, f64)> = models
+    let shares: Vec<(String, Share)> = models
         .iter()
         .flat_map(|(name, model)| {
             let share =
@@ -224,13 +241,17 @@ fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) 
             clients.iter().filter_map(share)
         })
         .collect();
-    let least = shares.iter().map(|(_, share)| *share).reduce(f64::min)?;
-    let low = shares.iter().filter(|(_, share)| *share < SHARE_MIN);
+    let least = shares.iter().map(|(_, share)| share.value).reduce(f64::min)?;
+    let low = shares.iter().filter(|(_, share)| share.value < SHARE_MIN);
+    let place = |(place, Share { value, error, alone }): &(String, Share)| {
+        let why = if *alone { ", where nothing was merged" } else { "" };
+        format!("{place}: {value:.3} ±{error:.3}{why}")
+    };
     Some(Wanted {
         what: format!("better of async and padding / sync, everywhere: at least {SHARE_MIN}"),
         value: least,
         met: least >= SHARE_MIN,
-        not_met_at: low.map(|(place, share)| format!("{place}: {share:.3}")).collect(),
+        not_met_at: low.map(place).collect(),
     })
 }
 
@@ -257,7 +278,7 @@ mod tests {
         assert_eq!((tail.value, tail.met), (0.4, true));
         let least = never_loses(&models, &[1, 70]).unwrap();
         assert!((least.value - 0.97).abs() < 1e-9 && !least.met);
-        assert_eq!(least.not_met_at, ["conv at 1 clients: 0.970"]);
+        assert_eq!(least.not_met_at, ["conv at 1 clients: 0.970 ±0.000"]);
     }
 
     #[test]

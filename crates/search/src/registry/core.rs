@@ -39,6 +39,9 @@ pub(super) struct Core {
     pub(super) shared: Arc<Shared>,
     media: Media,
     map: RwLock<Map>,
+    /// Read while points change under a name, written while aliases change, before `changing`: no acknowledged change
+    /// ends up in a collection that the name no longer stands for.
+    writers: RwLock<()>,
     /// Held while a collection is made or removed or aliases change, before `map`.
     changing: Mutex<()>,
     /// Whether all collections that were there at the start, and their segments, are open.
@@ -92,6 +95,7 @@ impl Core {
             shared,
             media,
             map: RwLock::new(Map { entries, aliases }),
+            writers: RwLock::new(()),
             changing: Mutex::new(()),
             opened: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -315,7 +319,21 @@ impl Core {
         self.read().aliases.iter().map(|(alias, name)| (alias.clone(), name.clone())).collect()
     }
 
-    pub(super) fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
+    /// The collection of a name, and what keeps aliases as they are.
+    pub(super) fn writing(&self, name: &str) -> Result<(Arc<Named>, RwLockReadGuard<'_, ()>)> {
+        let guard = self.writers.read().unwrap_or_else(PoisonError::into_inner);
+        Ok((self.get(name)?, guard))
+    }
+
+    pub(super) fn change_aliases(
+        &self,
+        changes: &[AliasChange],
+        still: impl FnOnce() -> bool,
+    ) -> Result<bool> {
+        let _writers = self.writers.write().unwrap_or_else(PoisonError::into_inner);
+        if !still() {
+            return Ok(false);
+        }
         let _changing = self.change();
         let new = {
             let map = self.read();
@@ -323,7 +341,7 @@ impl Core {
         };
         aliases::store(&self.options.directory, &new)?;
         self.write().aliases = new;
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn opening(&self) -> bool {

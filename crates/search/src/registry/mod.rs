@@ -25,7 +25,7 @@ mod options;
 mod pool;
 mod write;
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -79,6 +79,20 @@ pub struct RegistryStats {
     pub memory: BudgetStats,
     /// The record cache, where there is one.
     pub cache: Option<CacheStats>,
+}
+
+/// A collection whose points are being changed, under a name that goes on standing for it meanwhile.
+pub struct Writing<'a> {
+    named: Arc<Named>,
+    _aliases: RwLockReadGuard<'a, ()>,
+}
+
+impl std::ops::Deref for Writing<'_> {
+    type Target = Named;
+
+    fn deref(&self) -> &Named {
+        &self.named
+    }
 }
 
 /// All collections of one directory.
@@ -145,7 +159,26 @@ impl Registry {
     /// `NotFound` for a collection or alias that is not there, `AlreadyExists` for an alias that is a collection's name,
     /// `ResourceExhausted` for too many, otherwise what the file system says.
     pub fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
-        self.core.change_aliases(changes)
+        self.core.change_aliases(changes, || true).map(drop)
+    }
+
+    /// The same, but only if `still` holds at a moment when nobody writes ([`Registry::writing`]); whether it did. Such
+    /// is how an alias goes over to a copy of a collection that has everything which was acknowledged.
+    ///
+    /// # Errors
+    /// As [`Registry::change_aliases`].
+    pub fn change_aliases_if(&self, changes: &[AliasChange], still: impl FnOnce() -> bool) -> Result<bool> {
+        self.core.change_aliases(changes, still)
+    }
+
+    /// The collection of a name or an alias, to change its points. Held while that is done: aliases wait until then, so
+    /// that what is written is where the name leads. Whoever holds one must not change aliases.
+    ///
+    /// # Errors
+    /// As [`Registry::get`].
+    pub fn writing(&self, name: &str) -> Result<Writing<'_>> {
+        let (named, aliases) = self.core.writing(name)?;
+        Ok(Writing { named, _aliases: aliases })
     }
 
     /// Has a search thread do `work` on a collection. Work that cannot be done, because the thread finds no memory for

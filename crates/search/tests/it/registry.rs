@@ -383,6 +383,57 @@ fn aliases_change_all_or_none_and_survive() {
     assert_eq!(registry.aliases(), [pair("now", "two"), pair("older", "one")]);
 }
 
+/// Two threads write under an alias while it goes over to a copy: each write that was acknowledged is in the copy, or was
+/// made after the switch.
+#[test]
+fn an_alias_goes_over_without_losing_a_write() {
+    const BURST: u64 = 3;
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let create =
+        |collection: &str| AliasChange::Create { alias: "now".into(), collection: collection.into() };
+    let (old, new) =
+        (registry.create("old", settings()).unwrap(), registry.create("new", settings()).unwrap());
+    registry.change_aliases(&[create("old")]).unwrap();
+    let switched = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (registry, switched) = (&registry, &switched);
+            scope.spawn(move || {
+                for burst in 0.. {
+                    let last = switched.load(Ordering::Acquire);
+                    for number in burst * BURST..(burst + 1) * BURST {
+                        put(&registry.writing("now").unwrap(), &[got(id(2 * number + thread), 1)]).unwrap();
+                    }
+                    if last {
+                        break;
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+            });
+        }
+        loop {
+            let seen = old.generation();
+            let there = ids(&new);
+            let points = old.scroll(None, 100_000, None, Parts::ALL).unwrap().points;
+            let missing: Vec<_> = points.into_iter().filter(|point| !there.contains(&point.id)).collect();
+            put(&new, &missing).unwrap();
+            if registry.change_aliases_if(&[create("new")], || old.generation() == seen).unwrap() {
+                break;
+            }
+        }
+        switched.store(true, Ordering::Release);
+    });
+    let (old, new) = (ids(&old), ids(&new));
+    assert!(!old.is_empty() && old.iter().all(|id| new.contains(id)), "{} of {}", new.len(), old.len());
+    assert!(new.len() as u64 >= old.len() as u64 + 2 * BURST, "writes go on after the switch");
+}
+
+fn ids(named: &Named) -> Vec<PointId> {
+    let points = named.scroll(None, 100_000, None, Parts::NONE).unwrap().points;
+    points.into_iter().map(|point| point.id).collect()
+}
+
 #[test]
 fn what_is_broken_is_named_and_hinders_nobody() {
     let directory = tempfile::tempdir().unwrap();

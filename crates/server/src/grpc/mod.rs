@@ -9,40 +9,76 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use base::Error;
 use hyper::body::Incoming;
 use protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use protocol::tensorflow::serving::model_service_server::ModelServiceServer;
 use protocol::tensorflow::serving::prediction_service_server::PredictionServiceServer;
 use tonic::body::Body;
-use tonic::service::Routes;
+use tonic::server::NamedService;
+use tower::Service;
 
 use crate::app::App;
 use crate::errors::grpc_status;
 
-/// The door's service: admission in front, then tonic's routes.
+type OipServer = GrpcInferenceServiceServer<oip::Oip>;
+type PredictServer = PredictionServiceServer<tfs::Tfs>;
+type ModelServer = ModelServiceServer<tfs::Tfs>;
+
+/// The door's service: admission in front, then the services by name.
 pub(crate) fn service(app: Arc<App>) -> Admitted {
     let limit = app.doors.body_bytes_max;
-    let oip = GrpcInferenceServiceServer::new(oip::Oip(app.clone()))
-        .max_decoding_message_size(limit)
-        .max_encoding_message_size(usize::MAX);
-    let predict = PredictionServiceServer::new(tfs::Tfs(app.clone()))
-        .max_decoding_message_size(limit)
-        .max_encoding_message_size(usize::MAX);
-    let model = ModelServiceServer::new(tfs::Tfs(app.clone())).max_decoding_message_size(limit);
-    let routes = Routes::new(oip).add_service(predict).add_service(model).prepare();
-    Admitted { app, routes }
+    Admitted {
+        oip: OipServer::new(oip::Oip(app.clone()))
+            .max_decoding_message_size(limit)
+            .max_encoding_message_size(usize::MAX),
+        predict: PredictServer::new(tfs::Tfs(app.clone()))
+            .max_decoding_message_size(limit)
+            .max_encoding_message_size(usize::MAX),
+        model: ModelServer::new(tfs::Tfs(app.clone())).max_decoding_message_size(limit),
+        app,
+    }
 }
 
 /// Takes a place among the requests being answered before a request's body is read.
+///
+/// The services are told apart here rather than by tonic's router, which is made for any set of services: it matches
+/// paths, boxes bodies and clones its handlers for each request.
 #[derive(Clone)]
 pub(crate) struct Admitted {
     app: Arc<App>,
-    routes: Routes,
+    oip: OipServer,
+    predict: PredictServer,
+    model: ModelServer,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-impl tower::Service<http::Request<Incoming>> for Admitted {
+impl Admitted {
+    fn route(
+        &mut self,
+        request: http::Request<Incoming>,
+    ) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
+        let name = request.uri().path().split('/').nth(1).unwrap_or_default();
+        if name == OipServer::NAME {
+            return self.oip.call(request);
+        }
+        if name == PredictServer::NAME {
+            return self.predict.call(request);
+        }
+        if name == ModelServer::NAME {
+            return self.model.call(request);
+        }
+        let error = Error::unimplemented(format!("there is no gRPC service \"{name}\" here"));
+        refused(&error)
+    }
+}
+
+fn refused(error: &Error) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
+    Box::pin(std::future::ready(Ok(grpc_status(error).into_http())))
+}
+
+impl Service<http::Request<Incoming>> for Admitted {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Result<Self::Response, Infallible>>;
@@ -53,19 +89,14 @@ impl tower::Service<http::Request<Incoming>> for Admitted {
 
     fn call(&mut self, request: http::Request<Incoming>) -> Self::Future {
         let path = request.uri().path();
-        let inference = path.ends_with("/ModelInfer") || path.ends_with("/Predict");
-        let permit = if inference {
-            match self.app.admit() {
-                Ok(permit) => Some(permit),
-                Err(error) => {
-                    let refusal = grpc_status(&error).into_http();
-                    return Box::pin(std::future::ready(Ok(refusal)));
-                }
-            }
-        } else {
-            None
+        if !path.ends_with("/ModelInfer") && !path.ends_with("/Predict") {
+            return self.route(request);
+        }
+        let permit = match self.app.admit() {
+            Ok(permit) => permit,
+            Err(error) => return refused(&error),
         };
-        let answer = tower::Service::call(&mut self.routes, request.map(Body::new));
+        let answer = self.route(request);
         Box::pin(async move {
             let response = answer.await;
             drop(permit);

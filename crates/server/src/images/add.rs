@@ -105,7 +105,7 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
     app.images.originals.put(&features.facts.original(&target.space), bytes).await?;
     let own = app.clone();
     let write = move || {
-        let _writing = own.images.rebuilds.writing(&registry, &collection, &target)?;
+        let _writing = target.writing(&registry, &collection)?;
         let payload = features.facts.payload(&payload, &target.space);
         store::write(&target.named, &[Ready { features: &features, embedding: &embedding, payload }])?;
         Ok(Outcome::added(&features))

@@ -191,8 +191,9 @@ pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
     let point = point(app, &target.named, id, Parts::PAYLOAD).await?;
+    let name = name.to_owned();
     let work = move || {
-        target.named.delete(&[id])?;
+        target.writing(&registry, &name)?.delete(&[id])?;
         let others = target.siblings(&registry);
         Ok(others
             .iter()
@@ -218,6 +219,19 @@ pub(super) async fn drop_collection(app: &Arc<App>, name: &str) -> Result<()> {
         app.images.originals.delete_all(&space).await?;
     }
     Ok(())
+}
+
+/// The same for a collection's own name that came in at another door. False, and nothing done, where it is none of pictures.
+///
+/// # Errors
+/// Those of the registry and of where originals lie.
+pub(crate) async fn drop_pictures(app: &Arc<App>, name: &str) -> Result<bool> {
+    // What is not there, or cannot be read, is that door's business.
+    let pictures = |named: Arc<Named>| named.name() == name && Target::of(&named).is_some();
+    if !app.registry()?.get(name).is_ok_and(pictures) {
+        return Ok(false);
+    }
+    drop_collection(app, name).await.map(|()| true)
 }
 
 /// Whether it was the last that had its originals.

@@ -249,13 +249,14 @@ impl Batch<'_> {
 
     fn write(&self, target: &Target, kept: Vec<(usize, Ready<'_>)>) -> Vec<(usize, Result<Outcome>)> {
         let Job { app, wanted, .. } = self.job;
-        let writing = app.registry().and_then(|registry| {
-            let guard = app.images.rebuilds.writing(&registry, &wanted.name, target)?;
-            Ok(guard)
-        });
-        match writing {
+        let all = |error: Error| kept.iter().map(|(at, _)| (*at, Err(error.clone()))).collect();
+        let registry = match app.registry() {
+            Ok(registry) => registry,
+            Err(error) => return all(error),
+        };
+        match target.writing(&registry, &wanted.name) {
             Ok(_writing) => written(target, kept),
-            Err(error) => kept.into_iter().map(|(at, _)| (at, Err(error.clone()))).collect(),
+            Err(error) => all(error),
         }
     }
 

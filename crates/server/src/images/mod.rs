@@ -32,6 +32,7 @@ use metrics::{KindLabels, Metrics};
 use crate::config::SearchConfig;
 use crate::errors::label;
 use crate::recordings::Places;
+pub(crate) use browse::drop_pictures;
 pub(crate) use door::routes;
 use ingest::Ingest;
 use originals::Originals;

@@ -1,17 +1,17 @@
 //! A collection's pictures under another embedding model, while the old collection serves.
 //!
 //! The next version is filled from the originals as bulk work is, pass after pass: what came to the old collection during one
-//! pass is taken over by the next, what was removed there is removed. Once a pass finds nothing to do and nothing has changed
-//! since, writers are held up for a moment and the alias is changed. The old collection stays until it is deleted, so that
+//! pass is taken over by the next, payloads that were changed there are changed, what was removed there is removed. Once a pass
+//! finds nothing to do and nothing has changed since, writers of every door are held up for a moment and the alias is changed. The old collection stays until it is deleted, so that
 //! changing the alias back undoes it all. Started again, after a crash too, a rebuild goes on where it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, ErrorKind, Result};
 use search::collection::Parts;
-use search::points::{GotPoint, PointId};
+use search::points::{GotPoint, PayloadChange, PointId, Which};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Value, json};
 
@@ -31,32 +31,11 @@ const PASSES_MAX: usize = 50;
 #[derive(Default)]
 pub(super) struct Rebuilds {
     all: Mutex<BTreeMap<String, Arc<Rebuild>>>,
-    /// Read while a picture is written, written while an alias changes: no acknowledged picture ends up on the wrong side.
-    gate: RwLock<()>,
 }
 
 impl Rebuilds {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Rebuild>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Held while a picture is written to `target`, which was found as `name`.
-    ///
-    /// # Errors
-    /// `Unavailable` where the name stands for another collection since.
-    pub(super) fn writing(
-        &self,
-        registry: &Registry,
-        name: &str,
-        target: &Target,
-    ) -> Result<RwLockReadGuard<'_, ()>> {
-        let guard = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        if registry.get(name)?.name() == target.named.name() {
-            return Ok(guard);
-        }
-        Err(Error::unavailable(format!(
-            "\"{name}\" has just become another collection; send the picture again"
-        )))
     }
 }
 
@@ -202,10 +181,9 @@ impl Work<'_> {
             if !self.rebuild.switch {
                 return Ok(false);
             }
-            let _writers = job.app.images.rebuilds.gate.write().unwrap_or_else(PoisonError::into_inner);
-            if self.old.named.generation() == generation {
-                let (alias, collection) = (self.name.clone(), new.named.name().to_owned());
-                self.registry.change_aliases(&[AliasChange::Create { alias, collection }])?;
+            let (alias, collection) = (self.name.clone(), new.named.name().to_owned());
+            let switch = [AliasChange::Create { alias, collection }];
+            if self.registry.change_aliases_if(&switch, || self.old.named.generation() == generation)? {
                 return Ok(true);
             }
         }
@@ -227,7 +205,7 @@ impl Work<'_> {
         self.old.next_version(&self.registry, dims, &self.rebuild.model)
     }
 
-    /// Takes over what the new collection does not have. How many.
+    /// Takes over what the new collection does not have, and payloads that have changed. How many.
     fn copy(&self, job: &Arc<Job>, new: &Target) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
@@ -235,12 +213,19 @@ impl Work<'_> {
             let page = self.old.named.scroll(from.as_ref(), PAGE, None, Parts::PAYLOAD)?;
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             seen += ids.len() as u64;
-            let there = new.named.get_parts(&ids, Parts::NONE);
-            let missing =
-                page.points.into_iter().zip(there).filter(|(_, there)| !matches!(there, Ok(Some(_))));
-            let missing =
-                missing.map(|(point, _)| point).filter(|point| !before.contains(&point.id.to_string()));
-            moved += self.send(job, missing.collect())?;
+            let mut missing = Vec::new();
+            for (point, there) in page.points.into_iter().zip(new.named.get_parts(&ids, Parts::PAYLOAD)) {
+                match there {
+                    Ok(Some(copy)) if copy.payload == point.payload => {}
+                    Ok(Some(_)) => {
+                        let change = PayloadChange::Overwrite(point.payload);
+                        moved += new.named.change_payload(Which::Ids(&[point.id]), &change)?;
+                    }
+                    _ if before.contains(&point.id.to_string()) => {}
+                    _ => missing.push(point),
+                }
+            }
+            moved += self.send(job, missing)?;
             self.rebuild.done.store(seen, Ordering::Relaxed);
             match page.next {
                 Some(next) => from = Some(next),

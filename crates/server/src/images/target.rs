@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use search::coarse::Metric;
-use search::registry::{AliasChange, ListedState, Named, Registry, Settings};
+use search::registry::{AliasChange, ListedState, Named, Registry, Settings, Writing};
 use serde_json::{Value, json};
 
 /// Where the service's settings lie among those that doors keep with a collection.
@@ -71,6 +71,20 @@ impl Target {
                 "collection \"{name}\" has no pictures: it was made by other means; use another name for pictures"
             ))
         })
+    }
+
+    /// Held while pictures are written to it, which was found as `name`.
+    ///
+    /// # Errors
+    /// `Unavailable` where the name stands for another collection since.
+    pub(super) fn writing<'a>(&self, registry: &'a Registry, name: &str) -> Result<Writing<'a>> {
+        let writing = registry.writing(name)?;
+        if writing.name() == self.named.name() {
+            return Ok(writing);
+        }
+        Err(Error::unavailable(format!(
+            "\"{name}\" has just become another collection; send the picture again"
+        )))
     }
 
     /// A collection as one of pictures, if it is.

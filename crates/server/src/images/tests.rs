@@ -368,9 +368,15 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     // What comes and goes now is what the way back takes over.
     let new =
         served.put("/v1/images/photos?name=new", &picture(50)).good()["id"].as_str().unwrap().to_owned();
+    // And what another door changes of a picture that the other version has as well.
+    let third = found["results"][0]["id"].as_str().unwrap();
+    let shelf = json!({ "payload": { "shelf": 7 }, "points": [third] });
+    served.json("POST", "/collections/photos/points/payload?wait=true", &shelf).good();
     let back = rebuild("colour");
     assert_eq!((&back["state"], &back["to"]), (&json!("switched"), &json!("photos.v1")), "{back}");
     assert_eq!(served.count("photos"), 6);
+    let point = served.get(&format!("/collections/photos/points/{third}")).good();
+    assert_eq!(point["result"]["payload"]["shelf"], 7, "{point}");
     let alias = json!({ "actions": [{ "create_alias": { "collection_name": "photos.v2", "alias_name": "photos" } }] });
     served.json("POST", "/collections/aliases", &alias).good();
     assert_eq!(listed("photos")["model"], "other");
@@ -379,6 +385,11 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
     served.ask("DELETE", "/v1/images/photos", "", b"").good();
     assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
+    // The last version takes the originals with it, whichever door it goes through.
+    let originals = dir.path().join("collections/.originals");
+    assert!(!files_below(&originals).is_empty());
+    served.ask("DELETE", "/collections/photos.v1", "", b"").good();
+    assert_eq!((files_below(&originals).len(), served.get("/v1/images/photos.v1").status), (0, 404));
 }
 
 #[test]

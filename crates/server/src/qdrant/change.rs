@@ -22,44 +22,44 @@ pub(super) fn updated(named: &Named) -> Updated {
 }
 
 pub(super) fn upsert(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     write(&named, wire::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn delete(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     remove(&named, wire::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn set_payload(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     set(&named, wire::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn overwrite_payload(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     overwrite(&named, wire::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn delete_payload(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     delete_keys(&named, wire::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn clear_payload(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     clear(&named, wire::parse(body)?)?;
     Ok(updated(&named))
 }
 
 /// Several changes in order. Those before one that fails have been made.
 pub(super) fn batch(registry: &Registry, place: &Place, body: &[u8]) -> Result<Vec<Updated>> {
-    let named = registry.get(&place.collection)?;
+    let named = registry.writing(&place.collection)?;
     let asked: wire::Operations = wire::parse(body)?;
     let mut done = Vec::new();
     for (at, operation) in asked.operations.into_iter().enumerate() {

@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use super::writers::Writers;
 use crate::app::{App, CancelOnDrop};
 use crate::http_door::{Reply, read_body};
+use crate::images::drop_pictures;
 
 /// What a request's path says, and until when its answer is wanted.
 pub(super) struct Place {
@@ -107,6 +108,15 @@ impl Call {
     ) -> Reply {
         let started = self.started;
         reply(self.write_inner(work).await, started)
+    }
+
+    /// Removes the collection; one of pictures with its originals, which `by_itself` knows nothing of.
+    pub(super) async fn remove(self, by_itself: fn(&Registry, &Place, &[u8]) -> Result<bool>) -> Reply {
+        let started = self.started;
+        match drop_pictures(&self.app, &self.place.collection).await {
+            Ok(false) => self.write(by_itself).await,
+            outcome => reply(outcome.and_then(|removed| encode(&removed)), started),
+        }
     }
 
     async fn write_inner<T: Serialize + 'static>(

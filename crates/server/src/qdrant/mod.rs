@@ -44,7 +44,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             get(|call: Call| call.read(info::describe))
                 .put(|call: Call| call.write(catalogue::create))
                 .patch(|call: Call| call.write(catalogue::update))
-                .delete(|call: Call| call.write(catalogue::remove)),
+                .delete(|call: Call| call.remove(catalogue::remove)),
         )
         .route("/collections/{collection}/exists", get(|call: Call| call.at_once(catalogue::exists)))
         .route("/collections/{collection}/aliases", get(|call: Call| call.at_once(catalogue::aliases_of)))
