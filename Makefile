@@ -199,7 +199,7 @@ bench-search: build peers images-model ## image search: tiers, matching, vectors
 .PHONY: bench-audio
 bench-audio: build recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them
 	$(call say,millpond with the system's allocator (release), to compare memory with)
-	cargo build --release --locked --no-default-features -p millpond-cli --target-dir target/system
+	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench audio --json $(CACHE)/bench/audio.json --report $(CACHE)/bench/audio.html --png $(CACHE)/bench
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use base::ErrorKind;
 use proptest::prelude::*;
@@ -388,6 +389,8 @@ fn aliases_change_all_or_none_and_survive() {
 #[test]
 fn an_alias_goes_over_without_losing_a_write() {
     const BURST: u64 = 3;
+    /// After so many they wait for the switch, which may never find a quiet moment on a slow machine otherwise.
+    const BURSTS: u64 = 20;
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     let create =
@@ -408,15 +411,18 @@ fn an_alias_goes_over_without_losing_a_write() {
                     if last {
                         break;
                     }
-                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    std::thread::sleep(Duration::from_millis(20));
+                    while burst >= BURSTS && !switched.load(Ordering::Acquire) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
                 }
             });
         }
         loop {
             let seen = old.generation();
             let there = ids(&new);
-            let points = old.scroll(None, 100_000, None, Parts::ALL).unwrap().points;
-            let missing: Vec<_> = points.into_iter().filter(|point| !there.contains(&point.id)).collect();
+            let missing: Vec<_> =
+                all(&old, None, 1000).into_iter().filter(|point| !there.contains(&point.id)).collect();
             put(&new, &missing).unwrap();
             if registry.change_aliases_if(&[create("new")], || old.generation() == seen).unwrap() {
                 break;
@@ -430,8 +436,7 @@ fn an_alias_goes_over_without_losing_a_write() {
 }
 
 fn ids(named: &Named) -> Vec<PointId> {
-    let points = named.scroll(None, 100_000, None, Parts::NONE).unwrap().points;
-    points.into_iter().map(|point| point.id).collect()
+    all(named, None, 1000).into_iter().map(|point| point.id).collect()
 }
 
 #[test]

@@ -103,7 +103,6 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
     };
     target.check_dims(embedding.len())?;
     app.images.originals.put(&features.facts.original(&target.space), bytes).await?;
-    let own = app.clone();
     let write = move || {
         let _writing = target.writing(&registry, &collection)?;
         let payload = features.facts.payload(&payload, &target.space);
