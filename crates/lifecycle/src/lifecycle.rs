@@ -186,6 +186,7 @@ impl Lifecycle {
             cache: open_cache(config),
             home: config.home,
             background: config.background && config.home == ParameterHome::Pool,
+            settled: self.settled.clone(),
             threads_max: config.threads_max,
             out: self.to.clone(),
         });

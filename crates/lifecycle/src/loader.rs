@@ -19,6 +19,7 @@ use memory::{Chunk, Loaded, ParameterStore, SlotPool, thread};
 use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
 use crate::message::{Fresh, LoadJob, Message, Outcome};
+use crate::settled::Settled;
 use crate::source::Kind;
 use crate::status::LoadCost;
 use crate::threads;
@@ -38,7 +39,9 @@ pub(crate) struct Loader {
     /// Absent where nothing is converted.
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) home: ParameterHome,
+    /// Whether loads run at idle priority once the first load is finished.
     pub(crate) background: bool,
+    pub(crate) settled: Arc<Settled>,
     /// Inference threads of the server.
     pub(crate) threads_max: usize,
     pub(crate) out: Sender<Message>,
@@ -70,10 +73,17 @@ struct Meter {
 impl Loader {
     /// The body of a load thread: until the channel closes.
     pub(crate) fn run(&self, jobs: &Receiver<LoadJob>) {
-        if self.background {
-            thread::enter_background("loading");
+        let mut ordinary = self.background;
+        if ordinary {
+            memory::jemalloc::use_background_arena();
         }
         while let Ok(job) = jobs.recv() {
+            // The first load disturbs nobody, as the server is not ready before its end; at idle priority it would hardly
+            // go on where other programs use all of the machine.
+            if ordinary && self.settled.get() {
+                thread::enter_background("loading");
+                ordinary = false;
+            }
             let id = job.id.clone();
             let fingerprint = job.fingerprint;
             let outcome = catch_unwind(AssertUnwindSafe(|| self.load(job)))
