@@ -176,7 +176,7 @@ lint: system ## formatting, clippy, the rules of the workspace, generated code
 	cargo xtask codegen --check
 
 .PHONY: bench
-bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, tables here and JSON in .cache/bench (about 25 minutes)
+bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, tables here and JSON in .cache/bench (about an hour)
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench swap --json $(CACHE)/bench/swap.json
 	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
