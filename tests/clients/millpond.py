@@ -49,6 +49,8 @@ class Server:
                 if requests.get(f"{self.url}/v2/health/ready", timeout=5).status_code == 200:
                     return self
             time.sleep(0.05)
+        # Nobody has it yet who would end it.
+        self.process.kill()
         raise AssertionError(f"not ready after {START_TIMEOUT_S} s:\n{self.log_text()}")
 
     def infer(self, model: str, values: list[float]) -> requests.Response:
