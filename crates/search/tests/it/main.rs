@@ -4,6 +4,7 @@
 
 extern crate millpond_search as search;
 
+mod aliases;
 mod coarse;
 mod collection;
 mod damage;

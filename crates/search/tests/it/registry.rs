@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use base::ErrorKind;
 use proptest::prelude::*;
@@ -30,7 +29,7 @@ fn options(directory: &Path) -> RegistryOptions {
     }
 }
 
-fn open(directory: &Path) -> Arc<Registry> {
+pub(crate) fn open(directory: &Path) -> Arc<Registry> {
     open_with(options(directory))
 }
 
@@ -40,7 +39,7 @@ fn open_with(options: RegistryOptions) -> Arc<Registry> {
     registry
 }
 
-fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         vector_name: "image".into(),
         extra: json!({"kind": "photo"}),
@@ -56,7 +55,7 @@ fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-fn got(id: PointId, version: u64) -> GotPoint {
+pub(crate) fn got(id: PointId, version: u64) -> GotPoint {
     let seed = crate::points::mix(version);
     let embedding = (0..DIMS).map(|at| (seed >> (at * 8) & 255) as f32).collect();
     let payload = match seed % 4 {
@@ -66,7 +65,7 @@ fn got(id: PointId, version: u64) -> GotPoint {
     GotPoint { id, embedding, record: vec![seed as u8; (seed >> 40) as usize % 900], payload }
 }
 
-fn put(named: &Named, points: &[GotPoint]) -> base::Result<()> {
+pub(crate) fn put(named: &Named, points: &[GotPoint]) -> base::Result<()> {
     let new: Vec<NewPoint<'_>> = points
         .iter()
         .map(|GotPoint { id, embedding, record, payload }| NewPoint { id: *id, embedding, record, payload })
@@ -80,7 +79,7 @@ fn colour(colour: u64) -> Clause {
 }
 
 /// All points, a few at a time.
-fn all(named: &Named, filter: Option<&Clause>, page: usize) -> Vec<GotPoint> {
+pub(crate) fn all(named: &Named, filter: Option<&Clause>, page: usize) -> Vec<GotPoint> {
     let (mut points, mut from) = (Vec::new(), None);
     loop {
         let scrolled = named.scroll(from.as_ref(), page, filter, Parts::ALL).unwrap();
@@ -126,7 +125,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn id(number: u64) -> PointId {
+pub(crate) fn id(number: u64) -> PointId {
     if number.is_multiple_of(3) { uuid(number) } else { PointId::Number(number) }
 }
 
@@ -359,84 +358,6 @@ fn a_removed_collection_is_gone_and_its_name_free() {
         std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".gone")), "{left:?}");
     assert_eq!(open(directory.path()).get("c").unwrap().count(None).unwrap().count, 0);
-}
-
-#[test]
-fn aliases_change_all_or_none_and_survive() {
-    let directory = tempfile::tempdir().unwrap();
-    let registry = open(directory.path());
-    for name in ["one", "two"] {
-        registry.create(name, settings()).unwrap();
-    }
-    let create = |alias: &str, collection: &str| AliasChange::Create {
-        alias: alias.into(),
-        collection: collection.into(),
-    };
-    registry.change_aliases(&[create("now", "one"), create("old", "one")]).unwrap();
-    let delete = AliasChange::Delete { alias: "nobody".into() };
-    assert!(registry.change_aliases(&[create("now", "two"), delete]).is_err());
-    assert_eq!(registry.get("now").unwrap().name(), "one");
-    let rename = AliasChange::Rename { from: "old".into(), to: "older".into() };
-    registry.change_aliases(&[create("now", "two"), rename]).unwrap();
-    drop(registry);
-    let registry = open(directory.path());
-    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-    assert_eq!(registry.aliases(), [pair("now", "two"), pair("older", "one")]);
-}
-
-/// Two threads write under an alias while it goes over to a copy: each write that was acknowledged is in the copy, or was
-/// made after the switch.
-#[test]
-fn an_alias_goes_over_without_losing_a_write() {
-    const BURST: u64 = 3;
-    /// After so many they wait for the switch, which may never find a quiet moment on a slow machine otherwise.
-    const BURSTS: u64 = 20;
-    let directory = tempfile::tempdir().unwrap();
-    let registry = open(directory.path());
-    let create =
-        |collection: &str| AliasChange::Create { alias: "now".into(), collection: collection.into() };
-    let (old, new) =
-        (registry.create("old", settings()).unwrap(), registry.create("new", settings()).unwrap());
-    registry.change_aliases(&[create("old")]).unwrap();
-    let switched = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for thread in 0..2 {
-            let (registry, switched) = (&registry, &switched);
-            scope.spawn(move || {
-                for burst in 0.. {
-                    let last = switched.load(Ordering::Acquire);
-                    for number in burst * BURST..(burst + 1) * BURST {
-                        put(&registry.writing("now").unwrap(), &[got(id(2 * number + thread), 1)]).unwrap();
-                    }
-                    if last {
-                        break;
-                    }
-                    std::thread::sleep(Duration::from_millis(20));
-                    while burst >= BURSTS && !switched.load(Ordering::Acquire) {
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                }
-            });
-        }
-        loop {
-            let seen = old.generation();
-            let there = ids(&new);
-            let missing: Vec<_> =
-                all(&old, None, 1000).into_iter().filter(|point| !there.contains(&point.id)).collect();
-            put(&new, &missing).unwrap();
-            if registry.change_aliases_if(&[create("new")], || old.generation() == seen).unwrap() {
-                break;
-            }
-        }
-        switched.store(true, Ordering::Release);
-    });
-    let (old, new) = (ids(&old), ids(&new));
-    assert!(!old.is_empty() && old.iter().all(|id| new.contains(id)), "{} of {}", new.len(), old.len());
-    assert!(new.len() as u64 >= old.len() as u64 + 2 * BURST, "writes go on after the switch");
-}
-
-fn ids(named: &Named) -> Vec<PointId> {
-    all(named, None, 1000).into_iter().map(|point| point.id).collect()
 }
 
 #[test]

@@ -14,6 +14,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use metrics::KindLabels;
+use search::registry::Registry;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
@@ -249,14 +250,9 @@ impl Batch<'_> {
 
     fn write(&self, target: &Target, kept: Vec<(usize, Ready<'_>)>) -> Vec<(usize, Result<Outcome>)> {
         let Job { app, wanted, .. } = self.job;
-        let all = |error: Error| kept.iter().map(|(at, _)| (*at, Err(error.clone()))).collect();
-        let registry = match app.registry() {
-            Ok(registry) => registry,
-            Err(error) => return all(error),
-        };
-        match target.writing(&registry, &wanted.name) {
-            Ok(_writing) => written(target, kept),
-            Err(error) => all(error),
+        match app.registry() {
+            Ok(registry) => written(&registry, &wanted.name, target, kept),
+            Err(error) => kept.into_iter().map(|(at, _)| (at, Err(error.clone()))).collect(),
         }
     }
 
@@ -279,16 +275,21 @@ impl Batch<'_> {
 }
 
 /// Writes all at once, and where that fails, one by one.
-fn written(target: &Target, kept: Vec<(usize, Ready<'_>)>) -> Vec<(usize, Result<Outcome>)> {
+fn written(
+    registry: &Registry,
+    name: &str,
+    target: &Target,
+    kept: Vec<(usize, Ready<'_>)>,
+) -> Vec<(usize, Result<Outcome>)> {
     if kept.is_empty() {
         return Vec::new();
     }
     let (places, pictures): (Vec<usize>, Vec<Ready<'_>>) = kept.into_iter().unzip();
-    let all = store::write_patiently(&target.named, &pictures);
+    let write = |pictures: &[Ready<'_>]| store::write_patiently(registry, name, target, pictures);
+    let all = write(&pictures);
     let outcomes = pictures.iter().map(|picture| match &all {
         Ok(()) => Ok(Outcome::added(picture.features)),
-        Err(_) => store::write_patiently(&target.named, std::slice::from_ref(picture))
-            .map(|()| Outcome::added(picture.features)),
+        Err(_) => write(std::slice::from_ref(picture)).map(|()| Outcome::added(picture.features)),
     });
     let outcomes: Vec<Result<Outcome>> = outcomes.collect();
     places.into_iter().zip(outcomes).collect()

@@ -1,9 +1,10 @@
 //! A collection's pictures under another embedding model, while the old collection serves.
 //!
 //! The next version is filled from the originals as bulk work is, pass after pass: what came to the old collection during one
-//! pass is taken over by the next, payloads that were changed there are changed, what was removed there is removed. Once a pass
-//! finds nothing to do and nothing has changed since, writers of every door are held up for a moment and the alias is changed. The old collection stays until it is deleted, so that
-//! changing the alias back undoes it all. Started again, after a crash too, a rebuild goes on where it was.
+//! pass is taken over by the next, payloads that were changed there are changed, what was removed there is removed. Once a
+//! pass finds nothing to do and nothing has changed since, writers of every door are held up for a moment and the alias is
+//! changed. The old collection stays until it is deleted, so that changing the alias back undoes it all. Started again, after
+//! a crash too, a rebuild goes on where it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use search::collection::Parts;
 use search::points::{NewPoint, PointId};
-use search::registry::Named;
+use search::registry::{Named, Registry};
 use serde_json::{Map, Value, json};
 
 use super::features::{BLOCK, Features};
+use super::target::Target;
 
 /// How often, and for how long, bulk work waits for memory that sealing will free.
 const WRITE_RETRY: Duration = Duration::from_millis(50);
@@ -96,14 +97,23 @@ pub(super) fn write(named: &Named, pictures: &[Ready<'_>]) -> Result<()> {
     named.upsert(&points.collect::<Vec<_>>())
 }
 
-/// The same for bulk work, which waits while there is no memory for more.
+/// The same for bulk work, which waits while there is no memory for more. Aliases are kept as they are only during each try:
+/// whoever changes one holds all other writers up meanwhile.
 ///
 /// # Errors
-/// As [`write`], after having waited.
-pub(super) fn write_patiently(named: &Named, pictures: &[Ready<'_>]) -> Result<()> {
+/// As [`write`], after having waited, and at once those of [`Target::writing`].
+pub(super) fn write_patiently(
+    registry: &Registry,
+    name: &str,
+    target: &Target,
+    pictures: &[Ready<'_>],
+) -> Result<()> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {
-        match write(named, pictures) {
+        let writing = target.writing(registry, name)?;
+        let outcome = write(&writing, pictures);
+        drop(writing);
+        match outcome {
             Err(error) if may_pass(&error) && Instant::now() < give_up => {
                 std::thread::sleep(error.retry_after().unwrap_or(WRITE_RETRY).min(Duration::from_secs(1)));
             }

@@ -1,0 +1,87 @@
+//! Other names of collections: changed all or none, and going over from one collection to another under writers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use search::points::PointId;
+use search::registry::{AliasChange, Named};
+
+use crate::registry::{all, got, id, open, put, settings};
+
+#[test]
+fn aliases_change_all_or_none_and_survive() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    for name in ["one", "two"] {
+        registry.create(name, settings()).unwrap();
+    }
+    let create = |alias: &str, collection: &str| AliasChange::Create {
+        alias: alias.into(),
+        collection: collection.into(),
+    };
+    registry.change_aliases(&[create("now", "one"), create("old", "one")]).unwrap();
+    let delete = AliasChange::Delete { alias: "nobody".into() };
+    assert!(registry.change_aliases(&[create("now", "two"), delete]).is_err());
+    assert_eq!(registry.get("now").unwrap().name(), "one");
+    let rename = AliasChange::Rename { from: "old".into(), to: "older".into() };
+    registry.change_aliases(&[create("now", "two"), rename]).unwrap();
+    drop(registry);
+    let registry = open(directory.path());
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    assert_eq!(registry.aliases(), [pair("now", "two"), pair("older", "one")]);
+}
+
+/// Two threads write under an alias while it goes over to a copy: each write that was acknowledged is in the copy, or was
+/// made after the switch.
+#[test]
+fn an_alias_goes_over_without_losing_a_write() {
+    const BURST: u64 = 3;
+    /// After so many they wait for the switch, which may never find a quiet moment on a slow machine otherwise.
+    const BURSTS: u64 = 20;
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let create =
+        |collection: &str| AliasChange::Create { alias: "now".into(), collection: collection.into() };
+    let (old, new) =
+        (registry.create("old", settings()).unwrap(), registry.create("new", settings()).unwrap());
+    registry.change_aliases(&[create("old")]).unwrap();
+    let switched = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (registry, switched) = (&registry, &switched);
+            scope.spawn(move || {
+                for burst in 0.. {
+                    let last = switched.load(Ordering::Acquire);
+                    for number in burst * BURST..(burst + 1) * BURST {
+                        put(&registry.writing("now").unwrap(), &[got(id(2 * number + thread), 1)]).unwrap();
+                    }
+                    if last {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                    while burst >= BURSTS && !switched.load(Ordering::Acquire) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+        }
+        loop {
+            let seen = old.generation();
+            let there = ids(&new);
+            let missing: Vec<_> =
+                all(&old, None, 1000).into_iter().filter(|point| !there.contains(&point.id)).collect();
+            put(&new, &missing).unwrap();
+            if registry.change_aliases_if(&[create("new")], || old.generation() == seen).unwrap() {
+                break;
+            }
+        }
+        switched.store(true, Ordering::Release);
+    });
+    let (old, new) = (ids(&old), ids(&new));
+    assert!(!old.is_empty() && old.iter().all(|id| new.contains(id)), "{} of {}", new.len(), old.len());
+    assert!(new.len() as u64 >= old.len() as u64 + 2 * BURST, "writes go on after the switch");
+}
+
+fn ids(named: &Named) -> Vec<PointId> {
+    all(named, None, 1000).into_iter().map(|point| point.id).collect()
+}
