@@ -128,6 +128,8 @@ fn local(directory: &FilePath) -> Result<Place> {
 fn remote(url: &str, config: &SearchConfig) -> Result<Place> {
     let wrong = |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
     let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
+    // reqwest asks for a provider and brings none here; an error only says that there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let options = config.originals_options.iter().cloned();
     let (store, prefix) = object_store::parse_url_opts(&parsed, options).map_err(|error| wrong(&error))?;
     Ok(Place { store: store.into(), prefix })
