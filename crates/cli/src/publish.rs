@@ -76,11 +76,9 @@ pub(crate) fn run(args: &PublishArgs) -> Outcome {
     print(&format!("{}\n", published.dir.display()))
 }
 
-/// Converts, leaving the processor to whoever serves. The parent reads the last line of standard error as the
+/// Converts, at the priority of the load thread that started it. The parent reads the last line of standard error as the
 /// reason, so an error is exactly one line, without a prefix.
 pub(crate) fn convert(args: &ConvertArgs) -> Outcome {
-    // A refusal costs the others some latency while this runs; the conversion is still right.
-    let _ = memory::thread::set_idle_priority();
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
         eprintln!("{}", error.message().replace('\n', " "));

@@ -136,7 +136,11 @@ fn run(
     let mut command = Command::new(&converter.program);
     command.args(&converter.args).arg(source).arg(dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
-    let mut child = Guard(spawn_idle(command, &converter.program)?);
+    // It has the priority of this thread, a loader's: idle once the first load is finished.
+    let child = command.spawn().map_err(|e| {
+        Error::internal(format!("cannot start the converter {}: {e}", converter.program.display()))
+    })?;
+    let mut child = Guard(child);
     let started = Instant::now();
     loop {
         if let Some(status) =
@@ -153,24 +157,6 @@ fn run(
         }
         std::thread::sleep(CHILD_POLL);
     }
-}
-
-/// Starts the child from a thread of idle priority, because a child has the priority of the thread that starts
-/// it, and a thread that has gone idle may not be allowed back.
-fn spawn_idle(mut command: Command, program: &Path) -> Result<Child> {
-    let start = move || {
-        if let Err(error) = memory::thread::set_idle_priority() {
-            tracing::debug!(%error, "the converter runs at ordinary priority");
-        }
-        command.spawn()
-    };
-    let child = std::thread::Builder::new()
-        .name("convert".into())
-        .spawn(start)
-        .map_err(|e| Error::internal(format!("no thread for the converter: {e}")))?
-        .join()
-        .map_err(|_| Error::internal("the converter's thread panicked"))?;
-    child.map_err(|e| Error::internal(format!("cannot start the converter {}: {e}", program.display())))
 }
 
 /// A child that does not outlive its reader.

@@ -216,7 +216,8 @@ impl Lifecycle {
         // One wish waiting is enough: the next look asks again.
         let (to, wanted) = bounded(1);
         let (pool, stop, out) = (store.pool().clone(), self.stop_backing.clone(), self.to.clone());
-        self.spawn("backing".into(), move || source_thread::back(&pool, &wanted, &stop, &out))?;
+        let settled = self.settled.clone();
+        self.spawn("backing".into(), move || source_thread::back(&pool, &wanted, &settled, &stop, &out))?;
         Ok(to)
     }
 

@@ -10,6 +10,7 @@ mod version;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -27,6 +28,9 @@ pub(crate) use version::{Found, Kind, Parameters, VersionScan};
 pub(crate) const VERSIONS_MAX: usize = 1024;
 /// Only so many subdirectories of a root, the first by name, become models.
 pub(crate) const ROOT_MODELS_MAX: usize = 4096;
+
+/// A directory whose entries keep going while they are looked at is listed so often in one look.
+const LISTINGS_MAX: usize = 3;
 
 /// What one look saw.
 #[derive(Debug)]
@@ -103,7 +107,7 @@ impl Scanner {
         }
         for root in &self.roots {
             let known = self.known.entry(root.dir.clone()).or_default();
-            match subdirectories(&root.dir, known) {
+            match steady(&root.dir, || subdirectories(&root.dir, known)) {
                 Ok(names) => {
                     *known = names;
                     self.unreadable.remove(&root.dir);
@@ -123,14 +127,17 @@ impl Scanner {
 
     fn look_at(&mut self, base: ModelConfig, now: Instant) -> ModelScan {
         let settings = self.settings_of(&base.base_path);
-        let versions = version_numbers(&base.base_path).map(|numbers| {
-            let look = |(version, dir): (u64, PathBuf)| {
-                let memory = self.versions.entry(dir.clone()).or_default();
-                version::look((version, dir), &self.kinds, memory, self.poll, now)
-            };
-            numbers.into_iter().filter_map(look).collect()
-        });
+        let versions = steady(&base.base_path, || self.versions_of(&base.base_path, now));
         ModelScan { base, settings, versions }
+    }
+
+    /// As for [`steady`].
+    fn versions_of(&mut self, base_path: &Path, now: Instant) -> Result<Option<Vec<VersionScan>>> {
+        let look = |(version, dir): (u64, PathBuf)| {
+            let memory = self.versions.entry(dir.clone()).or_default();
+            version::look((version, dir), &self.kinds, memory, self.poll, now)
+        };
+        Ok(version_numbers(base_path)?.into_iter().map(look).collect())
     }
 
     fn settings_of(&mut self, base_path: &Path) -> Arc<Result<Option<ModelFile>, String>> {
@@ -172,22 +179,40 @@ fn stamp(path: &Path) -> Stamp {
     Some((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
-/// The subdirectories of `root` that are models: those that hold a version, and those that were models before.
-fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+/// What `list` sees in `dir`. It returns `None` where something that it found listed had gone when it looked there: the
+/// directory is being changed, moved away or replaced by another, and what is half seen must not be taken for what is
+/// there.
+fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    for _ in 0..LISTINGS_MAX {
+        if let Some(all) = list()? {
+            return Ok(all);
+        }
+    }
+    Err(Error::unavailable(format!("{}: directories come and go while they are looked at", dir.display())))
+}
+
+/// The subdirectories of `root` that are models: those that hold a version, and those that were models before. As for
+/// [`steady`].
+fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = entry.path();
         let model = || known.contains(&name) || version_numbers(&path).is_ok_and(|all| !all.is_empty());
-        if !name.starts_with('.') && path.is_dir() && model() {
+        if name.starts_with('.') {
+            continue;
+        }
+        if path.is_dir() && model() {
             names.insert(name);
+        } else if std::fs::symlink_metadata(&path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+            return Ok(None);
         }
     }
     while names.len() > ROOT_MODELS_MAX {
         names.pop_last();
     }
-    Ok(names)
+    Ok(Some(names))
 }
 
 /// The version directories of `base_path`, lowest first.

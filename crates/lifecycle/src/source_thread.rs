@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use memory::SlotPool;
 
 use crate::message::Message;
+use crate::settled::Settled;
 use crate::source::Scanner;
 
 /// The pool is backed in steps of so many bytes, and between two steps it may be told to stop.
@@ -62,13 +63,23 @@ pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Se
     }
 }
 
-/// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace and behind
-/// everybody else.
-pub(crate) fn back(pool: &SlotPool, wanted: &Receiver<u64>, stop: &AtomicBool, out: &Sender<Message>) {
-    memory::thread::enter_background("backing the pool");
+/// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace and, once the first load
+/// is finished, behind everybody else.
+pub(crate) fn back(
+    pool: &SlotPool,
+    wanted: &Receiver<u64>,
+    settled: &Settled,
+    stop: &AtomicBool,
+    out: &Sender<Message>,
+) {
+    let mut ordinary = true;
     for bytes in wanted {
         let mut backed = pool.stats().backed.min(bytes);
         while backed < bytes && !stop.load(Ordering::Relaxed) {
+            if ordinary && settled.get() {
+                memory::thread::enter_background("backing the pool");
+                ordinary = false;
+            }
             backed = (backed + BACKING_STEP_BYTES).min(bytes);
             if let Err(error) = pool.ensure_backed(backed) {
                 tracing::warn!(bytes, %error, "loads fault in what is missing");

@@ -1,4 +1,5 @@
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
@@ -138,4 +139,28 @@ fn settings_are_read_again_when_they_change() {
     let first = settings(&mut bench);
     assert!(matches!(&*first, Ok(Some(_))));
     assert!(Arc::ptr_eq(&first, &settings(&mut bench)), "not parsed again");
+}
+
+/// Moved away and back all the time, a model's directory is there or cannot be read; seen without versions, what serves
+/// would be taken down.
+#[test]
+fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
+    let mut bench = Bench::new();
+    bench.write("m/1/millpond.json", MANIFEST);
+    bench.write("m/1/graph", "ab");
+    let (here, away) = (bench.root.path().join("m"), bench.root.path().join(".away"));
+    let model = ModelConfig::new("m", here.clone());
+    bench.scanner = Scanner::new(vec![model], Vec::new(), POLL, bench.scanner.kinds);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fs::rename(&here, &away).unwrap();
+                fs::rename(&away, &here).unwrap();
+            }
+        });
+        let seen: BTreeSet<String> = (0..2000).map(|_| bench.look_again()).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert!(seen.contains("m/1:published") && !seen.contains("m:empty"), "{seen:?}");
+    });
 }

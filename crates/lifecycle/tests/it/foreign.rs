@@ -19,6 +19,15 @@ fn cached(world: &World) -> usize {
     fs::read_dir(run).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
 }
 
+/// The scheduling policies at which the versions in the cache were converted.
+fn policies(world: &World) -> Vec<String> {
+    let run = fs::read_dir(world.cache.path()).unwrap().next().unwrap().unwrap().path();
+    let said = fs::read_dir(run)
+        .unwrap()
+        .filter_map(|entry| fs::read_to_string(entry.unwrap().path().join("policy")).ok());
+    said.map(|policy| policy.trim().to_owned()).collect()
+}
+
 fn start() -> World {
     let mut world = World::prepare(64 * MIB);
     foreign(&world, 1, GRAPH);
@@ -36,6 +45,19 @@ fn they_are_converted_and_served() {
     world.until("m", 1, State::Released);
     assert_eq!(cached(&world), 0, "removed with the version");
     world.lifecycle().shutdown();
+}
+
+/// At idle priority the first load would hardly go on where other programs use all of the machine; later ones must not
+/// take time from requests.
+#[test]
+fn only_the_first_load_runs_at_ordinary_priority() {
+    let (ordinary, idle) = (["0"], ["5"]);
+    let world = start();
+    assert!(world.lifecycle().wait_settled(std::time::Duration::from_secs(30)));
+    assert_eq!(policies(&world), ordinary);
+    foreign(&world, 2, &GRAPH.replace("affine x 1", "affine x 2"));
+    world.until("m", 1, State::Released);
+    assert_eq!(policies(&world), idle);
 }
 
 #[test]

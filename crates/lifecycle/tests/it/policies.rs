@@ -108,9 +108,9 @@ fn models_of_a_root_come_and_go() {
     fs::rename(world.model_dir("n"), world.root.path().join(".n")).unwrap();
     eventually("n is forgotten", || world.status("n").is_none());
     assert_eq!(world.lifecycle().catalog().get("n", None).unwrap_err().kind(), base::ErrorKind::NotFound);
-    assert!(
+    eventually("that is told", || {
         world.events.all().iter().any(|event| matches!(event, Event::Forgotten { model } if &**model == "n"))
-    );
+    });
     assert_eq!(world.fake.counters().live(), 1);
     assert_eq!(world.ask("m").unwrap(), 1.0);
     fs::rename(world.root.path().join(".n"), world.model_dir("n")).unwrap();

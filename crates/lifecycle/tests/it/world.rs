@@ -335,11 +335,12 @@ pub(crate) fn cold(world: &World, name: &str) -> ModelConfig {
 }
 
 /// Converts a fake graph called model.onnx: what `millpond` itself does for ONNX files. A graph that says "bad"
-/// is refused.
+/// is refused. "policy" beside the result says at which scheduling policy it ran (proc_pid_stat(5), field 41).
 pub(crate) fn converter() -> Converter {
     let script = r#"
         if grep -q bad "$1/model.onnx"; then echo "reading" >&2; echo "no operator bad" >&2; exit 1; fi
         cp "$1/model.onnx" "$2/model.fake" || exit 1
+        cut -d ' ' -f 41 "/proc/$$/stat" > "$2/policy"
         bytes=$(wc -c < "$2/model.fake")
         printf '{"format":1,"engine":"fake","created_by":"sh","graph":{"name":"model.fake","bytes":%d},"weights":null,"tensors":[]}' \
             "$bytes" > "$2/millpond.json"
