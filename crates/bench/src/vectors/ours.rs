@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use search::coarse::{Build, Coarse, DenseVectors, Kind, Metric, Params, Scratch, build};
+use search::coarse::{Ask, Build, Coarse, DenseVectors, Kind, Metric, Params, Scratch, build};
 
 use super::curve::{Curve, Point};
 use super::data::Data;
@@ -88,8 +88,9 @@ impl Ours {
 
     fn add_cell(&mut self, name: String, params: Params, data: &Data) -> Result<f64> {
         let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
+        let ask = Ask { params, exact: Some(&self.exact), ..Ask::best(HITS) };
         for (query, truth) in data.queries.chunks_exact(data.dims).zip(&data.truth) {
-            self.index.search(query, HITS, &params, None, Some(&self.exact), &mut scratch, &mut hits)?;
+            self.index.search(query, &ask, &mut scratch, &mut hits)?;
             found += hits.iter().filter(|hit| truth.contains(&self.order[hit.row as usize])).count();
         }
         let recall = found as f64 / (HITS * data.truth.len()) as f64;
@@ -105,19 +106,11 @@ impl Ours {
                 pin(core)?;
                 let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
                 for cell in &mut self.cells {
+                    let ask = Ask { params: cell.params, exact: Some(&self.exact), ..Ask::best(HITS) };
                     let (started, processor, mut count) = (Instant::now(), processor_time(), 0);
                     while started.elapsed() < time {
                         for query in data.queries.chunks_exact(data.dims) {
-                            let exact = Some(&self.exact as &dyn search::coarse::Exact);
-                            self.index.search(
-                                query,
-                                HITS,
-                                &cell.params,
-                                None,
-                                exact,
-                                &mut scratch,
-                                &mut hits,
-                            )?;
+                            self.index.search(query, &ask, &mut scratch, &mut hits)?;
                         }
                         count += data.truth.len();
                     }

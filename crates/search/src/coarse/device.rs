@@ -114,7 +114,7 @@ fn fell_back(error: &Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::{Build, Coarse, Hit, Kind, Metric, Params, Scratch, build, open};
+    use crate::coarse::{Ask, Build, Coarse, Hit, Kind, Metric, Scratch, build, open};
 
     const DIMS: usize = 1024;
     const ROWS: usize = BYTES_MIN / DIMS + 77;
@@ -132,7 +132,7 @@ mod tests {
     fn hits(index: &dyn Coarse, queries: &[f32], allow: Option<&Filter>) -> Vec<Vec<Hit>> {
         let mut out = Vec::new();
         index
-            .search_many(queries, 30, &Params::default(), allow, None, &mut Scratch::default(), &mut out)
+            .search_many(queries, &Ask { allow, ..Ask::best(30) }, &mut Scratch::default(), &mut out)
             .unwrap();
         out
     }

@@ -14,8 +14,8 @@ use kernels::{TopK, bfloat, float, integer};
 use super::refine::{as_compared, inverse_length};
 use super::trial::Trial;
 use super::{
-    Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query, device,
-    section, whole_queries,
+    Ask, Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query,
+    device, section, whole_queries,
 };
 use crate::filter::Filter;
 
@@ -291,23 +291,15 @@ impl Coarse for Flat {
         (codes + self.squares.len() * 4) as u64
     }
 
-    fn search(
-        &self,
-        query: &[f32],
-        k: usize,
-        params: &Params,
-        allow: Option<&Filter>,
-        exact: Option<&dyn Exact>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Hit>,
-    ) -> Result<()> {
+    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
         out.clear();
+        let Ask { k, allow, exact, .. } = *ask;
         check_query(query, self.dims, k)?;
         if k == 0 {
             return Ok(());
         }
         let work = work_of(scratch);
-        let kept = kept(k, params, exact);
+        let kept = kept(k, &ask.params, exact);
         self.prepare(query, kept, work);
         self.rank_all(kept, allow, work);
         self.finish(query, 0, k, exact, work, out)
@@ -316,13 +308,11 @@ impl Coarse for Flat {
     fn search_many(
         &self,
         queries: &[f32],
-        k: usize,
-        params: &Params,
-        allow: Option<&Filter>,
-        exact: Option<&dyn Exact>,
+        ask: &Ask<'_>,
         scratch: &mut Scratch,
         out: &mut Vec<Vec<Hit>>,
     ) -> Result<()> {
+        let Ask { k, allow, exact, .. } = *ask;
         let count = whole_queries(queries, self.dims)?;
         out.clear();
         out.resize_with(count, Vec::new);
@@ -330,7 +320,7 @@ impl Coarse for Flat {
         if k == 0 {
             return Ok(());
         }
-        let (work, kept) = (work_of(scratch), kept(k, params, exact));
+        let (work, kept) = (work_of(scratch), kept(k, &ask.params, exact));
         let together = if self.device.is_some() { device::QUERIES_MAX } else { QUERIES_MAX };
         for (queries, out) in queries.chunks(together * self.dims).zip(out.chunks_mut(together)) {
             self.prepare(queries, kept, work);

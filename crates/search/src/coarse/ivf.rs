@@ -18,7 +18,7 @@ use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
 use super::section::{self, *};
 use super::tune::{self, Choice};
 use super::{
-    Build, Built, Coarse, Exact, HITS_MAX, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query,
+    Ask, Build, Built, Coarse, Exact, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query,
 };
 use crate::filter::Filter;
 
@@ -391,19 +391,11 @@ impl Coarse for IvfPq {
             + (numbers + books) as u64 * 4
     }
 
-    fn search(
-        &self,
-        query: &[f32],
-        k: usize,
-        params: &Params,
-        allow: Option<&Filter>,
-        exact: Option<&dyn Exact>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Hit>,
-    ) -> Result<()> {
+    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
+        let Ask { k, allow, exact, .. } = *ask;
         check_query(query, self.dims, k)?;
         out.clear();
-        let choice = Choice::resolve(params, self.recall.as_ref(), k, self.clusters());
+        let choice = Choice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
         let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
         if k == 0 || allowed == 0 || self.rows() == 0 {
             return Ok(());

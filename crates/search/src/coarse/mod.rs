@@ -129,6 +129,26 @@ pub struct Params {
     pub refine: usize,
 }
 
+/// What one search wants.
+#[derive(Clone, Copy)]
+pub struct Ask<'a> {
+    /// Rows to find.
+    pub k: usize,
+    /// How hard to look.
+    pub params: Params,
+    /// The rows that may be found; all, where there is no filter.
+    pub allow: Option<&'a Filter>,
+    /// What gives exact scores; without, they are those of the finest codes.
+    pub exact: Option<&'a dyn Exact>,
+}
+
+impl<'a> Ask<'a> {
+    /// The best `k` of all rows, by codes alone, looking as hard as the index found best.
+    pub fn best(k: usize) -> Ask<'a> {
+        Ask { k, params: Params::default(), allow: None, exact: None }
+    }
+}
+
 /// Working memory of one searching thread, reused from query to query so that a search allocates nothing.
 #[derive(Default)]
 pub struct Scratch {
@@ -168,44 +188,30 @@ pub trait Coarse: Send + Sync {
     /// Bytes of memory it holds.
     fn memory_bytes(&self) -> u64;
 
-    /// The `k` best rows among those `allow`ed (all, where there is no filter) into `out` (cleared first), best
-    /// first, equal scores by row; fewer where fewer are allowed. With `exact` the scores are exact.
+    /// The best rows that may be found into `out` (cleared first), best first, equal scores by row; fewer than
+    /// [`Ask::k`] where fewer may be found.
     ///
     /// # Errors
-    /// `InvalidArgument` where the query has other dimensions or a value that is not a finite number, or `k` is over
-    /// [`HITS_MAX`]; what `exact` returns.
-    #[allow(clippy::too_many_arguments, reason = "each is another thing that a caller has or has not")]
-    fn search(
-        &self,
-        query: &[f32],
-        k: usize,
-        params: &Params,
-        allow: Option<&Filter>,
-        exact: Option<&dyn Exact>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Hit>,
-    ) -> Result<()>;
+    /// `InvalidArgument` where the query has other dimensions or a value that is not a finite number, or [`Ask::k`] is
+    /// over [`HITS_MAX`]; what [`Ask::exact`] returns.
+    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()>;
 
     /// [`Coarse::search`] for several queries, `dims` values each; `out` gets one list a query. An index overrides
     /// this where going through its codes once for several queries pays.
     ///
     /// # Errors
     /// As [`Coarse::search`].
-    #[allow(clippy::too_many_arguments, reason = "each is another thing that a caller has or has not")]
     fn search_many(
         &self,
         queries: &[f32],
-        k: usize,
-        params: &Params,
-        allow: Option<&Filter>,
-        exact: Option<&dyn Exact>,
+        ask: &Ask<'_>,
         scratch: &mut Scratch,
         out: &mut Vec<Vec<Hit>>,
     ) -> Result<()> {
         let count = whole_queries(queries, self.dims())?;
         out.resize_with(count, Vec::new);
         for (query, hits) in queries.chunks_exact(self.dims()).zip(out.iter_mut()) {
-            self.search(query, k, params, allow, exact, scratch, hits)?;
+            self.search(query, ask, scratch, hits)?;
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ use self::rotation::Rotation;
 use self::scan::{Candidate, Found, List, Query, Smallest, squared_distance};
 use super::refine::inverse_length;
 use super::tune::{self, Choice};
-use super::{Build, Coarse, Exact, Hit, Metric, Params, Recall, Scratch, check_query};
+use super::{Ask, Build, Coarse, Exact, Hit, Metric, Recall, Scratch, check_query};
 use crate::filter::Filter;
 
 pub(super) use build::build;
@@ -279,23 +279,15 @@ impl Coarse for Rabitq {
         self.codes.memory_bytes() + store::other_bytes(self)
     }
 
-    fn search(
-        &self,
-        query: &[f32],
-        k: usize,
-        params: &Params,
-        allow: Option<&Filter>,
-        exact: Option<&dyn Exact>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Hit>,
-    ) -> Result<()> {
+    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
         out.clear();
+        let Ask { k, allow, exact, .. } = *ask;
         check_query(query, self.dims, k)?;
         let count = allow.map_or(self.rows(), |allow| allow.count().min(self.rows())) as usize;
         if k == 0 || count == 0 {
             return Ok(());
         }
-        let choice = Choice::resolve(params, self.recall.as_ref(), k, self.clusters());
+        let choice = Choice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
         let work = work_of(scratch);
         self.prepare(query, work);
         let constant = self.constant(query);

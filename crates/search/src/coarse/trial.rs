@@ -2,15 +2,14 @@
 
 use base::Result;
 
-use super::tune::{MEASURED_HITS, held_out, nearest_rows, others};
-use super::{Build, Coarse, DenseVectors, Hit, Params, RecallPoint, Scratch};
+use super::tune::{MEASURED_HITS, held_out, nearest_rows, recall_of};
+use super::{Ask, Build, Coarse, DenseVectors, Exact, Params, RecallPoint};
 
 /// Exact comparisons at most, for each hit. A search for few hits makes fewer anyway; the cap is for outliers.
 const REFINE_FACTOR: usize = 32;
 
 /// Queries with known answers.
 pub(super) struct Trial {
-    dims: usize,
     queries: Vec<f32>,
     own: Vec<u32>,
     truth: Vec<Vec<u32>>,
@@ -33,7 +32,7 @@ impl Trial {
         let queries: Vec<f32> = own.iter().flat_map(row_of).copied().collect();
         let truth = nearest_rows(&queries, &own, vectors, order, build);
         let exact = DenseVectors::new(vectors, dims, build.metric, order)?;
-        Ok(Some(Trial { dims, queries, own, truth, exact }))
+        Ok(Some(Trial { queries, own, truth, exact }))
     }
 
     /// The share of the nearest rows that `index` finds when it looks into `probes` lists.
@@ -41,25 +40,10 @@ impl Trial {
     /// # Errors
     /// Those of the search.
     pub(super) fn recall(&self, index: &dyn Coarse, probes: usize) -> Result<RecallPoint> {
-        let (mut scratch, mut hits) = (Scratch::default(), Vec::<Hit>::new());
-        let (mut found, mut wanted) = (0, 0);
         let refine = MEASURED_HITS * REFINE_FACTOR;
-        let params = Params { probes, refine };
-        for ((query, own), truth) in self.queries.chunks_exact(self.dims).zip(&self.own).zip(&self.truth) {
-            index.search(
-                query,
-                MEASURED_HITS + 1,
-                &params,
-                None,
-                Some(&self.exact),
-                &mut scratch,
-                &mut hits,
-            )?;
-            let rows = others(hits.iter().map(|hit| hit.row), *own);
-            found += truth.iter().filter(|row| rows.contains(row)).count();
-            wanted += truth.len();
-        }
-        let recall = found as f32 / wanted.max(1) as f32;
+        let (params, exact) = (Params { probes, refine }, Some(&self.exact as &dyn Exact));
+        let ask = Ask { params, exact, ..Ask::best(MEASURED_HITS + 1) };
+        let recall = recall_of(index, &self.queries, &self.own, &self.truth, &ask)?;
         Ok(RecallPoint { k: MEASURED_HITS as u32, recall, probes: probes as u32, refine: refine as u32 })
     }
 }

@@ -10,7 +10,7 @@ use kernels::TopK;
 use kernels::float::{self, Panels};
 
 use super::kmeans::{self, Draw};
-use super::{Build, Coarse, HITS_MAX, Hit, IvfPq, Metric, Params, Scratch};
+use super::{Ask, Build, Coarse, HITS_MAX, Hit, IvfPq, Metric, Params, Scratch};
 
 /// Recalls that settings are chosen for.
 pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
@@ -151,7 +151,8 @@ pub(super) fn measure(
     for refine in REFINE_GRID {
         let mut probes = 1;
         loop {
-            let recall = recall_of(index, &queries, &held_out, &truth, dims, Params { probes, refine })?;
+            let ask = Ask { params: Params { probes, refine }, ..Ask::best(MEASURED_HITS + 1) };
+            let recall = recall_of(index, &queries, &held_out, &truth, &ask)?;
             trials.push(RecallPoint {
                 k: MEASURED_HITS as u32,
                 recall,
@@ -225,18 +226,21 @@ pub(super) fn others(rows: impl Iterator<Item = u32>, own: u32) -> Vec<u32> {
     rows.filter(|row| *row != own).take(MEASURED_HITS).collect()
 }
 
-fn recall_of(
-    index: &IvfPq,
+/// The share of the nearest rows (`truth`, for each query) that `index` finds beside the row that is the query itself.
+///
+/// # Errors
+/// Those of the search.
+pub(super) fn recall_of(
+    index: &dyn Coarse,
     queries: &[f32],
     own: &[u32],
     truth: &[Vec<u32>],
-    dims: usize,
-    params: Params,
+    ask: &Ask<'_>,
 ) -> Result<f32> {
     let (mut scratch, mut hits) = (Scratch::default(), Vec::<Hit>::new());
     let (mut found, mut wanted) = (0, 0);
-    for ((query, own), truth) in queries.chunks_exact(dims).zip(own).zip(truth) {
-        index.search(query, MEASURED_HITS + 1, &params, None, None, &mut scratch, &mut hits)?;
+    for ((query, own), truth) in queries.chunks_exact(index.dims()).zip(own).zip(truth) {
+        index.search(query, ask, &mut scratch, &mut hits)?;
         let rows = others(hits.iter().map(|hit| hit.row), *own);
         found += truth.iter().filter(|row| rows.contains(row)).count();
         wanted += truth.len();
@@ -298,8 +302,7 @@ mod tests {
         let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan);
         let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
         for ((query, own), truth) in queries.chunks_exact(dims).zip(&own).zip(&truth) {
-            let params = Params::default();
-            built.index.search(query, 11, &params, None, None, &mut scratch, &mut hits).unwrap();
+            built.index.search(query, &Ask::best(11), &mut scratch, &mut hits).unwrap();
             let rows = others(hits.iter().map(|hit| hit.row), *own);
             found += truth.iter().filter(|row| rows.contains(row)).count();
         }

@@ -11,7 +11,7 @@ use super::filters::allows;
 use super::inner::{Inner, lock};
 use super::options::CANDIDATES_MAX;
 use super::state::{State, View};
-use crate::coarse::{self, Coarse, Exact, Params, Scratch};
+use crate::coarse::{self, Ask, Coarse, Params, Scratch};
 use crate::filter::{Clause, Filter};
 use crate::ingest::Row;
 use crate::rerank::{self, Candidate, Records, Scorer, Searcher};
@@ -240,12 +240,12 @@ impl Inner {
             return Ok(());
         }
         let index: &dyn Coarse = view.segment.index();
+        let ask = Ask { k: count, params: query.params, allow, exact: None };
         if !query.exact {
-            return index.search(query.embedding, count, &query.params, allow, None, scratch, hits);
+            return index.search(query.embedding, &ask, scratch, hits);
         }
         let exact = view.segment.exact(&mut **vectors);
-        let reads: &dyn Exact = &exact;
-        index.search(query.embedding, count, &query.params, allow, Some(reads), scratch, hits)?;
+        index.search(query.embedding, &Ask { exact: Some(&exact), ..ask }, scratch, hits)?;
         if exact.lost() > 0 {
             found.partial = true;
             found.damaged += exact.lost();

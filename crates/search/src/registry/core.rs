@@ -41,7 +41,7 @@ pub(super) struct Core {
     map: RwLock<Map>,
     /// Read while points change under a name, written while aliases change, before `changing`: no acknowledged change
     /// ends up in a collection that the name no longer stands for.
-    writers: RwLock<()>,
+    writers: parking_lot::RwLock<()>,
     /// Held while a collection is made or removed or aliases change, before `map`.
     changing: Mutex<()>,
     /// Whether all collections that were there at the start, and their segments, are open.
@@ -53,6 +53,9 @@ pub(super) struct Core {
     _lock: File,
     _cache: Reservation,
 }
+
+/// Keeps aliases as they are.
+pub(super) type AliasesKept<'a> = parking_lot::RwLockReadGuard<'a, ()>;
 
 struct Map {
     entries: BTreeMap<String, Entry>,
@@ -95,7 +98,7 @@ impl Core {
             shared,
             media,
             map: RwLock::new(Map { entries, aliases }),
-            writers: RwLock::new(()),
+            writers: parking_lot::RwLock::new(()),
             changing: Mutex::new(()),
             opened: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -320,8 +323,8 @@ impl Core {
     }
 
     /// The collection of a name, and what keeps aliases as they are.
-    pub(super) fn writing(&self, name: &str) -> Result<(Arc<Named>, RwLockReadGuard<'_, ()>)> {
-        let guard = self.writers.read().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn writing(&self, name: &str) -> Result<(Arc<Named>, AliasesKept<'_>)> {
+        let guard = self.writers.read();
         Ok((self.get(name)?, guard))
     }
 
@@ -330,7 +333,13 @@ impl Core {
         changes: &[AliasChange],
         still: impl FnOnce() -> bool,
     ) -> Result<bool> {
-        let _writers = self.writers.write().unwrap_or_else(PoisonError::into_inner);
+        let patience = self.options.alias_wait_max;
+        let _writers = self.writers.try_write_for(patience).ok_or_else(|| {
+            Error::unavailable(format!(
+                "a write has been under way for {patience:?}, and aliases change between writes"
+            ))
+            .with_retry_after(patience)
+        })?;
         if !still() {
             return Ok(false);
         }

@@ -25,7 +25,7 @@ mod options;
 mod pool;
 mod write;
 
-use std::sync::{Arc, RwLockReadGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ pub struct RegistryStats {
 /// A collection whose points are being changed, under a name that goes on standing for it meanwhile.
 pub struct Writing<'a> {
     named: Arc<Named>,
-    _aliases: RwLockReadGuard<'a, ()>,
+    _aliases: core::AliasesKept<'a>,
 }
 
 impl std::ops::Deref for Writing<'_> {
@@ -157,7 +157,8 @@ impl Registry {
     ///
     /// # Errors
     /// `NotFound` for a collection or alias that is not there, `AlreadyExists` for an alias that is a collection's name,
-    /// `ResourceExhausted` for too many, otherwise what the file system says.
+    /// `ResourceExhausted` for too many; `Unavailable` where a write is under way for longer than
+    /// [`RegistryOptions::alias_wait_max`]; otherwise what the file system says.
     pub fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
         self.core.change_aliases(changes, || true).map(drop)
     }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{ErrorKind, Result};
 use memory::{PoolConfig, Rate, SlotPool};
@@ -46,6 +47,8 @@ pub struct RegistryOptions {
     pub background_rate: Rate,
     /// What makes 63 bits of a UUID. Another function than [`uuid_hash`] is for tests: collections keep what it gave.
     pub uuid_hash: fn(&[u8; 16]) -> u64,
+    /// How long a change of aliases waits for writes under way, and holds up new ones meanwhile.
+    pub alias_wait_max: Duration,
 }
 
 impl RegistryOptions {
@@ -61,6 +64,7 @@ impl RegistryOptions {
             collections_max: 1000,
             background_rate: Rate::per_second(64 << 20),
             uuid_hash,
+            alias_wait_max: Duration::from_secs(5),
         }
     }
 

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use base::ErrorKind;
 use search::points::PointId;
-use search::registry::{AliasChange, Named};
+use search::registry::{AliasChange, Named, RegistryOptions};
 
-use crate::registry::{all, got, id, open, put, settings};
+use crate::registry::{all, got, id, open, open_with, options, put, settings};
 
 #[test]
 fn aliases_change_all_or_none_and_survive() {
@@ -29,6 +30,24 @@ fn aliases_change_all_or_none_and_survive() {
     let registry = open(directory.path());
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
     assert_eq!(registry.aliases(), [pair("now", "two"), pair("older", "one")]);
+}
+
+#[test]
+fn a_change_of_aliases_waits_for_a_write_as_long_as_it_may() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry =
+        open_with(RegistryOptions { alias_wait_max: Duration::from_millis(20), ..options(directory.path()) });
+    registry.create("one", settings()).unwrap();
+    let change = [AliasChange::Create { alias: "now".into(), collection: "one".into() }];
+    let writing = registry.writing("one").unwrap();
+    let refused = registry.change_aliases(&change).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.retry_after().is_some() && registry.aliases().is_empty());
+    // It has left nothing that would keep others out.
+    put(&registry.writing("one").unwrap(), &[got(id(1), 1)]).unwrap();
+    drop(writing);
+    registry.change_aliases(&change).unwrap();
+    assert_eq!(registry.get("now").unwrap().name(), "one");
 }
 
 /// Two threads write under an alias while it goes over to a copy: each write that was acknowledged is in the copy, or was

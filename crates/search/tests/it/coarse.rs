@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use search::coarse::{
-    Build, Built, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw, open,
+    Ask, Build, Built, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw, open,
 };
 use search::filter::Filter;
 
@@ -78,7 +78,7 @@ impl Scene {
     ) -> Vec<Hit> {
         let (exact, mut scratch, mut hits) = (self.exact(), Scratch::default(), Vec::new());
         let exact: Option<&dyn search::coarse::Exact> = if exactly { Some(&exact) } else { None };
-        self.built.index.search(query, k, &params, allow, exact, &mut scratch, &mut hits).unwrap();
+        self.built.index.search(query, &Ask { k, params, allow, exact }, &mut scratch, &mut hits).unwrap();
         hits
     }
 }
@@ -186,9 +186,8 @@ fn an_index_opened_again_gives_the_same_answers() {
         assert_eq!(again.recall(), index.recall(), "{kind:?}");
         let query = &vectors(1, scene.dims, 9)[..];
         let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
-        again
-            .search(query, 10, &Params::default(), None, Some(&scene.exact()), &mut scratch, &mut hits)
-            .unwrap();
+        let ask = Ask { exact: Some(&scene.exact()), ..Ask::best(10) };
+        again.search(query, &ask, &mut scratch, &mut hits).unwrap();
         assert_eq!(hits, scene.search(query, 10, Params::default(), None, true), "{kind:?}");
         for missing in 0..borrowed.len() {
             let mut fewer = borrowed.clone();
@@ -203,15 +202,15 @@ fn several_queries_at_once_answer_as_one_by_one() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
         let (exact, mut scratch, mut many) = (scene.exact(), Scratch::default(), vec![vec![]; 3]);
-        let params = Params::default();
         let index = &scene.built.index;
-        index.search_many(&queries, 7, &params, None, Some(&exact), &mut scratch, &mut many).unwrap();
+        let ask = Ask { exact: Some(&exact), ..Ask::best(7) };
+        index.search_many(&queries, &ask, &mut scratch, &mut many).unwrap();
         assert_eq!(many.len(), 20);
         for (query, hits) in queries.chunks_exact(scene.dims).zip(&many) {
-            assert_eq!(*hits, scene.search(query, 7, params, None, true), "{kind:?}");
+            assert_eq!(*hits, scene.search(query, 7, Params::default(), None, true), "{kind:?}");
         }
         let short = &queries[..scene.dims + 1];
-        assert!(index.search_many(short, 7, &params, None, None, &mut scratch, &mut many).is_err());
+        assert!(index.search_many(short, &ask, &mut scratch, &mut many).is_err());
     });
 }
 
@@ -229,8 +228,7 @@ fn wrong_queries_are_refused_and_few_rows_are_no_trouble() {
         let scene = Scene::new(kind, Metric::L2, 11, 9);
         let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
         let mut refused = |query: &[f32], k: usize| {
-            let params = Params::default();
-            scene.built.index.search(query, k, &params, None, None, &mut scratch, &mut hits).is_err()
+            scene.built.index.search(query, &Ask::best(k), &mut scratch, &mut hits).is_err()
         };
         assert!(refused(&[0.5; 8], 3) && refused(&[f32::NAN; 9], 3) && refused(&[0.5; 9], HITS_MAX + 1));
     }
@@ -245,7 +243,8 @@ fn equal_and_zero_vectors_are_no_trouble() {
             let built =
                 build(kind, &Build { vectors: &same, dims: 16, metric, threads: 1, seed: 1 }).unwrap();
             let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
-            built.index.search(&[0.25; 16], 20, &EVERYTHING, None, None, &mut scratch, &mut hits).unwrap();
+            let ask = Ask { params: EVERYTHING, ..Ask::best(20) };
+            built.index.search(&[0.25; 16], &ask, &mut scratch, &mut hits).unwrap();
             assert_eq!(hits.len(), 20);
             for hit in hits {
                 let row = built.order[hit.row as usize] as usize;
@@ -307,7 +306,7 @@ proptest! {
             let query = vec![0.5; index.dims()];
             let allow = Filter::from_rows(100, (0..100).step_by(7));
             for allow in [None, Some(&allow)] {
-                let _ = index.search(&query, 5, &Params::default(), allow, None, &mut scratch, &mut hits);
+                let _ = index.search(&query, &Ask { allow, ..Ask::best(5) }, &mut scratch, &mut hits);
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::points::PATIENCE;
 
 const DIMS: usize = 4;
 
-fn options(directory: &Path) -> RegistryOptions {
+pub(crate) fn options(directory: &Path) -> RegistryOptions {
     RegistryOptions {
         memory_bytes: 128 << 20,
         cache_bytes: 1 << 20,
@@ -33,7 +33,7 @@ pub(crate) fn open(directory: &Path) -> Arc<Registry> {
     open_with(options(directory))
 }
 
-fn open_with(options: RegistryOptions) -> Arc<Registry> {
+pub(crate) fn open_with(options: RegistryOptions) -> Arc<Registry> {
     let registry = Registry::open(options).unwrap();
     assert!(registry.wait_open(PATIENCE));
     registry

@@ -184,8 +184,12 @@ impl Work<'_> {
             }
             let (alias, collection) = (self.name.clone(), new.named.name().to_owned());
             let switch = [AliasChange::Create { alias, collection }];
-            if self.registry.change_aliases_if(&switch, || self.old.named.generation() == generation)? {
-                return Ok(true);
+            match self.registry.change_aliases_if(&switch, || self.old.named.generation() == generation) {
+                Ok(true) => return Ok(true),
+                // Somebody has written, or still does.
+                Ok(false) => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable => {}
+                Err(error) => return Err(error),
             }
         }
         Err(Error::unavailable(
