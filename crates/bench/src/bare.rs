@@ -215,13 +215,13 @@ pub(crate) mod tests {
     use crate::models::ctr::Ctr;
     use crate::models::dense::Dense;
     use crate::models::layers::TOLERANCE;
-    use engine_onnx::LibrarySearch;
+    use engine::LibrarySearch;
 
     pub(crate) fn env(dir: &Path) -> BenchEnv {
         BenchEnv {
             millpond: "unused".into(),
             onnxruntime: LibrarySearch::around_process(None, None),
-            libtorch: engine_torch::LibrarySearch::default(),
+            libtorch: engine::LibrarySearch::default(),
             audio_data: None,
             cache_dir: dir.into(),
             demo_seconds: None,

@@ -43,7 +43,7 @@ mod wire;
 
 use std::path::PathBuf;
 
-use engine_onnx::LibrarySearch;
+use engine::LibrarySearch;
 
 /// What the command line knows and a benchmark needs.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ pub struct BenchEnv {
     /// Where to look for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
     /// Where to look for the LibTorch shim.
-    pub libtorch: engine_torch::LibrarySearch,
+    pub libtorch: engine::LibrarySearch,
     /// A folder of recordings that the person who runs this named, where one did.
     pub audio_data: Option<PathBuf>,
     /// Where models, logs and run directories are kept; a second run finds its models there.

@@ -10,6 +10,8 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use engine_onnx::OnnxEngine;
+use engine_torch::TorchEngine;
 
 use crate::BenchEnv;
 use crate::connection::{Endpoint, Transport};
@@ -183,9 +185,13 @@ fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_por
         .args(["--host", "127.0.0.1"])
         .args(["--http-port", &http_port.to_string(), "--grpc-port", &grpc_port.to_string()])
         .arg("--onnxruntime")
-        .arg(env.onnxruntime.find()?)
+        .arg(OnnxEngine::find_library(&env.onnxruntime)?)
         // Absent where nobody made it: then no model needs it, or the server says which does.
-        .args(env.libtorch.find().iter().flat_map(|shim| [OsStr::new("--libtorch"), shim.as_os_str()]))
+        .args(
+            TorchEngine::find_library(&env.libtorch)
+                .iter()
+                .flat_map(|shim| [OsStr::new("--libtorch"), shim.as_os_str()]),
+        )
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
@@ -306,11 +312,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let env = BenchEnv {
             millpond: "/bin/echo".into(),
-            onnxruntime: engine_onnx::LibrarySearch {
-                explicit: Some("/bin/echo".into()),
-                ..Default::default()
-            },
-            libtorch: engine_torch::LibrarySearch::default(),
+            onnxruntime: engine::LibrarySearch { explicit: Some("/bin/echo".into()), ..Default::default() },
+            libtorch: engine::LibrarySearch::default(),
             audio_data: None,
             cache_dir: dir.path().into(),
             demo_seconds: None,

@@ -1,6 +1,6 @@
 //! The ONNX Runtime engine and the ONNX publisher.
 //!
-//! The library is loaded at run time and found by [`LibrarySearch`]. Loading and its version check are `ort`'s;
+//! The library is loaded at run time and found by [`engine::LibrarySearch`]. Loading and its version check are `ort`'s;
 //! everything after that goes through the C API, because `ort`'s safe `Session::run` takes `&mut self` and
 //! Millpond's workers share one session. All calls pass one door (`api`): a status becomes a `Result`, a null
 //! pointer an error, every handle is released by `Drop`.
@@ -27,5 +27,4 @@ mod runtime;
 mod session;
 mod signature;
 
-pub use library::LibrarySearch;
 pub use runtime::OnnxEngine;

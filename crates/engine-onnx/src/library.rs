@@ -1,17 +1,12 @@
 //! Where the ONNX Runtime library is: named by the caller, in the project's virtual environment, or installed.
-//!
-//! Reads no environment variable; the command line passes in what it read.
 
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
+use engine::LibrarySearch;
 
 /// What a file of the library is called, up to its version.
 const FILE_PREFIX: &str = "libonnxruntime.so";
-/// A virtual environment in a project's directory.
-const VENV_DIR: &str = ".venv";
-/// How far up from a starting directory a virtual environment is looked for.
-const ANCESTORS_MAX: usize = 16;
 /// Where a system-wide installation puts it.
 const SYSTEM_DIRS: [&str; 6] = [
     "/usr/local/lib",
@@ -25,43 +20,20 @@ const SYSTEM_DIRS: [&str; 6] = [
 pub(crate) const REMEDY: &str = "run `make build`, or `pip install onnxruntime` in the virtual environment, or give \
                                  --onnxruntime PATH";
 
-/// Where to look, in this order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LibrarySearch {
-    /// The library, or a directory that holds it or a virtual environment. Nothing else is tried when given.
-    pub explicit: Option<PathBuf>,
-    /// The active virtual environment.
-    pub virtual_env: Option<PathBuf>,
-    /// Directories in and above which a `.venv` may lie.
-    pub start_dirs: Vec<PathBuf>,
-}
-
-impl LibrarySearch {
-    /// The usual search: `explicit`, then `virtual_env`, then a `.venv` in or above the current directory and the
-    /// program's own.
-    pub fn around_process(explicit: Option<PathBuf>, virtual_env: Option<PathBuf>) -> LibrarySearch {
-        let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-        let start_dirs = std::env::current_dir().ok().into_iter().chain(program).collect();
-        LibrarySearch { explicit, virtual_env, start_dirs }
+/// The library's absolute path.
+///
+/// # Errors
+/// `NotFound` with the remedy.
+pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
+    if let Some(explicit) = &search.explicit {
+        return find_explicit(explicit);
     }
-
-    /// The library's absolute path.
-    ///
-    /// # Errors
-    /// `NotFound` with the remedy.
-    pub fn find(&self) -> Result<PathBuf> {
-        if let Some(explicit) = &self.explicit {
-            return find_explicit(explicit);
-        }
-        let above = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
-        let environments = self.virtual_env.iter().cloned().chain(above.map(|dir| dir.join(VENV_DIR)));
-        environments
-            .filter_map(|environment| in_virtual_env(&environment))
-            .next()
-            .or_else(|| SYSTEM_DIRS.iter().find_map(|dir| newest_in(Path::new(dir))))
-            .and_then(|path| std::fs::canonicalize(path).ok())
-            .ok_or_else(|| Error::not_found(format!("ONNX Runtime was not found: {REMEDY}")))
-    }
+    search
+        .environments()
+        .find_map(|environment| in_virtual_env(&environment))
+        .or_else(|| SYSTEM_DIRS.iter().find_map(|dir| newest_in(Path::new(dir))))
+        .and_then(|path| std::fs::canonicalize(path).ok())
+        .ok_or_else(|| Error::not_found(format!("ONNX Runtime was not found: {REMEDY}")))
 }
 
 fn find_explicit(path: &Path) -> Result<PathBuf> {
@@ -126,7 +98,7 @@ mod tests {
     }
 
     fn found(search: &LibrarySearch) -> String {
-        search.find().unwrap().file_name().unwrap().to_string_lossy().into_owned()
+        find(search).unwrap().file_name().unwrap().to_string_lossy().into_owned()
     }
 
     #[test]
@@ -148,14 +120,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (active, project) = (dir.path().join("active"), dir.path().join("project"));
         environment(&active, "1.20.0");
-        environment(&project.join(VENV_DIR), "1.31.1");
+        environment(&project.join(".venv"), "1.31.1");
         let below = project.join("target/release");
         std::fs::create_dir_all(&below).unwrap();
         let mut search = LibrarySearch { start_dirs: vec![below], ..Default::default() };
         assert_eq!(found(&search), "libonnxruntime.so.1.31.1");
         search.virtual_env = Some(active.clone());
         assert_eq!(found(&search), "libonnxruntime.so.1.20.0");
-        search.explicit = Some(project.join(VENV_DIR));
+        search.explicit = Some(project.join(".venv"));
         assert_eq!(found(&search), "libonnxruntime.so.1.31.1");
         search.explicit = Some(active.join("lib/python3.11/site-packages/onnxruntime/capi"));
         assert_eq!(found(&search), "libonnxruntime.so.1.20.0");
@@ -164,12 +136,12 @@ mod tests {
     #[test]
     fn an_explicit_path_is_not_replaced_by_another() {
         let dir = tempfile::tempdir().unwrap();
-        environment(&dir.path().join(VENV_DIR), "1.31.1");
+        environment(&dir.path().join(".venv"), "1.31.1");
         for wrong in ["nowhere.so", "."] {
             let explicit = Some(dir.path().join(wrong));
             let search =
                 LibrarySearch { explicit, virtual_env: None, start_dirs: vec![dir.path().to_owned()] };
-            let error = search.find().unwrap_err();
+            let error = find(&search).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotFound);
             assert!(error.message().contains("--onnxruntime"), "{error}");
         }

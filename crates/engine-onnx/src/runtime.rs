@@ -7,11 +7,11 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, OnceLock};
 
 use base::{Error, Result};
-use engine::{Capabilities, Engine, LoadRequest, ParameterUse, Session};
+use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 use ort::sys;
 
 use crate::api::{Handle, call, leak};
-use crate::library::{LibrarySearch, REMEDY};
+use crate::library::{self, REMEDY};
 use crate::{element, session::OnnxSession};
 
 /// The name under which this engine appears in manifests and metrics.
@@ -49,7 +49,7 @@ impl OnnxEngine {
     /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is too old or is another
     /// than the one already loaded; the message is one line with the remedy.
     pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
-        let path = search.find()?;
+        let path = library::find(search)?;
         let _one_at_a_time = OPENING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let runtime = match RUNTIME.get() {
             Some(runtime) => runtime,
@@ -73,7 +73,7 @@ impl OnnxEngine {
     /// # Errors
     /// `NotFound` with the remedy.
     pub fn find_library(search: &LibrarySearch) -> Result<PathBuf> {
-        search.find()
+        library::find(search)
     }
 
     /// Where the library was loaded from.

@@ -29,4 +29,4 @@ mod module;
 mod session;
 mod signature;
 
-pub use library::{LibrarySearch, TorchEngine};
+pub use library::TorchEngine;

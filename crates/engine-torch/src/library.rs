@@ -1,12 +1,10 @@
 //! Where the shim is, and the engine that opens it at the first load.
-//!
-//! Reads no environment variable; the command line passes in what it read.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use base::{Error, Result};
-use engine::{Capabilities, Engine, LoadRequest, ParameterUse, Session};
+use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 
 use crate::api::Library;
 use crate::{archive, element, load};
@@ -17,48 +15,22 @@ const NAME: &str = "libtorch";
 const FILE: &str = "libmillpond_torch.so";
 /// Where it lies in a virtual environment.
 const IN_ENVIRONMENT: &str = "millpond";
-/// A virtual environment in a project's directory.
-const VENV_DIR: &str = ".venv";
-/// How far up from a starting directory a virtual environment is looked for.
-const ANCESTORS_MAX: usize = 16;
 /// What to do about a missing or unfit library.
 pub(crate) const REMEDY: &str = "run `make torch`, or give --libtorch PATH";
 
-/// Where to look, in this order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LibrarySearch {
-    /// The shim, or a directory that holds it or is a virtual environment. Nothing else is tried when given.
-    pub explicit: Option<PathBuf>,
-    /// The active virtual environment.
-    pub virtual_env: Option<PathBuf>,
-    /// Directories in and above which a `.venv` may lie.
-    pub start_dirs: Vec<PathBuf>,
-}
-
-impl LibrarySearch {
-    /// The usual search: `explicit`, then `virtual_env`, then a `.venv` in or above the current directory and the
-    /// program's own.
-    pub fn around_process(explicit: Option<PathBuf>, virtual_env: Option<PathBuf>) -> LibrarySearch {
-        let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-        let start_dirs = std::env::current_dir().ok().into_iter().chain(program).collect();
-        LibrarySearch { explicit, virtual_env, start_dirs }
+/// The shim's absolute path.
+///
+/// # Errors
+/// `NotFound` with the remedy.
+fn find(search: &LibrarySearch) -> Result<PathBuf> {
+    if let Some(explicit) = &search.explicit {
+        return find_explicit(explicit);
     }
-
-    /// The shim's absolute path.
-    ///
-    /// # Errors
-    /// `NotFound` with the remedy.
-    pub fn find(&self) -> Result<PathBuf> {
-        if let Some(explicit) = &self.explicit {
-            return find_explicit(explicit);
-        }
-        let above = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
-        let environments = self.virtual_env.iter().cloned().chain(above.map(|dir| dir.join(VENV_DIR)));
-        environments
-            .map(|environment| environment.join(IN_ENVIRONMENT).join(FILE))
-            .find_map(|path| std::fs::canonicalize(path).ok())
-            .ok_or_else(|| Error::not_found(format!("the LibTorch engine was not found: {REMEDY}")))
-    }
+    search
+        .environments()
+        .map(|environment| environment.join(IN_ENVIRONMENT).join(FILE))
+        .find_map(|path| std::fs::canonicalize(path).ok())
+        .ok_or_else(|| Error::not_found(format!("the LibTorch engine was not found: {REMEDY}")))
 }
 
 fn find_explicit(path: &Path) -> Result<PathBuf> {
@@ -88,6 +60,14 @@ impl TorchEngine {
         TorchEngine { search }
     }
 
+    /// Where the shim would be loaded from, without loading it.
+    ///
+    /// # Errors
+    /// `NotFound` with the remedy.
+    pub fn find_library(search: &LibrarySearch) -> Result<PathBuf> {
+        find(search)
+    }
+
     /// Where the shim was loaded from, once it was.
     pub fn library(&self) -> Option<PathBuf> {
         LIBRARY.get().map(|library| library.path.clone())
@@ -104,7 +84,7 @@ impl TorchEngine {
         {
             return Ok(library);
         }
-        let path = self.search.find()?;
+        let path = find(&self.search)?;
         let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         let library = match LIBRARY.get() {
             Some(library) => library,

@@ -13,6 +13,7 @@
 mod arena;
 mod batch_plan;
 pub mod layout;
+mod library_search;
 mod schedule_file;
 mod schedule_options;
 mod servable;
@@ -34,6 +35,7 @@ use memory::Region;
 
 pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, Fill, GrowingAxis, InputPlan, OutputPlan, PadRule};
+pub use library_search::LibrarySearch;
 pub use schedule_file::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile};
 pub use schedule_options::{
     BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, Mode, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use base::units::{GIB, MIB};
-use engine_onnx::LibrarySearch;
+use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ParameterHome, Root};
 
 /// Everything `millpond serve` may be told.
@@ -22,7 +22,7 @@ pub struct Config {
     /// Where to look for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
     /// Where to look for LibTorch; it is opened when the first TorchScript model is loaded.
-    pub libtorch: engine_torch::LibrarySearch,
+    pub libtorch: engine::LibrarySearch,
     /// Recordings.
     pub audio: AudioConfig,
     /// Collections, and pictures in them.

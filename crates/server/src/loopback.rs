@@ -54,8 +54,8 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         data: DataConfig { workers: 2, ..DataConfig::default() },
         memory,
         models,
-        onnxruntime: engine_onnx::LibrarySearch::default(),
-        libtorch: engine_torch::LibrarySearch::default(),
+        onnxruntime: engine::LibrarySearch::default(),
+        libtorch: engine::LibrarySearch::default(),
         audio: AudioConfig::default(),
         search: SearchConfig::default(),
     }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use base::{Error, Result};
 use clap::Args;
+use engine_onnx::OnnxEngine;
 
 use crate::BenchEnv;
 use crate::machine::{Machine, NoiseWatch};
@@ -102,7 +103,7 @@ pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     let killed = kills::run(args, &mut subject, &progress)?;
     let memory = args.search_memory.clone();
     drop(progress);
-    let version = env.onnxruntime.find().ok().map(|path| path.display().to_string());
+    let version = OnnxEngine::find_library(&env.onnxruntime).ok().map(|path| path.display().to_string());
     let report = report::Report::new(measured, killed, memory, Machine::look(version), watch.end());
     report.print();
     if let Some(path) = &args.json {

@@ -72,8 +72,8 @@ fn source(layers: &Layers) -> String {
 mod tests {
     use super::*;
     use crate::models::layers::TOLERANCE;
+    use engine::LibrarySearch;
     use engine::{Engine, LoadRequest, SessionOptions};
-    use engine_torch::LibrarySearch;
 
     #[test]
     fn the_method_names_every_parameter() {

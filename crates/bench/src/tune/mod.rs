@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, NamedTensor, Result, units};
 use clap::Args;
+use engine_onnx::OnnxEngine;
 
 use crate::BenchEnv;
 use crate::machine::{Machine, NoiseWatch};
@@ -123,7 +124,8 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     let specs = servers.inputs(Point::sync(cores, 1))?;
     let (requests, described) = requests::requests(&specs, &wishes)?;
     let grid = grid(cores, args.target_p99, requests::mergeable(&specs));
-    let machine = Machine::look(env.onnxruntime.find().ok().as_deref().and_then(library_version));
+    let machine =
+        Machine::look(OnnxEngine::find_library(&env.onnxruntime).ok().as_deref().and_then(library_version));
     let search = identity(args, &subject, &machine, &grid, &requests);
     servers.send(requests);
 

@@ -28,8 +28,8 @@ fn load(target: &Target, scheme: &str, flags: &str) -> Result<Value, String> {
     );
     let env = BenchEnv {
         millpond: "unused".into(),
-        onnxruntime: engine_onnx::LibrarySearch::default(),
-        libtorch: engine_torch::LibrarySearch::default(),
+        onnxruntime: engine::LibrarySearch::default(),
+        libtorch: engine::LibrarySearch::default(),
         audio_data: None,
         cache_dir: dir.path().into(),
         demo_seconds: None,
@@ -95,8 +95,8 @@ fn an_absent_server_is_an_error_at_once() {
     let line = format!("load --model m --url grpc://{} --rate 1", gone.address);
     let env = BenchEnv {
         millpond: "unused".into(),
-        onnxruntime: engine_onnx::LibrarySearch::default(),
-        libtorch: engine_torch::LibrarySearch::default(),
+        onnxruntime: engine::LibrarySearch::default(),
+        libtorch: engine::LibrarySearch::default(),
         audio_data: None,
         cache_dir: "unused".into(),
         demo_seconds: None,

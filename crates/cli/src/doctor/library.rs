@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use engine::Engine;
 use engine_onnx::OnnxEngine;
+use engine_torch::TorchEngine;
 
 use super::{Check, Verdict};
 use crate::serve::{library_search, torch_search};
@@ -29,7 +30,7 @@ pub(super) fn check(explicit: Option<PathBuf>) -> Check {
 /// Finds the LibTorch shim. It is opened only when a TorchScript model is served, so it is not opened here either:
 /// that takes some seconds and hundreds of megabytes.
 pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
-    match torch_search(explicit).find() {
+    match TorchEngine::find_library(&torch_search(explicit)) {
         Ok(path) => Check::new(
             "LibTorch",
             Verdict::Ok,

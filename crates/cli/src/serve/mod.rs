@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use base::ErrorKind;
 use clap::Args;
-use engine_onnx::LibrarySearch;
+use engine::LibrarySearch;
 
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
@@ -75,9 +75,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
 }
 
 /// Where the LibTorch shim is looked for: `explicit`, else what the environment names, else around this process.
-pub(crate) fn torch_search(explicit: Option<PathBuf>) -> engine_torch::LibrarySearch {
+pub(crate) fn torch_search(explicit: Option<PathBuf>) -> engine::LibrarySearch {
     let explicit = explicit.or_else(|| environment::LIBTORCH.path());
-    engine_torch::LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
+    engine::LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
 }
 
 /// Where ONNX Runtime is looked for: `explicit`, else what the environment names, else around this process.

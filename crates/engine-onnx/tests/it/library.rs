@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use base::ErrorKind;
-use engine::Engine;
-use engine_onnx::{LibrarySearch, OnnxEngine};
+use engine::{Engine, LibrarySearch};
+use engine_onnx::OnnxEngine;
 
 use crate::support::{child, onnx, search};
 

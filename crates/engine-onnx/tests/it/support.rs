@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use base::{DType, NamedTensor, Result, Tensor};
-use engine::{BoundTensor, Engine, LoadRequest, Session};
-use engine_onnx::{LibrarySearch, OnnxEngine};
+use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session};
+use engine_onnx::OnnxEngine;
 use memory::{PoolConfig, Rate, SlotPool};
 
 /// Where the library of the tests is.

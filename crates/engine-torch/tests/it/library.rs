@@ -1,8 +1,8 @@
 //! Finding the shim, opening it late, and what needs more than the processor or more trust.
 
 use base::ErrorKind;
-use engine::{Device, Engine, LoadRequest, SessionOptions};
-use engine_torch::{LibrarySearch, TorchEngine};
+use engine::{Device, Engine, LibrarySearch, LoadRequest, SessionOptions};
+use engine_torch::TorchEngine;
 
 use crate::support::{Written, child, search, torch};
 
@@ -17,7 +17,7 @@ fn nothing_is_opened_before_the_first_load() {
     let error = engine.load(&LoadRequest::default()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let nothing = LibrarySearch { start_dirs: vec![dir.path().to_owned()], ..LibrarySearch::default() };
-    assert!(nothing.find().unwrap_err().message().contains("make torch"));
+    assert!(TorchEngine::find_library(&nothing).unwrap_err().message().contains("make torch"));
 }
 
 #[test]
@@ -33,16 +33,16 @@ fn the_order_is_explicit_active_above() {
     let below = dir.path().join("project/target/release");
     std::fs::create_dir_all(&below).unwrap();
     let mut search = LibrarySearch { start_dirs: vec![below], ..LibrarySearch::default() };
-    assert_eq!(search.find().unwrap(), above);
+    assert_eq!(TorchEngine::find_library(&search).unwrap(), above);
     search.virtual_env = Some(dir.path().join("active"));
-    assert_eq!(search.find().unwrap(), active);
+    assert_eq!(TorchEngine::find_library(&search).unwrap(), active);
     for explicit in ["project/.venv", "project/.venv/millpond", "project/.venv/millpond/libmillpond_torch.so"]
     {
         search.explicit = Some(dir.path().join(explicit));
-        assert_eq!(search.find().unwrap(), above);
+        assert_eq!(TorchEngine::find_library(&search).unwrap(), above);
     }
     search.explicit = Some(dir.path().join("project"));
-    assert!(search.find().unwrap_err().message().contains("--libtorch"));
+    assert!(TorchEngine::find_library(&search).unwrap_err().message().contains("--libtorch"));
 }
 
 /// Names the file that the test below is to open, in a process that has none open.
@@ -63,7 +63,7 @@ fn another_file_is_not_the_shim() {
     let nonsense = dir.path().join("libmillpond_torch.so");
     std::fs::write(&nonsense, b"nonsense").unwrap();
     // A library, but none of ours, lies beside the shim.
-    let empty = search().find().unwrap().with_file_name("libtorch.so");
+    let empty = TorchEngine::find_library(&search()).unwrap().with_file_name("libtorch.so");
     for path in [nonsense, empty] {
         child("library::another_file_is_not_the_shim", OTHER, path.as_os_str());
     }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use base::{NamedTensor, Result, Tensor};
-use engine::{Arena, Engine, LoadRequest, Session, SessionOptions, SignatureFile, TensorText};
+use engine::{Arena, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText};
+use engine_torch::TorchEngine;
 use engine_torch::build::{self, Parameter};
-use engine_torch::{LibrarySearch, TorchEngine};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 
 /// Where the shim of the tests is.
@@ -20,7 +20,8 @@ pub(crate) fn search() -> LibrarySearch {
 
 /// The engine, which finds its library.
 pub(crate) fn torch() -> TorchEngine {
-    search().find().unwrap_or_else(|e| panic!("these tests need LibTorch, run `make torch`: {e}"));
+    TorchEngine::find_library(&search())
+        .unwrap_or_else(|e| panic!("these tests need LibTorch, run `make torch`: {e}"));
     TorchEngine::new(search())
 }
 

@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicBool;
 
 use base::{DType, Dim, NamedTensor, Tensor};
 use engine::layout::{Artifact, Manifest};
-use engine::{BoundTensor, Engine, LoadRequest, Session};
+use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session};
 use memory::{Chunk, ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 
 use super::super::build::{ModelBuilder, Node};
 use super::super::{WriteOptions, convert_into, encode};
 use super::scratch;
-use crate::{LibrarySearch, OnnxEngine};
+use crate::OnnxEngine;
 
 const SIDE: usize = 64;
 
