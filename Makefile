@@ -80,6 +80,12 @@ $(CACHE)/recognisers/ready: $(RECOGNISER_SOURCES) $(CACHE)/audio/clips/ready .ve
 		--templates recognisers --to $(CACHE)/recognisers --parts $(CACHE)/audio/parts
 	@touch $@
 
+# A compiled package for the LibTorch engine's tests: native code, so it is made on the machine that runs it.
+TORCH_PACKAGE := $(CURDIR)/$(CACHE)/torch-package/model.pt2
+$(TORCH_PACKAGE): scripts/compile_package.py scripts/torch_python.sh .venv-audio/ready .venv/torch-packages
+	$(call say,A compiled package: $@)
+	@scripts/torch_python.sh .venv-audio/bin/python scripts/compile_package.py --to $@
+
 # The vector engines that `bench vectors` compares with.
 $(CACHE)/peers/ready: bench/peers/requirements.txt | system
 	$(call say,Python environment of the vector engines to compare with: $(CACHE)/peers)
@@ -140,9 +146,9 @@ test: test-rust test-clients test-page test-audio test-bench ## everything that 
 	$(call say,all tests passed)
 
 .PHONY: test-rust
-test-rust: .venv/ready .venv/torch-ready $(CACHE)/models/ready
+test-rust: .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(CACHE)/models/ready
 	$(call say,Rust tests)
-	cargo test --workspace --locked
+	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
 .PHONY: test-clients
 test-clients: build .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready

@@ -31,11 +31,11 @@ if [ ! -f "$stubs/ready" ]; then
     mkdir -p "$stubs/python"
     # Function symbols of the stand-ins stay unresolved until they are called, which is never.
     printf 'import os, sys\n\nsys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)\n' >"$stubs/python/sitecustomize.py"
-    for package in torch torchgen nvidia; do
-        ln -sfn "$site/$package" "$stubs/python/$package"
-    done
     touch "$stubs/ready"
 fi
+for package in torch torchgen functorch nvidia; do
+    [ -e "$stubs/python/$package" ] || ln -sfn "$site/$package" "$stubs/python/$package"
+done
 
 export LD_LIBRARY_PATH="$stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export PYTHONPATH="$stubs/python${PYTHONPATH:+:$PYTHONPATH}"

@@ -1,6 +1,6 @@
-//! A compiled package. Only a machine with the whole of PyTorch and a compiler makes one, and it holds native code for
-//! that machine, so it is not among the tests' files: `MILLPOND_TEST_PACKAGE` names one of
-//! `relu(linear(x)), x.sum(1)` for x of [n, 4], all weights 0.5 and biases 1, and without it nothing is tested here.
+//! A compiled package. It holds native code for one machine, so it is not among the tests' files: `make test-rust` compiles
+//! one (`scripts/compile_package.py`), and `MILLPOND_TEST_PACKAGE` names it. It has `relu(linear(x)), x.sum(1)` for x of
+//! [n, 4], all weights 0.5 and biases 1; without it nothing is tested here.
 
 use base::ErrorKind;
 use engine::{Engine, LoadRequest, SessionOptions, SignatureFile};
@@ -10,7 +10,7 @@ use crate::support::{floats, text, torch};
 #[test]
 fn a_package_runs_where_it_is_trusted() {
     let Some(graph) = std::env::var_os("MILLPOND_TEST_PACKAGE") else {
-        eprintln!("SKIPPED: MILLPOND_TEST_PACKAGE names no compiled package");
+        eprintln!("SKIPPED: MILLPOND_TEST_PACKAGE names no compiled package; run make test-rust");
         return;
     };
     let load = |trusted, signature| {
