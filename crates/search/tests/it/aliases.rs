@@ -84,6 +84,9 @@ fn an_alias_goes_over_without_losing_a_write() {
                 }
             });
         }
+        while ids(&old).len() < BURST as usize {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         loop {
             let seen = old.generation();
             let there = ids(&new);
