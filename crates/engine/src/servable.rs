@@ -1,7 +1,8 @@
 //! A version that can answer: what `lifecycle` publishes and `schedule` runs.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use base::{NamedTensor, Result, Signature, VersionId};
@@ -24,10 +25,28 @@ pub struct Servable {
     pub threads_per_run: usize,
     /// The section `[recogniser]` of the model's settings, as text; whoever serves recordings reads it.
     pub recogniser: Option<Arc<str>>,
-    session: Box<dyn Session>,
+    instance: u64,
+    session: Arc<dyn Session>,
     signature: Signature,
     schedule: ScheduleOptions,
     plan: BatchPlan,
+}
+
+/// Numbers for [`Servable::instance`].
+static INSTANCES: AtomicU64 = AtomicU64::new(0);
+
+fn next_instance() -> u64 {
+    INSTANCES.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The signature with the inputs that the server fills made optional, and what merging means for it.
+fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signature, BatchPlan)> {
+    let mut signature = session.signature().clone();
+    let plan = BatchPlan::new(&signature, schedule)?;
+    for (spec, input) in signature.inputs.iter_mut().zip(&plan.inputs) {
+        spec.optional |= input.fill.is_some();
+    }
+    Ok((signature, plan))
 }
 
 impl Servable {
@@ -42,11 +61,7 @@ impl Servable {
         session: Box<dyn Session>,
         (schedule, threads): (ScheduleOptions, &SessionOptions),
     ) -> Result<Servable> {
-        let mut signature = session.signature().clone();
-        let plan = BatchPlan::new(&signature, &schedule)?;
-        for (spec, input) in signature.inputs.iter_mut().zip(&plan.inputs) {
-            spec.optional |= input.fill.is_some();
-        }
+        let (signature, plan) = planned(&*session, &schedule)?;
         Ok(Servable {
             id,
             engine,
@@ -54,7 +69,8 @@ impl Servable {
             ready_at: SystemTime::now(),
             threads_per_run: threads.intra_op_threads.max(1),
             recogniser: None,
-            session,
+            instance: next_instance(),
+            session: Arc::from(session),
             signature,
             schedule,
             plan,
@@ -64,6 +80,43 @@ impl Servable {
     /// The same with what the model's settings say of recordings.
     pub fn with_recogniser(self, recogniser: Option<Arc<str>>) -> Servable {
         Servable { recogniser, ..self }
+    }
+
+    /// The same loaded version under other settings. Session and parameters are shared, nothing is loaded; requests that
+    /// hold `self` end under the settings under which they came.
+    ///
+    /// # Errors
+    /// Those of [`BatchPlan::new`].
+    pub fn with_settings(&self, schedule: ScheduleOptions, recogniser: Option<Arc<str>>) -> Result<Servable> {
+        let (signature, plan) = planned(&*self.session, &schedule)?;
+        Ok(Servable {
+            id: self.id.clone(),
+            engine: self.engine,
+            parameter_bytes: self.parameter_bytes,
+            ready_at: self.ready_at,
+            threads_per_run: self.threads_per_run,
+            recogniser,
+            instance: next_instance(),
+            session: self.session.clone(),
+            signature,
+            schedule,
+            plan,
+        })
+    }
+
+    /// A number that no other servable of this process has: another load, or other settings, is another instance.
+    pub fn instance(&self) -> u64 {
+        self.instance
+    }
+
+    /// Whether other servables use the same session, so that dropping this one does not release it.
+    pub fn shares_session(&self) -> bool {
+        Arc::strong_count(&self.session) > 1
+    }
+
+    /// The session, to see whether it is still there. Not to be upgraded: whoever drops the last holder releases it.
+    pub fn session_watch(&self) -> Weak<dyn Session> {
+        Arc::downgrade(&self.session)
     }
 
     /// Whether runs of it leave state behind; see [`Session::stateful`].
@@ -87,7 +140,8 @@ impl Servable {
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,
             recogniser: self.recogniser.clone(),
-            session: Box::new(StreamSession::new(self, carried, lanes)?),
+            instance: next_instance(),
+            session: Arc::new(StreamSession::new(self, carried, lanes)?),
             signature: self.signature.clone(),
             schedule: ScheduleOptions { mode: Mode::Sync, max_batch: usize::MAX, ..self.schedule.clone() },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },

@@ -86,6 +86,7 @@ impl Lifecycle {
             observer,
             ledger,
             retries: Retries { max: config.retries, interval: config.retry_interval },
+            threads_max: config.threads_max,
             home: config.home,
             pool_bytes_max: store.pool().stats().bytes_max,
             swap_reserve: config.swap_reserve,

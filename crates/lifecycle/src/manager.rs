@@ -5,6 +5,7 @@ mod backing;
 mod load;
 mod looked;
 mod model;
+mod settle;
 mod stop;
 mod unload;
 
@@ -63,6 +64,8 @@ pub(crate) struct Gear {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
     retries: Retries,
+    /// Inference threads of the server.
+    threads_max: usize,
     /// Loads that wait for a thread.
     queue: VecDeque<VersionId>,
     retired: Sender<Retired>,
@@ -94,6 +97,7 @@ pub(crate) struct Setup {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) retries: Retries,
+    pub(crate) threads_max: usize,
     pub(crate) home: ParameterHome,
     pub(crate) pool_bytes_max: u64,
     pub(crate) swap_reserve: Option<u64>,
@@ -102,9 +106,19 @@ pub(crate) struct Setup {
 
 impl Manager {
     pub(crate) fn new(setup: Setup, wires: Wires) -> Manager {
-        let Setup { catalog, observer, ledger, retries, home, pool_bytes_max, swap_reserve, settled } = setup;
+        let Setup {
+            catalog,
+            observer,
+            ledger,
+            retries,
+            threads_max,
+            home,
+            pool_bytes_max,
+            swap_reserve,
+            settled,
+        } = setup;
         let (queue, backlog) = (VecDeque::new(), VecDeque::new());
-        let gear = Gear { observer, ledger, retries, queue, retired: wires.retired, backlog };
+        let gear = Gear { observer, ledger, retries, threads_max, queue, retired: wires.retired, backlog };
         let bytes_max = if home == ParameterHome::Pool { pool_bytes_max } else { 0 };
         Manager {
             catalog,

@@ -87,7 +87,13 @@ pub(crate) struct Fresh {
 pub(crate) struct Retired {
     pub(crate) id: VersionId,
     pub(crate) servable: Arc<Servable>,
+    /// `None` where its session serves on under other settings.
+    pub(crate) release: Option<Release>,
+    pub(crate) since: Instant,
+}
+
+/// What goes with a session.
+pub(crate) struct Release {
     pub(crate) converted: Option<Converted>,
     pub(crate) releasing: Releasing,
-    pub(crate) since: Instant,
 }

@@ -56,7 +56,7 @@ pub struct VersionStatus {
     /// Why it is there, where that needs saying: why it failed, what it waits for.
     pub reason: Option<String>,
     /// Something worth knowing that does not stop it: its files changed since it was loaded, its generated
-    /// warm-up was refused, it is being reloaded.
+    /// warm-up was refused, it is being reloaded, it cannot take the model's new settings over.
     pub note: Option<String>,
     /// Bytes of its parameters in regions of ours; 0 while it is not loaded.
     pub parameter_bytes: u64,
@@ -169,6 +169,13 @@ pub enum Event {
     Swapped(SwapReport),
     /// The last holder of a retired version took longer than [`crate::DRAIN_LONG`] to let go; it is waited for.
     DrainSlow {
+        /// The model.
+        model: Arc<str>,
+        /// The version.
+        version: u64,
+    },
+    /// A ready version has taken over changed settings without being loaded again.
+    Settled {
         /// The model.
         model: Arc<str>,
         /// The version.

@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use engine::Servable;
 
 use crate::DRAIN_LONG;
-use crate::message::{Message, Retired};
+use crate::message::{Message, Release, Retired};
 
 /// Time between two looks at retired versions that are still in use.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
@@ -69,12 +69,19 @@ impl Unloader {
 
     fn try_release(&self, one: Draining) -> Option<Draining> {
         let Draining { retired, mut reported } = one;
-        let Retired { id, servable, converted, releasing, since } = retired;
-        match Arc::try_unwrap(servable) {
-            Ok(servable) => {
+        let Retired { id, servable, release, since } = retired;
+        // Those with other settings around the same session come here as well, and go first.
+        let shared = release.is_some() && servable.shares_session();
+        let servable = if shared { Err(servable) } else { Arc::try_unwrap(servable) };
+        match (servable, release) {
+            (Ok(servable), None) => {
+                drop(servable);
+                None
+            }
+            (Ok(servable), Some(Release { converted, releasing })) => {
                 let drain = since.elapsed();
                 let started = Instant::now();
-                release(&id, servable);
+                drop_session(&id, servable);
                 drop(releasing);
                 let unload = started.elapsed();
                 drop(converted);
@@ -82,19 +89,18 @@ impl Unloader {
                 let _ = self.out.send(Message::Released { id, drain, unload });
                 None
             }
-            Err(servable) => {
+            (Err(servable), release) => {
                 if !reported && since.elapsed() > DRAIN_LONG {
                     reported = true;
                     let _ = self.out.send(Message::DrainSlow { id: id.clone() });
                 }
-                let retired = Retired { id, servable, converted, releasing, since };
-                Some(Draining { retired, reported })
+                Some(Draining { retired: Retired { id, servable, release, since }, reported })
             }
         }
     }
 }
 
-fn release(id: &VersionId, servable: Servable) {
+fn drop_session(id: &VersionId, servable: Servable) {
     if catch_unwind(AssertUnwindSafe(|| drop(servable))).is_err() {
         tracing::error!(model = %id.model, version = id.version, "releasing it panicked");
     }

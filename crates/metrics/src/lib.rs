@@ -127,6 +127,8 @@ pub struct Metrics {
     pub swaps: Family<ModelLabels, Counter>,
     /// Loads that failed.
     pub load_failures: Family<ModelLabels, Counter>,
+    /// Settings that ready versions took over without a load.
+    pub settings_taken_over: Family<ModelLabels, Counter>,
     /// Seconds of the last load, warm-up, drain and unload.
     pub swap_last_seconds: Family<SwapLabels, Seconds>,
     /// Sums of the same.
@@ -186,6 +188,7 @@ impl Default for Metrics {
             model_state: Family::default(),
             swaps: Family::default(),
             load_failures: Family::default(),
+            settings_taken_over: Family::default(),
             swap_last_seconds: Family::default(),
             swap_seconds: Family::default(),
             loader_minor_faults: Family::default(),
@@ -242,6 +245,11 @@ impl Metrics {
         let r = &mut self.registry;
         r.register("swaps", "Versions published in place of another", self.swaps.clone());
         r.register("load_failures", "Loads that failed", self.load_failures.clone());
+        r.register(
+            "settings_taken_over",
+            "Changes of settings that ready versions took over without a load",
+            self.settings_taken_over.clone(),
+        );
         r.register_with_unit(
             "swap_last",
             "Duration of the last swap's steps",

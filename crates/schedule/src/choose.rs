@@ -113,7 +113,7 @@ impl ModelQueue {
     ) -> Result<Group, Instant> {
         let servable = self.at(head).servable.clone();
         let (options, plan) = (servable.schedule(), servable.plan());
-        let misfit = self.misfit.contains(&servable.id.version);
+        let misfit = self.misfit.contains(&servable.instance());
         let mergeable = options.mode == Mode::Async && plan.batchable && options.max_batch > 1;
         if !mergeable || self.at(head).form.is_none() || misfit {
             let form = self.at(head).form.clone().filter(|_| !misfit);

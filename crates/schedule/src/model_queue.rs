@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use engine::Servable;
+use engine::Session;
 
 use crate::cost::ModelCost;
 use crate::entry::{Dead, Entry};
 use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot};
 
-/// Versions remembered as not to be merged.
+/// Instances of versions remembered as not to be merged.
 const MISFITS_MAX: usize = 16;
 
 /// How long those whose client has gone may take a place in the queue. They are not run in any case; only looking at all
@@ -20,8 +20,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// What a run has shown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
-    /// Version that ran.
-    pub(crate) version: u64,
+    /// Instance that ran.
+    pub(crate) instance: u64,
     /// Its model's weight.
     pub(crate) weight: u32,
     /// What was charged in advance, in microseconds.
@@ -59,8 +59,9 @@ pub(crate) struct ModelQueue {
     due: Option<Instant>,
     /// When all that wait were last looked at.
     looked: Option<Instant>,
-    servable: Weak<Servable>,
-    /// Versions whose requests are not merged, because their outputs could not be cut apart.
+    /// That of the version asked last.
+    session: Option<Weak<dyn Session>>,
+    /// Instances whose requests are not merged, because their outputs could not be cut apart.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
     /// Time used, divided by the weight: the model with the least goes first.
@@ -80,7 +81,7 @@ impl ModelQueue {
             queued: 0,
             due: None,
             looked: None,
-            servable: Weak::new(),
+            session: None,
             misfit: Vec::new(),
             cost: ModelCost::default(),
             used: 0.0,
@@ -96,10 +97,12 @@ impl ModelQueue {
         self.queued
     }
 
-    /// Whether nothing waits or runs and the last version it served is gone. Nothing is upgraded here: a version
+    /// Whether nothing waits or runs and the last version it served is released. Nothing is upgraded here: a version
     /// must be dropped on an unload thread only.
     pub(crate) fn gone(&self) -> bool {
-        self.queued == 0 && self.running == 0 && self.servable.strong_count() == 0
+        self.queued == 0
+            && self.running == 0
+            && self.session.as_ref().is_none_or(|session| session.strong_count() == 0)
     }
 
     /// Takes the entries of one request, or says how many wait when the model's or their level's queue
@@ -129,7 +132,7 @@ impl ModelQueue {
             return Err(limit);
         }
         self.counts.mode = options.mode;
-        self.servable = Arc::downgrade(&first.servable);
+        self.session = Some(first.servable.session_watch());
         self.queued += entries.len();
         self.due = self.due.into_iter().chain([first.deadline]).min();
         self.levels[level].extend(entries);
@@ -179,11 +182,11 @@ impl ModelQueue {
                 None => self.cost.add_padded(elements, us),
             }
         }
-        if ran.misfit && !self.misfit.contains(&ran.version) {
+        if ran.misfit && !self.misfit.contains(&ran.instance) {
             if self.misfit.len() >= MISFITS_MAX {
                 self.misfit.remove(0);
             }
-            self.misfit.push(ran.version);
+            self.misfit.push(ran.instance);
         }
         let counts = &mut self.counts;
         counts.requests += ran.requests as u64;

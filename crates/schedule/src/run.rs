@@ -32,7 +32,7 @@ pub(crate) fn run(work: Batch) -> Ran {
     let meter = Meter::start(&servable);
     let (answers, mut ran) = answer(&servable, &entries, form.as_ref());
     ran.time = meter.stop();
-    (ran.charge, ran.version, ran.weight) = (charge, servable.id.version, servable.schedule().weight);
+    (ran.charge, ran.instance, ran.weight) = (charge, servable.instance(), servable.schedule().weight);
     let compute = started.elapsed();
     deliver(servable, entries, answers, (started, compute, ran.items));
     ran

@@ -33,6 +33,9 @@ impl Observer for MetricsObserver {
                 metrics.loader_read_bytes.get_or_create(&labels).inc_by(cost.bytes_read);
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
             }
+            Event::Settled { model, .. } => {
+                self.metrics.settings_taken_over.get_or_create(&ModelLabels { model: model.clone() }).inc();
+            }
             Event::Swapped(report) => self.swapped(report),
             _ => {}
         }

@@ -1,6 +1,7 @@
-//! One server with one model under a name for each arm.
+//! One server with one model, whose settings change from arm to arm.
 
-use std::path::Path;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,14 @@ use crate::wire::{Api, Door};
 
 /// The file beside a model's versions that says how it is scheduled.
 pub(crate) const SETTINGS_FILE: &str = "millpond.toml";
+/// The server looks for changed settings this often.
+const POLL: &str = "50ms";
+/// Settings are taken over within this time, or never.
+const SWITCH_MAX: Duration = Duration::from_secs(20);
+/// Time between two looks whether they are.
+const SWITCH_PAUSE: Duration = Duration::from_millis(20);
+/// What counts them.
+const TAKEN_OVER: &str = "millpond_settings_taken_over_total";
 /// Connections are made in this time.
 const LEAD_IN: Duration = Duration::from_millis(100);
 /// Left out at the start of each measurement.
@@ -34,32 +43,31 @@ const ACQUAINTANCE_CLIENTS: usize = 32;
 pub(super) struct Arms<'a> {
     args: &'a BatchArgs,
     model: Model,
+    dir: PathBuf,
     server: ServerProcess,
     answers: Arc<Answers>,
-    doors: Vec<(Arm, Template, Arc<[Bytes]>)>,
+    template: Template,
+    bodies: Arc<[Bytes]>,
     round: usize,
+    /// Whose settings hold.
+    current: Cell<Option<Arm>>,
 }
 
 impl<'a> Arms<'a> {
-    /// Publishes the model once for each arm and starts the server. What the engine makes of the weights lies
-    /// elsewhere for each arm, and where it lies shows in its speed; so the order in which arms load, which is that of
-    /// their names, goes round with the `round`.
+    /// Publishes the model and starts the server. All arms use the one loaded session: what the engine makes of the weights
+    /// lies where it lies for all of them, and where it lies shows in its speed.
     pub(super) fn start(
         args: &'a BatchArgs,
         env: &BenchEnv,
         workload: &Workload,
         round: usize,
     ) -> Result<Arms<'a>> {
-        let (model, order) = (workload.model, Order { arms: &args.arms, round });
-        let root = env.cache_dir.join("run").join("batch").join(model.name());
-        cache::fresh(&root)?;
-        let mut server_args = Vec::new();
-        for &arm in &args.arms {
-            let name = order.served_name(model, arm);
-            let dir = root.join(&name);
-            publish(&workload.artifact, &dir, &settings(model, arm, args))?;
-            server_args.push(format!("{name}={}", dir.display()));
-        }
+        let model = workload.model;
+        let dir = env.cache_dir.join("run").join("batch").join(model.name());
+        let first = args.arms.first().copied();
+        publish(&workload.artifact, &dir, &settings(model, first.unwrap_or(Arm::Sync), args))?;
+        let mut server_args =
+            vec![format!("{}={}", model.name(), dir.display()), "--poll".into(), POLL.into()];
         server_args.extend(args.server_arg.iter().cloned());
         let plan = ServerPlan {
             name: format!("batch-{}", model.name()),
@@ -69,13 +77,31 @@ impl<'a> Arms<'a> {
             ports: None,
         };
         let server = ServerProcess::start(env, &plan)?;
-        let door = |&arm: &Arm| {
-            let door = Door { endpoint: server.grpc(), api: Api::Oip, model: order.served_name(model, arm) };
-            let encoded = door.encode(&workload.requests)?;
-            Ok((arm, encoded.template, encoded.bodies.into()))
-        };
-        let doors = args.arms.iter().map(door).collect::<Result<_>>()?;
-        Ok(Arms { args, model, server, answers: workload.answers.clone(), doors, round })
+        let door = Door { endpoint: server.grpc(), api: Api::Oip, model: model.name().to_owned() };
+        let encoded = door.encode(&workload.requests)?;
+        let (template, bodies) = (encoded.template, encoded.bodies.into());
+        let (answers, current) = (workload.answers.clone(), Cell::new(first));
+        Ok(Arms { args, model, dir, server, answers, template, bodies, round, current })
+    }
+
+    /// Has the server take over the settings of `arm`.
+    fn switch(&self, arm: Arm) -> Result<()> {
+        if self.current.get() == Some(arm) {
+            return Ok(());
+        }
+        let taken = || Ok(self.server.metrics()?.sum(TAKEN_OVER, &[("model", self.model.name())]));
+        let before = taken()?;
+        write_settings(&self.dir, &settings(self.model, arm, self.args))?;
+        let started = Instant::now();
+        while taken()? <= before {
+            if started.elapsed() > SWITCH_MAX {
+                let what = format!("the server did not take over the settings of {}", arm.name());
+                return Err(Error::deadline(format!("{what}; its log: {}", self.server.log().display())));
+            }
+            std::thread::sleep(SWITCH_PAUSE);
+        }
+        self.current.set(Some(arm));
+        Ok(())
     }
 
     /// Asks every arm for a while, unmeasured.
@@ -87,22 +113,17 @@ impl<'a> Arms<'a> {
 
     /// One measurement of `time`.
     pub(super) fn measure(&self, arm: Arm, clients: usize, time: Duration) -> Result<Turn> {
-        let (_, template, bodies) = self
-            .doors
-            .iter()
-            .find(|(own, ..)| *own == arm)
-            .ok_or_else(|| Error::internal("the arm is not served"))?;
+        self.switch(arm)?;
         let end = WARM_UP + time;
         let pace = Pace::Closed { clients };
-        let mut plan = Plan::new(self.server.grpc(), template.clone(), bodies.clone(), pace, end);
+        let mut plan = Plan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, end);
         let before = self.server.metrics()?;
         plan.start = Instant::now() + LEAD_IN;
         let window = Arc::new(Window::new(WARM_UP, end));
         let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (self.answers.clone(), window.clone());
         drive(&plan, &judge, &sink)?;
         let after = self.server.metrics()?;
-        let name = Order { arms: &self.args.arms, round: self.round }.served_name(self.model, arm);
-        let runs = Runs::between(&before, &after, &name);
+        let runs = Runs::between(&before, &after, self.model.name());
         Ok(Turn {
             arm,
             clients,
@@ -154,21 +175,6 @@ impl Runs {
     }
 }
 
-/// In which order the arms load.
-struct Order<'a> {
-    arms: &'a [Arm],
-    round: usize,
-}
-
-impl Order<'_> {
-    /// The name under which `arm` serves `model`; models load in the order of their names.
-    fn served_name(&self, model: Model, arm: Arm) -> String {
-        let count = self.arms.len().max(1);
-        let place = self.arms.iter().position(|&own| own == arm).unwrap_or(0);
-        format!("{}-{}-{}", model.name(), (place + self.round) % count, arm.name())
-    }
-}
-
 /// The arm's `millpond.toml`.
 fn settings(model: Model, arm: Arm, args: &BatchArgs) -> String {
     let schedule = match arm {
@@ -184,9 +190,15 @@ fn settings(model: Model, arm: Arm, args: &BatchArgs) -> String {
 /// Makes version 1 of a model at `dir` from `artifact`, with `settings` beside it.
 pub(crate) fn publish(artifact: &Path, dir: &Path, settings: &str) -> Result<()> {
     cache::fresh(dir)?;
-    let path = dir.join(SETTINGS_FILE);
-    std::fs::write(&path, settings).map_err(|e| Error::io(&path, &e))?;
+    write_settings(dir, settings)?;
     cache::publish_link(artifact, dir, 1)
+}
+
+/// Puts `settings` in place at once, so that the server never reads half of them.
+fn write_settings(dir: &Path, settings: &str) -> Result<()> {
+    let (aside, path) = (dir.join(".settings"), dir.join(SETTINGS_FILE));
+    std::fs::write(&aside, settings).map_err(|e| Error::io(&aside, &e))?;
+    std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! `bench batch`: what merging requests brings, and whether it ever costs.
 //!
-//! One server serves the same version of a model under three names that differ only in their `[schedule]`: each
-//! request alone, requests of equal shape merged, requests of similar shape padded and merged. Clients that wait
-//! for their answers ask one of them at a time; the arms take turns, so that what the machine does meanwhile falls
-//! on all of them, and each figure is the median of its rounds. Every answer is compared with that of the model
-//! run alone in this process.
+//! One server serves a model whose `[schedule]` changes from turn to turn: each request alone, requests of equal shape
+//! merged, requests of similar shape padded and merged. The loaded session is the same for all of them, because where it
+//! lies in memory moves its speed by several percent. The arms take turns, so that what the machine does meanwhile falls
+//! on all of them. Clients wait for their answers. Every answer is compared with that of the model run alone in this
+//! process.
 
 mod arm;
 mod point;
@@ -41,7 +41,7 @@ const QUICK_CLIENTS: [usize; 2] = [1, 8];
 ///
 /// Arms: sync runs each request alone; async merges waiting requests of equal shape; padding also merges requests
 /// of similar shape, padded to the largest, and cuts the answers back. All arms of a model are served by one
-/// server from the same version; each round measures every arm once. Over gRPC on this machine, one item a
+/// server from one loaded session, whose schedule changes from turn to turn. Over gRPC on this machine, one item a
 /// request; each client waits for its answer before it asks again.
 ///
 /// Models: small is a ranking model whose layers exceed the L2 cache; ocr is the PP-OCR text recogniser on lines of

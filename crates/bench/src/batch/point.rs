@@ -89,8 +89,7 @@ impl Turn {
 }
 
 /// One point of an arm's curve. Each figure is the mean over the rounds of the median over a round's turns: the median
-/// keeps a hiccup of the machine out, and as arms change places from round to round, what a place is worth is in the mean
-/// of each once.
+/// keeps a hiccup of the machine out, and each round has a server, and so a session in memory, of its own.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Point {
     pub(super) clients: usize,

@@ -27,7 +27,8 @@ use settings::Settings;
 A directory with numbered version directories is a model, named after it unless NAME= is given; any other
 directory is a root, whose subdirectories are models. New versions and new models of a root are picked up while
 serving; --versions and --transition hold for the models that are there at the start. A millpond.toml beside a
-model's versions has the last word about that model.
+model's versions has the last word about that model; when its [schedule] changes, the version that serves takes it
+over without a load.
 
 The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio] and [search] hold the
 flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions,

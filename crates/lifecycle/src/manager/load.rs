@@ -146,8 +146,10 @@ impl Model {
     fn serve(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Fresh { servable, converted, fingerprint, cost, note } = fresh;
-        let old = version.serving.replace(Serving { servable, converted, fingerprint });
+        let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
         (version.failure, version.note) = (None, note);
+        // They may have changed while it was loaded.
+        self.settle(gear);
         self.publish();
         gear.set_state(self, number, State::Ready, None);
         let loaded = Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };

@@ -34,14 +34,19 @@ impl Manager {
             Model::new(base.clone(), self.catalog.add(&name))
         });
         model.gone = false;
-        model.configure(&base, &settings);
+        model.configure(&mut self.gear, &base, &settings);
         model.see(&self.gear, versions);
     }
 }
 
 impl Model {
     /// Takes over new settings; wrong ones are told and change nothing.
-    fn configure(&mut self, base: &crate::ModelConfig, settings: &Result<Option<ModelFile>, String>) {
+    fn configure(
+        &mut self,
+        gear: &mut Gear,
+        base: &crate::ModelConfig,
+        settings: &Result<Option<ModelFile>, String>,
+    ) {
         let settings = settings.as_ref().map_err(String::clone).and_then(|file| match file {
             None => Ok(base.clone()),
             Some(file) => file.apply(base).map_err(|error| {
@@ -63,6 +68,7 @@ impl Model {
         if config != self.config {
             tracing::info!(model = %self.name, ?config, "settings changed");
             self.config = config;
+            self.settle(gear);
             self.publish();
         }
     }

@@ -74,6 +74,18 @@ pub(crate) struct Serving {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
     pub(crate) fingerprint: Fingerprint,
+    /// Why it does not take the model's settings over; it serves with those it has.
+    pub(crate) unsettled: Option<String>,
+}
+
+impl Serving {
+    pub(crate) fn new(
+        servable: Arc<Servable>,
+        converted: Option<Converted>,
+        fingerprint: Fingerprint,
+    ) -> Serving {
+        Serving { servable, converted, fingerprint, unsettled: None }
+    }
 }
 
 /// A load that is queued or under way.
@@ -298,11 +310,12 @@ fn status(number: u64, version: &Version) -> VersionStatus {
     };
     let again =
         || (version.serving.is_some() && version.load.is_some()).then(|| "being loaded again".to_owned());
+    let unsettled = || version.serving.as_ref()?.unsettled.clone();
     VersionStatus {
         version: number,
         state: version.state,
         reason: version.reason.clone(),
-        note: again().or_else(changed).or_else(|| version.note.clone()),
+        note: again().or_else(changed).or_else(unsettled).or_else(|| version.note.clone()),
         parameter_bytes: version.serving.as_ref().map_or(0, |serving| serving.servable.parameter_bytes),
         since: version.since,
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Gear;
 use super::model::{Model, Serving, Vacated};
-use crate::message::{Fresh, Retired};
+use crate::message::{Fresh, Release, Retired};
 use crate::status::{LoadCost, SwapReport};
 use crate::{Event, State, Transition};
 
@@ -32,17 +32,17 @@ impl Model {
         let Some(version) = self.versions.get_mut(&number) else { return };
         version.draining.push(successor);
         let Serving { servable, converted, .. } = serving;
-        let releasing = gear.ledger.releasing();
-        gear.retire(Retired { id, servable, converted, releasing, since: Instant::now() });
+        let release = Some(Release { converted, releasing: gear.ledger.releasing() });
+        gear.retire(Retired { id, servable, release, since: Instant::now() });
     }
 
     /// A version became able to answer after it had become unwanted.
     pub(super) fn discard(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
-        let Fresh { servable, converted, fingerprint, .. } = fresh;
+        let serving = Serving::new(fresh.servable, fresh.converted, fresh.fingerprint);
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
             gear.set_state(self, number, State::Draining, None);
         }
-        self.retire(gear, number, Serving { servable, converted, fingerprint }, None);
+        self.retire(gear, number, serving, None);
     }
 
     pub(super) fn released(&mut self, gear: &mut Gear, number: u64, drain: Duration, unload: Duration) {

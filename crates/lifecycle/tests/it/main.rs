@@ -13,6 +13,7 @@ mod policies;
 mod refusals;
 mod retries;
 mod settings;
+mod settling;
 mod shutdown;
 mod swaps;
 mod warming;

@@ -59,7 +59,7 @@ fn a_models_schedule_is_laid_over_the_servers() {
         ..ScheduleOptions::default()
     };
     assert_eq!(schedule(), wanted);
-    // What contradicts is told and changes nothing; what is mended holds from the next load.
+    // What contradicts is told and changes nothing; what is mended holds from the next look.
     world.settings("m", "[schedule]\npreferred-batch-sizes = [9]");
     eventually("the error shows", || world.status("m").unwrap().error.is_some());
     let error = world.status("m").unwrap().error.unwrap();
@@ -72,6 +72,7 @@ fn a_models_schedule_is_laid_over_the_servers() {
     assert_eq!(schedule(), wanted);
     world.settings("m", "[schedule]\nweight = 3");
     eventually("the error goes", || world.status("m").unwrap().error.is_none());
+    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, Mode::Sync));
     world.load("m", again()).unwrap();
     assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, Mode::Sync));
 }

@@ -5,6 +5,7 @@
 mod merging;
 mod order;
 mod rows;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,6 +27,9 @@ impl Gate {
     fn open(&self) {
         *self.open.lock().unwrap() = true;
         self.changed.notify_all();
+    }
+    fn close(&self) {
+        *self.open.lock().unwrap() = false;
     }
     fn pass(&self) {
         let mut open = self.open.lock().unwrap();

@@ -1,0 +1,60 @@
+//! Settings that change while requests wait.
+
+use std::sync::Arc;
+
+use engine::{ScheduleOptions, Servable};
+
+use crate::rows::{Bench, Kind, Rows, merging, model, ok, padding, x};
+
+/// The same session under other settings.
+fn under(servable: &Servable, options: ScheduleOptions) -> Arc<Servable> {
+    Arc::new(servable.with_settings(options, None).unwrap())
+}
+
+/// Has one worker run `requests` that waited together, behind one of their own that made them wait, and gives the runs.
+fn waited(bench: &Bench, rows: &Rows, requests: &[(&Arc<Servable>, usize)]) -> Vec<(usize, usize)> {
+    let before = rows.runs().len();
+    rows.gate.close();
+    bench.ask(100, requests[0].0, x(1, 2, 0.0));
+    rows.wait_running(before + 1);
+    for (tag, (servable, columns)) in requests.iter().enumerate() {
+        bench.ask(tag, servable, x(1, *columns, 1.0));
+    }
+    rows.gate.open();
+    for answer in bench.answers(requests.len() + 1).iter().filter(|answer| answer.0 < 100) {
+        let (servable, columns) = requests[answer.0];
+        assert_eq!(ok(answer), servable_alone(servable, columns), "request {}", answer.0);
+    }
+    rows.runs()[before + 1..].iter().copied().filter(|&(_, columns)| columns > 2).collect()
+}
+
+fn servable_alone(servable: &Servable, columns: usize) -> Vec<base::NamedTensor> {
+    let (rows, alone) = model("alone", servable.schedule().clone(), Kind::default());
+    rows.gate.open();
+    alone.run(&x(1, columns, 1.0), &[]).unwrap()
+}
+
+#[test]
+fn who_came_before_a_change_shares_no_run_with_who_came_after() {
+    let bench = Bench::new(1, 100);
+    let (rows, before) = model("m", merging(), Kind::default());
+    let after = under(&before, ScheduleOptions { max_batch: 4, ..merging() });
+    let runs = waited(&bench, &rows, &[(&before, 4), (&after, 4), (&before, 4), (&after, 4)]);
+    assert_eq!(runs, [(2, 4), (2, 4)]);
+}
+
+#[test]
+fn a_rule_for_cutting_that_was_mended_is_tried_again() {
+    let mut wrong = padding();
+    wrong.inputs.get_mut("x").unwrap().mask = None;
+    let right = wrong.clone();
+    wrong.outputs.get_mut("pairs").unwrap()[0].divisor = 3;
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", wrong, Kind::default());
+    let both = [(&servable, 6), (&servable, 6)];
+    // Found out: one run together, and each again by itself.
+    assert_eq!(waited(&bench, &rows, &both), [(2, 6), (1, 6), (1, 6)]);
+    assert_eq!(waited(&bench, &rows, &both), [(1, 6), (1, 6)]);
+    let mended = under(&servable, right);
+    assert_eq!(waited(&bench, &rows, &[(&mended, 6), (&mended, 6)]), [(2, 6)]);
+}
