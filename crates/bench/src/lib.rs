@@ -33,6 +33,7 @@ mod report;
 mod samples;
 mod schedule;
 mod scrape;
+mod settings;
 mod stats;
 pub mod swap;
 pub mod tiers;

@@ -61,14 +61,6 @@ pub(crate) fn memory_bytes() -> u64 {
         << 10
 }
 
-/// Memory that could be taken without pushing anything out, in bytes; 0 where it cannot be read.
-pub(crate) fn memory_available_bytes() -> u64 {
-    field(&read("/proc/meminfo"), "MemAvailable")
-        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
-        .unwrap_or(0)
-        << 10
-}
-
 /// What the machine did between two moments.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Noise {

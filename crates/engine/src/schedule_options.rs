@@ -77,8 +77,8 @@ pub struct PriorityOptions {
     pub timeout: Option<Duration>,
 }
 
-/// How an input may be padded.
-#[derive(Clone, Debug, PartialEq)]
+/// How an input may be padded. Padding with NaN equals padding with NaN: settings that say so are not new ones.
+#[derive(Clone, Debug)]
 pub struct PadOptions {
     /// The axes that may grow, never axis 0.
     pub axes: Vec<usize>,
@@ -213,7 +213,18 @@ impl ScheduleOptions {
     }
 }
 
+impl PartialEq for PadOptions {
+    fn eq(&self, other: &PadOptions) -> bool {
+        self.key() == other.key()
+    }
+}
+
 impl PadOptions {
+    fn key(&self) -> impl PartialEq + '_ {
+        let PadOptions { axes, value, buckets, similarity, slack_bytes, mask, length } = self;
+        (axes, value.to_bits(), buckets, similarity.to_bits(), slack_bytes, mask, length)
+    }
+
     fn check(&self, name: &str) -> Result<()> {
         let why = if self.axes.is_empty() {
             "axes must name at least one axis".to_owned()
@@ -271,6 +282,14 @@ mod tests {
         assert!(input(|i| i.buckets = vec![64, 32]).contains("buckets"));
         assert!(input(|i| i.similarity = f64::NAN).contains("similarity"));
         assert!(input(|i| i.mask = Some("x".into())).contains("own mask"));
+    }
+
+    #[test]
+    fn equal_settings_are_equal_even_where_they_pad_with_nan() {
+        let nan = || PadOptions { value: f64::NAN, ..pad(&[1]) };
+        assert_eq!(nan(), nan());
+        assert_ne!(nan(), pad(&[1]));
+        assert_ne!(nan(), PadOptions { slack_bytes: 1, ..nan() });
     }
 
     #[test]

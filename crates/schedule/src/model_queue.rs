@@ -69,7 +69,9 @@ pub(crate) struct ModelQueue {
     /// What the last run used, charged in advance.
     pub(crate) charge: f64,
     pub(crate) running: usize,
+    /// Share of lingers that brought company, and the delay that it was seen with.
     pub(crate) linger_useful: f64,
+    delay: Duration,
     pub(crate) batches_taken: u64,
     counts: ModelSnapshot,
 }
@@ -88,6 +90,7 @@ impl ModelQueue {
             charge: 0.0,
             running: 0,
             linger_useful: 1.0,
+            delay: Duration::ZERO,
             batches_taken: 0,
             counts: ModelSnapshot { model: model.clone(), ..ModelSnapshot::default() },
         }
@@ -132,6 +135,9 @@ impl ModelQueue {
             return Err(limit);
         }
         self.counts.mode = options.mode;
+        if self.delay != options.max_queue_delay {
+            (self.delay, self.linger_useful) = (options.max_queue_delay, 1.0);
+        }
         self.session = Some(first.servable.session_watch());
         self.queued += entries.len();
         self.due = self.due.into_iter().chain([first.deadline]).min();

@@ -18,18 +18,9 @@ use crate::models::cache;
 use crate::models::workload::{Model, Workload};
 use crate::process::{ServerPlan, ServerProcess};
 use crate::scrape::Scrape;
+use crate::settings;
 use crate::wire::{Api, Door};
 
-/// The file beside a model's versions that says how it is scheduled.
-pub(crate) const SETTINGS_FILE: &str = "millpond.toml";
-/// The server looks for changed settings this often.
-const POLL: &str = "50ms";
-/// Settings are taken over within this time, or never.
-const SWITCH_MAX: Duration = Duration::from_secs(20);
-/// Time between two looks whether they are.
-const SWITCH_PAUSE: Duration = Duration::from_millis(20);
-/// What counts them.
-const TAKEN_OVER: &str = "millpond_settings_taken_over_total";
 /// Connections are made in this time.
 const LEAD_IN: Duration = Duration::from_millis(100);
 /// Left out at the start of each measurement.
@@ -65,9 +56,9 @@ impl<'a> Arms<'a> {
         let model = workload.model;
         let dir = env.cache_dir.join("run").join("batch").join(model.name());
         let first = args.arms.first().copied();
-        publish(&workload.artifact, &dir, &settings(model, first.unwrap_or(Arm::Sync), args))?;
+        publish(&workload.artifact, &dir, &text(model, first.unwrap_or(Arm::Sync), args))?;
         let mut server_args =
-            vec![format!("{}={}", model.name(), dir.display()), "--poll".into(), POLL.into()];
+            vec![format!("{}={}", model.name(), dir.display()), "--poll".into(), settings::POLL.into()];
         server_args.extend(args.server_arg.iter().cloned());
         let plan = ServerPlan {
             name: format!("batch-{}", model.name()),
@@ -89,17 +80,7 @@ impl<'a> Arms<'a> {
         if self.current.get() == Some(arm) {
             return Ok(());
         }
-        let taken = || Ok(self.server.metrics()?.sum(TAKEN_OVER, &[("model", self.model.name())]));
-        let before = taken()?;
-        write_settings(&self.dir, &settings(self.model, arm, self.args))?;
-        let started = Instant::now();
-        while taken()? <= before {
-            if started.elapsed() > SWITCH_MAX {
-                let what = format!("the server did not take over the settings of {}", arm.name());
-                return Err(Error::deadline(format!("{what}; its log: {}", self.server.log().display())));
-            }
-            std::thread::sleep(SWITCH_PAUSE);
-        }
+        settings::take_over(&self.server, self.model.name(), &self.dir, &text(self.model, arm, self.args))?;
         self.current.set(Some(arm));
         Ok(())
     }
@@ -176,7 +157,7 @@ impl Runs {
 }
 
 /// The arm's `millpond.toml`.
-fn settings(model: Model, arm: Arm, args: &BatchArgs) -> String {
+fn text(model: Model, arm: Arm, args: &BatchArgs) -> String {
     let schedule = match arm {
         Arm::Sync => "mode = \"sync\"\n".to_owned(),
         Arm::Async | Arm::Padding => format!(
@@ -187,18 +168,11 @@ fn settings(model: Model, arm: Arm, args: &BatchArgs) -> String {
     model.settings(&schedule, arm == Arm::Padding)
 }
 
-/// Makes version 1 of a model at `dir` from `artifact`, with `settings` beside it.
-pub(crate) fn publish(artifact: &Path, dir: &Path, settings: &str) -> Result<()> {
+/// Makes version 1 of a model at `dir` from `artifact`, with `text` as its settings.
+pub(crate) fn publish(artifact: &Path, dir: &Path, text: &str) -> Result<()> {
     cache::fresh(dir)?;
-    write_settings(dir, settings)?;
+    settings::put(dir, text)?;
     cache::publish_link(artifact, dir, 1)
-}
-
-/// Puts `settings` in place at once, so that the server never reads half of them.
-fn write_settings(dir: &Path, settings: &str) -> Result<()> {
-    let (aside, path) = (dir.join(".settings"), dir.join(SETTINGS_FILE));
-    std::fs::write(&aside, settings).map_err(|e| Error::io(&aside, &e))?;
-    std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
 }
 
 #[cfg(test)]
@@ -210,14 +184,14 @@ mod tests {
     fn only_the_padding_arm_pads_and_every_arm_has_its_mask() {
         let args = parse("--max-batch 16 --always-merge").unwrap();
         for arm in [Arm::Sync, Arm::Async, Arm::Padding] {
-            let text = settings(Model::Conv, arm, &args);
+            let text = super::text(Model::Conv, arm, &args);
             assert!(text.contains("mask = \"mask\""), "{text}");
             assert_eq!(text.contains("merge = \"pad\""), arm == Arm::Padding);
             assert_eq!(text.contains("max-batch = 16\nalways-merge = true\n"), arm != Arm::Sync);
         }
-        let ocr = settings(Model::Ocr, Arm::Padding, &args);
+        let ocr = text(Model::Ocr, Arm::Padding, &args);
         assert!(ocr.contains("[[schedule.outputs.\"softmax_11.tmp_0\"]]") && ocr.contains("divisor = 8"));
-        assert!(!settings(Model::Ocr, Arm::Async, &args).contains("inputs"));
+        assert!(!text(Model::Ocr, Arm::Async, &args).contains("inputs"));
     }
 
     #[test]

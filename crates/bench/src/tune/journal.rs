@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::space::Point;
 
 /// Form of the file; another one is not read.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// A larger file is none of ours.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
@@ -69,12 +69,6 @@ impl Slice {
 
 /// Who measures.
 pub(super) trait Measurer {
-    /// How many points can be held ready at the same time; at least 2.
-    fn room(&self) -> usize;
-
-    /// Makes `points` ready to be measured in any order. Called before [`Measurer::measure`]; others may be dropped.
-    fn prepare(&mut self, points: &[Point]) -> Result<()>;
-
     /// One slice. A point that cannot be served is a result ([`Slice::refused`]), not an error.
     fn measure(&mut self, ask: &Ask) -> Result<Slice>;
 }
@@ -99,9 +93,6 @@ pub(super) struct Journal<'m> {
     /// Measured by an earlier run and not asked for yet.
     known: HashMap<Ask, Slice>,
     file: Option<(PathBuf, File)>,
-    /// Points to be ready, and whether they are.
-    wanted: Vec<Point>,
-    ready: bool,
     spent: f64,
 }
 
@@ -117,7 +108,7 @@ impl<'m> Journal<'m> {
         known: HashMap<Ask, Slice>,
         file: Option<(PathBuf, File)>,
     ) -> Journal<'m> {
-        Journal { measurer, known, file, wanted: Vec::new(), ready: false, spent: 0.0 }
+        Journal { measurer, known, file, spent: 0.0 }
     }
 
     /// The journal at `path` of the search that `search` describes: continued where it is there and fits, else a
@@ -159,17 +150,6 @@ impl<'m> Journal<'m> {
         self.spent
     }
 
-    /// How many points can be ready at the same time.
-    pub(super) fn room(&self) -> usize {
-        self.measurer.room()
-    }
-
-    /// From here on these points are asked about. Nothing starts before one of them is really measured.
-    pub(super) fn want(&mut self, points: &[Point]) {
-        self.wanted = points.to_vec();
-        self.ready = false;
-    }
-
     /// The result of `ask`: remembered, or measured now.
     ///
     /// # Errors
@@ -178,10 +158,6 @@ impl<'m> Journal<'m> {
         let slice = match self.known.remove(&ask) {
             Some(slice) => slice,
             None => {
-                if !self.ready {
-                    self.measurer.prepare(&self.wanted)?;
-                    self.ready = true;
-                }
                 let slice = self.measurer.measure(&ask)?.rounded();
                 if let Some((path, file)) = &mut self.file {
                     file.write_all(line(&ask, &slice)?.as_bytes()).map_err(|e| Error::io(&*path, &e))?;
@@ -273,18 +249,10 @@ mod tests {
 
     #[derive(Default)]
     struct Counter {
-        prepared: usize,
         measured: usize,
     }
 
     impl Measurer for Counter {
-        fn room(&self) -> usize {
-            9
-        }
-        fn prepare(&mut self, _: &[Point]) -> Result<()> {
-            self.prepared += 1;
-            Ok(())
-        }
         fn measure(&mut self, ask: &Ask) -> Result<Slice> {
             self.measured += 1;
             Ok(Slice { qps: ask.clients as f64 / 3.0, seconds: 0.5, n: 7, ..Slice::default() })
@@ -295,35 +263,33 @@ mod tests {
         Ask { stage: "s".into(), pass: 0, point: Point::sync(1, 1), clients, millis: 5 }
     }
 
-    /// Opens the journal at `path`, asks for `clients`, and gives what was told, prepared, measured and spent.
-    fn session(path: &Path, search: &str, clients: &[usize]) -> (Vec<String>, usize, usize, f64) {
+    /// Opens the journal at `path`, asks for `clients`, and gives what was told, measured and spent.
+    fn session(path: &Path, search: &str, clients: &[usize]) -> (Vec<String>, usize, f64) {
         let told = RefCell::new(Vec::new());
         let tell = |text: &str| told.borrow_mut().push(text.to_owned());
         let mut counter = Counter::default();
         let mut journal = Journal::open(&mut counter, path, json!(search), false, &tell).unwrap();
-        journal.want(&[Point::sync(1, 1)]);
         clients.iter().for_each(|&clients| {
             assert_eq!(journal.ask(ask(clients)).unwrap().qps, (clients as f64 * 1e3 / 3.0).round() / 1e3);
         });
         let spent = journal.spent();
         drop(journal);
-        (told.into_inner(), counter.prepared, counter.measured, spent)
+        (told.into_inner(), counter.measured, spent)
     }
 
     #[test]
     fn what_was_measured_is_not_measured_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/state");
-        assert_eq!(session(&path, "a", &[1, 2]), (vec![], 1, 2, 1.0));
-        let (told, prepared, measured, spent) = session(&path, "a", &[1, 2]);
+        assert_eq!(session(&path, "a", &[1, 2]), (vec![], 2, 1.0));
+        let (told, measured, spent) = session(&path, "a", &[1, 2]);
         assert!(told[0].starts_with("resuming: 2 measurements"), "{told:?}");
-        assert_eq!((prepared, measured, spent), (0, 0, 1.0), "nothing starts for what is known");
+        assert_eq!((measured, spent), (0, 1.0), "what is known is not measured");
         // The last line was cut short: that one is measured again.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, &text[..text.len() - 9]).unwrap();
-        let (_, prepared, measured, _) = session(&path, "a", &[1, 2]);
-        assert_eq!((prepared, measured), (1, 1));
-        assert_eq!(session(&path, "a", &[1, 2, 3]).2, 1);
+        assert_eq!(session(&path, "a", &[1, 2]).1, 1);
+        assert_eq!(session(&path, "a", &[1, 2, 3]).1, 1);
     }
 
     #[test]
@@ -333,11 +299,11 @@ mod tests {
         for (content, why) in [
             (b"\xff\xfe\n".to_vec(), "no text"),
             (b"{}\n".to_vec(), "does not begin"),
-            (b"{\"millpond_tune\":1,\"search\":\"b\"}\n".to_vec(), "another search"),
-            (b"{\"millpond_tune\":1,\"search\":\"a\"}\n{\"ask\":1}\n".to_vec(), "line 2"),
+            (b"{\"millpond_tune\":2,\"search\":\"b\"}\n".to_vec(), "another search"),
+            (b"{\"millpond_tune\":2,\"search\":\"a\"}\n{\"ask\":1}\n".to_vec(), "line 2"),
         ] {
             std::fs::write(&path, &content).unwrap();
-            let (told, _, measured, _) = session(&path, "a", &[1]);
+            let (told, measured, _) = session(&path, "a", &[1]);
             assert!(told[0].contains(why), "{told:?}");
             assert_eq!(measured, 1);
             assert_eq!(std::fs::read(dir.path().join("state.old")).unwrap(), content);
@@ -350,7 +316,6 @@ mod tests {
         let path = dir.path().join("state");
         let mut counter = Counter::default();
         let mut journal = Journal::open(&mut counter, &path, json!(1), true, &|_| {}).unwrap();
-        journal.want(&[Point::sync(1, 1)]);
         journal.ask(ask(1)).unwrap();
         journal.finish();
         assert!(!path.exists());

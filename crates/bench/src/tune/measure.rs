@@ -1,28 +1,28 @@
-//! Measuring points: a server of our own that serves the model under one name a point.
+//! Measuring points: a server of our own that serves the model, whose settings change from slice to slice.
 //!
-//! All points share the server, in which each is a model directory with the point's settings and a link to the one
-//! version: their parameters are shared by content, so that a further point costs a session and no more, and points
-//! can be measured in any order without a start in between. The server is as it is by default, with a worker a
-//! core; what a point says about threads is in its settings, exactly as it will be in the model's.
+//! Points that have the same number of threads inside a run share one loaded session: they are one model directory,
+//! whose settings become those of the point that is measured. So a point costs nothing beside the others, and none is
+//! faster only because its session lies better in memory. The server is as it is by default, with a worker a core; what
+//! a point says about threads is in its settings, exactly as it will be in the model's.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, Result, TensorSpec};
+use base::{Error, ErrorKind, NamedTensor, Result, TensorSpec};
 use bytes::Bytes;
 
 use super::journal::{Ask, Measurer, Slice};
-use super::space::Point;
+use super::space::{Point, sizes};
 use super::subject::Subject;
 use super::write;
 use crate::BenchEnv;
 use crate::connection::Answer;
 use crate::drive::{Judge, Pace, Plan, Sample, Sink, Verdict, drive};
-use crate::machine::memory_available_bytes;
 use crate::models::cache;
 use crate::process::{ServerPlan, ServerProcess, interrupted};
+use crate::settings;
 use crate::stats::Latencies;
 use crate::wire::{Api, Door};
 
@@ -33,16 +33,9 @@ const LEAD_IN_PER_CLIENT: Duration = Duration::from_micros(300);
 const WARM_UP: Duration = Duration::from_millis(25);
 /// How long the last answers are waited for.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Clients and time with which a point is exercised when it is new.
+/// Clients and time with which a session is exercised when it is new.
 const FIRST_CLIENTS: usize = 8;
-const FIRST_TIME: Duration = Duration::from_millis(30);
-/// Points that are held ready at most: the directories of a server, and its sessions.
-const ROOM_MAX: usize = 256;
-/// Points that are held ready at least, however little memory there is: it takes two to compare.
-const ROOM_MIN: usize = 8;
-/// What a session takes beside the parameters that are shared: those that the engine rearranges for itself, at
-/// worst all of them, and its own structures.
-const SESSION_BYTES: u64 = 16 << 20;
+const FIRST_TIME: Duration = Duration::from_millis(100);
 /// Waiting requests of a server: more than there are clients.
 const QUEUE: usize = 1024;
 
@@ -53,10 +46,23 @@ pub(super) struct Servers<'a> {
     cores: usize,
     requests: Vec<Vec<NamedTensor>>,
     running: Option<ServerProcess>,
-    /// Points that are served, by the names they have there, or why one is not.
-    served: HashMap<Point, std::result::Result<String, String>>,
+    /// Sessions by their threads inside a run, or why there is none.
+    served: BTreeMap<usize, std::result::Result<Served, String>>,
+    /// Points that the server would not take over, and why.
+    refused: HashMap<Point, String>,
     /// End of what was charged to the budget so far.
     charged: Instant,
+}
+
+/// One session.
+struct Served {
+    /// Its model's name and directory.
+    name: String,
+    dir: PathBuf,
+    /// Whose settings it has.
+    current: Point,
+    /// It has answered something.
+    exercised: bool,
 }
 
 impl<'a> Servers<'a> {
@@ -65,10 +71,11 @@ impl<'a> Servers<'a> {
         Servers {
             env,
             subject,
-            cores,
+            cores: cores.max(1),
             requests: Vec::new(),
             running: None,
-            served: HashMap::new(),
+            served: BTreeMap::new(),
+            refused: HashMap::new(),
             charged: Instant::now(),
         }
     }
@@ -78,13 +85,10 @@ impl<'a> Servers<'a> {
     /// # Errors
     /// `Unavailable` when the model cannot be served at all, with the server's reason.
     pub(super) fn inputs(&mut self, point: Point) -> Result<Vec<TensorSpec>> {
-        self.prepare(&[point])?;
-        let served = self.served.get(&point);
-        let name = match served.ok_or_else(|| Error::internal("a point was not made ready"))? {
-            Ok(name) => name.clone(),
-            Err(why) => return Err(Error::unavailable(format!("the model cannot be served: {why}"))),
-        };
-        self.door(name)?.inputs()
+        match self.name_of(point)? {
+            Ok(name) => self.door(name)?.inputs(),
+            Err(why) => Err(Error::unavailable(format!("the model cannot be served: {why}"))),
+        }
     }
 
     /// What is sent from here on, in turn.
@@ -101,16 +105,25 @@ impl<'a> Servers<'a> {
         self.running.take().map_or(Ok(()), ServerProcess::stop)
     }
 
-    fn door(&self, model: String) -> Result<Door> {
-        let server = self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))?;
-        Ok(Door { endpoint: server.grpc(), api: Api::Oip, model })
+    fn server(&self) -> Result<&ServerProcess> {
+        self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))
     }
 
-    fn start(&mut self, points: &[Point]) -> Result<()> {
+    fn door(&self, model: String) -> Result<Door> {
+        Ok(Door { endpoint: self.server()?.grpc(), api: Api::Oip, model })
+    }
+
+    /// A server with a session for each number of threads inside a run.
+    fn start(&mut self) -> Result<()> {
         let root = run_dir(self.env);
         cache::fresh(&root)?;
-        for (index, point) in points.iter().enumerate() {
-            self.subject.link(&root.join(name(index)), &write::with_point(&self.subject.settings, point)?)?;
+        let mut sessions = Vec::new();
+        for intra_op in sizes(self.cores) {
+            let current = Point::sync(self.cores / intra_op, intra_op);
+            let name = format!("intra-{intra_op}");
+            let dir = root.join(&name);
+            self.subject.link(&dir, &write::with_point(&self.subject.settings, &current)?)?;
+            sessions.push(Served { name, dir, current, exercised: false });
         }
         let plan = ServerPlan {
             name: format!("tune-{}", self.subject.name),
@@ -120,17 +133,14 @@ impl<'a> Servers<'a> {
             ports: None,
         };
         let server = ServerProcess::start(self.env, &plan)?;
-        for (index, point) in points.iter().enumerate() {
-            let ready = server.page(&format!("/v2/models/{}/ready", name(index)));
-            let served = match ready {
-                Ok(_) => Ok(name(index)),
-                Err(_) => Err(self.reason(&server, &name(index))),
-            };
-            self.served.insert(*point, served);
+        for session in sessions {
+            let ready = server.page(&format!("/v2/models/{}/ready", session.name));
+            let intra_op = session.current.intra_op;
+            let served = ready.map_err(|_| self.reason(&server, &session.name)).map(|_| session);
+            self.served.insert(intra_op, served);
         }
         self.running = Some(server);
-        // Everything is loaded, and the server looks again only in an hour.
-        cache::remove(&root)
+        Ok(())
     }
 
     fn arguments(&self, root: &Path) -> Vec<String> {
@@ -143,8 +153,7 @@ impl<'a> Servers<'a> {
             ("--load-rate", "unlimited"),
             ("--fault-rate", "unlimited"),
             ("--load-retries", "0"),
-            // The directories do not change; looking at them would only disturb.
-            ("--poll", "1h"),
+            ("--poll", settings::POLL),
             ("--log", "warn"),
         ] {
             args.extend([flag.to_owned(), value.to_owned()]);
@@ -158,6 +167,41 @@ impl<'a> Servers<'a> {
         let line = log.lines().rev().find(|line| line.contains(&format!("model={model} ")));
         let line = line.or_else(|| log.lines().rev().find(|line| line.contains("ERROR")));
         line.unwrap_or("it says nothing about it").trim().to_owned()
+    }
+
+    /// The name under which `point` is served from here on, or why it is not.
+    fn name_of(&mut self, point: Point) -> Result<std::result::Result<String, String>> {
+        if self.running.is_none() {
+            self.start()?;
+        }
+        if let Some(why) = self.refused.get(&point) {
+            return Ok(Err(why.clone()));
+        }
+        let server = self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))?;
+        let served = match self.served.get_mut(&point.intra_op) {
+            Some(Ok(served)) => served,
+            Some(Err(why)) => return Ok(Err(why.clone())),
+            None => return Err(Error::internal("a point has threads that no session has")),
+        };
+        if served.current != point {
+            let text = |point: &Point| write::with_point(&self.subject.settings, point);
+            match settings::take_over(server, &served.name, &served.dir, &text(&point)?) {
+                Ok(()) => served.current = point,
+                Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
+                    settings::put(&served.dir, &text(&served.current)?)?;
+                    self.refused.insert(point, error.message().to_owned());
+                    return Ok(Err(error.message().to_owned()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // The first runs of a session are slow: they set up its memory.
+        let first = !self.requests.is_empty() && !std::mem::replace(&mut served.exercised, true);
+        let name = served.name.clone();
+        if first {
+            self.run(&name, FIRST_CLIENTS, FIRST_TIME)?;
+        }
+        Ok(Ok(name))
     }
 
     fn run(&self, name: &str, clients: usize, time: Duration) -> Result<Slice> {
@@ -182,36 +226,11 @@ impl<'a> Servers<'a> {
 }
 
 impl Measurer for Servers<'_> {
-    fn room(&self) -> usize {
-        let each = SESSION_BYTES + self.subject.parameter_bytes;
-        let fit = memory_available_bytes() / 2 / each;
-        usize::try_from(fit).unwrap_or(ROOM_MAX).clamp(ROOM_MIN, ROOM_MAX)
-    }
-
-    fn prepare(&mut self, points: &[Point]) -> Result<()> {
-        if points.iter().all(|point| self.served.contains_key(point)) {
-            return Ok(());
-        }
-        self.stop()?;
-        let points: BTreeSet<Point> = points.iter().copied().collect();
-        self.start(&points.into_iter().collect::<Vec<_>>())?;
-        if self.requests.is_empty() {
-            return Ok(());
-        }
-        // The first runs of a session are slow: they set up its memory.
-        for name in self.served.values().flatten() {
-            stop_if_told()?;
-            self.run(name, FIRST_CLIENTS, FIRST_TIME)?;
-        }
-        Ok(())
-    }
-
     fn measure(&mut self, ask: &Ask) -> Result<Slice> {
         stop_if_told()?;
-        let mut slice = match self.served.get(&ask.point) {
-            None => return Err(Error::internal("a point was not made ready")),
-            Some(Err(why)) => Slice { failed: 1, refused: Some(why.clone()), ..Slice::default() },
-            Some(Ok(name)) => self.run(name, ask.clients, Duration::from_millis(ask.millis))?,
+        let mut slice = match self.name_of(ask.point)? {
+            Err(why) => Slice { failed: 1, refused: Some(why), ..Slice::default() },
+            Ok(name) => self.run(&name, ask.clients, Duration::from_millis(ask.millis))?,
         };
         let now = Instant::now();
         slice.seconds = (now - self.charged).as_secs_f64();
@@ -229,10 +248,6 @@ impl Drop for Servers<'_> {
 
 fn run_dir(env: &BenchEnv) -> PathBuf {
     env.cache_dir.join("run").join(format!("tune-{}", std::process::id()))
-}
-
-fn name(index: usize) -> String {
-    format!("point-{index}")
 }
 
 /// Ends the search between two slices.

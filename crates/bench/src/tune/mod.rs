@@ -46,7 +46,8 @@ const SEED: u64 = 1;
 ///
 /// Starts a server of its own on this machine, sends requests from growing numbers of clients, and searches
 /// workers, batch size, linger and threads inside a run: all of them briefly, the better half for twice as long, and
-/// so on. What it finds is written to the model's own millpond.toml, from where any server takes it up.
+/// so on. What it finds is written to the model's own millpond.toml; a server that serves the model takes it over without
+/// a load, threads inside a run excepted.
 ///
 /// Ctrl-C stops the search and keeps what was measured: the same command goes on from there. Nothing else should run
 /// on the machine meanwhile.

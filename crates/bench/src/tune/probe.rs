@@ -171,26 +171,20 @@ impl Prober<'_, '_> {
         let mut blocks: Vec<Block> = Vec::new();
         let look = format!("{stage} reference");
         let mut before = self.slice(&look, 0, reference.0, reference.1, time)?.qps;
-        // As many points as are ready at the same time, less the reference.
-        for (wave, part) in order.chunks(self.journal.room().saturating_sub(1).max(1)).enumerate() {
-            let ready: Vec<Point> =
-                std::iter::once(reference.0).chain(part.iter().map(|(p, _)| *p)).collect();
-            self.journal.want(&ready);
-            for (index, block) in part.chunks(BLOCK).enumerate() {
-                let mut read = Vec::new();
-                for &(point, clients) in block {
-                    if self.over() {
-                        break;
-                    }
-                    read.push((point, self.climb(stage, point, clients, time, steps)?));
+        for (index, block) in order.chunks(BLOCK).enumerate() {
+            let mut read = Vec::new();
+            for &(point, clients) in block {
+                if self.over() {
+                    break;
                 }
-                let after = match self.over() {
-                    true => before,
-                    false => self.slice(&look, 1 + wave * 1000 + index, reference.0, reference.1, time)?.qps,
-                };
-                blocks.push(Block { read, looks: [before, after] });
-                before = after;
+                read.push((point, self.climb(stage, point, clients, time, steps)?));
             }
+            let after = match self.over() {
+                true => before,
+                false => self.slice(&look, 1 + index, reference.0, reference.1, time)?.qps,
+            };
+            blocks.push(Block { read, looks: [before, after] });
+            before = after;
         }
         Ok(leveled(blocks))
     }

@@ -34,7 +34,7 @@ const SLICE_MAX: Duration = Duration::from_secs(1);
 /// A slice lasts at least as long as this many answers to a single client take.
 const SLICE_ANSWERS: f64 = 8.0;
 /// What a slice costs beside its own time: connecting, warming up, waiting for the last answers.
-const OVERHEAD_S: f64 = 0.08;
+const OVERHEAD_S: f64 = 0.1;
 /// Slices that a candidate takes on the first rung: on average, and at most.
 const STEPS_MEAN: f64 = 2.5;
 const STEPS_MAX: usize = 4;
@@ -160,7 +160,6 @@ impl Search<'_, '_, '_> {
     /// Measures the defaults, to learn how many clients it takes and how long an answer does.
     fn scout(&mut self) -> Result<(BTreeMap<Point, usize>, Duration)> {
         let defaults: Vec<Point> = self.grid.iter().copied().take(2).collect();
-        self.prober.journal.want(&defaults);
         // Where time is short, a glance has to do.
         let passes = if self.prober.limit_s < SCOUT_TWICE_S { 1 } else { 2 };
         let readings = self.prober.ladder("scout", &defaults, SCOUT_CLIENTS, passes, SLICE_MIN)?;
@@ -182,13 +181,13 @@ impl Search<'_, '_, '_> {
         rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
     }
 
-    /// As much of the grid as the first rung can measure in its share of the time, and as can be held ready: the
-    /// defaults, and of the others a random choice.
+    /// As much of the grid as the first rung can measure in its share of the time: the defaults, and of the others a
+    /// random choice.
     fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<Point> {
         let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
         let fits = |&count: &usize| count as f64 * each <= rungs_s / self.rungs(count) as f64;
-        let room = (self.prober.journal.room() - 1).min(self.grid.len());
-        let count = (FINALISTS + 1..=room).rev().find(fits).unwrap_or(room.min(FINALISTS + 1));
+        let all = self.grid.len();
+        let count = (FINALISTS + 1..=all).rev().find(fits).unwrap_or(all.min(FINALISTS + 1));
         let (defaults, others) = self.grid.split_at(self.grid.len().min(2));
         let mut others = others.to_vec();
         shuffle(&mut others, self.prober.seed);
@@ -211,7 +210,7 @@ impl Search<'_, '_, '_> {
         joined
     }
 
-    /// The first rung. Where most of the grid is tried, all of it is made ready, so that who joins costs no start.
+    /// The first rung.
     fn first(
         &mut self,
         name: &str,
@@ -225,8 +224,6 @@ impl Search<'_, '_, '_> {
             self.grid.iter().take(2).find(of).and_then(|point| hints.get(point)).copied().unwrap_or(1)
         };
         let points: Vec<(Point, usize)> = alive.iter().map(|point| (*point, hint(point.merged))).collect();
-        let all = alive.len() * 2 >= self.grid.len() && self.grid.len() < self.prober.journal.room();
-        self.prober.journal.want(if all { self.grid } else { alive });
         // Enough clients for the reference to keep the cores busy, however long its answers then take.
         let busy = hint(false).max(2 * reference.threads);
         self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
@@ -249,7 +246,6 @@ impl Search<'_, '_, '_> {
         };
         let points: Vec<(Point, Vec<usize>)> = alive.iter().map(|point| (*point, clients(point))).collect();
         let time = slice_for(&points, until_s - self.prober.journal.spent(), slice);
-        self.prober.journal.want(alive);
         Ok((self.prober.interleave(name, &points, PASSES_MAX, time, until_s)?, time))
     }
 
@@ -273,7 +269,6 @@ impl Search<'_, '_, '_> {
         clients.sort_unstable();
         clients.dedup();
         let sets: Vec<(Point, Vec<usize>)> = points.iter().map(|point| (*point, clients.clone())).collect();
-        self.prober.journal.want(&points);
         let time = slice_for(&sets, left, slice);
         let until = self.prober.limit_s;
         let readings = self.prober.interleave(&name, &sets, PASSES_MAX, time, until)?;

@@ -115,7 +115,7 @@ pub(super) fn neighbours(point: &Point, grid: &[Point]) -> Vec<Point> {
 }
 
 /// Powers of two up to `cores`, and `cores`.
-fn sizes(cores: usize) -> impl Iterator<Item = usize> {
+pub(super) fn sizes(cores: usize) -> impl Iterator<Item = usize> {
     let powers = (0..usize::BITS).map(|bit| 1usize << bit).take_while(move |&size| size < cores);
     powers.chain([cores])
 }

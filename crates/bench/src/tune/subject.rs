@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result, VersionNumber};
-use engine::layout::{Artifact, MANIFEST_NAME};
+use engine::layout::MANIFEST_NAME;
 use engine_onnx::publish::{PublishOptions, publish};
 use memory::Rate;
 use serde_json::json;
@@ -27,7 +27,6 @@ pub(super) struct Subject {
     pub(super) version: VersionNumber,
     /// The version's directory in the mappable layout: its own, or a converted copy.
     pub(super) artifact: PathBuf,
-    pub(super) parameter_bytes: u64,
     /// The text of its settings file.
     pub(super) text: String,
     /// The text that the points' settings are made from.
@@ -65,9 +64,8 @@ impl Subject {
             Error::invalid(format!("{}: {words}", real.join(write::MODEL_FILE).display()))
         })?;
         let artifact = mappable(&newest.1, newest.0, env)?;
-        let parameter_bytes = Artifact::open(&artifact)?.parameter_bytes();
         let settings = for_points(&table)?;
-        Ok(Subject { name, dir: real, version: newest.0, artifact, parameter_bytes, text, settings, table })
+        Ok(Subject { name, dir: real, version: newest.0, artifact, text, settings, table })
     }
 
     /// A model directory at `dir` with these settings and the version as a link.

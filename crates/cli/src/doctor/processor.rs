@@ -34,9 +34,12 @@ pub(super) fn checks() -> Vec<Check> {
         cores(usable, online.max(usable)),
         quota(cpu_quota()),
         clock(read(CLOCK_SOURCE).as_deref()),
+        idle(&info, read(IDLE_GOVERNOR).as_deref(), read(HALT_POLL).as_deref()),
     ]
 }
 
+const IDLE_GOVERNOR: &str = "/sys/devices/system/cpu/cpuidle/current_governor";
+const HALT_POLL: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 fn features(info: &str) -> Check {
@@ -128,6 +131,43 @@ fn quota(cores: Option<f64>) -> Check {
     }
 }
 
+/// What a processor does that has nothing to do. That of a virtual machine halts, and what wakes it waits for the host.
+fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
+    let name = "idle cores";
+    if !info.split_whitespace().any(|word| word == "hypervisor") {
+        return Check::new(
+            name,
+            Verdict::Ok,
+            "no virtual machine",
+            "Idle cores are woken without a host in between.",
+        );
+    }
+    let polls = halt_poll.and_then(|text| text.trim().parse::<u64>().ok());
+    match (governor.map(str::trim), polls) {
+        (Some("haltpoll"), Some(0)) => Check::new(
+            name,
+            Verdict::Warn,
+            "virtual, halt at once",
+            "At low load every request waits until the host has woken a core: where this was measured, one client's p99 was \
+             2.0 to 3.7 ms with polling and 4.4 to 8.8 without. `echo 200000 > \
+             /sys/module/haltpoll/parameters/guest_halt_poll_ns` has idle cores look out for 200 us before they halt, which \
+             takes processor time.",
+        ),
+        (Some("haltpoll"), Some(ns)) => Check::new(
+            name,
+            Verdict::Ok,
+            format!("virtual, poll for {} us", ns / 1000),
+            "Idle cores look out for work before they halt.",
+        ),
+        _ => Check::new(
+            name,
+            Verdict::Ok,
+            "virtual",
+            "Whether idle cores halt at once is the host's business; cpuidle-haltpoll would let this machine decide.",
+        ),
+    }
+}
+
 fn clock(source: Option<&str>) -> Check {
     let fast = source.is_none_or(|source| FAST_CLOCKS.contains(&source));
     let meaning = if fast {
@@ -158,6 +198,17 @@ mod tests {
         assert_eq!(parse_quota("max 100000".split(' ')), None);
         assert_eq!(parse_quota("-1 100000".split(' ')), None);
         assert_eq!(quota(Some(1.5)).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn idle_cores() {
+        let virtual_machine = "flags\t: fpu hypervisor avx2";
+        assert_eq!(idle("flags : fpu avx2", Some("menu"), None).verdict, Verdict::Ok);
+        let halting = idle(virtual_machine, Some("haltpoll\n"), Some("0\n"));
+        assert!(halting.verdict == Verdict::Warn && halting.meaning.contains("guest_halt_poll_ns"));
+        let polling = idle(virtual_machine, Some("haltpoll"), Some("200000"));
+        assert_eq!((polling.verdict, polling.found.as_str()), (Verdict::Ok, "virtual, poll for 200 us"));
+        assert_eq!(idle(virtual_machine, Some("menu"), None).verdict, Verdict::Ok);
     }
 
     #[test]

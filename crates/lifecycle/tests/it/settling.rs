@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::Mode;
+use engine::fake::publish;
 use lifecycle::{Event, LoadSpec, State};
 
 use crate::world::{MIB, Setting, World, cold, eventually, input};
@@ -138,4 +139,24 @@ fn nobody_notices_settings_that_change_all_the_time() {
     world.load("m", LoadSpec { reload: true, ..LoadSpec::default() }).unwrap();
     eventually("the release", || releases(&world).len() == 1);
     assert_eq!(world.lifecycle().catalog().get("m", None).unwrap().schedule().weight, 20);
+}
+
+/// Not a number is equal to itself here, or such settings would be new ones with each look.
+#[test]
+fn settings_that_stay_are_taken_over_once() {
+    let mut world = World::prepare(64 * MIB);
+    let graph = "millpond-fake 1\ninput x float32 n w\noutput y float32 n w\ny = echo x\n";
+    world.place("m", 1, |dir| publish::publish(dir, graph, &[]).unwrap());
+    world.start(Setting::default());
+    world.until_ready("m", 1);
+    world.settings(
+        "m",
+        "[schedule]\n[schedule.inputs.x]\naxes = [1]\nvalue = nan\n\
+         [[schedule.outputs.y]]\naxis = 1\ninput = \"x\"\ninput-axis = 1\n",
+    );
+    for _ in 0..4 {
+        world.looks();
+    }
+    let told = world.events.all().iter().filter(|event| matches!(event, Event::Settled { .. })).count();
+    assert_eq!((told, world.version("m", 1).unwrap().note), (1, None));
 }

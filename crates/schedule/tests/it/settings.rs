@@ -1,6 +1,7 @@
 //! Settings that change while requests wait.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::{ScheduleOptions, Servable};
 
@@ -57,4 +58,18 @@ fn a_rule_for_cutting_that_was_mended_is_tried_again() {
     assert_eq!(waited(&bench, &rows, &both), [(1, 6), (1, 6)]);
     let mended = under(&servable, right);
     assert_eq!(waited(&bench, &rows, &[(&mended, 6), (&mended, 6)]), [(2, 6)]);
+}
+
+#[test]
+fn another_delay_is_tried_although_lingering_was_given_up() {
+    let lingering = |ms| ScheduleOptions { max_queue_delay: Duration::from_millis(ms), ..merging() };
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", lingering(2), Kind::default());
+    rows.gate.open();
+    let waits = |servable: &Arc<Servable>, ms| {
+        bench.ask(0, servable, x(1, 4, 0.0));
+        bench.answers(1)[0].1.queue >= Duration::from_millis(ms)
+    };
+    assert!((0..40).any(|_| !waits(&servable, 2)), "it is given up where nobody ever comes");
+    assert!(waits(&under(&servable, lingering(4)), 4));
 }

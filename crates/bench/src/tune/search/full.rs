@@ -26,7 +26,6 @@ impl Search<'_, '_, '_> {
             found.best.clients.clamp(2 * self.grid[0].threads, 64.max(2 * self.grid[0].threads)),
         );
         let points: Vec<(Point, usize)> = self.grid.iter().map(|p| (*p, found.best.clients)).collect();
-        self.prober.journal.want(&[self.grid[0]]);
         let readings = self.prober.sweep("grid", &points, reference, GRID_SLICE, LADDER.len())?;
         let sweep =
             Rung { name: "grid".into(), slice_ms: millis(GRID_SLICE), points: self.scores(&readings, 1.0) };
@@ -44,7 +43,6 @@ impl Search<'_, '_, '_> {
         clients.dedup();
         let sets: Vec<(Point, Vec<usize>)> =
             rivals.iter().map(|rival| (rival.point, clients.clone())).collect();
-        self.prober.journal.want(&rivals.iter().map(|rival| rival.point).collect::<Vec<_>>());
         let readings = self.prober.interleave("duel", &sets, GRID_PASSES, GRID_SLICE * 2, f64::INFINITY)?;
         let points = self.scores(&readings, 1.0);
         let own = points.iter().find(|scored| scored.point == found.point).cloned();

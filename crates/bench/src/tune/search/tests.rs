@@ -38,25 +38,17 @@ struct Machine {
     drifts: bool,
     clock_s: f64,
     measured: usize,
-    prepared: usize,
     /// Fails after this many slices, as an interruption does.
     stop_after: Option<usize>,
 }
 
 impl Machine {
     fn new(seed: u64, drifts: bool) -> Machine {
-        Machine { seed, drifts, clock_s: 0.0, measured: 0, prepared: 0, stop_after: None }
+        Machine { seed, drifts, clock_s: 0.0, measured: 0, stop_after: None }
     }
 }
 
 impl Measurer for Machine {
-    fn room(&self) -> usize {
-        400
-    }
-    fn prepare(&mut self, _: &[Point]) -> Result<()> {
-        self.prepared += 1;
-        Ok(())
-    }
     fn measure(&mut self, ask: &Ask) -> Result<Slice> {
         if self.stop_after == Some(self.measured) {
             return Err(Error::cancelled("interrupted"));
@@ -157,12 +149,6 @@ fn the_full_grid_has_every_point_and_a_comparison() {
 fn a_model_that_answers_nothing_is_an_error_with_the_reason() {
     struct Refuses;
     impl Measurer for Refuses {
-        fn room(&self) -> usize {
-            8
-        }
-        fn prepare(&mut self, _: &[Point]) -> Result<()> {
-            Ok(())
-        }
         fn measure(&mut self, _: &Ask) -> Result<Slice> {
             let refused = Some("no such operator".to_owned());
             Ok(Slice { failed: 1, refused, ..Slice::default() })
