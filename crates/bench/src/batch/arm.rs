@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::Result;
 use bytes::Bytes;
 
 use super::point::{Turn, Window};
