@@ -16,6 +16,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "cores",
         "CPU limit",
         "clock",
+        "idle cores",
         "memory",
         "huge pages",
         "allocator",
