@@ -9,6 +9,9 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 MILLPOND := target/release/millpond
+# What the tests start: the build that `cargo test` makes anyway, with the checks of overflow and the assertions that a release
+# leaves out. `make test-clients TESTED=target/release/millpond` starts the other.
+TESTED ?= target/debug/millpond
 CACHE := .cache
 # Where millpond keeps what it can make again; without this, the user's cache directory.
 export MILLPOND_CACHE_DIR ?= $(CURDIR)/$(CACHE)/millpond
@@ -141,34 +144,48 @@ recognisers: torch $(CACHE)/recognisers/ready ## voice activity, voiceprint, sou
 demo-audio: build recognisers ## serve the recognisers; drop a recording on http://127.0.0.1:8501/audio (Ctrl-C ends it)
 	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
 
+# Compiling and fetching side by side: most of a first run is one waiting for the other.
 .PHONY: test
-test: test-rust test-clients test-page test-audio test-bench ## everything that CI runs
+test: ## everything that CI runs
+	@$(MAKE) --no-print-directory -j 3 test-ready
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench
 	$(call say,all tests passed)
 
+.PHONY: test-ready
+test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+
+# Also makes target/debug/millpond, as the command line's own tests start it.
+.PHONY: tests-built
+tests-built: system
+	$(call say,millpond and its tests)
+	cargo test --workspace --locked --no-run
+
 .PHONY: test-rust
-test-rust: .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(CACHE)/models/ready
+test-rust: tests-built .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(CACHE)/models/ready
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
+test-clients test-audio test-page: export MILLPOND_PROGRAM = $(TESTED)
+
 .PHONY: test-clients
-test-clients: build .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
-	$(call say,Python clients against the release binary)
+test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
+	$(call say,Python clients)
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
 
 .PHONY: test-audio
-test-audio: build recognisers ## audio recognition against its Python references (MILLPOND_AUDIO_DATA=DIR adds evaluations)
+test-audio: tests-built recognisers ## audio recognition against its Python references (MILLPOND_AUDIO_DATA=DIR adds evaluations)
 	$(call say,audio recognition against its Python references)
 	.venv-audio/bin/python -m pytest -c tests/audio/pytest.ini $(AUDIO_TESTS)
 
 .PHONY: test-page
-test-page: build browser recognisers images-model .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
+test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
 	$(call say,the live page in headless Chromium)
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
-test-bench: build recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-bench: tests-built recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (that they work; the figures mean nothing))
-	scripts/bench_smoke.sh $(MILLPOND) $(CACHE)/bench-smoke
+	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
 
 .PHONY: lint
 lint: system ## formatting, clippy, the rules of the workspace, generated code

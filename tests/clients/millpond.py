@@ -1,4 +1,4 @@
-"""The program under test: the release binary as a user starts it."""
+"""The program under test, as a user starts it: what MILLPOND_PROGRAM names, else the release build."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import time
 import requests
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-BINARY = REPOSITORY / "target/release/millpond"
+BINARY = REPOSITORY / os.environ.get("MILLPOND_PROGRAM", "target/release/millpond")
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 COMMAND_TIMEOUT_S = 120

@@ -17,7 +17,7 @@ pub(crate) struct Machine {
     pub(crate) kernel_build: String,
     /// Memory in MiB.
     pub(crate) memory_mb: u64,
-    /// Millpond's version.
+    /// Millpond's version, and that it is no release where it is none.
     pub(crate) millpond: String,
     /// ONNX Runtime's version, where the run used it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,6 +25,12 @@ pub(crate) struct Machine {
     /// Transparent huge page setting.
     pub(crate) huge_pages: String,
 }
+
+const VERSION: &str = if cfg!(debug_assertions) {
+    concat!(env!("CARGO_PKG_VERSION"), " (built for tests: figures mean nothing)")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
 
 impl Machine {
     /// Looks at this machine; what cannot be read is left empty.
@@ -36,7 +42,7 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             kernel_build: read("/proc/sys/kernel/version").trim().into(),
             memory_mb: memory_bytes() >> 20,
-            millpond: env!("CARGO_PKG_VERSION").into(),
+            millpond: VERSION.into(),
             onnxruntime,
             huge_pages: read("/sys/kernel/mm/transparent_hugepage/enabled").trim().into(),
         }
