@@ -1,67 +1,78 @@
 //! Dot products of f32 queries with rows of bfloat16.
 //!
 //! A bfloat16 is the upper half of an f32, so a shift makes it one again; processors without instructions for the type
-//! lose only that shift. Sums are taken in f32 and in an order that depends on the variant, so variants agree within
+//! lose only that shift. (Those that have some, AVX512-BF16, would have the query rounded to eight bits too.) Sums are taken in f32 and in an order that depends on the variant, so variants agree within
 //! rounding, not to the bit.
 
 use half::bf16;
+
+use crate::cpu::{self, Level};
 
 /// Queries that [`dot_block`] takes through one row before it goes to the next.
 const QUERIES_PER_PASS: usize = 4;
 
 /// The dot product of a query and a row of the same length. Panics where the lengths differ.
 pub fn dot(query: &[f32], row: &[bf16]) -> f32 {
-    assert_eq!(query.len(), row.len(), "vectors of different lengths");
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
-        // SAFETY: the processor has AVX2 and FMA, and the lengths are equal.
-        return unsafe { avx2::dot::<1>(query, row) }[0];
+    dots_at::<1>(cpu::level(), query, row)[0]
+}
+
+/// Dot products of `N` queries, one after another in `queries`, with one row.
+#[inline]
+fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32; N] {
+    assert_eq!(queries.len(), N * row.len(), "vectors of different lengths");
+    match level {
+        // SAFETY: the processor has AVX-512.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512::dot(queries, row) },
+        // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2::dot(queries, row) },
+        _ => std::array::from_fn(|query| scalar::dot(&queries[query * row.len()..][..row.len()], row)),
     }
-    scalar::dot(query, row)
 }
 
 /// Dot products of one query with `out.len()` rows that lie one after another in `rows`. Panics where the lengths do
 /// not fit.
 pub fn dot_many(query: &[f32], rows: &[bf16], out: &mut [f32]) {
+    dot_many_at(cpu::level(), query, rows, out);
+}
+
+fn dot_many_at(level: Level, query: &[f32], rows: &[bf16], out: &mut [f32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {
         return out.fill(0.0);
     }
     for (row, out) in rows.chunks_exact(query.len()).zip(out) {
-        *out = dot(query, row);
+        [*out] = dots_at(level, query, row);
     }
 }
 
 /// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is widened once for four queries.
 /// Panics where the lengths do not fit.
 pub fn dot_block(queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
+    dot_block_at(cpu::level(), queries, rows, dims, out);
+}
+
+fn dot_block_at(level: Level, queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
     assert!(
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
         "not whole vectors"
     );
     let (query_count, row_count) = (queries.len() / dims, rows.len() / dims);
     assert_eq!(out.len(), query_count * row_count, "products do not fill the output");
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
-        let whole = query_count - query_count % QUERIES_PER_PASS;
-        for start in (0..whole).step_by(QUERIES_PER_PASS) {
-            let queries = &queries[start * dims..(start + QUERIES_PER_PASS) * dims];
-            for (row, values) in rows.chunks_exact(dims).enumerate() {
-                // SAFETY: the processor has AVX2 and FMA; there are four queries as long as `values`.
-                let sums = unsafe { avx2::dot::<QUERIES_PER_PASS>(queries, values) };
-                for (query, sum) in sums.into_iter().enumerate() {
-                    out[(start + query) * row_count + row] = sum;
-                }
+    let whole = query_count - query_count % QUERIES_PER_PASS;
+    for start in (0..whole).step_by(QUERIES_PER_PASS) {
+        let queries = &queries[start * dims..(start + QUERIES_PER_PASS) * dims];
+        for (row, values) in rows.chunks_exact(dims).enumerate() {
+            let sums = dots_at::<QUERIES_PER_PASS>(level, queries, values);
+            for (query, sum) in sums.into_iter().enumerate() {
+                out[(start + query) * row_count + row] = sum;
             }
         }
-        for query in whole..query_count {
-            let out = &mut out[query * row_count..(query + 1) * row_count];
-            dot_many(&queries[query * dims..(query + 1) * dims], rows, out);
-        }
-        return;
     }
-    for (query, out) in queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1))) {
-        dot_many(query, rows, out);
+    for query in whole..query_count {
+        let out = &mut out[query * row_count..(query + 1) * row_count];
+        dot_many_at(level, &queries[query * dims..(query + 1) * dims], rows, out);
     }
 }
 
@@ -126,6 +137,56 @@ mod avx2 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use half::bf16;
+    use std::arch::x86_64::*;
+
+    /// Values of a register.
+    const LANES: usize = 16;
+
+    /// Which values of a register that begins at `at` are there, of `length`.
+    fn mask(length: usize, at: usize) -> u16 {
+        let left = length.saturating_sub(at);
+        if left < LANES { (1 << left) - 1 } else { u16::MAX }
+    }
+
+    /// A register of values from `at` on, made wider; zeros beyond their end.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
+    fn widened(row: &[bf16], at: usize) -> __m512 {
+        // SAFETY: what the mask leaves out, all that lies beyond the row, is not read.
+        let narrow =
+            unsafe { _mm256_maskz_loadu_epi16(mask(row.len(), at), row.as_ptr().wrapping_add(at).cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
+    }
+
+    /// Dot products of `N` queries, one after another in `queries`, with one row as long as each.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) fn dot<const N: usize>(queries: &[f32], row: &[bf16]) -> [f32; N] {
+        let dims = row.len();
+        let mut sums = [[_mm512_setzero_ps(); 2]; N];
+        for start in (0..dims).step_by(2 * LANES) {
+            for half in 0..2 {
+                let at = start + half * LANES;
+                let wide = widened(row, at);
+                for (query, sums) in sums.iter_mut().enumerate() {
+                    let query = &queries[query * dims..(query + 1) * dims];
+                    // SAFETY: what the mask leaves out, all that lies beyond the query, is not read.
+                    let values =
+                        unsafe { _mm512_maskz_loadu_ps(mask(dims, at), query.as_ptr().wrapping_add(at)) };
+                    sums[half] = _mm512_fmadd_ps(values, wide, sums[half]);
+                }
+            }
+        }
+        let mut out = [0.0; N];
+        for (out, sums) in out.iter_mut().zip(&sums) {
+            *out = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+        }
+        out
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,15 +205,17 @@ mod tests {
             let mut codes = Vec::new();
             narrow(&rows, &mut codes);
             let row_count = rows.len() / dims;
-            let mut block = vec![0.0; queries.len() / dims * row_count];
-            dot_block(&queries, &codes, dims, &mut block);
-            for (at, query) in queries.chunks_exact(dims).enumerate() {
-                let mut many = vec![0.0; row_count];
-                dot_many(query, &codes, &mut many);
-                for (row, code) in codes.chunks_exact(dims).enumerate() {
-                    let naive = scalar::dot(query, code);
-                    prop_assert!((block[at * row_count + row] - naive).abs() <= 1e-2);
-                    prop_assert!((many[row] - naive).abs() <= 1e-2);
+            for level in cpu::levels() {
+                let mut block = vec![0.0; queries.len() / dims * row_count];
+                dot_block_at(level, &queries, &codes, dims, &mut block);
+                for (at, query) in queries.chunks_exact(dims).enumerate() {
+                    let mut many = vec![0.0; row_count];
+                    dot_many_at(level, query, &codes, &mut many);
+                    for (row, code) in codes.chunks_exact(dims).enumerate() {
+                        let naive = scalar::dot(query, code);
+                        prop_assert!((block[at * row_count + row] - naive).abs() <= 1e-2);
+                        prop_assert!((many[row] - naive).abs() <= 1e-2);
+                    }
                 }
             }
         }

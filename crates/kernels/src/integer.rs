@@ -2,7 +2,10 @@
 //!
 //! Codes are symmetric: they lie in -127..=127, never -128. That is what lets AVX2 multiply them in pairs: the
 //! instruction that multiplies bytes wants one unsigned operand and saturates at 16 bits, so the sign of one operand is
-//! moved to the other, and two products of at most 127 * 127 still fit.
+//! moved to the other, and two products of at most 127 * 127 still fit. AVX-512's (VNNI) adds four products to 32 bits at
+//! once, and wants an unsigned operand too.
+
+use crate::cpu::{self, Level};
 
 /// The smallest code that the kernels accept; -128 has no positive counterpart.
 pub const CODE_MIN: i8 = -127;
@@ -12,33 +15,38 @@ pub const DIMS_MAX: usize = (i32::MAX as usize) / (127 * 127);
 const QUERIES_PER_PASS: usize = 4;
 
 /// The dot product of two codes of the same length. Panics where the lengths differ.
+#[inline]
 pub fn dot(left: &[i8], right: &[i8]) -> i32 {
+    dot_at(cpu::level(), left, right)
+}
+
+#[inline]
+fn dot_at(level: Level, left: &[i8], right: &[i8]) -> i32 {
     assert_eq!(left.len(), right.len(), "codes of different lengths");
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
+    match level {
+        // SAFETY: the processor has AVX-512 with VNNI.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512::dot(left, right) },
         // SAFETY: the processor has AVX2, and the lengths are equal.
-        return unsafe { avx2::dot(left, right) };
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2::dot(left, right) },
+        _ => scalar::dot(left, right),
     }
-    scalar::dot(left, right)
 }
 
 /// Dot products of one query with `out.len()` rows that lie one after another in `rows`, each as long as the query.
 /// Panics where the lengths do not fit.
 pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
+    dot_many_at(cpu::level(), query, rows, out);
+}
+
+fn dot_many_at(level: Level, query: &[i8], rows: &[i8], out: &mut [i32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {
         return out.fill(0);
     }
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
-        for (row, out) in rows.chunks_exact(query.len()).zip(out) {
-            // SAFETY: the processor has AVX2, and the chunk is as long as the query.
-            *out = unsafe { avx2::dot(query, row) };
-        }
-        return;
-    }
     for (row, out) in rows.chunks_exact(query.len()).zip(out) {
-        *out = scalar::dot(query, row);
+        *out = dot_at(level, query, row);
     }
 }
 
@@ -46,6 +54,10 @@ pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
 /// tile that fits into the cache is read at the speed of arithmetic rather than of memory. Panics where the lengths do
 /// not fit.
 pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
+    dot_block_at(cpu::level(), queries, rows, dims, out);
+}
+
+fn dot_block_at(level: Level, queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     assert!(
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
         "not whole vectors"
@@ -59,32 +71,31 @@ pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
         let out = &mut out[start * row_count..(start + taken) * row_count];
         if taken < QUERIES_PER_PASS {
             for (query, out) in queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1))) {
-                dot_many(query, rows, out);
+                dot_many_at(level, query, rows, out);
             }
         } else {
-            dot_four(queries, rows, dims, out);
+            for (row, code) in rows.chunks_exact(dims).enumerate() {
+                for (query, sum) in dot_four(level, queries, code).into_iter().enumerate() {
+                    out[query * row_count + row] = sum;
+                }
+            }
         }
         start += taken;
     }
 }
 
-fn dot_four(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
-    let row_count = rows.len() / dims;
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
-        for (row, code) in rows.chunks_exact(dims).enumerate() {
-            // SAFETY: the processor has AVX2; there are four queries of `dims` codes, and `code` has `dims` codes.
-            let sums = unsafe { avx2::dot_four(queries, code) };
-            for (query, sum) in sums.into_iter().enumerate() {
-                out[query * row_count + row] = sum;
-            }
-        }
-        return;
-    }
-    for (query, out) in queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1))) {
-        for (code, out) in rows.chunks_exact(dims).zip(out) {
-            *out = scalar::dot(query, code);
-        }
+/// Dot products of four queries, one after another in `queries`, with one row.
+#[inline]
+fn dot_four(level: Level, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
+    assert_eq!(queries.len(), QUERIES_PER_PASS * row.len(), "not four queries");
+    match level {
+        // SAFETY: the processor has AVX-512 with VNNI.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512::dot_four(queries, row) },
+        // SAFETY: the processor has AVX2; there are four queries as long as the row.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2::dot_four(queries, row) },
+        _ => std::array::from_fn(|query| scalar::dot(&queries[query * row.len()..][..row.len()], row)),
     }
 }
 
@@ -183,6 +194,66 @@ mod avx2 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::QUERIES_PER_PASS;
+    use std::arch::x86_64::*;
+
+    /// Codes of a register.
+    const LANES: usize = 64;
+
+    /// A register of codes from `at` on; zeros beyond their end.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    fn load(codes: &[i8], at: usize) -> __m512i {
+        let left = codes.len().saturating_sub(at);
+        let mask = if left < LANES { (1 << left) - 1 } else { u64::MAX };
+        // SAFETY: what the mask leaves out, all that lies beyond the codes, is not read.
+        unsafe { _mm512_maskz_loadu_epi8(mask, codes.as_ptr().wrapping_add(at)) }
+    }
+
+    /// Adds products of codes: `size` and `negative` are one side's magnitudes and signs.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    #[inline]
+    fn add(sum: __m512i, size: __m512i, negative: __mmask64, other: __m512i) -> __m512i {
+        let other = _mm512_mask_sub_epi8(other, negative, _mm512_setzero_si512(), other);
+        _mm512_dpbusd_epi32(sum, size, other)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    pub(super) fn dot(left: &[i8], right: &[i8]) -> i32 {
+        let mut sums = [_mm512_setzero_si512(); 2];
+        for start in (0..left.len()).step_by(2 * LANES) {
+            for (half, sum) in sums.iter_mut().enumerate() {
+                let at = start + half * LANES;
+                let one = load(left, at);
+                *sum = add(*sum, _mm512_abs_epi8(one), _mm512_movepi8_mask(one), load(right, at));
+            }
+        }
+        _mm512_reduce_add_epi32(_mm512_add_epi32(sums[0], sums[1]))
+    }
+
+    /// `queries` are four vectors as long as `row`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    pub(super) fn dot_four(queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
+        let dims = row.len();
+        let mut sums = [_mm512_setzero_si512(); QUERIES_PER_PASS];
+        for at in (0..dims).step_by(LANES) {
+            let code = load(row, at);
+            let (size, negative) = (_mm512_abs_epi8(code), _mm512_movepi8_mask(code));
+            for (query, sum) in sums.iter_mut().enumerate() {
+                let other = load(&queries[query * dims..(query + 1) * dims], at);
+                *sum = add(*sum, size, negative, other);
+            }
+        }
+        let mut out = [0; QUERIES_PER_PASS];
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = _mm512_reduce_add_epi32(sum);
+        }
+        out
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,15 +277,17 @@ mod tests {
                 .chunks_exact(dims)
                 .flat_map(|query| rows.chunks_exact(dims).map(|row| scalar::dot(query, row)).collect::<Vec<_>>())
                 .collect();
-            let mut block = vec![0; naive.len()];
-            dot_block(&queries, &rows, dims, &mut block);
-            prop_assert_eq!(&block, &naive);
-            for (query, expected) in queries.chunks_exact(dims).zip(naive.chunks_exact(row_count.max(1))) {
-                let mut many = vec![0; row_count];
-                dot_many(query, &rows, &mut many);
-                prop_assert_eq!(&many[..], expected);
-                for (row, expected) in rows.chunks_exact(dims).zip(expected) {
-                    prop_assert_eq!(dot(query, row), *expected);
+            for level in cpu::levels() {
+                let mut block = vec![0; naive.len()];
+                dot_block_at(level, &queries, &rows, dims, &mut block);
+                prop_assert_eq!(&block, &naive);
+                for (query, expected) in queries.chunks_exact(dims).zip(naive.chunks_exact(row_count.max(1))) {
+                    let mut many = vec![0; row_count];
+                    dot_many_at(level, query, &rows, &mut many);
+                    prop_assert_eq!(&many[..], expected);
+                    for (row, expected) in rows.chunks_exact(dims).zip(expected) {
+                        prop_assert_eq!(dot_at(level, query, row), *expected);
+                    }
                 }
             }
         }
@@ -234,7 +307,9 @@ mod tests {
     fn extremes_do_not_saturate() {
         for (left, right) in [(127, 127), (-127, 127), (-127, -127)] {
             let (left, right) = (vec![left; 4096], vec![right; 4096]);
-            assert_eq!(dot(&left, &right), scalar::dot(&left, &right));
+            for level in cpu::levels() {
+                assert_eq!(dot_at(level, &left, &right), scalar::dot(&left, &right));
+            }
         }
     }
 

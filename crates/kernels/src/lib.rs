@@ -1,7 +1,7 @@
 //! The inner loops of search: distances, table look-ups, bit counts, top-k.
 //!
 //! Every kernel has a scalar reference in the same file, and a property test that holds every variant which this
-//! machine can run against it. The variant is chosen once, by what the processor has.
+//! machine can run against it. The variant is chosen by what the processor has ([`cpu::Level`]).
 
 #![allow(unsafe_code)]
 

@@ -10,6 +10,7 @@
 //! part, the high half that of the second. Byte `2 i` belongs to row `i` and byte `2 i + 1` to row `i + 16`, so that
 //! the even and the odd bytes, summed as 16-bit numbers, are rows in order.
 
+use crate::cpu::{self, Level};
 use crate::topk::TopK;
 
 /// Rows of a block.
@@ -150,24 +151,34 @@ pub fn scan(
     let bytes = table.bytes.len() / VALUES / 2 * BLOCK;
     assert!(terms.len().is_multiple_of(BLOCK), "terms that are no blocks");
     assert_eq!(codes.len(), terms.len() / BLOCK * bytes, "codes that do not fit their terms");
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
-        // SAFETY: the processor has AVX2 and FMA; the sizes were just checked.
-        unsafe { wide::scan(table, codes, terms, base, first_row, top, accept) };
-        return;
-    }
-    scan_scalar(table, codes, terms, base, first_row, top, accept);
+    scan_at(cpu::level(), table, Codes { codes, terms, base, first_row }, top, accept);
 }
 
-fn scan_scalar(
-    table: &Table,
-    codes: &[u8],
-    terms: &[f32],
+/// Whole blocks of codes with their terms.
+#[derive(Clone, Copy)]
+struct Codes<'a> {
+    codes: &'a [u8],
+    terms: &'a [f32],
     base: f32,
     first_row: u32,
-    top: &mut TopK,
-    accept: impl Fn(u32) -> bool,
-) {
+}
+
+/// [`scan`], of which the sizes are checked.
+#[inline]
+fn scan_at(level: Level, table: &Table, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
+    match level {
+        // SAFETY: the processor has AVX-512, and with it AVX2 and FMA; the sizes fit.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { wide::scan::<true>(table, blocks, top, accept) },
+        // SAFETY: the processor has AVX2 and FMA; the sizes fit.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { wide::scan::<false>(table, blocks, top, accept) },
+        _ => scan_scalar(table, blocks, top, accept),
+    }
+}
+
+fn scan_scalar(table: &Table, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
+    let Codes { codes, terms, base, first_row } = blocks;
     let parts = table.bytes.len() / VALUES;
     for (number, (block, terms)) in
         codes.chunks_exact(block_bytes(parts)).zip(terms.chunks_exact(BLOCK)).enumerate()
@@ -189,7 +200,7 @@ fn scan_scalar(
 mod wide {
     use std::arch::x86_64::*;
 
-    use super::{BLOCK, Table, VALUES};
+    use super::{BLOCK, Codes, Table, VALUES, avx512};
     use crate::topk::TopK;
 
     #[target_feature(enable = "avx2,fma")]
@@ -325,18 +336,18 @@ mod wide {
         mask
     }
 
+    /// With or without AVX-512 for the sums of two blocks.
+    ///
     /// # Safety
-    /// `codes` must hold a block for this table for every 32 `terms`.
+    /// There must be a block of codes for this table for every 32 terms; with `AVX512` the processor must have that.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn scan(
+    pub(super) unsafe fn scan<const AVX512: bool>(
         table: &Table,
-        codes: &[u8],
-        terms: &[f32],
-        base: f32,
-        first_row: u32,
+        blocks: Codes<'_>,
         top: &mut TopK,
         accept: impl Fn(u32) -> bool,
     ) {
+        let Codes { codes, terms, base, first_row } = blocks;
         let block_bytes = table.bytes.len();
         let base = _mm256_set1_ps(base + table.bias);
         let step = _mm256_set1_ps(table.step);
@@ -357,7 +368,9 @@ mod wide {
         let mut block = codes.as_ptr();
         for [first, second] in pairs {
             // SAFETY: there is a block for every 32 terms, by the caller's promise.
-            let [early, late] = unsafe { sums::<2>(block, &table.bytes) };
+            let [early, late] = unsafe {
+                if AVX512 { avx512::sums(block, &table.bytes) } else { sums::<2>(block, &table.bytes) }
+            };
             keep(early, first, row);
             keep(late, second, row.wrapping_add(BLOCK as u32));
             row = row.wrapping_add(2 * BLOCK as u32);
@@ -369,6 +382,59 @@ mod wide {
             let [sums] = unsafe { sums::<1>(block, &table.bytes) };
             keep(sums, last, row);
         }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::BLOCK;
+    use std::arch::x86_64::*;
+
+    /// As with 256 bits, but two pairs of parts at a time, which are added up in the end.
+    ///
+    /// # Safety
+    /// AVX-512 is there; from `first` on there must be two blocks with 32 bytes for every 32 bytes of `tables`.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) unsafe fn sums(first: *const u8, tables: &[u8]) -> [[__m256i; 2]; 2] {
+        let nibble = _mm512_set1_epi8(0xF);
+        let block_bytes = tables.len();
+        let mut all = [_mm512_setzero_si512(); 2];
+        let mut odd = [_mm512_setzero_si512(); 2];
+        for at in (0..block_bytes).step_by(2 * BLOCK) {
+            // The last pair may be alone: zeros have no codes and cost nothing.
+            let mask = if block_bytes - at < 2 * BLOCK { u64::from(u32::MAX) } else { u64::MAX };
+            // SAFETY: what the mask leaves in lies inside the tables and the blocks, by the caller's promise.
+            let (four, codes) = unsafe {
+                (
+                    _mm512_maskz_loadu_epi8(mask, tables.as_ptr().add(at).cast()),
+                    [
+                        _mm512_maskz_loadu_epi8(mask, first.add(at).cast()),
+                        _mm512_maskz_loadu_epi8(mask, first.add(block_bytes + at).cast()),
+                    ],
+                )
+            };
+            // Lanes hold the tables of parts 0, 1, 2, 3; codes of a pair fill two lanes.
+            let low_tables = _mm512_shuffle_i32x4::<0b10_10_00_00>(four, four);
+            let high_tables = _mm512_shuffle_i32x4::<0b11_11_01_01>(four, four);
+            for (block, codes) in codes.into_iter().enumerate() {
+                let low = _mm512_shuffle_epi8(low_tables, _mm512_and_si512(codes, nibble));
+                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
+                // Entries of a pair are scaled so that their sum fits a byte.
+                let sum = _mm512_add_epi8(low, _mm512_shuffle_epi8(high_tables, high));
+                all[block] = _mm512_add_epi16(all[block], sum);
+                odd[block] = _mm512_add_epi16(odd[block], _mm512_srli_epi16::<8>(sum));
+            }
+        }
+        [both(all[0], odd[0]), both(all[1], odd[1])]
+    }
+
+    /// The sums of a block; what its odd bytes counted on top of the even ones is taken away again.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    fn both(all: __m512i, odd: __m512i) -> [__m256i; 2] {
+        let halves = |sum| _mm256_add_epi16(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum));
+        let (all, odd) = (halves(all), halves(odd));
+        [_mm256_sub_epi16(all, _mm256_slli_epi16::<8>(odd)), odd]
     }
 }
 
@@ -414,10 +480,15 @@ mod tests {
             scalar.costs.fill(0.0);
             scalar.fill_scalar(&query, &books, part_dims, -2.0);
             let accept = |row: u32| row % 3 != 1;
-            let (mut top, mut reference) = (TopK::new(k), TopK::new(k));
-            scan(&chosen, &codes, &terms, 3.0, 100, &mut top, accept);
-            scan_scalar(&chosen, &codes, &terms, 3.0, 100, &mut reference, accept);
-            prop_assert_eq!(top.sorted().collect::<Vec<_>>(), reference.sorted().collect::<Vec<_>>());
+            let all = Codes { codes: &codes, terms: &terms, base: 3.0, first_row: 100 };
+            let mut reference = TopK::new(k);
+            scan_scalar(&chosen, all, &mut reference, accept);
+            let reference: Vec<_> = reference.sorted().collect();
+            for level in cpu::levels() {
+                let mut top = TopK::new(k);
+                scan_at(level, &chosen, all, &mut top, accept);
+                prop_assert_eq!(&top.sorted().collect::<Vec<_>>(), &reference);
+            }
             let (ours, theirs) = (chosen.error_max(), scalar.error_max());
             prop_assert!((ours - theirs).abs() <= 1e-3 * theirs.max(1e-30));
             let mut all = TopK::new(blocks * BLOCK + 1);
@@ -442,11 +513,15 @@ mod tests {
         let mut table = Table::default();
         table.fill(&[1.0; PARTS_MAX], &books, 1, 1.0);
         let codes = vec![0xFF; block_bytes(PARTS_MAX)];
-        let mut top = TopK::new(BLOCK);
-        scan(&table, &codes, &[0.0; BLOCK], 0.0, 0, &mut top, |_| true);
-        let costs: Vec<f32> = top.sorted().map(|(cost, _)| cost).collect();
-        assert_eq!(costs.len(), BLOCK);
-        assert!(costs.iter().all(|cost| (cost - PARTS_MAX as f32).abs() < 1.0), "{costs:?}");
+        let codes = codes.repeat(3);
+        let blocks = Codes { codes: &codes, terms: &[0.0; 3 * BLOCK], base: 0.0, first_row: 0 };
+        for level in cpu::levels() {
+            let mut top = TopK::new(3 * BLOCK);
+            scan_at(level, &table, blocks, &mut top, |_| true);
+            let costs: Vec<f32> = top.sorted().map(|(cost, _)| cost).collect();
+            assert_eq!(costs.len(), 3 * BLOCK);
+            assert!(costs.iter().all(|cost| (cost - PARTS_MAX as f32).abs() < 1.0), "{costs:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! factors for each vector, from which [`scan`] makes lower bounds of distances; what these factors are is explained
 //! where they are made, in the `search` crate.
 
+use crate::cpu::{self, Level};
+
 /// Vectors of a block.
 pub const BLOCK: usize = 32;
 /// Dimensions are a multiple of this.
@@ -15,6 +17,8 @@ pub const DIMS_STEP: usize = 64;
 pub const DIMS_MAX: usize = 4096;
 /// The largest entry of a look-up table.
 const ENTRY_MAX: f32 = 63.0;
+/// Look-ups whose sum fits into a byte.
+const LOOKUPS_PER_BYTE: usize = 4;
 /// Factors of a block: `add`, `scale` and `error`, 32 of each.
 pub const FACTORS: usize = 3 * BLOCK;
 const _: () = assert!(DIMS_MAX / 4 * 63 <= u16::MAX as usize);
@@ -96,13 +100,28 @@ pub fn scan(
     gate: &Gate,
     bounds: &mut [f32; BLOCK],
 ) -> u32 {
+    scan_at(cpu::level(), table, codes, factors, gate, bounds)
+}
+
+#[inline]
+fn scan_at(
+    level: Level,
+    table: &Table,
+    codes: &[u8],
+    factors: &[f32; FACTORS],
+    gate: &Gate,
+    bounds: &mut [f32; BLOCK],
+) -> u32 {
     assert_eq!(table.entries.len(), codes.len(), "a block of other dimensions");
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
+    match level {
+        // SAFETY: the processor has AVX-512, and with it AVX2 and FMA; the lengths fit.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx2::scan::<true>(table, codes, factors, gate, bounds) },
         // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
-        return unsafe { avx2::scan(table, codes, factors, gate, bounds) };
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2::scan::<false>(table, codes, factors, gate, bounds) },
+        _ => scalar::scan(table, codes, factors, gate, bounds),
     }
-    scalar::scan(table, codes, factors, gate, bounds)
 }
 
 /// Bytes of the four-bit code of a vector with `dims` dimensions.
@@ -126,13 +145,21 @@ pub fn pack_nibbles(values: &[u8], code: &mut [u8]) {
 
 /// The product of a four-bit code and an 8-bit query (codes of [`crate::integer`]). Panics where the lengths do not fit.
 pub fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
+    nibble_dot_at(cpu::level(), code, query)
+}
+
+#[inline]
+fn nibble_dot_at(level: Level, code: &[u8], query: &[i8]) -> i32 {
     assert!(query.len().is_multiple_of(DIMS_STEP) && code.len() * 2 == query.len(), "unsuitable dimensions");
-    #[cfg(target_arch = "x86_64")]
-    if crate::cpu::avx2() {
+    match level {
+        // SAFETY: the processor has AVX-512 with VNNI.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512::nibble_dot(code, query) },
         // SAFETY: the processor has AVX2, and the lengths fit.
-        return unsafe { avx2::nibble_dot(code, query) };
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2::nibble_dot(code, query) },
+        _ => scalar::nibble_dot(code, query),
     }
-    scalar::nibble_dot(code, query)
 }
 
 mod scalar {
@@ -180,11 +207,8 @@ mod scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::{BLOCK, FACTORS, Gate, Table};
+    use super::{BLOCK, FACTORS, Gate, LOOKUPS_PER_BYTE, Table, avx512};
     use std::arch::x86_64::*;
-
-    /// Look-ups whose sum fits into a byte.
-    const LOOKUPS_PER_BYTE: usize = 4;
 
     /// Sums of look-ups: vectors 0 to 7, 8 to 15, 16 to 23, 24 to 31.
     ///
@@ -216,7 +240,13 @@ mod avx2 {
             wide[2] = _mm256_add_epi16(wide[2], _mm256_and_si256(second, mask));
             wide[3] = _mm256_add_epi16(wide[3], _mm256_srli_epi16(second, 8));
         }
-        // The two lanes hold the two groups of each pair.
+        fold(wide)
+    }
+
+    /// Vectors in order, from the even and the odd ones of the lower and of the upper halves, whose two lanes hold two groups.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(super) fn fold(wide: [__m256i; 4]) -> [__m128i; 4] {
         let folded =
             wide.map(|sum| _mm_add_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1)));
         [
@@ -227,10 +257,12 @@ mod avx2 {
         ]
     }
 
+    /// With or without AVX-512 for the sums of look-ups.
+    ///
     /// # Safety
-    /// AVX2 and FMA are there, and the table has as many entries as the block has bytes, a multiple of 128.
+    /// The table has as many entries as the block has bytes, a multiple of 128; with `AVX512` the processor has that.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn scan(
+    pub(super) unsafe fn scan<const AVX512: bool>(
         table: &Table,
         codes: &[u8],
         factors: &[f32; FACTORS],
@@ -242,7 +274,8 @@ mod avx2 {
         let limit = _mm256_set1_ps(gate.limit);
         let mut passed = 0;
         // SAFETY: the caller's promise.
-        let sums = unsafe { sums(&table.entries, codes) };
+        let sums =
+            unsafe { if AVX512 { avx512::sums(&table.entries, codes) } else { sums(&table.entries, codes) } };
         for (part, sums) in sums.into_iter().enumerate() {
             let sums = _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(sums));
             let product = _mm256_fmsub_ps(sums, step, total);
@@ -302,6 +335,67 @@ mod avx2 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::{LOOKUPS_PER_BYTE, avx2};
+    use std::arch::x86_64::*;
+
+    /// Sums of look-ups: vectors 0 to 7, 8 to 15, 16 to 23, 24 to 31.
+    ///
+    /// # Safety
+    /// AVX-512 is there, and the table has as many entries as the block has bytes, a multiple of 64.
+    #[target_feature(enable = "avx512f,avx512bw,avx2")]
+    pub(super) unsafe fn sums(entries: &[u8], codes: &[u8]) -> [__m128i; 4] {
+        let low = _mm512_set1_epi8(15);
+        let mask = _mm512_set1_epi16(255);
+        let mut wide = [_mm512_setzero_si512(); 4];
+        let fours = codes.len() / 64;
+        for start in (0..fours).step_by(LOOKUPS_PER_BYTE) {
+            let (mut first, mut second) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+            for four in start..fours.min(start + LOOKUPS_PER_BYTE) {
+                // SAFETY: four groups have 64 bytes of codes and 64 entries, and the lengths fit.
+                let (code, table) = unsafe {
+                    (
+                        _mm512_loadu_si512(codes.as_ptr().add(four * 64).cast()),
+                        _mm512_loadu_si512(entries.as_ptr().add(four * 64).cast()),
+                    )
+                };
+                let upper = _mm512_and_si512(_mm512_srli_epi16::<4>(code), low);
+                first = _mm512_add_epi8(first, _mm512_shuffle_epi8(table, _mm512_and_si512(code, low)));
+                second = _mm512_add_epi8(second, _mm512_shuffle_epi8(table, upper));
+            }
+            wide[0] = _mm512_add_epi16(wide[0], _mm512_and_si512(first, mask));
+            wide[1] = _mm512_add_epi16(wide[1], _mm512_srli_epi16::<8>(first));
+            wide[2] = _mm512_add_epi16(wide[2], _mm512_and_si512(second, mask));
+            wide[3] = _mm512_add_epi16(wide[3], _mm512_srli_epi16::<8>(second));
+        }
+        // Two of the four groups of each register, then two of two.
+        avx2::fold(
+            wide.map(|sum| {
+                _mm256_add_epi16(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum))
+            }),
+        )
+    }
+
+    /// `query` is twice as long as the code and a multiple of 64.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    pub(super) fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
+        let low = _mm256_set1_epi8(15);
+        let mut sum = _mm512_setzero_si512();
+        for (code, query) in code.as_chunks::<32>().0.iter().zip(query.as_chunks::<64>().0) {
+            // SAFETY: arrays of 32 and of 64 bytes are one register each.
+            let (code, query) = unsafe {
+                (_mm256_loadu_si256(code.as_ptr().cast()), _mm512_loadu_si512(query.as_ptr().cast()))
+            };
+            let (lower, upper) =
+                (_mm256_and_si256(code, low), _mm256_and_si256(_mm256_srli_epi16::<4>(code), low));
+            let values = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(lower), upper);
+            sum = _mm512_dpbusd_epi32(sum, values, query);
+        }
+        _mm512_reduce_add_epi32(sum)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,12 +421,17 @@ mod tests {
             table.fill(query);
             let factors: [f32; FACTORS] = std::array::from_fn(|at| factor * (at % 7) as f32);
             let gate = Gate { offset: factor, radius: 0.5, limit };
-            let (mut bounds, mut expected) = ([0.0; BLOCK], [0.0; BLOCK]);
-            let passed = scan(&table, &block, &factors, &gate, &mut bounds);
+            let mut expected = [0.0; BLOCK];
             scalar::scan(&table, &block, &factors, &gate, &mut expected);
+            for level in cpu::levels() {
+                let mut bounds = [0.0; BLOCK];
+                let passed = scan_at(level, &table, &block, &factors, &gate, &mut bounds);
+                for at in 0..BLOCK {
+                    prop_assert!((bounds[at] - expected[at]).abs() < 1e-2);
+                    prop_assert_eq!(passed >> at & 1 == 1, bounds[at] < limit);
+                }
+            }
             for (at, row) in rows.iter().enumerate() {
-                prop_assert!((bounds[at] - expected[at]).abs() < 1e-2);
-                prop_assert_eq!(passed >> at & 1 == 1, bounds[at] < limit);
                 let product = table.step() * f32::from(scalar::sums(&table, &block)[at]) - table.total();
                 // Each of the groups is rounded by half a step at most.
                 let slack = table.step() * (query.len() as f32 / 8.0) + 1e-3;
@@ -350,8 +449,9 @@ mod tests {
             let mut code = vec![0; nibble_bytes(values.len())];
             pack_nibbles(&values, &mut code);
             let naive: i32 = values.iter().zip(&query).map(|(&value, &query)| i32::from(value) * i32::from(query)).sum();
-            prop_assert_eq!(nibble_dot(&code, &query), naive);
-            prop_assert_eq!(scalar::nibble_dot(&code, &query), naive);
+            for level in cpu::levels() {
+                prop_assert_eq!(nibble_dot_at(level, &code, &query), naive);
+            }
         }
     }
 
@@ -361,7 +461,9 @@ mod tests {
             let mut code = vec![0; nibble_bytes(DIMS_MAX)];
             pack_nibbles(&vec![15; DIMS_MAX], &mut code);
             let query = vec![extreme; DIMS_MAX];
-            assert_eq!(nibble_dot(&code, &query), i32::from(extreme) * 15 * DIMS_MAX as i32);
+            for level in cpu::levels() {
+                assert_eq!(nibble_dot_at(level, &code, &query), i32::from(extreme) * 15 * DIMS_MAX as i32);
+            }
         }
         let query = vec![1.0; DIMS_MAX];
         let mut block = vec![0; block_bytes(DIMS_MAX)];
@@ -370,8 +472,10 @@ mod tests {
         table.fill(&query);
         let gate = Gate { offset: 0.0, radius: 0.0, limit: 0.0 };
         let factors = std::array::from_fn(|at| if (BLOCK..2 * BLOCK).contains(&at) { 1.0 } else { 0.0 });
-        let mut bounds = [0.0; BLOCK];
-        assert_eq!(scan(&table, &block, &factors, &gate, &mut bounds), 0);
-        assert!(bounds.iter().all(|bound| (bound - DIMS_MAX as f32).abs() < 1.0));
+        for level in cpu::levels() {
+            let mut bounds = [0.0; BLOCK];
+            assert_eq!(scan_at(level, &table, &block, &factors, &gate, &mut bounds), 0);
+            assert!(bounds.iter().all(|bound| (bound - DIMS_MAX as f32).abs() < 1.0));
+        }
     }
 }
