@@ -17,9 +17,7 @@ use super::pq::{Books, Codes, Shape, TRAINING_MAX, subtract};
 use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
 use super::section::{self, *};
 use super::tune::{self, Choice};
-use super::{
-    Ask, Build, Built, Coarse, Exact, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query,
-};
+use super::{Ask, Build, Built, Coarse, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query};
 use crate::filter::Filter;
 
 /// Clusters for each square root of the rows: what makes finding clusters and looking into them cost about the same.
@@ -339,15 +337,9 @@ impl IvfPq {
     }
 
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly where that is another thing.
-    fn rank(
-        &self,
-        query: &[f32],
-        k: usize,
-        exact: Option<&dyn Exact>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Hit>,
-    ) -> Result<()> {
-        let exact = exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
+    fn rank(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
+        let k = ask.k.min(HITS_MAX);
+        let exact = ask.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
         let ivf = &mut scratch.ivf;
         self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
         ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
@@ -357,7 +349,18 @@ impl IvfPq {
             return Ok(());
         };
         scratch.rows.clear();
-        scratch.rows.extend(ivf.top.unsorted().map(|(_, row)| row));
+        // What the k-th of them costs at most, all others have to beat.
+        let mut limit = -ask.floor;
+        for (at, (cost, row)) in ivf.top.sorted().enumerate() {
+            let (least, most) = ivf.byte_query.bounds(cost);
+            if least > limit {
+                break;
+            }
+            scratch.rows.push(row);
+            if at + 1 == k {
+                limit = limit.min(most);
+            }
+        }
         exact.scores(query, &scratch.rows, &mut scratch.scores)?;
         if scratch.scores.len() != scratch.rows.len() {
             return Err(Error::internal("exact scores are not one for each row"));
@@ -392,7 +395,7 @@ impl Coarse for IvfPq {
     }
 
     fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
-        let Ask { k, allow, exact, .. } = *ask;
+        let Ask { k, allow, .. } = *ask;
         check_query(query, self.dims, k)?;
         out.clear();
         let choice = Choice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
@@ -410,7 +413,7 @@ impl Coarse for IvfPq {
             }
             allow => self.candidates(k.min(allowed), probes, refine, allow, scratch),
         }
-        self.rank(query, k.min(HITS_MAX), exact, scratch, out)
+        self.rank(query, ask, scratch, out)
     }
 
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {

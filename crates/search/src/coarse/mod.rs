@@ -8,7 +8,8 @@
 //! as the one that was built. What is deleted or filtered comes in as a set of allowed rows.
 //!
 //! What an index stores is lossy. Where the caller has the vectors themselves it passes them as [`Exact`], and the
-//! last few candidates are scored with them; without, scores are those of the finest codes the index has.
+//! last few candidates are scored with them; without, scores are those of the finest codes the index has. Vectors are dear to
+//! read, so bounds on what a row can score decide which are.
 
 pub mod device;
 mod flat;
@@ -140,12 +141,15 @@ pub struct Ask<'a> {
     pub allow: Option<&'a Filter>,
     /// What gives exact scores; without, they are those of the finest codes.
     pub exact: Option<&'a dyn Exact>,
+    /// What a hit has to score to be of use, as so many are that good already elsewhere. Rows that cannot are left out
+    /// before their exact scores are asked for, where an index has bounds.
+    pub floor: f32,
 }
 
 impl<'a> Ask<'a> {
     /// The best `k` of all rows, by codes alone, looking as hard as the index found best.
     pub fn best(k: usize) -> Ask<'a> {
-        Ask { k, params: Params::default(), allow: None, exact: None }
+        Ask { k, params: Params::default(), allow: None, exact: None, floor: f32::NEG_INFINITY }
     }
 }
 

@@ -31,6 +31,8 @@ use crate::filter::Filter;
 
 pub(super) use build::build;
 
+/// What costs may be off by for rounding alone, as a share of them: far more than they are. Some rows have no other error.
+const ROUNDING: f32 = 1e-5;
 /// Rows whose four bits are looked at one by one, with their centres, in the time that one more list takes; measured.
 const ROWS_ONE_BY_ONE: usize = 2;
 /// Where a share `s` of the rows is allowed, `s` to the minus this times as many lists are looked into: the nearest
@@ -227,17 +229,20 @@ impl Rabitq {
     }
 
     /// Compares candidates exactly, best first; after the first few only those whose bound is below the `k`-th exact
-    /// cost, `refine` at most.
+    /// cost, `refine` at most. Bounds hold with high probability only, which the first few make up for; the floor applies to
+    /// them too, so a candidate must be above it by twice its bound's distance to be left out.
     fn compare_exactly(
         &self,
         query: &[f32],
-        k: usize,
+        (k, floor): (usize, f32),
         refine: usize,
         exact: &dyn Exact,
         work: &mut Work,
         out: &mut Vec<Hit>,
     ) -> Result<()> {
         work.exact.reset(k);
+        let most = self.cost_of_score(floor);
+        let most = most + ROUNDING * most.abs();
         let candidates = &mut work.found.candidates;
         candidates.truncate(refine);
         let mut rest = &candidates[..];
@@ -247,7 +252,9 @@ impl Rabitq {
             let limit = work.exact.limit();
             work.rows.clear();
             work.rows.extend(
-                now.iter().filter(|candidate| candidate.bound < limit).map(|candidate| candidate.row),
+                now.iter()
+                    .filter(|one| one.bound < limit && 2.0 * one.bound - one.cost <= most)
+                    .map(|one| one.row),
             );
             if work.rows.is_empty() {
                 continue;
@@ -303,7 +310,9 @@ impl Coarse for Rabitq {
         work.found.candidates.retain(|candidate| candidate.bound <= limit);
         work.found.candidates.sort_unstable_by(nearer);
         match exact {
-            Some(exact) => self.compare_exactly(query, k, choice.refine.max(k), exact, work, out)?,
+            Some(exact) => {
+                self.compare_exactly(query, (k, ask.floor), choice.refine.max(k), exact, work, out)?;
+            }
             None => out.extend(
                 work.found
                     .candidates

@@ -10,6 +10,8 @@ use super::{Exact, Metric};
 
 /// Rows whose bytes are asked for ahead of their use: enough to keep the memory busy, few enough for its queue.
 const AHEAD: usize = 8;
+/// What sums of rounded products may be off by, as a share of the largest of them: far more than they are.
+const ROUNDING: f32 = 1e-5;
 /// The largest code.
 const CODE_MAX: f32 = 255.0;
 
@@ -30,6 +32,21 @@ pub struct ByteQuery {
     values: Vec<f32>,
     offset: f32,
     dot: bool,
+    /// What bytes hide: the length of the difference to a vector at most, or with `dot` the product with that.
+    doubt: f32,
+}
+
+impl ByteQuery {
+    /// The least and the most that the cost of a row can be whose bytes cost `cost`: each value of a vector lies within half a
+    /// step of what its byte stands for.
+    pub fn bounds(&self, cost: f32) -> (f32, f32) {
+        if self.dot {
+            return (cost - self.doubt, cost + self.doubt);
+        }
+        let length = cost.max(0.0).sqrt();
+        let (least, most) = ((length - self.doubt).max(0.0), length + self.doubt);
+        (least * least * (1.0 - ROUNDING), most * most * (1.0 + ROUNDING))
+    }
 }
 
 impl ByteVectors {
@@ -107,10 +124,16 @@ impl ByteVectors {
         prepared.dot = dot;
         prepared.values.clear();
         prepared.offset = 0.0;
+        let half = if self.lossless { 0.0 } else { 0.5 };
         if dot {
+            let most = self.low.iter().zip(&self.step).map(|(low, step)| low.abs() + CODE_MAX * step);
+            let parts = query.iter().zip(&self.step).zip(most);
+            prepared.doubt =
+                parts.map(|((value, step), most)| value.abs() * (half * step + ROUNDING * most)).sum();
             prepared.offset = -float::dot(query, &self.low);
             prepared.values.extend(query.iter().zip(&self.step).map(|(value, step)| -value * step));
         } else {
+            prepared.doubt = half * float::dot(&self.step, &self.step).sqrt();
             prepared.values.extend(query.iter().zip(&self.low).map(|(value, low)| value - low));
         }
     }
@@ -254,6 +277,8 @@ mod tests {
             for (row, vector) in vectors.chunks_exact(3).enumerate() {
                 let truth = if dot { -float::dot(&query, vector) } else { float::l2(&query, vector) };
                 let cost = bytes.cost(&prepared, row as u32);
+                let (least, most) = prepared.bounds(cost);
+                prop_assert!(least <= truth && truth <= most, "{least} {truth} {most}");
                 prop_assert_eq!(cost, again.cost(&prepared, row as u32));
                 // A value is off by half a step at most.
                 let parts = query.iter().zip(vector).zip(&bytes.step);

@@ -94,6 +94,30 @@ enum Place<'s> {
     Fresh(&'s Arc<Row>),
 }
 
+/// The best candidates so far.
+struct Best<'s> {
+    count: usize,
+    ranked: Vec<Ranked<'s>>,
+    /// What the last of them scores, once there are as many as wanted.
+    floor: f32,
+}
+
+impl Best<'_> {
+    /// Forgets all but the best.
+    fn keep(&mut self) {
+        if self.count == 0 || self.ranked.len() < self.count {
+            return self.ranked.truncate(self.count);
+        }
+        self.ranked.select_nth_unstable_by(self.count - 1, by_likeness);
+        self.ranked.truncate(self.count);
+        self.floor = self.ranked[self.count - 1].coarse;
+    }
+}
+
+fn by_likeness(a: &Ranked<'_>, b: &Ranked<'_>) -> Ordering {
+    better((a.coarse, a.id), (b.coarse, b.id))
+}
+
 /// Best first, equal scores by id.
 fn better(a: (f32, u64), b: (f32, u64)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
@@ -194,33 +218,33 @@ impl Inner {
         if let Some(clause) = query.filter {
             clause.check()?;
         }
-        let mut ranked = Vec::new();
-        for (at, view) in (0..).zip(views) {
-            self.coarse_segment(thread, query, view, count, found)?;
-            let ids = view.segment.ids();
-            ranked.extend(thread.hits.iter().filter_map(|hit| {
-                let id = ids.id(hit.row)?;
-                // Rows whose exact score could not be read score minus infinity.
-                let scored = hit.score > f32::NEG_INFINITY;
-                scored.then_some(Ranked { coarse: hit.score, id, place: Place::Sealed(at, hit.row) })
-            }));
-        }
+        let mut best = Best { count, ranked: Vec::new(), floor: f32::NEG_INFINITY };
         let metric = self.options.shape.metric;
         for part in &state.parts {
             for (_, row) in part.live() {
                 if query.filter.is_none_or(|clause| allows(clause, row)) {
                     let coarse = alike(metric, query.embedding, &row.embedding);
-                    ranked.push(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
+                    best.ranked.push(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
                 }
             }
         }
-        let order = |a: &Ranked<'_>, b: &Ranked<'_>| better((a.coarse, a.id), (b.coarse, b.id));
-        if ranked.len() > count && count > 0 {
-            ranked.select_nth_unstable_by(count - 1, order);
+        best.keep();
+        // What the largest have is most of the answer, so that the others have little to read.
+        let mut order: Vec<(u32, &View)> = (0..).zip(views.iter().copied()).collect();
+        order.sort_by_key(|(_, view)| std::cmp::Reverse(view.segment.index().rows()));
+        for (at, view) in order {
+            self.coarse_segment(thread, query, view, (count, best.floor), found)?;
+            let ids = view.segment.ids();
+            best.ranked.extend(thread.hits.iter().filter_map(|hit| {
+                let id = ids.id(hit.row)?;
+                // Rows whose exact score could not be read score minus infinity.
+                let scored = hit.score > f32::NEG_INFINITY;
+                scored.then_some(Ranked { coarse: hit.score, id, place: Place::Sealed(at, hit.row) })
+            }));
+            best.keep();
         }
-        ranked.truncate(count);
-        ranked.sort_unstable_by(order);
-        Ok(ranked)
+        best.ranked.sort_unstable_by(by_likeness);
+        Ok(best.ranked)
     }
 
     /// Leaves the best of one segment in `thread.hits`.
@@ -229,7 +253,7 @@ impl Inner {
         thread: &mut SearchThread,
         query: &Query<'_>,
         view: &View,
-        count: usize,
+        (count, floor): (usize, f32),
         found: &mut Found,
     ) -> Result<()> {
         let SearchThread { scratch, hits, vectors, .. } = thread;
@@ -240,7 +264,7 @@ impl Inner {
             return Ok(());
         }
         let index: &dyn Coarse = view.segment.index();
-        let ask = Ask { k: count, params: query.params, allow, exact: None };
+        let ask = Ask { params: query.params, allow, floor, ..Ask::best(count) };
         if !query.exact {
             return index.search(query.embedding, &ask, scratch, hits);
         }

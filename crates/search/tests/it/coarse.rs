@@ -78,7 +78,10 @@ impl Scene {
     ) -> Vec<Hit> {
         let (exact, mut scratch, mut hits) = (self.exact(), Scratch::default(), Vec::new());
         let exact: Option<&dyn search::coarse::Exact> = if exactly { Some(&exact) } else { None };
-        self.built.index.search(query, &Ask { k, params, allow, exact }, &mut scratch, &mut hits).unwrap();
+        self.built
+            .index
+            .search(query, &Ask { params, allow, exact, ..Ask::best(k) }, &mut scratch, &mut hits)
+            .unwrap();
         hits
     }
 }
@@ -193,6 +196,50 @@ fn an_index_opened_again_gives_the_same_answers() {
             let mut fewer = borrowed.clone();
             fewer.remove(missing);
             assert!(open(&fewer).is_err(), "{kind:?} without section {:#x}", borrowed[missing].0);
+        }
+    });
+}
+
+/// Counts the rows that are asked for.
+struct Counted<'a>(&'a DenseVectors, std::cell::Cell<usize>);
+
+impl search::coarse::Exact for Counted<'_> {
+    fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> base::Result<()> {
+        self.1.set(self.1.get() + rows.len());
+        self.0.scores(query, rows, out)
+    }
+}
+
+#[test]
+fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
+    each(|scene, kind| {
+        let (exact, index, mut scratch) = (scene.exact(), &scene.built.index, Scratch::default());
+        let mut reads = [0; 3];
+        for seed in 0..20 {
+            let query = &vectors(8, scene.dims, 300 + seed)[..scene.dims];
+            let mut search = |floor: f32| {
+                let (counted, mut hits) = (Counted(&exact, 0.into()), Vec::new());
+                let ask = Ask { params: EVERYTHING, exact: Some(&counted), floor, ..Ask::best(10) };
+                index.search(query, &ask, &mut scratch, &mut hits).unwrap();
+                (hits, counted.1.get())
+            };
+            let (all, without) = search(f32::NEG_INFINITY);
+            let floor = all[2].score;
+            let (some, with) = search(floor);
+            let reaching =
+                |hits: Vec<Hit>| hits.into_iter().filter(|hit| hit.score >= floor).collect::<Vec<_>>();
+            let beyond = search(all[0].score.abs() * 2.0 + 1.0).1;
+            assert_eq!(reaching(some), all[..3].to_vec(), "{kind:?} {:?}", scene.metric);
+            reads.iter_mut().zip([without, with, beyond]).for_each(|(sum, reads)| *sum += reads);
+        }
+        // One byte a value, or a bound, says enough of most rows.
+        let [without, with, beyond] = reads;
+        match kind {
+            Kind::Flat => assert_eq!(without, with),
+            _ => assert!(with < without && beyond == 0, "{kind:?} {:?} {reads:?}", scene.metric),
+        }
+        if kind == Kind::IvfPq {
+            assert!(without < 20 * 18, "fewer than the 20 a query that are kept: {reads:?}");
         }
     });
 }
