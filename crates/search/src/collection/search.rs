@@ -94,6 +94,9 @@ enum Place<'s> {
     Fresh(&'s Arc<Row>),
 }
 
+/// Candidates beyond twice as many as wanted that wait to be forgotten.
+const OFFERED: usize = 64;
+
 /// The best candidates so far.
 struct Best<'s> {
     count: usize,
@@ -102,7 +105,18 @@ struct Best<'s> {
     floor: f32,
 }
 
-impl Best<'_> {
+impl<'s> Best<'s> {
+    /// Takes one that may be among the best.
+    #[inline]
+    fn offer(&mut self, one: Ranked<'s>) {
+        if one.coarse >= self.floor {
+            self.ranked.push(one);
+            if self.ranked.len() >= 2 * self.count + OFFERED {
+                self.keep();
+            }
+        }
+    }
+
     /// Forgets all but the best.
     fn keep(&mut self) {
         if self.count == 0 || self.ranked.len() < self.count {
@@ -221,12 +235,12 @@ impl Inner {
         let mut best = Best { count, ranked: Vec::new(), floor: f32::NEG_INFINITY };
         let metric = self.options.shape.metric;
         for part in &state.parts {
-            for (_, row) in part.live() {
+            part.scan(|row| {
                 if query.filter.is_none_or(|clause| allows(clause, row)) {
                     let coarse = alike(metric, query.embedding, &row.embedding);
-                    best.ranked.push(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
+                    best.offer(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
                 }
-            }
+            });
         }
         best.keep();
         // What the largest have is most of the answer, so that the others have little to read.
@@ -235,12 +249,13 @@ impl Inner {
         for (at, view) in order {
             self.coarse_segment(thread, query, view, (count, best.floor), found)?;
             let ids = view.segment.ids();
-            best.ranked.extend(thread.hits.iter().filter_map(|hit| {
-                let id = ids.id(hit.row)?;
+            for hit in &thread.hits {
                 // Rows whose exact score could not be read score minus infinity.
-                let scored = hit.score > f32::NEG_INFINITY;
-                scored.then_some(Ranked { coarse: hit.score, id, place: Place::Sealed(at, hit.row) })
-            }));
+                let id = ids.id(hit.row).filter(|_| hit.score > f32::NEG_INFINITY);
+                if let Some(id) = id {
+                    best.offer(Ranked { coarse: hit.score, id, place: Place::Sealed(at, hit.row) });
+                }
+            }
             best.keep();
         }
         best.ranked.sort_unstable_by(by_likeness);
