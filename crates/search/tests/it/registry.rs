@@ -588,8 +588,12 @@ fn child_that_writes() {
     let Ok(directory) = std::env::var("MILLPOND_SEARCH_TEST_DIRECTORY") else { return };
     let registry = open(Path::new(&directory));
     let named = registry.get("c").or_else(|_| registry.create("c", settings())).unwrap();
-    for number in named.count(None).unwrap().count.. {
-        put(&named, &[got(id(number), number)]).unwrap();
+    let there = named.count(None).unwrap().count;
+    // The last may have been written by one that was killed before it changed its payload.
+    for number in there.saturating_sub(1).. {
+        if number >= there {
+            put(&named, &[got(id(number), number)]).unwrap();
+        }
         if number % 7 == 0 {
             let payload = object(json!({"acknowledged": number}));
             named.change_payload(Which::Ids(&[id(number)]), &PayloadChange::Overwrite(payload)).unwrap();
