@@ -15,7 +15,7 @@ from recordings import CLIPS, speech, wave  # noqa: E402
 
 @pytest.fixture(scope="session", autouse=True)
 def made() -> None:
-    assert BINARY.exists(), f"no {BINARY}: run `make build`"
+    assert BINARY.exists(), f"no {BINARY}: run `make build`, or `make tests-built` for the tests' own"
     assert (RECOGNISERS / "ready").exists(), "no recognisers: run `make recognisers`"
     assert (CLIPS / "ready").exists(), "no recordings: run `make recognisers`"
 

@@ -14,7 +14,7 @@ from models import MODELS, Reference, half_plus_two  # noqa: E402
 
 @pytest.fixture(scope="session", autouse=True)
 def binary() -> None:
-    assert BINARY.exists(), f"no {BINARY}: run `make build`"
+    assert BINARY.exists(), f"no {BINARY}: run `make build`, or `make tests-built` for the tests' own"
     # Children inherit it; the test of idle connections needs it here and in the server.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

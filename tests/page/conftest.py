@@ -23,7 +23,7 @@ REAL = ("text_direction", "voice_step")
 
 @pytest.fixture(scope="session", autouse=True)
 def programs() -> None:
-    assert BINARY.exists(), f"no {BINARY}: run `make build`"
+    assert BINARY.exists(), f"no {BINARY}: run `make build`, or `make tests-built` for the tests' own"
     assert shutil.which("chromium") and shutil.which("chromedriver"), "no Chromium: run `make test-page`"
     PICTURES.mkdir(parents=True, exist_ok=True)
 

@@ -1,8 +1,8 @@
 //! Dot products of f32 queries with rows of bfloat16.
 //!
 //! A bfloat16 is the upper half of an f32, so a shift makes it one again; processors without instructions for the type
-//! lose only that shift. (Those that have some, AVX512-BF16, would have the query rounded to eight bits too.) Sums are taken in f32 and in an order that depends on the variant, so variants agree within
-//! rounding, not to the bit.
+//! lose only that shift. (Those that have some, AVX512-BF16, would have the query rounded to eight bits too.) Sums are
+//! taken in f32 and in an order that depends on the variant, so variants agree within rounding, not to the bit.
 
 use half::bf16;
 

@@ -15,6 +15,8 @@ const BLOCK_ROWS: u32 = 256;
 /// Rows whose embeddings are asked for ahead of their use, and as many again whose addresses are: each lies somewhere else, and
 /// waiting for memory would take most of a scan's time.
 const AHEAD: usize = 4;
+/// Values of an embedding that are asked for; those behind them the processor asks for by itself.
+const AHEAD_VALUES: usize = 256;
 /// Bytes of a row beside its contents: pointers, lengths, its entry in the table of ids.
 const ROW_OVERHEAD_BYTES: u64 = 192;
 
@@ -111,8 +113,7 @@ impl Part {
                     kernels::prefetch(std::slice::from_ref(&**later));
                 }
                 if let Some(soon) = block.get(at + AHEAD) {
-                    // What follows, the processor asks for by itself.
-                    kernels::prefetch(&soon.embedding[..soon.embedding.len().min(256)]);
+                    kernels::prefetch(&soon.embedding[..soon.embedding.len().min(AHEAD_VALUES)]);
                 }
                 if !self.dead.contains(first + at as u32) {
                     each(row);
