@@ -139,15 +139,10 @@ impl Panels {
         assert!(self.count > 0, "nothing to be near to");
         assert_eq!(points.len(), nearest.len() * self.dims, "points that do not fit their places");
         nearest.fill((0, f32::INFINITY));
-        self.tiles(points, |row, column, products| {
-            let squares = &self.squares[column..column + COLUMNS];
-            let best = &mut nearest[row];
-            for (offset, (product, square)) in products.iter().zip(squares).enumerate() {
-                let cost = square - 2.0 * product;
-                if cost < best.1 {
-                    *best = ((column + offset) as u32, cost);
-                }
-            }
+        let squares = self.squares.as_chunks::<COLUMNS>().0;
+        self.tiles(points, |row, column, tile| {
+            let nearest = &mut nearest[row..row + tile.len()];
+            take_nearer(tile, &squares[column / COLUMNS], column as u32, nearest);
         });
     }
 
@@ -161,14 +156,16 @@ impl Panels {
             products.len(),
             "products that do not fit their places"
         );
-        self.tiles(points, |row, column, tile| {
+        self.tiles(points, |first, column, tile| {
             let width = COLUMNS.min(self.count - column);
-            products[row * self.count + column..][..width].copy_from_slice(&tile[..width]);
+            for (row, sums) in (first..).zip(tile) {
+                products[row * self.count + column..][..width].copy_from_slice(&sums[..width]);
+            }
         });
     }
 
-    /// Calls `give(point, first column, products with the 16 columns)` for every point and panel.
-    fn tiles(&self, points: &[f32], mut give: impl FnMut(usize, usize, &[f32; COLUMNS])) {
+    /// Calls `give(first point, first column, products of each point with the 16 columns)` for every tile.
+    fn tiles(&self, points: &[f32], mut give: impl FnMut(usize, usize, &[[f32; COLUMNS]])) {
         assert!(points.len().is_multiple_of(self.dims), "points that are not whole");
         for (block, points) in points.chunks(ROWS_IN_CACHE * self.dims).enumerate() {
             for (panel, values) in self.values.chunks_exact(COLUMNS * self.dims).enumerate() {
@@ -176,9 +173,7 @@ impl Panels {
                     let mut sums = [[0.0; COLUMNS]; ROWS];
                     products_of_tile(rows, values, self.dims, &mut sums);
                     let first = block * ROWS_IN_CACHE + tile * ROWS;
-                    for (row, sums) in sums.iter().take(rows.len() / self.dims).enumerate() {
-                        give(first + row, panel * COLUMNS, sums);
-                    }
+                    give(first, panel * COLUMNS, &sums[..rows.len() / self.dims]);
                 }
             }
         }
@@ -195,6 +190,34 @@ fn products_of_tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; 
         return;
     }
     tile_scalar(rows, panel, dims, sums);
+}
+
+/// Where a column of the panel that begins at `column` costs less than a point's nearest so far, it is the nearest. A column
+/// costs its square less twice its product.
+fn take_nearer(tile: &[[f32; COLUMNS]], squares: &[f32; COLUMNS], column: u32, nearest: &mut [(u32, f32)]) {
+    #[cfg(target_arch = "x86_64")]
+    if cpu::avx2() {
+        // SAFETY: the processor has AVX2 and FMA.
+        unsafe { wide::take_nearer(tile, squares, column, nearest) };
+        return;
+    }
+    for (products, best) in tile.iter().zip(nearest) {
+        take_nearer_scalar(products, squares, column, best);
+    }
+}
+
+fn take_nearer_scalar(
+    products: &[f32; COLUMNS],
+    squares: &[f32; COLUMNS],
+    column: u32,
+    best: &mut (u32, f32),
+) {
+    for (column, (product, square)) in (column..).zip(products.iter().zip(squares)) {
+        let cost = square - 2.0 * product;
+        if cost < best.1 {
+            *best = (column, cost);
+        }
+    }
 }
 
 fn tile_scalar(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
@@ -295,6 +318,55 @@ mod wide {
         body + super::dot_bytes_scalar(&scaled[whole..], &codes[whole..])
     }
 
+    /// The same as the scalar one to the bit: twice a product is exact, so that one rounding is left either way.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn take_nearer(
+        tile: &[[f32; COLUMNS]],
+        squares: &[f32; COLUMNS],
+        column: u32,
+        nearest: &mut [(u32, f32)],
+    ) {
+        for (products, best) in tile.iter().zip(nearest) {
+            nearer_of_16(products, squares, column, best);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    fn nearer_of_16(products: &[f32; COLUMNS], squares: &[f32; COLUMNS], column: u32, best: &mut (u32, f32)) {
+        let two = _mm256_set1_ps(2.0);
+        let cost = |at: usize| {
+            let (products, squares) = (&products[at..at + LANES], &squares[at..at + LANES]);
+            // SAFETY: both slices hold a register's values.
+            unsafe {
+                let products = _mm256_loadu_ps(products.as_ptr());
+                _mm256_fnmadd_ps(two, products, _mm256_loadu_ps(squares.as_ptr()))
+            }
+        };
+        let (low, high) = (cost(0), cost(LANES));
+        // Bit n for column n.
+        let where_both = |low: __m256, high: __m256| {
+            (_mm256_movemask_ps(low) as u32) | (_mm256_movemask_ps(high) as u32) << LANES
+        };
+        let so_far = _mm256_set1_ps(best.1);
+        // What is no number is not less.
+        let less = |cost| _mm256_cmp_ps::<_CMP_LT_OQ>(cost, so_far);
+        let (low_less, high_less) = (less(low), less(high));
+        if where_both(low_less, high_less) == 0 {
+            return;
+        }
+        // Those that are not less, or no number, must not hide the least of those that are.
+        let (low, high) =
+            (_mm256_blendv_ps(so_far, low, low_less), _mm256_blendv_ps(so_far, high, high_less));
+        let least = _mm256_min_ps(low, high);
+        let least = _mm256_min_ps(least, _mm256_permute2f128_ps::<1>(least, least));
+        let least = _mm256_min_ps(least, _mm256_permute_ps::<0b01_00_11_10>(least));
+        let least = _mm256_min_ps(least, _mm256_permute_ps::<0b10_11_00_01>(least));
+        let equal = |cost| _mm256_cmp_ps::<_CMP_EQ_OQ>(cost, least);
+        let first = where_both(equal(low), equal(high)).trailing_zeros();
+        *best = (column + first, _mm256_cvtss_f32(least));
+    }
+
     /// # Safety
     /// `rows` must hold ROWS vectors of `dims` values, `panel` `dims` times COLUMNS values.
     #[target_feature(enable = "avx2,fma")]
@@ -345,6 +417,22 @@ mod tests {
             prop_assert!(close(l2(&a, &b), l2_scalar(&a, &b)));
             prop_assert!(close(dot_bytes(&step, &codes), dot_bytes_scalar(&step, &codes)));
             prop_assert!(close(l2_bytes(&a, &step, &codes), l2_bytes_scalar(&a, &step, &codes)));
+        }
+
+        /// Few different values, so that there are equals; and some that are no numbers.
+        #[test]
+        fn the_nearest_is_the_first_of_equals_and_a_number(
+            rounds in prop::collection::vec(prop::array::uniform16((0_u8..12, 0_u8..3)), 1..5),
+        ) {
+            let number = |code: u8| if code == 11 { f32::NAN } else { f32::from(code) / 3.0 };
+            let (mut one, mut other) = ([(0, f32::INFINITY)], (0, f32::INFINITY));
+            for (columns, first) in rounds.iter().zip((0..).step_by(COLUMNS)) {
+                let products = columns.map(|(product, _)| number(product));
+                let squares = columns.map(|(_, square)| if square == 2 { f32::INFINITY } else { f32::from(square) });
+                take_nearer(&[products], &squares, first, &mut one);
+                take_nearer_scalar(&products, &squares, first, &mut other);
+                prop_assert_eq!(one[0], other);
+            }
         }
 
         #[test]
