@@ -145,6 +145,22 @@ def test_scrolling_and_counting_answer_as_the_local_mode_does(client, collection
         assert client.count(collection, count_filter=chosen).count == len(theirs)
 
 
+def test_values_are_counted_as_in_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.DOT)
+    rng = random.Random(11)
+    counted = 0
+    for number in range(40):
+        key, chosen = rng.choice(["city", "tags", "deep.k", "n", "nothing"]), a_filter(rng) if number % 4 else None
+        asked = {"facet_filter": chosen, "limit": rng.choice([1, 3, 1000]), "exact": rng.choice([True, False])}
+        ours, theirs = (each.facet(collection, key, **asked).hits for each in (client, local))
+        assert ours == theirs, f"{number}: {key} {asked}"
+        counted += len(theirs)
+    assert counted > 50, "the filters let hardly anything through, so that nothing was compared"
+    assert len(client.facet(collection, "n").hits) == len(local.facet(collection, "n").hits) <= 10
+    client.delete(collection, models.PointIdsList(points=[row[0] for row in everything(client, collection)]))
+    assert client.facet(collection, "city").hits == []
+
+
 def test_changes_leave_what_they_leave_in_the_local_mode(client, collection):
     local = both(client, collection, models.Distance.DOT, 120)
     rng = random.Random(9)
@@ -284,7 +300,6 @@ def test_what_is_not_supported_says_so(client, collection):
         (lambda: query(collection, query=one, query_filter=models.Filter(must=[text])), "matching by text"),
         (lambda: client.query_points_groups(collection, group_by="city", query=one), "query/groups"),
         (lambda: client.scroll(collection, order_by="n"), "order_by"),
-        (lambda: client.facet(collection, "city"), "facet"),
         (lambda: client.create_snapshot(collection), "snapshots"),
         (lambda: client.update_vectors(collection, [models.PointVectors(id=1, vector=one)]), "points/vectors"),
         (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),

@@ -7,4 +7,4 @@ mod bitmap;
 mod condition;
 
 pub use bitmap::Filter;
-pub use condition::{CONDITIONS_MAX, Clause, Condition, DEPTH_MAX, Match, Range, VALUES_MAX};
+pub use condition::{CONDITIONS_MAX, Clause, Condition, DEPTH_MAX, Match, Range, VALUES_MAX, each_value};

@@ -28,8 +28,8 @@ pub use id::PointId;
 pub use payload::{ClearPayload, DeletePayload, SetPayload};
 pub use points::{Operation, Operations, Point, Selector, Upsert, What};
 pub use query::{
-    CountRequest, Fetch, Prefetch, Quantization, Query, QueryBatch, QueryRequest, ScrollRequest,
-    SearchParams, Target,
+    CountRequest, FacetRequest, Fetch, Prefetch, Quantization, Query, QueryBatch, QueryRequest,
+    ScrollRequest, SearchParams, Target,
 };
 pub use select::{WithPayload, WithVector};
 pub use vector::{Columns, Vector};

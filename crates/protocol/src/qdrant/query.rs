@@ -328,6 +328,25 @@ pub struct CountRequest {
     _shard_key: Absent,
 }
 
+/// How many points have which value of a field.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct FacetRequest {
+    /// The field's path, as in a filter.
+    pub key: String,
+    limit: Option<usize>,
+    /// Which points.
+    pub filter: Option<Filter>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: Absent,
+}
+
+impl FacetRequest {
+    /// How many values.
+    pub fn limit(&self) -> usize {
+        self.limit.unwrap_or(LIMIT)
+    }
+}
+
 /// Points by their ids.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 pub struct Fetch {

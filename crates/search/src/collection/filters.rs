@@ -124,7 +124,7 @@ fn read(segment: &Segment, clause: &Clause) -> Result<Selected> {
 }
 
 /// A payload; `None` for what is not JSON.
-fn value_of(bytes: &[u8]) -> Option<Value> {
+pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }
 

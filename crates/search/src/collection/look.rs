@@ -108,7 +108,7 @@ impl Inner {
         Ok(counted)
     }
 
-    fn is_partial(&self, state: &State) -> bool {
+    pub(super) fn is_partial(&self, state: &State) -> bool {
         state.is_partial() || lock(&self.noted).log_damaged
     }
 

@@ -19,6 +19,7 @@
 //! a list names is removed before two newer lists are durable. Memory never exceeds the budget.
 
 mod catalog;
+mod facet;
 mod filters;
 mod inner;
 mod look;
@@ -52,6 +53,7 @@ use crate::ingest::{Op, Point, StoredPoint};
 use crate::rerank::{Limits, Scorer, Searcher, Shared};
 use crate::segment::{PageCache, reader_options};
 
+pub use facet::{FACET_VALUES_MAX, Facet, FacetValue};
 pub use look::{Count, IDS_MAX, IdList, Parts};
 pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
 pub use resources::Resources;
@@ -219,6 +221,16 @@ impl Collection {
     /// As [`Collection::ids_from`].
     pub fn count_where(&self, filter: Option<&Clause>) -> Result<Count> {
         self.inner.count_where(filter)
+    }
+
+    /// How many of the points that `filter` allows have which value of the payload's field `key` (a path as in a filter);
+    /// the `max` most frequent values. Counted exactly: every payload is read, which takes as long as the first use of a
+    /// filter.
+    ///
+    /// # Errors
+    /// As [`Collection::ids_from`]; `InvalidArgument` without a key, and for more than [`FACET_VALUES_MAX`] values.
+    pub fn facet(&self, key: &str, filter: Option<&Clause>, max: usize) -> Result<Facet> {
+        self.inner.facet(key, filter, max)
     }
 
     /// How alike the embeddings of the points of `ids` are to `embedding`, exactly, in the order of `ids`; `None` for

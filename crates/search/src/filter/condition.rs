@@ -225,6 +225,14 @@ fn either_float(one: &serde_json::Number, other: &serde_json::Number) -> bool {
     one.is_f64() || other.is_f64()
 }
 
+/// Hands every value under `path` to `give`: null is none, the elements of a list are several.
+pub fn each_value(value: &Value, path: &str, give: &mut dyn FnMut(&Value)) {
+    any_value(value, path, &mut |value| {
+        give(value);
+        false
+    });
+}
+
 /// Whether `accepts` says yes to one of the values under `path`: null is none, the elements of a list are several.
 fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool) -> bool {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));

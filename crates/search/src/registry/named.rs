@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::core::{SETTINGS, SETTINGS_KIND};
 use super::files::{self, Settings, Stored};
-use crate::collection::{Collection, IDS_MAX, Parts, SearchThread};
+use crate::collection::{Collection, Facet, IDS_MAX, Parts, SearchThread};
 use crate::filter::Clause;
 use crate::ingest::StoredPoint;
 use crate::points::{self, GotPoint, NUMBERS_MAX, PointId};
@@ -272,6 +272,14 @@ impl Named {
     /// As [`Named::scroll`].
     pub fn count(&self, filter: Option<&Clause>) -> Result<Counted> {
         self.collection.count_where(filter)
+    }
+
+    /// How many of the points that `filter` allows have which value of the field `key`; the `max` most frequent.
+    ///
+    /// # Errors
+    /// As [`Collection::facet`].
+    pub fn facet(&self, key: &str, filter: Option<&Clause>, max: usize) -> Result<Facet> {
+        self.collection.facet(key, filter, max)
     }
 
     /// The ids of the first points that `filter` allows, at most `max`.

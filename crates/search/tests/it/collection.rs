@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use base::ErrorKind;
 use proptest::prelude::*;
 use search::coarse::Metric;
-use search::collection::{Collection, Merging, Options, Query};
+use search::collection::{Collection, FacetValue, Merging, Options, Query};
 use search::filter::{Clause, Condition, Match};
 use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
@@ -178,6 +178,31 @@ impl Subject {
         let wanted: Vec<u64> = of_colour.take(5).map(|(point, _)| point.id).collect();
         let ids: Vec<u64> = found.hits.iter().map(|hit| hit.id).collect();
         assert_eq!(ids, wanted);
+        self.check_facet(&clause);
+    }
+
+    /// Values are counted as a look at every payload counts them.
+    fn check_facet(&self, clause: &Clause) {
+        let (collection, model) = (self.collection.as_ref().unwrap(), self.model());
+        for clause in [None, Some(clause)] {
+            let mut counts = BTreeMap::new();
+            for point in model.values().filter(|point| !point.payload.is_empty()) {
+                let payload: serde_json::Value = serde_json::from_slice(&point.payload).unwrap();
+                if clause.is_none_or(|clause| clause.matches(point.id, &payload)) {
+                    let colour = payload.get("colour").and_then(serde_json::Value::as_i64);
+                    *counts.entry(colour).or_insert(0) += 1;
+                }
+            }
+            counts.remove(&None);
+            let mut wanted: Vec<(FacetValue, u64)> = counts
+                .into_iter()
+                .filter_map(|(colour, count)| Some((FacetValue::Whole(colour?), count)))
+                .collect();
+            wanted.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+            let found = collection.facet("colour", clause, 3).unwrap();
+            wanted.truncate(3);
+            assert_eq!((found.hits, found.partial), (wanted, false), "{clause:?}");
+        }
     }
 }
 

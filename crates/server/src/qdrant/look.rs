@@ -2,7 +2,7 @@
 
 use base::{Error, ErrorKind, Result};
 use protocol::qdrant::{self as wire, Record, Vector, WithPayload, WithVector};
-use search::collection::{IDS_MAX, Parts, SearchThread};
+use search::collection::{FacetValue, IDS_MAX, Parts, SearchThread};
 use search::points::GotPoint;
 use search::registry::Named;
 use serde::Serialize;
@@ -184,6 +184,36 @@ pub(super) fn count(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8])
     let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
     let counted = named.count(clause.as_ref())?;
     Ok(Counted { count: counted.count, partial: counted.partial })
+}
+
+/// Values of a field, the most frequent first.
+#[derive(Serialize)]
+pub(super) struct Faceted {
+    hits: Vec<FacetHit>,
+    #[serde(skip_serializing_if = "is_false")]
+    partial: bool,
+}
+
+#[derive(Serialize)]
+struct FacetHit {
+    value: Value,
+    count: u64,
+}
+
+pub(super) fn facet(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Faceted> {
+    let asked: wire::FacetRequest = wire::parse(body)?;
+    if asked.limit() == 0 {
+        return Err(Error::invalid("limit: 0 values cannot be asked for; 1 or more"));
+    }
+    let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let found = named.facet(&asked.key, clause.as_ref(), asked.limit())?;
+    let value = |value| match value {
+        FacetValue::Bool(value) => Value::from(value),
+        FacetValue::Whole(value) => Value::from(value),
+        FacetValue::Text(text) => Value::from(text),
+    };
+    let hits = found.hits.into_iter().map(|(found, count)| FacetHit { value: value(found), count }).collect();
+    Ok(Faceted { hits, partial: found.partial })
 }
 
 /// Whether an error concerns one point only, which is then left out of an answer that says so.

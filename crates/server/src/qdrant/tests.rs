@@ -216,6 +216,15 @@ fn what_was_written_and_described_is_there_after_a_restart() {
     let page = bench.read(look::scroll, "c", &json!({"limit": 1, "offset": UUID})).unwrap();
     assert_eq!((&page["points"][0]["payload"], &page["next_page_offset"]), (&json!({"x": 1}), &Value::Null));
     assert_eq!(bench.read(look::count, "c", &json!({})).unwrap(), json!({"count": 2}));
+    let facet = |asked: Value| bench.read(look::facet, "c", &asked);
+    assert_eq!(facet(json!({"key": "x"})).unwrap(), json!({"hits": [{"value": 1, "count": 1}]}));
+    assert_eq!(facet(json!({"key": "none", "exact": true})).unwrap(), json!({"hits": []}));
+    for (wrong, word) in
+        [(json!({"key": ""}), "key"), (json!({"key": "x", "limit": 0}), "limit"), (json!({}), "key")]
+    {
+        let error = facet(wrong).unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains(word), "{error}");
+    }
 }
 
 #[test]
