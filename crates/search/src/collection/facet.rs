@@ -7,12 +7,17 @@ use serde_json::Value;
 
 use super::filters::value_of;
 use super::inner::Inner;
+use crate::budget::Reservation;
 use crate::filter::{Clause, each_value};
 
 /// Different values that one call counts at most.
 pub const FACET_VALUES_MAX: usize = 65_536;
 /// Bytes that their texts may take together.
 const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a value beside its text: its entry in a table that may be half empty or just growing, and in the sorted list.
+const VALUE_BYTES: usize = 192;
+/// Memory is set aside in steps of this.
+const STEP_BYTES: usize = 1 << 20;
 
 /// A value that points are counted by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,45 +52,55 @@ pub struct Facet {
 }
 
 /// Counts, and what they take.
-#[derive(Default)]
 struct Counts {
     counts: HashMap<FacetValue, u64>,
     text_bytes: usize,
     /// The values of one point: it counts once for each, however often its list has it.
     of_point: Vec<FacetValue>,
-    too_many: bool,
+    held: Reservation,
+    /// Why no more is counted.
+    refusal: Option<Error>,
 }
 
 impl Counts {
-    fn add(&mut self, payload: &Value, key: &str) {
-        self.of_point.clear();
-        each_value(payload, key, &mut |value| {
-            let value = FacetValue::of(value).filter(|value| !self.of_point.contains(value));
-            self.of_point.extend(value);
-        });
-        for value in self.of_point.drain(..) {
-            if let Some(count) = self.counts.get_mut(&value) {
-                *count += 1;
-                continue;
-            }
-            let bytes = if let FacetValue::Text(text) = &value { text.len() } else { 0 };
-            if self.counts.len() == FACET_VALUES_MAX || self.text_bytes + bytes > TEXT_BYTES_MAX {
-                self.too_many = true;
-                return;
-            }
-            self.text_bytes += bytes;
-            self.counts.insert(value, 1);
-        }
+    fn new(held: Reservation) -> Counts {
+        Counts { counts: HashMap::new(), text_bytes: 0, of_point: Vec::new(), held, refusal: None }
     }
 
-    fn check(&self, key: &str) -> Result<()> {
-        match self.too_many {
-            false => Ok(()),
-            true => Err(Error::invalid(format!(
+    fn add(&mut self, payload: &Value, key: &str) {
+        let mut values = std::mem::take(&mut self.of_point);
+        each_value(payload, key, &mut |value| values.extend(FacetValue::of(value)));
+        values.sort_unstable();
+        values.dedup();
+        for value in values.drain(..) {
+            if let Some(count) = self.counts.get_mut(&value) {
+                *count += 1;
+            } else if self.refusal.is_none() {
+                self.refusal = self.add_value(value, key).err();
+            }
+        }
+        self.of_point = values;
+    }
+
+    fn add_value(&mut self, value: FacetValue, key: &str) -> Result<()> {
+        let text_bytes = self.text_bytes + if let FacetValue::Text(text) = &value { text.len() } else { 0 };
+        if self.counts.len() == FACET_VALUES_MAX || text_bytes > TEXT_BYTES_MAX {
+            return Err(Error::invalid(format!(
                 "\"{key}\" has more than {FACET_VALUES_MAX} different values, or more than {TEXT_BYTES_MAX} bytes of \
                  them: too many to count; filter for fewer points"
-            ))),
+            )));
         }
+        let needed = (text_bytes + (self.counts.len() + 1) * VALUE_BYTES) as u64;
+        if needed > self.held.bytes() {
+            self.held.resize(needed.next_multiple_of(STEP_BYTES as u64), "counting values")?;
+        }
+        self.text_bytes = text_bytes;
+        self.counts.insert(value, 1);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.refusal.clone().map_or(Ok(()), Err)
     }
 
     /// The `max` most frequent.
@@ -105,14 +120,15 @@ impl Inner {
             return Err(Error::invalid("a facet names no field; give its key"));
         }
         let state = self.state();
-        let (mut counts, mut partial) = (Counts::default(), self.is_partial(&state));
+        let mut counts = Counts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
+        let mut partial = self.is_partial(&state);
         for (_, _, view) in state.open() {
             self.go_on()?;
             let filtered = self.filtered(clause, view, &mut partial)?;
             let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
             let mut unreadable = false;
             let lost = view.segment.payloads(&mut |row, bytes| {
-                if counts.too_many || allow.is_some_and(|allow| !allow.contains(row)) {
+                if counts.refusal.is_some() || allow.is_some_and(|allow| !allow.contains(row)) {
                     return;
                 }
                 match value_of(bytes) {
@@ -121,7 +137,7 @@ impl Inner {
                 }
             })?;
             partial |= lost > 0 || unreadable;
-            counts.check(key)?;
+            counts.check()?;
         }
         for row in state.parts.iter().flat_map(|part| part.live().map(|(_, row)| row)) {
             match value_of(&row.payload) {
@@ -132,7 +148,7 @@ impl Inner {
                 None => partial = true,
             }
         }
-        counts.check(key)?;
+        counts.check()?;
         Ok(Facet { hits: counts.top(max), partial })
     }
 }
@@ -140,11 +156,17 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
+    use base::ErrorKind;
     use serde_json::json;
 
+    fn counts(budget: u64) -> Counts {
+        Counts::new(Budget::new(budget).reserve(0, "a test").unwrap())
+    }
+
     #[test]
-    fn a_point_counts_once_for_each_value_and_there_is_an_end_to_values() {
-        let mut counts = Counts::default();
+    fn a_point_counts_once_for_each_value() {
+        let mut counts = counts(STEP_BYTES as u64);
         for payload in [
             json!({"a": ["x", "x", 1, 1.5, null, true]}),
             json!({"a": "x"}),
@@ -157,17 +179,25 @@ mod tests {
         }
         let (text, one, yes) = (FacetValue::Text("x".into()), FacetValue::Whole(1), FacetValue::Bool(true));
         assert_eq!(counts.top(9), [(one, 2), (text, 2), (yes, 1)]);
-        let mut counts = Counts::default();
-        (0..FACET_VALUES_MAX).for_each(|value| counts.add(&json!({"a": value}), "a"));
-        assert!(counts.check("a").is_ok());
-        counts.add(&json!({"a": 0}), "a");
-        assert!(counts.check("a").is_ok(), "a known value takes no more room");
-        counts.add(&json!({"a": -1}), "a");
-        assert!(counts.check("a").unwrap_err().message().contains("too many to count"));
-        let mut counts = Counts::default();
-        counts.add(&json!({"a": "x".repeat(TEXT_BYTES_MAX)}), "a");
-        assert!(counts.check("a").is_ok());
-        counts.add(&json!({"a": "y"}), "a");
-        assert!(counts.check("a").is_err());
+    }
+
+    #[test]
+    fn there_is_an_end_to_values_texts_and_memory() {
+        let mut values = counts(1 << 30);
+        (0..FACET_VALUES_MAX).for_each(|value| values.add(&json!({"a": value}), "a"));
+        values.add(&json!({"a": 0}), "a");
+        assert!(values.check().is_ok(), "a known value takes no more room");
+        values.add(&json!({"a": -1}), "a");
+        assert!(values.check().unwrap_err().message().contains("too many to count"));
+        let mut texts = counts(1 << 30);
+        texts.add(&json!({"a": "x".repeat(TEXT_BYTES_MAX)}), "a");
+        assert!(texts.check().is_ok());
+        texts.add(&json!({"a": "y"}), "a");
+        assert_eq!(texts.check().unwrap_err().kind(), ErrorKind::InvalidArgument);
+        let mut memory = counts(STEP_BYTES as u64);
+        (0..STEP_BYTES / VALUE_BYTES).for_each(|value| memory.add(&json!({"a": value}), "a"));
+        assert!(memory.check().is_ok());
+        memory.add(&json!({"a": -1}), "a");
+        assert_eq!(memory.check().unwrap_err().kind(), ErrorKind::ResourceExhausted);
     }
 }

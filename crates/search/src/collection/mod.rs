@@ -228,7 +228,8 @@ impl Collection {
     /// filter.
     ///
     /// # Errors
-    /// As [`Collection::ids_from`]; `InvalidArgument` without a key, and for more than [`FACET_VALUES_MAX`] values.
+    /// As [`Collection::ids_from`]; `InvalidArgument` without a key, and for more than [`FACET_VALUES_MAX`] values;
+    /// `ResourceExhausted` where the memory limit has no room for them.
     pub fn facet(&self, key: &str, filter: Option<&Clause>, max: usize) -> Result<Facet> {
         self.inner.facet(key, filter, max)
     }

@@ -277,8 +277,13 @@ impl Named {
     /// How many of the points that `filter` allows have which value of the field `key`; the `max` most frequent.
     ///
     /// # Errors
-    /// As [`Collection::facet`].
+    /// As [`Collection::facet`]; `InvalidArgument` for the field that is not the client's.
     pub fn facet(&self, key: &str, filter: Option<&Clause>, max: usize) -> Result<Facet> {
+        if key == points::RESERVED_KEY {
+            return Err(Error::invalid(format!(
+                "\"{key}\" is Millpond's own and not counted; use another field"
+            )));
+        }
         self.collection.facet(key, filter, max)
     }
 
