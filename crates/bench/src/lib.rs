@@ -34,6 +34,7 @@ mod samples;
 mod schedule;
 mod scrape;
 mod settings;
+mod settle;
 mod stats;
 pub mod swap;
 pub mod tiers;

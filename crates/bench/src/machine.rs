@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::settle::StopWatch;
+
 /// The machine and the software, fixed for a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
@@ -78,6 +80,11 @@ pub(crate) struct Noise {
     pub(crate) busy: f64,
     /// Share that the hypervisor gave to others, 0 to 1.
     pub(crate) steal: f64,
+    /// How often the machine stood still for more than 10 ms, which steal need not show: a host that bounds a machine's
+    /// processor time does so.
+    pub(crate) stops: u64,
+    /// The longest of these in milliseconds.
+    pub(crate) longest_stop_ms: f64,
     /// Seconds observed.
     pub(crate) seconds: f64,
 }
@@ -85,8 +92,12 @@ pub(crate) struct Noise {
 impl Noise {
     /// One line for people.
     pub(crate) fn line(&self) -> String {
+        let stops = match self.stops {
+            0 => String::new(),
+            count => format!(", stood still {count} times, for {:.0} ms at most", self.longest_stop_ms),
+        };
         format!(
-            "load {:.2} before, {:.2} after; cores {:.0} % busy, {:.1} % stolen",
+            "load {:.2} before, {:.2} after; cores {:.0} % busy, {:.1} % stolen{stops}",
             self.load_before[0],
             self.load_after[0],
             self.busy * 100.0,
@@ -101,23 +112,28 @@ pub(crate) struct NoiseWatch {
     start: Instant,
     load: [f64; 3],
     ticks: Ticks,
+    stops: StopWatch,
 }
 
 impl NoiseWatch {
     /// Begins to watch.
     pub(crate) fn start() -> NoiseWatch {
-        NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now() }
+        let stops = StopWatch::start();
+        NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now(), stops }
     }
 
     /// What happened since.
     pub(crate) fn end(&self) -> Noise {
         let now = Ticks::now();
         let total = now.total.saturating_sub(self.ticks.total).max(1) as f64;
+        let stops = self.stops.stops();
         Noise {
             load_before: self.load,
             load_after: load_average(),
             busy: now.busy.saturating_sub(self.ticks.busy) as f64 / total,
             steal: now.steal.saturating_sub(self.ticks.steal) as f64 / total,
+            stops: stops.count,
+            longest_stop_ms: stops.longest.as_secs_f64() * 1e3,
             seconds: self.start.elapsed().as_secs_f64(),
         }
     }

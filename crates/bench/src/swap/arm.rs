@@ -19,6 +19,7 @@ use crate::process::{ServerPlan, ServerProcess};
 use crate::samples::{Kept, Log, Tally};
 use crate::schedule::Arrivals;
 use crate::scrape::Scrape;
+use crate::settle::{Settled, settle};
 use crate::stats::{Latencies, Summary, ratio};
 
 /// Clients for each core while the capacity is measured.
@@ -83,6 +84,8 @@ pub(super) struct Round {
     pub(super) versions: BTreeSet<u64>,
     /// Slowest request of each window in milliseconds.
     pub(super) worst_ms: Vec<f64>,
+    /// Waited before the first request, for what the arm before had freed.
+    pub(super) settled: Settled,
     pub(super) noise: Noise,
 }
 
@@ -114,6 +117,7 @@ pub(super) fn capacity(setup: &Setup<'_>) -> Result<f64> {
 pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> Result<Round> {
     let args = setup.args;
     let server = Server::start(setup, arm, arm.name())?;
+    let settled = if args.quick { Settled::default() } else { settle() };
     let tally = Arc::new(Tally::new(Duration::ZERO));
     server.send(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, WARM_UP, tally)?;
 
@@ -139,7 +143,7 @@ pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> 
     let noise = watch.end();
     let peak_rss_mb = server.process.usage().peak_rss_kb as f64 / 1024.0;
     server.process.stop()?;
-    let figures = Figures { arm, before, after, burn, peak_rss_mb, noise };
+    let figures = Figures { arm, before, after, burn, peak_rss_mb, settled, noise };
     Ok(figures.round(args, &starts, log.take()))
 }
 
@@ -271,6 +275,7 @@ struct Figures {
     after: Scrape,
     burn: Duration,
     peak_rss_mb: f64,
+    settled: Settled,
     noise: Noise,
 }
 
@@ -303,6 +308,7 @@ impl Figures {
                 .filter(|&version| version > 0)
                 .collect(),
             worst_ms: cut.windows.iter().map(|window| window.summary().max_ms).collect(),
+            settled: self.settled,
             noise: self.noise,
         }
     }

@@ -16,6 +16,7 @@ use crate::BenchEnv;
 use crate::machine::memory_bytes;
 use crate::models::cache;
 use crate::report::Progress;
+use crate::settle::settle;
 
 /// Pages of a photograph's record, in bytes.
 const PHOTO_BYTES: u64 = 3 * 4096;
@@ -32,6 +33,8 @@ const CURVE_US: f64 = 1_500_000.0;
 const CURVE_QUERIES_MIN: f64 = 4.0;
 /// Queries of a turn with one client: a part of the others.
 const ALONE_SHARE: usize = 5;
+/// Segments larger than this disturb the machine for a while after they were made.
+const SETTLE_BYTES: u64 = 256 << 20;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 4 << 20;
 
@@ -87,6 +90,11 @@ pub(super) fn measure(args: &TiersArgs, env: &BenchEnv, dir: &Path, progress: &P
         format_bytes(written.bytes)
     ));
     let mut arms = start(args, env, (&shape, &dram_shape), &written, budget, &mut notes)?;
+    if written.bytes > SETTLE_BYTES {
+        // The page cache has held the segments and let go of them.
+        progress.say("waiting for the machine to run evenly");
+        settle();
+    }
     let mut taken = all_rounds(args, &mut arms, progress)?;
     let curve = curve(args, &mut arms, progress)?;
     taken.iter_mut().zip(&arms).for_each(|(turns, arm)| turns.warmed = arm.ready.warmed);
