@@ -14,6 +14,7 @@ mod bare;
 pub mod batch;
 mod caller;
 mod connection;
+mod cpu_group;
 pub mod crash;
 pub mod demo;
 mod drive;

@@ -15,6 +15,7 @@ use engine_torch::TorchEngine;
 
 use crate::BenchEnv;
 use crate::connection::{Endpoint, Transport};
+use crate::cpu_group::CpuGroup;
 use crate::machine::{Usage, usage_of};
 use crate::scrape::Scrape;
 
@@ -60,9 +61,19 @@ impl ServerProcess {
     /// # Errors
     /// When it cannot be started, ends, or is not ready in time; the message has the end of its log.
     pub(crate) fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
+        ServerProcess::start_in(env, plan, None)
+    }
+
+    /// As [`ServerProcess::start`], in a control group.
+    pub(crate) fn start_in(
+        env: &BenchEnv,
+        plan: &ServerPlan,
+        group: Option<&CpuGroup>,
+    ) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
         let (http_port, grpc_port) = free_ports(plan.ports.unwrap_or((0, 0)))?;
-        let child = spawn(env, plan, &log, http_port, grpc_port)?;
+        let command = group.map_or_else(|| Command::new(&env.millpond), |group| group.command(&env.millpond));
+        let child = spawn(command, env, plan, &log, (http_port, grpc_port))?;
         end_with_us(child.id());
         let mut server = ServerProcess { child, http_port, grpc_port, log, pages: agent() };
         server.wait_ready()?;
@@ -171,14 +182,19 @@ impl Drop for ServerProcess {
     }
 }
 
-fn spawn(env: &BenchEnv, plan: &ServerPlan, log: &Path, http_port: u16, grpc_port: u16) -> Result<Child> {
+fn spawn(
+    mut command: Command,
+    env: &BenchEnv,
+    plan: &ServerPlan,
+    log: &Path,
+    (http_port, grpc_port): (u16, u16),
+) -> Result<Child> {
     use std::os::unix::process::CommandExt as _;
     if let Some(parent) = log.parent() {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
     }
     let file = File::create(log).map_err(|e| Error::io(log, &e))?;
     let second = file.try_clone().map_err(|e| Error::io(log, &e))?;
-    let mut command = Command::new(&env.millpond);
     command
         .arg("serve")
         .args(&plan.args)

@@ -21,6 +21,7 @@
 
 #![allow(unsafe_code)]
 
+mod cpu_quota;
 mod file;
 pub mod jemalloc;
 mod paced;
@@ -34,6 +35,7 @@ mod slots;
 mod store;
 pub mod thread;
 
+pub use cpu_quota::CpuQuota;
 pub use file::{DIRECT_ALIGNMENT, DirectFile};
 pub use paced::PacedReader;
 pub use pool::{PoolConfig, PoolStats, SlotPool};

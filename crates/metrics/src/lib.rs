@@ -121,6 +121,10 @@ pub struct Metrics {
     pub pool_bytes: Family<KindLabels, Level>,
     /// The process: "rss", "heap_allocated", "heap_resident".
     pub process_bytes: Family<KindLabels, Level>,
+    /// Cores' worth of processor time that the control group allows; 0 without a limit.
+    pub cpu_limit_cores: Gauge<f64, AtomicU64>,
+    /// How long the control group's threads were stopped by that limit, added over cores.
+    pub cpu_throttled_seconds: Seconds,
     /// 1 for the state each version is in.
     pub model_state: Family<StateLabels, Level>,
     /// Versions published in place of another.
@@ -185,6 +189,8 @@ impl Default for Metrics {
             parameter_bytes: Family::default(),
             pool_bytes: Family::default(),
             process_bytes: Family::default(),
+            cpu_limit_cores: Gauge::default(),
+            cpu_throttled_seconds: Seconds::default(),
             model_state: Family::default(),
             swaps: Family::default(),
             load_failures: Family::default(),
@@ -238,7 +244,23 @@ impl Metrics {
         r.register_with_unit("pool", "The slot pool", Unit::Bytes, self.pool_bytes.clone());
         r.register_with_unit("process", "Memory of the process", Unit::Bytes, self.process_bytes.clone());
         r.register("model_state", "1 for the state each version is in", self.model_state.clone());
+        self.register_cpu_limit();
         self.register_swaps();
+    }
+
+    fn register_cpu_limit(&mut self) {
+        let r = &mut self.registry;
+        r.register(
+            "cpu_limit_cores",
+            "Cores' worth of processor time that the control group allows, 0 without a limit",
+            self.cpu_limit_cores.clone(),
+        );
+        r.register_with_unit(
+            "cpu_throttled",
+            "How long the control group's threads were stopped by that limit, added over cores",
+            Unit::Seconds,
+            self.cpu_throttled_seconds.clone(),
+        );
     }
 
     fn register_swaps(&mut self) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use memory::CpuQuota;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
@@ -143,6 +144,10 @@ fn memory(app: &App) {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);
     }
+    // Looked for anew each time: the limit of a running container can be changed.
+    let quota = CpuQuota::of_this_process();
+    app.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
+    app.metrics.cpu_throttled_seconds.set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
 }
 
 /// States and bytes are rebuilt whole, so that a version that is gone leaves no series behind.

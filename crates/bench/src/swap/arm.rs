@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::{Arm, Contents, EngineName, MODEL, SwapArgs, Traffic};
 use crate::BenchEnv;
+use crate::cpu_group::CpuGroup;
 use crate::drive::{Judge, Pace, Plan, Sample, Sink, drive};
 use crate::machine::{Noise, NoiseWatch};
 use crate::models::{cache, module};
@@ -50,6 +51,8 @@ pub(super) struct Setup<'a> {
     /// Both contents as ordinary files with everything embedded, where the heap arm needs them.
     pub(super) embedded: Option<Contents>,
     pub(super) traffic: Arc<Traffic>,
+    /// Where the servers run, if their processor time is limited.
+    pub(super) group: Option<CpuGroup>,
 }
 
 impl Setup<'_> {
@@ -79,6 +82,8 @@ pub(super) struct Round {
     pub(super) unload_s: f64,
     pub(super) loader_minor_faults: f64,
     pub(super) loader_cpu_s: f64,
+    /// How long a limit on processor time stopped threads in the whole round, added over cores.
+    pub(super) throttled_s: f64,
     pub(super) peak_rss_mb: f64,
     /// Versions that answered: proof that traffic went over to each.
     pub(super) versions: BTreeSet<u64>,
@@ -232,7 +237,8 @@ impl Server {
         let malloc_conf = (arm == Arm::Heap).then_some(MALLOC_DEFAULTS);
         let plan =
             ServerPlan { name: format!("swap-{name}"), args, detached: false, malloc_conf, ports: None };
-        Ok(Server { process: ServerProcess::start(setup.env, &plan)?, model_dir })
+        let process = ServerProcess::start_in(setup.env, &plan, setup.group.as_ref())?;
+        Ok(Server { process, model_dir })
     }
 
     fn plan(&self, setup: &Setup<'_>, pace: Pace, duration: Duration) -> Result<Plan> {
@@ -283,6 +289,7 @@ impl Figures {
     fn round(self, args: &SwapArgs, starts: &[Duration], kept: Kept) -> Round {
         let step = |step| delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)]);
         let count = |name| delta(&self.before, &self.after, name, &[]);
+        let alone = |name| self.after.sum(name, &[]) - self.before.sum(name, &[]);
         let swaps = count("millpond_swaps_total");
         let load_s =
             if self.arm == Arm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
@@ -300,6 +307,7 @@ impl Figures {
             unload_s: ratio(step("unload"), swaps),
             loader_minor_faults: ratio(count("millpond_loader_minor_faults_total"), swaps),
             loader_cpu_s: ratio(count("millpond_loader_cpu_seconds_total"), swaps),
+            throttled_s: alone("millpond_cpu_throttled_seconds"),
             peak_rss_mb: self.peak_rss_mb,
             versions: kept
                 .samples

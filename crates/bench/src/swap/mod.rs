@@ -22,6 +22,7 @@ use engine_onnx::OnnxEngine;
 use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
 use crate::BenchEnv;
+use crate::cpu_group::CpuGroup;
 use crate::machine::{Machine, NoiseWatch};
 use crate::models::ctr::Ctr;
 use crate::report::Progress;
@@ -72,6 +73,10 @@ pub struct SwapArgs {
     /// Requests a second instead of a share of the capacity
     #[arg(long)]
     pub rate: Option<f64>,
+    /// Run the servers in a control group with so many cores' worth of processor time, as a container with a CPU limit
+    /// does [needs root]
+    #[arg(long, value_name = "CORES")]
+    pub cpu_limit: Option<f64>,
     /// Rows of a request
     #[arg(long, default_value_t = 128)]
     pub batch: usize,
@@ -228,7 +233,8 @@ fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<Setup<'a>> {
     let progress = Progress::new(1);
     progress.say("computing the right answers");
     let traffic = Arc::new(Traffic::new(&Ctr::of_bytes(args.bytes), args.batch)?);
-    Ok(Setup { args, env, layouts, embedded, traffic })
+    let group = args.cpu_limit.map(CpuGroup::new).transpose()?;
+    Ok(Setup { args, env, layouts, embedded, traffic, group })
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ struct Setting {
     period_s: f64,
     window_s: f64,
     steady_s: f64,
+    cpu_limit: Option<f64>,
     quick: bool,
     server_args: Vec<String>,
 }
@@ -120,6 +121,7 @@ impl Report {
             period_s: args.period.as_secs_f64(),
             window_s: args.window.as_secs_f64(),
             steady_s: args.steady.as_secs_f64(),
+            cpu_limit: args.cpu_limit,
             quick: args.quick,
             server_args: args.server_arg.clone(),
         };

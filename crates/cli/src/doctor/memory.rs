@@ -1,5 +1,7 @@
 //! Memory and huge pages.
 
+use std::path::Path;
+
 use base::units::{MIB, format_bytes};
 use memory::{PoolConfig, Rate, SLOT_BYTES, SlotPool};
 
@@ -17,7 +19,45 @@ pub(super) fn checks() -> Vec<Check> {
         size(memory::process::machine().map(|machine| (machine.total, machine.available))),
         huge_pages(setting("enabled").as_deref(), setting("defrag").as_deref(), try_huge_page()),
         allocator(memory::jemalloc::stats().is_some()),
+        balloon(reports_free_pages(Path::new(VIRTIO_DEVICES))),
     ]
+}
+
+const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
+/// A balloon's number among virtio devices, and the place of "free page reporting" (VIRTIO_BALLOON_F_REPORTING) among
+/// its features (Virtual I/O Device specification 1.2, 5.5).
+const BALLOON: &str = "0x0005";
+const REPORTING: usize = 5;
+
+/// Whether a virtual machine's balloon tells the host of free pages; `None` without a balloon.
+fn reports_free_pages(devices: &Path) -> Option<bool> {
+    std::fs::read_dir(devices).ok()?.flatten().find_map(|device| {
+        let text = |name: &str| std::fs::read_to_string(device.path().join(name)).ok();
+        (text("device")?.trim() == BALLOON)
+            .then(|| text("features").is_some_and(|bits| bits.as_bytes().get(REPORTING) == Some(&b'1')))
+    })
+}
+
+fn balloon(reports: Option<bool>) -> Check {
+    let name = "freed memory";
+    match reports {
+        Some(true) => Check::new(
+            name,
+            Verdict::Warn,
+            "goes back to the host",
+            "This virtual machine hands free memory to its host within half a minute. While it does, a host that bounds the \
+             machine's processor time may stop all cores (34 ms of every 100 where this was measured), and taking memory \
+             anew costs some 17 us a page. Models in the pool are not concerned: it keeps its memory. Give the first start \
+             its time, and do not end large programs beside a server that must answer evenly.",
+        ),
+        Some(false) => Check::new(
+            name,
+            Verdict::Ok,
+            "stays",
+            "The virtual machine's balloon takes no free memory by itself.",
+        ),
+        None => Check::new(name, Verdict::Ok, "stays", "No host takes free memory away."),
+    }
 }
 
 /// The word in brackets: "always [madvise] never".
@@ -111,6 +151,26 @@ mod tests {
         assert_eq!(size(Ok((8 * GIB, 3 * GIB))).verdict, Verdict::Warn);
         assert_eq!(size(Ok((8 * GIB, 100 * MIB))).verdict, Verdict::Fail);
         assert_eq!(size(Err(Error::internal("no /proc"))).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn balloons() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(reports_free_pages(&root.path().join("none")), None);
+        let device = |name: &str, kind: &str, features: &str| {
+            let dir = root.path().join(name);
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("device"), kind).unwrap();
+            std::fs::write(dir.join("features"), features).unwrap();
+        };
+        device("virtio0", "0x0001\n", "1111111111\n");
+        assert_eq!(reports_free_pages(root.path()), None, "a network card");
+        device("virtio1", "0x0005\n", "0110000100\n");
+        assert_eq!(reports_free_pages(root.path()), Some(false));
+        device("virtio1", "0x0005\n", "0110010100\n");
+        assert_eq!(reports_free_pages(root.path()), Some(true));
+        assert_eq!(balloon(Some(true)).verdict, Verdict::Warn);
+        assert_eq!(balloon(None).verdict, Verdict::Ok);
     }
 
     #[test]

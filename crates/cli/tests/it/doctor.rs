@@ -20,6 +20,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "memory",
         "huge pages",
         "allocator",
+        "freed memory",
         "direct reads",
         "io_uring",
         "ONNX Runtime",

@@ -1,0 +1,145 @@
+//! The processor time that a control group allows.
+//!
+//! A limit on processor time ("limits: cpu" of a container) is a quota for each period, usually of 100 ms: when all
+//! threads of the group together have used it up, all of them stop until the next period, whatever their priority.
+//! Letting loads wait while the quota is nearly used up was tried and dropped (ADR 0002).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the kernel shows control groups, on nearly all systems.
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// The tightest limit on processor time of this process's control group and those above it, of version 2 or 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CpuQuota {
+    /// Cores' worth of time, above zero.
+    pub cores: f64,
+    /// How long the group's threads have been kept from running because the quota was used up, added over cores, since
+    /// the group was made.
+    pub throttled: Duration,
+}
+
+impl CpuQuota {
+    /// The limit of this process; `None` without one, or where it cannot be read.
+    pub fn of_this_process() -> Option<CpuQuota> {
+        let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        CpuQuota::find(Path::new(ROOT), &membership)
+    }
+
+    /// Looks for the limit under `root`, given the text of /proc/self/cgroup.
+    fn find(root: &Path, membership: &str) -> Option<CpuQuota> {
+        let path_of = |kind: &str| {
+            membership.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':').skip(1);
+                let controllers = fields.next()?;
+                let path = fields.next()?;
+                controllers.split(',').any(|name| name == kind).then_some(path)
+            })
+        };
+        let second = path_of("").into_iter().flat_map(|path| groups(root.to_owned(), path));
+        let first = path_of("cpu").into_iter().flat_map(|path| groups(root.join("cpu"), path));
+        second
+            .filter_map(|group| CpuQuota::version_2(&group))
+            .chain(first.filter_map(|group| CpuQuota::version_1(&group)))
+            .min_by(|one, other| one.cores.total_cmp(&other.cores))
+    }
+
+    fn version_2(group: &Path) -> Option<CpuQuota> {
+        let limit = read(group, "cpu.max")?;
+        let (quota, period) = limit.trim().split_once(' ')?;
+        let throttled = Duration::from_micros(stat(group, "throttled_usec"));
+        Some(CpuQuota { cores: cores(quota, period)?, throttled })
+    }
+
+    fn version_1(group: &Path) -> Option<CpuQuota> {
+        let (quota, period) = (read(group, "cpu.cfs_quota_us")?, read(group, "cpu.cfs_period_us")?);
+        let throttled = Duration::from_nanos(stat(group, "throttled_time"));
+        Some(CpuQuota { cores: cores(&quota, &period)?, throttled })
+    }
+}
+
+/// The directories of the group `path` and those above it, nearest first. In a container the path may be that of the
+/// host, which is not there: its own group is the root then.
+fn groups(root: PathBuf, path: &str) -> Vec<PathBuf> {
+    let group = root.join(path.trim_start_matches('/'));
+    let group = if group.is_dir() && !path.contains("..") { group } else { root.clone() };
+    group.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned).collect()
+}
+
+fn read(group: &Path, name: &str) -> Option<String> {
+    std::fs::read_to_string(group.join(name)).ok()
+}
+
+/// "200000" in "100000" is two cores; "max" and -1 are no limit.
+fn cores(quota: &str, period: &str) -> Option<f64> {
+    let (quota, period): (f64, f64) = (quota.trim().parse().ok()?, period.trim().parse().ok()?);
+    (quota > 0.0 && period > 0.0).then(|| quota / period)
+}
+
+/// A number of the group's cpu.stat; 0 where it is not there.
+fn stat(group: &Path, name: &str) -> u64 {
+    let text = read(group, "cpu.stat").unwrap_or_default();
+    let line = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
+    text.lines().find_map(line).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, name: &str, text: &str) {
+        std::fs::create_dir_all(dir).unwrap();
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+
+    /// A group of version 2 that may use `quota` microseconds of every 100 ms.
+    fn group(dir: &Path, quota: &str, throttled_us: u64) {
+        write(dir, "cpu.max", &format!("{quota} 100000\n"));
+        write(
+            dir,
+            "cpu.stat",
+            &format!("usage_usec 5\nnr_periods 4\nnr_throttled 2\nthrottled_usec {throttled_us}\n"),
+        );
+    }
+
+    #[test]
+    fn the_tightest_limit_counts() {
+        let root = tempfile::tempdir().unwrap();
+        group(&root.path().join("pod"), "150000", 700);
+        group(&root.path().join("pod/box"), "200000", 20);
+        let quota = CpuQuota::find(root.path(), "12:cpu:/x\n0::/pod/box\n");
+        assert_eq!(quota, Some(CpuQuota { cores: 1.5, throttled: Duration::from_micros(700) }));
+    }
+
+    #[test]
+    fn a_container_sees_its_own_group_at_the_root() {
+        let root = tempfile::tempdir().unwrap();
+        group(root.path(), "50000", 1);
+        for membership in ["0::/", "0::/gone/from/here", "0::/../../other"] {
+            assert_eq!(CpuQuota::find(root.path(), membership).unwrap().cores, 0.5, "{membership}");
+        }
+    }
+
+    #[test]
+    fn no_limit_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(CpuQuota::find(root.path(), "0::/\n").is_none());
+        for quota in ["max", "-1", "0", "many"] {
+            group(root.path(), quota, 1);
+            assert!(CpuQuota::find(root.path(), "0::/\n").is_none(), "{quota}");
+        }
+        assert!(CpuQuota::find(root.path(), "").is_none());
+    }
+
+    #[test]
+    fn version_1_has_a_file_for_each_number() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("cpu/box");
+        write(&dir, "cpu.cfs_quota_us", "250000\n");
+        write(&dir, "cpu.cfs_period_us", "100000\n");
+        write(&dir, "cpu.stat", "nr_periods 9\nnr_throttled 3\nthrottled_time 5000\n");
+        let quota = CpuQuota::find(root.path(), "4:cpu,cpuacct:/box\n0::/\n");
+        assert_eq!(quota, Some(CpuQuota { cores: 2.5, throttled: Duration::from_micros(5) }));
+    }
+}
