@@ -35,7 +35,7 @@ const REQUEST_SEED: u64 = 12;
 /// Different requests, sent in turn.
 const REQUESTS: u64 = 16;
 /// Left out at the start of each phase.
-const WARM_UP: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(250);
 /// Rounds at most.
 const ROUNDS_MAX: usize = 100;
 /// The name the model is served under.
@@ -61,11 +61,11 @@ pub struct OverheadArgs {
     /// Clients at saturation
     #[arg(long, default_value_t = 64)]
     pub clients: usize,
-    /// Time of each of the four phases of a round
-    #[arg(long, default_value = "5", value_parser = units::parse_duration)]
+    /// Time of each of the four phases of a round: short, because a virtual machine's speed drifts within seconds
+    #[arg(long, default_value = "1", value_parser = units::parse_duration)]
     pub duration: Duration,
     /// Rounds; each figure is the median over them
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 21)]
     pub rounds: usize,
     /// One short round: shows that it works, its figures mean nothing
     #[arg(long)]
