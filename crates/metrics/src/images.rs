@@ -27,6 +27,10 @@ pub struct Images {
     pub memory_bytes: Family<KindLabels, Level>,
     /// Queries of search threads: "waiting", "max", "done", "refused".
     pub queries: Family<KindLabels, Level>,
+    /// What the exact stage's caches have done, those of single records and of blocks of their files: "record_lookups",
+    /// "record_hits", "records_in", "records_out", "block_lookups", "block_hits", "blocks_in", "blocks_out", "blocks",
+    /// "blocks_max".
+    pub cache: Family<KindLabels, Level>,
     /// The GPU of the coarse stage: "queries", "fallbacks" (times the processor did its work), "device_bytes",
     /// "pinned_bytes".
     pub gpu: Family<KindLabels, Level>,
@@ -42,6 +46,7 @@ impl Default for Images {
             collection: Family::default(),
             memory_bytes: Family::default(),
             queries: Family::default(),
+            cache: Family::default(),
             gpu: Family::default(),
         }
     }
@@ -67,6 +72,11 @@ impl Images {
             self.memory_bytes.clone(),
         );
         r.register("collection_queries", "Queries for search threads", self.queries.clone());
+        r.register(
+            "search_cache",
+            "Records and blocks that the exact stage keeps in memory",
+            self.cache.clone(),
+        );
         r.register("search_gpu", "Queries, failures and bytes of the coarse stage's GPU", self.gpu.clone());
     }
 }

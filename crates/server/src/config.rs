@@ -190,7 +190,7 @@ pub struct SearchConfig {
     pub required: bool,
     /// Memory of all collections together, which is never passed.
     pub memory_bytes: u64,
-    /// How much of it caches the records that are read most.
+    /// How much of it caches what is read most of the records on the medium.
     pub cache_bytes: u64,
     /// Threads that search; 0 is one per core.
     pub threads: usize,

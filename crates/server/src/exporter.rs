@@ -67,6 +67,7 @@ fn collections(app: &App) {
     level(&images.queries, "max", stats.queue_max as u64);
     level(&images.queries, "done", stats.done);
     level(&images.queries, "refused", stats.refused);
+    search_cache(&stats, &|kind, value| level(&images.cache, kind, value));
     for listed in registry.list() {
         let search::registry::ListedState::Ready(named) = listed.state else { continue };
         let status = named.collection().status();
@@ -79,6 +80,22 @@ fn collections(app: &App) {
         set("seals", status.seals);
         set("merges", status.merges);
     }
+}
+
+/// What the exact stage keeps in memory, and how often it was of use.
+fn search_cache(stats: &search::registry::RegistryStats, level: &dyn Fn(&'static str, u64)) {
+    let records = stats.cache.unwrap_or_default();
+    level("record_lookups", records.lookups);
+    level("record_hits", records.hits);
+    level("records_in", records.inserted);
+    level("records_out", records.evicted);
+    let blocks = stats.blocks.unwrap_or_default();
+    level("block_lookups", blocks.lookups);
+    level("block_hits", blocks.hits);
+    level("blocks_in", blocks.filled);
+    level("blocks_out", blocks.evicted);
+    level("blocks", blocks.blocks);
+    level("blocks_max", blocks.blocks_max);
 }
 
 /// Rebuilt whole, as states are.

@@ -167,12 +167,15 @@ impl Worker {
         (0..self.threads).map(searcher).collect()
     }
 
-    /// Lets earlier queries, which are not those that are measured, fill the cache until records leave it again. Pages
-    /// in memory are verified on the way by the first turn. How many queries that took.
+    /// Lets earlier queries, which are not those that are measured, fill the cache until records leave it again and
+    /// there is no room for another block. Pages in memory are verified on the way by the first turn. How many queries
+    /// that took.
     fn warm(&self) -> Result<u64> {
         let mut warmed = 0;
         for batch in 0..WARM_BATCHES_MAX {
-            if !self.has_cache || self.shared.cache_stats().is_none_or(|stats| stats.evicted > 0) {
+            let records_full = self.shared.cache_stats().is_none_or(|stats| stats.evicted > 0);
+            let blocks_full = self.shared.block_stats().is_none_or(|stats| stats.blocks >= stats.blocks_max);
+            if !self.has_cache || (records_full && blocks_full) {
                 break;
             }
             let first = batch * WARM_QUERIES as u32;

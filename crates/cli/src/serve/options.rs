@@ -210,7 +210,7 @@ pub(crate) struct SearchOptions {
     /// Memory of all collections together, which is never passed [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_memory: Option<Size>,
-    /// How much of it keeps the records that are read most [default: 256MiB]
+    /// How much of it keeps what is read most of the records on the medium [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<Size>,
     /// Threads that search; 0 is one a core [default: 0]

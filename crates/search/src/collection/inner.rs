@@ -20,7 +20,7 @@ use super::options::Options;
 use super::state::{Live, State};
 use crate::budget::{Budget, Reservation};
 use crate::deletes::Deletes;
-use crate::rerank::Shared;
+use crate::rerank::{Records, Shared};
 use crate::segment::Quarantined;
 
 /// Things not served that a collection remembers by name; further ones are counted.
@@ -51,7 +51,7 @@ pub(super) struct Inner {
     pub(super) stop: AtomicBool,
     /// Whether the state has files that no published list names.
     pub(super) unpublished: AtomicBool,
-    /// The record cache, which forgets files that are gone.
+    /// The caches, which forget files that are gone.
     pub(super) shared: Arc<Shared>,
     pub(super) noted: Mutex<Noted>,
 }
@@ -177,6 +177,14 @@ impl Busy<'_> {
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         lock(&self.inner.busy).remove(&self.name);
+    }
+}
+
+impl Drop for Inner {
+    /// What searches keep for its files is of no more use.
+    fn drop(&mut self) {
+        let live = self.live.get_mut().unwrap_or_else(PoisonError::into_inner);
+        live.state.open().for_each(|(_, _, view)| self.shared.forget(view.segment.file().id()));
     }
 }
 

@@ -72,8 +72,8 @@ impl Core {
     pub(super) fn open(options: RegistryOptions) -> Result<Arc<Core>> {
         if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2 {
             return Err(Error::invalid(format!(
-                "collections need {MEMORY_BYTES_MIN} bytes of memory at least, and their record cache may have half of \
-                 it, not {} of {}",
+                "collections need {MEMORY_BYTES_MIN} bytes of memory at least, and their cache may have half of it, \
+                  not {} of {}",
                 options.cache_bytes, options.memory_bytes
             )));
         }
@@ -84,8 +84,7 @@ impl Core {
         let (media, memory_bytes) = Media::new(options.medium, options.memory_bytes)?;
         let budget = Budget::new(memory_bytes);
         let shared = Arc::new(Shared::new(options.cache_bytes, RECORD_BYTES));
-        let cached = shared.cache_stats().map_or(0, |stats| stats.bytes);
-        let cache = budget.reserve(cached, "the record cache")?;
+        let cache = budget.reserve(shared.cache_bytes(), "the record cache")?;
         let part_bytes = (budget.free() / PART_SHARE).min(PART_BYTES_MAX);
         let resources = Resources::new(budget, part_bytes, options.background_rate)?;
         let names = collections(directory)?;

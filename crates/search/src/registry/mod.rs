@@ -34,7 +34,7 @@ use base::{Error, Result};
 use self::core::Core;
 use self::pool::Pool;
 use crate::budget::BudgetStats;
-use crate::rerank::CacheStats;
+use crate::rerank::{BlockStats, CacheStats};
 
 pub use self::aliases::{ALIASES_MAX, AliasChange};
 pub use self::files::{NAME_BYTES_MAX, SETTINGS_BYTES_MAX, Settings};
@@ -75,10 +75,12 @@ pub struct RegistryStats {
     pub done: u64,
     /// Work refused since the start because too much waited.
     pub refused: u64,
-    /// Memory of all collections and the record cache.
+    /// Memory of all collections and the caches.
     pub memory: BudgetStats,
     /// The record cache, where there is one.
     pub cache: Option<CacheStats>,
+    /// The cache of blocks of record files, where there is one.
+    pub blocks: Option<BlockStats>,
 }
 
 /// A collection whose points are being changed, under a name that goes on standing for it meanwhile.
@@ -217,6 +219,7 @@ impl Registry {
             refused,
             memory: self.core.resources.memory(),
             cache: self.core.shared.cache_stats(),
+            blocks: self.core.shared.block_stats(),
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct RegistryOptions {
     /// Most bytes of memory that all collections may take together: unsealed points, codes, ids and maps, filters,
     /// sealing and merging, search threads' buffers, and the record cache.
     pub memory_bytes: u64,
-    /// Bytes of it for the cache of records.
+    /// Bytes of it for the cache of records, and of whole blocks of their files.
     pub cache_bytes: u64,
     /// Search threads; 0: as many as there are cores.
     pub threads: usize,

@@ -14,7 +14,7 @@ use super::core::Core;
 use super::named::Named;
 use crate::budget::Reservation;
 use crate::collection::SearchThread;
-use crate::rerank::Limits;
+use crate::rerank::{BLOCK_BYTES, Limits};
 
 /// Collections for which a thread keeps readers.
 const KEPT_MAX: usize = 4;
@@ -171,7 +171,8 @@ impl Worker {
             self.kept.remove(0);
         }
         let vectors = crate::segment::reader_options(named.settings().dims);
-        let bytes = LIMITS.in_flight * LIMITS.read_bytes_max + vectors.depth * vectors.read_bytes_max;
+        let reads = LIMITS.in_flight * LIMITS.read_bytes_max + BLOCK_BYTES;
+        let bytes = reads + vectors.depth * vectors.read_bytes_max;
         let reserve = || self.core.resources.budget().reserve(bytes as u64, "a search thread");
         let held = match reserve() {
             Ok(held) => held,

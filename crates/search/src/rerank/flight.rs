@@ -7,8 +7,10 @@ use std::time::Instant;
 use base::{Error, Result};
 use storage::page::{PAGE_BYTES, RecordPage};
 
+use super::blocks::{Block, BlockKey, Look};
 use super::cache::{Found, Key};
 use super::checked::Checked;
+use super::fill::Filler;
 use super::limits::{Limits, Shared};
 use super::plan::{Extent, Plan, Wanted};
 use super::query::{Progress, Query, Ranked};
@@ -43,9 +45,10 @@ pub(super) struct Flight<'a, S: Scorer> {
     fresh: Vec<Wanted>,
     /// Reads to be submitted.
     plan: Plan,
-    /// In memory, read, in the cache: to be scored.
+    /// In memory, read, in a cached block, in the record cache: to be scored.
     direct: VecDeque<Wanted>,
     arrived: VecDeque<Arrived>,
+    kept: VecDeque<(Wanted, Arc<Block>)>,
     hits: VecDeque<(Wanted, Found)>,
     pub(super) in_flight: usize,
 }
@@ -67,6 +70,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             plan: Plan::default(),
             direct: VecDeque::new(),
             arrived: VecDeque::new(),
+            kept: VecDeque::new(),
             hits: VecDeque::new(),
             in_flight: 0,
             query,
@@ -160,9 +164,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.in_flight + self.arrived.len()
     }
 
-    /// Takes the next read that is still of use out of the plan: its tag and what to read. What the cache has is lined
+    /// Takes the next read that is still of use out of the plan: its tag and what to read. What the caches have is lined
     /// up to be scored and not read, where that spares a read worth sparing.
-    pub(super) fn next_read(&mut self, shared: &Shared, reads: &mut Reads) -> Option<(u64, Extent)> {
+    pub(super) fn next_read(
+        &mut self,
+        shared: &Shared,
+        reads: &mut Reads,
+        filler: &mut Filler,
+    ) -> Option<(u64, Extent)> {
         loop {
             let (planned, wanted) = self.plan.peek()?;
             let scorer = &self.query.scorer;
@@ -171,6 +180,9 @@ impl<'a, S: Scorer> Flight<'a, S> {
             self.fresh.extend(wanted.iter().filter(open));
             self.ranked.skipped += (wanted.len() - self.fresh.len()) as u64;
             self.plan.advance();
+            if !planned.apart {
+                self.take_from_blocks(shared, filler);
+            }
             let (sparse, single) = (reads.thrift.looks_for(self.fresh.len()), self.fresh.len() == 1);
             if let Some(cache) = shared.cache.as_ref().filter(|_| sparse) {
                 let (segments, hits) = (&self.query.segments, &mut self.hits);
@@ -194,6 +206,35 @@ impl<'a, S: Scorer> Flight<'a, S> {
             self.ranked.read_bytes += u64::from(extent.bytes);
             return Some((tag, extent));
         }
+    }
+
+    /// Lines up those of `fresh`, which are of one segment and by page, that lie in cached blocks.
+    fn take_from_blocks(&mut self, shared: &Shared, filler: &mut Filler) {
+        let Some(blocks) = &shared.blocks else { return };
+        let (segments, kept) = (&self.query.segments, &mut self.kept);
+        let mut last: Option<(BlockKey, Option<Arc<Block>>)> = None;
+        self.fresh.retain(|&wanted| {
+            let Wanted { candidate, address } = wanted;
+            let Some(records) = segments.get(candidate.segment as usize) else { return true };
+            let key = BlockKey::of(records.file().id(), address.offset);
+            if last.as_ref().is_none_or(|(of, _)| *of != key) {
+                let block = match blocks.look(key, filler.is_idle()) {
+                    Look::Here(block) => Some(block),
+                    Look::Fill => {
+                        filler.begin(key, records.file());
+                        None
+                    }
+                    Look::Absent => None,
+                };
+                last = Some((key, block));
+            }
+            let block = last.as_ref().and_then(|(_, block)| block.as_ref());
+            match block.filter(|block| block.part(address.offset, address.bytes).is_some()) {
+                Some(block) => kept.push_back((wanted, block.clone())),
+                None => return true,
+            }
+            false
+        });
     }
 
     /// A read is done.
@@ -250,7 +291,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
 
     /// Records that can be scored at once.
     pub(super) fn ready(&self) -> usize {
-        self.arrived.len() + self.direct.len() + self.hits.len()
+        self.arrived.len() + self.direct.len() + self.kept.len() + self.hits.len()
     }
 
     /// Records that were read and wait.
@@ -259,7 +300,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Scores one record. False where none is ready. Those that were read come first, because they hold back further
-    /// reads; those in the cache fill the time while reads fly.
+    /// reads; those in the caches fill the time while reads fly.
     pub(super) fn score_one(
         &mut self,
         shared: &Shared,
@@ -271,6 +312,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
             buffers.push(record);
         } else if let Some(wanted) = self.direct.pop_front() {
             self.score_in_place(wanted, scratch);
+        } else if let Some((wanted, block)) = self.kept.pop_front() {
+            self.score_in_block(wanted, &block, shared, scratch);
         } else if let Some((wanted, found)) = self.hits.pop_front() {
             let mut buffer = buffers.pop().unwrap_or_default();
             if shared.cache.as_ref().is_some_and(|cache| cache.copy(found, &mut buffer)) {
@@ -288,15 +331,9 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     fn score_in_place(&mut self, wanted: Wanted, scratch: &mut S::Scratch) {
-        if let Some(page) = self.direct.get(PAGE_AHEAD).and_then(|&ahead| in_place(&self.query, ahead)) {
-            kernels::prefetch(page.get(..LINE_BYTES).unwrap_or(page));
-        }
-        if let Some(&ahead) = self.direct.get(RECORD_AHEAD)
-            && let Some(page) = in_place(&self.query, ahead)
-            && let Some(record) =
-                RecordPage::trusted(page).ok().and_then(|page| page.record(ahead.address.slot))
-        {
-            kernels::prefetch(record);
+        fetch_page(self.direct.get(PAGE_AHEAD).and_then(|&ahead| in_place(&self.query, ahead)));
+        if let Some(&ahead) = self.direct.get(RECORD_AHEAD) {
+            fetch_record(in_place(&self.query, ahead), ahead.address);
         }
         let Wanted { candidate, address } = wanted;
         let part = in_place(&self.query, wanted).unwrap_or(&[]);
@@ -315,6 +352,41 @@ impl<'a, S: Scorer> Flight<'a, S> {
                 judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, record, scratch);
             }
             Err(error) => self.ranked.damage(candidate, Some(address.offset), error),
+        }
+    }
+
+    /// Scores a record of a cached block where it lies.
+    fn score_in_block(&mut self, wanted: Wanted, block: &Block, shared: &Shared, scratch: &mut S::Scratch) {
+        if let Some((ahead, block)) = self.kept.get(PAGE_AHEAD) {
+            fetch_page(block.part(ahead.address.offset, ahead.address.bytes));
+        }
+        if let Some((ahead, block)) = self.kept.get(RECORD_AHEAD) {
+            fetch_record(block.part(ahead.address.offset, ahead.address.bytes), ahead.address);
+        }
+        let Wanted { candidate, address } = wanted;
+        let part = block.part(address.offset, address.bytes).unwrap_or(&[]);
+        let page = if block.is_checked(address.offset) {
+            RecordPage::trusted(part)
+        } else {
+            let page = verified(part, address, self.records(candidate));
+            if page.is_ok() {
+                block.set_checked(address.offset);
+            }
+            page
+        };
+        match page.as_ref().ok().and_then(|page| page.record(address.slot)) {
+            Some(record) => {
+                self.ranked.cached += 1;
+                judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, record, scratch);
+            }
+            // The medium itself says what is wrong, if it was not on the way that it was damaged.
+            None => {
+                let file = self.records(candidate).map(|records| records.file().id());
+                if let (Some(blocks), Some(file)) = (&shared.blocks, file) {
+                    blocks.drop_block(BlockKey::of(file, address.offset));
+                }
+                self.plan.add_apart(&[wanted]);
+            }
         }
     }
 
@@ -347,6 +419,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.plan.clear();
         self.direct.clear();
         self.arrived.clear();
+        self.kept.clear();
         self.hits.clear();
         self.in_flight = 0;
     }
@@ -391,6 +464,21 @@ fn in_place<'q, S: Scorer>(query: &'q Query<'_, S>, wanted: Wanted) -> Option<&'
     let whole = query.segments.get(wanted.candidate.segment as usize)?.file().in_place()?;
     let start = wanted.address.offset as usize;
     whole.get(start..start + wanted.address.bytes as usize)
+}
+
+/// Has the head of a page fetched that is looked at soon.
+fn fetch_page(page: Option<&[u8]>) {
+    if let Some(page) = page {
+        kernels::prefetch(page.get(..LINE_BYTES).unwrap_or(page));
+    }
+}
+
+/// Has a record fetched whose page's head is there.
+fn fetch_record(page: Option<&[u8]>, address: Address) {
+    let page = page.and_then(|page| RecordPage::trusted(page).ok());
+    if let Some(record) = page.and_then(|page| page.record(address.slot)) {
+        kernels::prefetch(record);
+    }
 }
 
 /// A page whose checksum is right and which is the one asked for.

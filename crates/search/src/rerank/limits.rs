@@ -4,6 +4,7 @@ use base::{Error, Result};
 use storage::ReaderOptions;
 use storage::page::PAGE_BYTES;
 
+use super::blocks::{BlockStats, Blocks};
 use super::cache::{Cache, CacheStats};
 use super::checked::CheckedFiles;
 use super::plan::Joining;
@@ -78,28 +79,56 @@ impl Limits {
     }
 }
 
+/// One part in so many of the cache's bytes holds records one by one, the others hold blocks of files.
+///
+/// Where queries have no favourites, each byte of a block spares as much as any other, and a record by itself nearly
+/// nothing; where the same few queries come again and again, a quarter of the bytes still has room for thousands of
+/// times as many records as one of them asks for.
+const RECORDS_SHARE: u64 = 4;
+
 /// What the searchers of a process share.
 #[derive(Debug)]
 pub struct Shared {
     pub(super) cache: Option<Cache>,
+    pub(super) blocks: Option<Blocks>,
     pub(super) checked: CheckedFiles,
+    cache_bytes: u64,
 }
 
 impl Shared {
-    /// A cache of `cache_bytes` (0, or too few for a record: none) for records of about `record_bytes`. Its memory is
-    /// taken now. Files in memory have a bit for each page beside it.
+    /// A cache of `cache_bytes` (0, or too few for a record: none) for records of about `record_bytes`: a part of it for
+    /// single records, whose memory is taken now, the other for blocks, whose memory is taken as they come. Where it is
+    /// too small for some blocks, it is all for records. Files in memory have a bit for each page beside it.
     pub fn new(cache_bytes: u64, record_bytes: u32) -> Shared {
-        Shared { cache: Cache::new(cache_bytes, record_bytes), checked: CheckedFiles::default() }
+        let for_blocks = cache_bytes - cache_bytes / RECORDS_SHARE;
+        let blocks = Blocks::new(for_blocks);
+        let for_records = if blocks.is_some() { cache_bytes - for_blocks } else { cache_bytes };
+        let cache = Cache::new(for_records, record_bytes);
+        let cache_bytes = if cache.is_some() || blocks.is_some() { cache_bytes } else { 0 };
+        Shared { cache, blocks, checked: CheckedFiles::default(), cache_bytes }
     }
 
-    /// What the cache has done; `None` where there is none.
+    /// Bytes that the caches may take; 0 where there are none.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_bytes
+    }
+
+    /// What the record cache has done; `None` where there is none.
     pub fn cache_stats(&self) -> Option<CacheStats> {
         self.cache.as_ref().map(Cache::stats)
+    }
+
+    /// What the block cache has done; `None` where there is none.
+    pub fn block_stats(&self) -> Option<BlockStats> {
+        self.blocks.as_ref().map(Blocks::stats)
     }
 
     /// Forgets a file (by [`storage::Sealed::id`]) that nobody will search any more. Its records leave the cache by
     /// themselves, because nobody asks for them.
     pub fn forget(&self, file: u64) {
         self.checked.forget(file);
+        if let Some(blocks) = &self.blocks {
+            blocks.forget(file);
+        }
     }
 }

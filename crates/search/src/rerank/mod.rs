@@ -2,24 +2,29 @@
 //!
 //! # How a slow medium keeps up with a fast one
 //! All candidates of a query are known before the first is scored, so their reads need not wait for each other. A
-//! [`Searcher`] makes one read of those that share a page or lie side by side, looks up those for which that is still a
-//! read of few in the record [`Cache`](cache::Cache), keeps a bounded number of reads in flight, scores what the cache
-//! had meanwhile, and what has arrived in the order in which it arrived. Two to four queries are under way at once, the oldest first, so that the
+//! [`Searcher`] makes one read of those that share a page or lie side by side, leaves out what the cache of whole
+//! [blocks] of a file has, looks up those for which that is still a read of few in the record [`Cache`](cache::Cache),
+//! keeps a bounded number of reads in flight, scores what the caches had meanwhile, and what has arrived in the order
+//! in which it arrived. Two to four queries are under way at once, the oldest first, so that the
 //! processor has something to score while a query waits for its first reads. A record whose bound is below the k-th
 //! best score is neither read nor scored. What is left of the medium's cost is the processor time of a read, a few
 //! microseconds, shared by the candidates it serves.
 //!
 //! # What is verified
-//! A page that came from a device: each time. A page in memory: when first used after its file was opened. What is
+//! A page that came from a device: each time. A page in memory: when first used after its file was opened, or its block
+//! was read. What is
 //! damaged is left out and named, and the answer marked as partial; it never fails a query.
 //!
 //! # Invariant
 //! An answer does not depend on the medium, the cache, the order of completions or what else is under way: it is the k
 //! best by score, then segment, then row.
 
+mod blocks;
 pub mod cache;
 mod checked;
+mod fill;
 mod flight;
+mod hash;
 mod limits;
 mod plan;
 mod query;
@@ -32,6 +37,7 @@ use std::sync::Arc;
 use base::Result;
 use storage::Sealed;
 
+pub use blocks::{BLOCK_BYTES, BlockStats};
 pub use cache::{Cache, CacheStats, Key};
 pub use limits::{IN_FLIGHT_MAX, Limits, QUERIES_MAX, READ_BYTES_MAX, Shared};
 pub use query::{Chunks, DAMAGED_MAX, Damage, Next, Progress, Query, Ranked, Source, all};

@@ -22,6 +22,8 @@ pub(super) struct Extent {
     pub(super) first: usize,
     /// to before here.
     pub(super) end: usize,
+    /// Whether it stands for what could not be had with its neighbours, so that only the medium is to be asked.
+    pub(super) apart: bool,
 }
 
 impl Extent {
@@ -112,6 +114,7 @@ impl Plan {
                 bytes: address.bytes,
                 first: at,
                 end: at + 1,
+                apart: true,
             });
         }
     }
@@ -128,6 +131,7 @@ impl Plan {
                 bytes: address.bytes,
                 first: at,
                 end: at + 1,
+                apart: false,
             };
             match (self.extents.last_mut(), firsts.last_mut()) {
                 (Some(last), Some(first)) if joins(last, &page, joining) => {

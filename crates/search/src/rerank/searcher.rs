@@ -8,6 +8,7 @@ use base::{Error, Result};
 use storage::{Read, Reader};
 
 use super::Scorer;
+use super::fill::{Filler, Part, is_fill};
 use super::flight::{Buffers, Flight};
 use super::limits::{Limits, Shared};
 use super::query::{Next, Query, Ranked, Source};
@@ -29,6 +30,7 @@ pub struct Searcher {
     limits: Limits,
     shared: Arc<Shared>,
     reads: Reads,
+    filler: Filler,
     buffers: Buffers,
     serial: u64,
     /// Whether the reader's queue has failed: reads may come that nobody knows any more.
@@ -47,6 +49,7 @@ impl Searcher {
             limits,
             shared,
             reads: Reads::default(),
+            filler: Filler::default(),
             buffers: Vec::new(),
             serial: 0,
             broken: false,
@@ -68,13 +71,19 @@ impl Searcher {
         if outcome.is_err() {
             run.abandon(source);
             self.reads.clear();
+            self.filler.clear();
             self.broken = true;
             return outcome;
         }
         // Reads whose queries did not wait for them.
         if self.reader.in_flight() > 0 {
             self.broken = true;
-            self.reader.complete(usize::MAX, &mut |_, _| {})?;
+            let (filler, blocks) = (&mut self.filler, self.shared.blocks.as_ref());
+            self.reader.complete(usize::MAX, &mut |tag, result| {
+                if is_fill(tag) {
+                    filler.arrive(tag, result, blocks);
+                }
+            })?;
             self.broken = false;
         }
         self.reads.clear();
@@ -152,7 +161,7 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
 
     /// Queues reads, the oldest query's first. Whether there were any.
     fn submit(&mut self) -> bool {
-        let Searcher { reader, limits, shared, reads, buffers, .. } = &mut *self.searcher;
+        let Searcher { reader, limits, shared, reads, filler, buffers, .. } = &mut *self.searcher;
         let mut submitted = false;
         for flight in &mut self.flights {
             flight.gather(limits, reads, false);
@@ -160,7 +169,7 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
                 continue;
             }
             while flight.may_read(limits) && reader.room() > 0 && reader.in_flight() < limits.in_flight {
-                let Some((tag, extent)) = flight.next_read(shared, reads) else { break };
+                let Some((tag, extent)) = flight.next_read(shared, reads, filler) else { break };
                 submitted = true;
                 let Some(records) = flight.query.segments.get(extent.segment as usize) else { continue };
                 let (offset, bytes) = (extent.offset, extent.bytes as usize);
@@ -170,6 +179,22 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
                 {
                     flight.arrive(read, Err(error), shared, buffers);
                 }
+            }
+        }
+        self.submit_fill() || submitted
+    }
+
+    /// Queues reads of the block that is to be cached, behind those of queries. Whether there were any.
+    fn submit_fill(&mut self) -> bool {
+        let Searcher { reader, limits, shared, filler, .. } = &mut *self.searcher;
+        let mut submitted = false;
+        while !filler.is_idle() && reader.room() > 0 && reader.in_flight() < limits.in_flight {
+            let Some(Part { tag, file, offset, bytes }) = filler.next_part(limits.read_bytes_max) else {
+                break;
+            };
+            submitted = true;
+            if let Err(error) = reader.submit(Read { file: &file, offset, bytes, tag }) {
+                filler.arrive(tag, Err(error), shared.blocks.as_ref());
             }
         }
         submitted
@@ -185,9 +210,12 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
     /// Takes in what was read; waits for `wait` reads.
     fn reap(&mut self, wait: usize) -> Result<()> {
         self.scored = 0;
-        let Searcher { reader, shared, reads, buffers, .. } = &mut *self.searcher;
+        let Searcher { reader, shared, reads, filler, buffers, .. } = &mut *self.searcher;
         let flights = &mut self.flights;
         reader.complete(wait, &mut |tag, result| {
+            if is_fill(tag) {
+                return filler.arrive(tag, result, shared.blocks.as_ref());
+            }
             let Some(read) = reads.end(tag) else { return };
             if let Some(flight) = flights.iter_mut().find(|flight| flight.serial == read.flight) {
                 flight.arrive(read, result, shared, buffers);

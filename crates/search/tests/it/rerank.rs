@@ -9,8 +9,8 @@ use base::{Error, Result};
 use memory::{PoolConfig, Rate, SlotPool};
 use proptest::prelude::*;
 use search::rerank::{
-    Address, Candidate, Chunks, Limits, Next, Progress, Query, Ranked, Records, Scorer, Searcher, Shared,
-    Source, all,
+    Address, BLOCK_BYTES, Candidate, Chunks, Limits, Next, Progress, Query, Ranked, Records, Scorer,
+    Searcher, Shared, Source, all,
 };
 use storage::page::{PAGE_BYTES, Packer};
 use storage::{
@@ -232,7 +232,8 @@ struct Case {
     queries: Vec<(usize, Vec<RawCandidate>, usize)>,
     bounded: bool,
     limits: (usize, usize, usize),
-    cache: bool,
+    /// Bytes: none, some for records, some for blocks too.
+    cache: u64,
     bad: Option<usize>,
     seed: u64,
 }
@@ -247,7 +248,8 @@ fn cases() -> impl Strategy<Value = Case> {
     let queries = proptest::collection::vec((0usize..20, candidates, 1usize..60), 1..6);
     let limits = (1usize..5, 1usize..20, 1usize..40);
     let bad = proptest::option::of(0usize..60);
-    (segments, queries, any::<bool>(), limits, any::<bool>(), bad, any::<u64>()).prop_map(
+    let cache = prop_oneof![Just(0u64), Just(1 << 20), Just(8 << 20)];
+    (segments, queries, any::<bool>(), limits, cache, bad, any::<u64>()).prop_map(
         |(segments, queries, bounded, limits, cache, bad, seed)| Case {
             segments,
             queries,
@@ -319,7 +321,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         bad: bad.clone(),
         submitted: Arc::default(),
     };
-    let shared = Arc::new(Shared::new(if case.cache { 1 << 20 } else { 0 }, 400));
+    let shared = Arc::new(Shared::new(case.cache, 400));
     let mut searcher = Searcher::new(Box::new(reader), limits, shared).unwrap();
     let scorer = First { bounded: case.bounded };
     let queries = case.queries.iter().enumerate().map(|(tag, (k, raw, chunk))| {
@@ -438,6 +440,90 @@ fn what_is_cached_is_not_read_again() {
     assert_eq!(cold.hits, warm.hits);
     assert_eq!((cold.cached, warm.cached, warm.reads), (0, 60, 0));
     assert_eq!(shared.cache_stats().unwrap().hits, 60);
+}
+
+/// A searcher with a cache for blocks.
+fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<Shared>) {
+    let limits = Limits::default();
+    let (depth, submitted) = (limits.in_flight, Arc::default());
+    let shuffled = Shuffled { depth, reads: Vec::new(), seed: 3, bad: Vec::new(), submitted };
+    let shared = Arc::new(Shared::new(8 << 20, 400));
+    (Searcher::new(Box::new(reader(shuffled)), limits, shared.clone()).unwrap(), shared)
+}
+
+/// Asks for rows here and there, `times` times over.
+fn ask_scattered(searcher: &mut Searcher, segments: &Arc<[Arc<dyn Records>]>, times: usize) -> Vec<Ranked> {
+    let ask = |_| {
+        let candidates = all(rows((0..3000).step_by(37), |_| 0.0));
+        let scorer = First { bounded: false };
+        searcher
+            .one(Query { tag: 0, scorer, segments: segments.clone(), k: 30, candidates, deadline: None })
+            .unwrap()
+    };
+    (0..times).map(ask).collect()
+}
+
+fn scattered() -> Arc<[Arc<dyn Records>]> {
+    let records: Vec<(u8, usize)> = (0..3000).map(|row| ((row * 7 % 251) as u8, 300 + row % 100)).collect();
+    let own = segment(&records, &[], false);
+    assert!(own.file.bytes() as usize > 4 * BLOCK_BYTES);
+    Arc::new([Arc::new(own) as Arc<dyn Records>])
+}
+
+#[test]
+fn what_lies_in_cached_blocks_is_not_read_again() {
+    let (mut searcher, shared) = over_blocks(|shuffled| shuffled);
+    let segments = scattered();
+    let answers = ask_scattered(&mut searcher, &segments, 20);
+    let (first, last) = (answers.first().unwrap(), answers.last().unwrap());
+    assert!(first.reads > 10, "{} reads", first.reads);
+    assert_eq!((last.reads, last.cached, last.scored), (0, first.scored, first.scored));
+    assert!(answers.iter().all(|ranked| ranked.hits == first.hits && !ranked.partial));
+    let stats = shared.block_stats().unwrap();
+    let blocks = segments[0].file().bytes().div_ceil(BLOCK_BYTES as u64);
+    assert_eq!((stats.blocks, stats.filled, stats.evicted), (blocks, blocks, 0));
+    // A file that is gone leaves its blocks to others.
+    shared.forget(segments[0].file().id());
+    assert_eq!(shared.block_stats().unwrap().blocks, 0);
+}
+
+/// Damages what is read in the largest pieces, which are those of blocks, on its way.
+struct Damaging(Shuffled);
+
+impl Reader for Damaging {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn submit(&mut self, read: Read<'_>) -> Result<()> {
+        self.0.submit(read)
+    }
+
+    fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+        self.0.complete(wait, &mut |tag, result| {
+            let mut bytes = result.unwrap().to_vec();
+            if bytes.len() == Limits::default().read_bytes_max {
+                bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 4);
+            }
+            each(tag, Ok(&bytes));
+        })
+    }
+}
+
+#[test]
+fn a_block_that_was_damaged_on_its_way_is_read_again_and_nothing_is_missing() {
+    let segments = scattered();
+    let whole = ask_scattered(&mut over_blocks(|shuffled| shuffled).0, &segments, 1);
+    let (mut searcher, shared) = over_blocks(Damaging);
+    for ranked in ask_scattered(&mut searcher, &segments, 20) {
+        assert_eq!((&ranked.hits, ranked.partial, ranked.scored), (&whole[0].hits, false, whole[0].scored));
+    }
+    let stats = shared.block_stats().unwrap();
+    assert!(stats.filled > 4 && stats.evicted > 0, "{stats:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod shard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::hash::mix;
 use shard::Shard;
 
 /// Parts with a lock each, at most. Threads meet at a lock for the time of a copy, a fraction of a microsecond.
@@ -29,13 +30,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// A well-mixed 64-bit value (the finaliser of MurmurHash3, by Appleby). It is not meant to resist a client that
-    /// wants collisions: rows are numbered by the server.
     fn hash(self) -> u64 {
-        let mut hash = self.file.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(self.row);
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
-        hash ^ (hash >> 33)
+        mix(self.file, u64::from(self.row))
     }
 
     fn hash_low(self) -> u32 {

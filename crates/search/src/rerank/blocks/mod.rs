@@ -1,0 +1,323 @@
+//! The block cache: aligned blocks of record files, whole, scored where they lie.
+//!
+//! Records of one coarse cluster lie side by side, so a read is for several of them and for what lies between, and it
+//! is spared only if everything it is for is in memory. With records kept one by one that takes all of them; a block
+//! has them all, needs no copy, and its pages are verified once. So where no record is a favourite, blocks spare as
+//! large a part of the reads as the part of the file that they hold, which the [record cache](super::cache) does not;
+//! where few records are asked for again and again, that one holds a hundred times as many of them.
+//!
+//! A block is taken in while there is room, later only in place of one that is asked for clearly less often: without
+//! favourites nothing moves.
+
+mod shard;
+mod sketch;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use storage::page::PAGE_BYTES;
+
+use super::hash::mix;
+use shard::Shard;
+
+/// Bytes of a block: longer than a joined read by so much that few reads lie in two of them.
+pub const BLOCK_BYTES: usize = 256 << 10;
+/// Fewer blocks than this are not worth having.
+const BLOCKS_MIN: usize = 4;
+/// Blocks of a part with a lock of its own, at least, and such parts at most.
+const SHARD_BLOCKS_MIN: usize = 64;
+const SHARDS_MAX: usize = 64;
+
+/// Which block: of the file with this [`storage::Sealed::id`], the one that starts at `number` times [`BLOCK_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BlockKey {
+    pub(super) file: u64,
+    pub(super) number: u64,
+}
+
+impl BlockKey {
+    /// The block in which the byte at `offset` lies.
+    pub(super) fn of(file: u64, offset: u64) -> BlockKey {
+        BlockKey { file, number: offset / BLOCK_BYTES as u64 }
+    }
+
+    /// Where it starts in the file.
+    pub(super) fn start(self) -> u64 {
+        self.number * BLOCK_BYTES as u64
+    }
+
+    fn hash(self) -> u64 {
+        mix(self.file, self.number)
+    }
+}
+
+/// A block in memory.
+#[derive(Debug)]
+pub(super) struct Block {
+    start: u64,
+    bytes: Box<[u8]>,
+    /// Fewer than its buffer has in a file's last one.
+    filled: usize,
+    /// A bit for each page where a record starts that was verified.
+    checked: AtomicU64,
+}
+
+const _: () = assert!(BLOCK_BYTES / PAGE_BYTES <= 64, "a bit for each page");
+
+impl Block {
+    fn bit(&self, offset: u64) -> u64 {
+        1 << ((offset.saturating_sub(self.start) / PAGE_BYTES as u64) % 64)
+    }
+
+    /// The bytes from `offset` of the file; `None` where not all of them are in this block.
+    pub(super) fn part(&self, offset: u64, bytes: u32) -> Option<&[u8]> {
+        let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
+        self.bytes.get(..self.filled)?.get(start..start.checked_add(bytes as usize)?)
+    }
+
+    /// Whether what starts at `offset` was verified.
+    pub(super) fn is_checked(&self, offset: u64) -> bool {
+        self.checked.load(Ordering::Relaxed) & self.bit(offset) != 0
+    }
+
+    /// It is verified now.
+    pub(super) fn set_checked(&self, offset: u64) {
+        self.checked.fetch_or(self.bit(offset), Ordering::Relaxed);
+    }
+}
+
+/// What a look for a block gave.
+#[derive(Debug)]
+pub(super) enum Look {
+    /// It is there.
+    Here(Arc<Block>),
+    /// It is not, and shall be read.
+    Fill,
+    /// It is not.
+    Absent,
+}
+
+/// What the block cache has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockStats {
+    /// Blocks that were looked for: one for each read.
+    pub lookups: u64,
+    /// Of these, blocks that were there.
+    pub hits: u64,
+    /// Blocks taken in.
+    pub filled: u64,
+    /// Blocks that had to go for others.
+    pub evicted: u64,
+    /// Blocks that are in.
+    pub blocks: u64,
+    /// Blocks that may be in.
+    pub blocks_max: u64,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    shards: Box<[Mutex<Shard>]>,
+    lookups: AtomicU64,
+    hits: AtomicU64,
+}
+
+impl Blocks {
+    /// A cache of `bytes` in all. `None` where that is too little.
+    pub(super) fn new(bytes: u64) -> Option<Blocks> {
+        let most = usize::try_from(bytes).ok()? / (BLOCK_BYTES + Shard::overhead(1));
+        let shards = (most / SHARD_BLOCKS_MIN).clamp(1, SHARDS_MAX);
+        let shard = || Mutex::new(Shard::new(most / shards));
+        (most >= BLOCKS_MIN).then(|| Blocks {
+            shards: (0..shards).map(|_| shard()).collect(),
+            lookups: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+        })
+    }
+
+    fn lock(&self, hash: u64) -> Option<MutexGuard<'_, Shard>> {
+        let at = (hash >> 40) % self.shards.len() as u64;
+        // A panic under the lock would leave a map half changed; there is none: every access is checked.
+        Some(self.shards.get(at as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Looks for a block. With `may_fill` it is told where it is worth to be read as a whole: then read it, and
+    /// [`put`](Blocks::put) it.
+    pub(super) fn look(&self, key: BlockKey, may_fill: bool) -> Look {
+        let hash = key.hash();
+        let look = self.lock(hash).map_or(Look::Absent, |mut shard| shard.look(key, hash, may_fill));
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        self.hits.fetch_add(u64::from(matches!(look, Look::Here(_))), Ordering::Relaxed);
+        look
+    }
+
+    /// Takes a block in, of which the first `filled` bytes of `buffer` are, and leaves another buffer, or none, in its
+    /// place. Nothing happens where it came in meanwhile, or all that could make room is in use.
+    pub(super) fn put(&self, key: BlockKey, buffer: &mut Option<Box<[u8]>>, filled: usize) {
+        let hash = key.hash();
+        if let Some(mut shard) = self.lock(hash) {
+            shard.put(key, hash, buffer, filled);
+        }
+    }
+
+    /// Drops a block: what is in it is not what it should be.
+    pub(super) fn drop_block(&self, key: BlockKey) {
+        if let Some(mut shard) = self.lock(key.hash()) {
+            shard.retain(|held| held != key);
+        }
+    }
+
+    /// Drops all blocks of a file.
+    pub(super) fn forget(&self, file: u64) {
+        for shard in &self.shards {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.file != file);
+        }
+    }
+
+    /// What it has done so far.
+    pub(super) fn stats(&self) -> BlockStats {
+        let mut stats = BlockStats {
+            lookups: self.lookups.load(Ordering::Relaxed),
+            hits: self.hits.load(Ordering::Relaxed),
+            ..BlockStats::default()
+        };
+        for shard in &self.shards {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).add_to(&mut stats);
+        }
+        stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(number: u64) -> BlockKey {
+        BlockKey { file: 3, number }
+    }
+
+    /// Asks for a block as a searcher does. Whether it was there.
+    fn ask(blocks: &Blocks, key: BlockKey, spare: &mut Option<Box<[u8]>>) -> bool {
+        match blocks.look(key, true) {
+            Look::Here(block) => {
+                assert_eq!(block.part(key.start() + 4096, 2).unwrap(), [key.number as u8, key.file as u8]);
+                true
+            }
+            Look::Fill => {
+                let mut buffer = spare.take().unwrap_or_else(|| vec![0; BLOCK_BYTES].into());
+                (buffer[4096], buffer[4097]) = (key.number as u8, key.file as u8);
+                *spare = Some(buffer);
+                blocks.put(key, spare, BLOCK_BYTES);
+                false
+            }
+            Look::Absent => false,
+        }
+    }
+
+    /// Asks for blocks of one file. How many were there.
+    fn ask_for(blocks: &Blocks, numbers: impl Iterator<Item = u64>, spare: &mut Option<Box<[u8]>>) -> usize {
+        numbers.filter(|&number| ask(blocks, key(number), spare)).count()
+    }
+
+    fn cache(blocks: u64) -> Blocks {
+        Blocks::new(blocks * (BLOCK_BYTES + Shard::overhead(1)) as u64).unwrap()
+    }
+
+    /// Numbers below `below` that look random.
+    fn numbers(below: u64) -> impl FnMut() -> u64 {
+        let mut state = 1u64;
+        move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        }
+    }
+
+    #[test]
+    fn holds_what_it_may_and_no_more() {
+        assert!(Blocks::new(0).is_none() && Blocks::new(3 << 18).is_none());
+        let (blocks, mut spare) = (cache(200), None);
+        assert_eq!(ask_for(&blocks, 0..1000, &mut spare), 0);
+        let stats = blocks.stats();
+        assert!(stats.blocks <= 200 && stats.blocks >= 190, "{stats:?}");
+        assert_eq!(stats.filled - stats.evicted, stats.blocks);
+    }
+
+    #[test]
+    fn without_favourites_nothing_moves_once_it_is_full() {
+        let (blocks, mut spare, mut next) = (cache(64), None, numbers(256));
+        ask_for(&blocks, (0..2000).map(|_| next()), &mut spare);
+        let before = blocks.stats();
+        assert_eq!(before.blocks, 64);
+        let hits = ask_for(&blocks, (0..100_000).map(|_| next()), &mut spare);
+        let moved = blocks.stats().evicted - before.evicted;
+        assert!(moved < 10 && (24_000..26_000).contains(&hits), "{moved} moved, {hits} hits");
+    }
+
+    #[test]
+    fn favourites_get_in_and_a_scan_does_not_push_them_out() {
+        let (blocks, mut spare, mut next) = (cache(64), None, numbers(256));
+        ask_for(&blocks, (0..50_000).map(|_| next()), &mut spare);
+        // Of each two, one is among 40 that nobody asked for before.
+        let mut favourites = numbers(40);
+        for at in 0..60_000 {
+            let number = if at % 2 == 0 { 1000 + favourites() } else { next() };
+            ask(&blocks, key(number), &mut spare);
+        }
+        let held = |blocks: &Blocks| {
+            (1000..1040).filter(|&number| matches!(blocks.look(key(number), false), Look::Here(_))).count()
+        };
+        assert!(held(&blocks) >= 38, "{} of 40", held(&blocks));
+        ask_for(&blocks, 5000..9000, &mut spare);
+        assert!(held(&blocks) >= 38, "{} of 40 after a scan", held(&blocks));
+    }
+
+    #[test]
+    fn what_is_in_use_stays_whole() {
+        let (blocks, mut spare) = (cache(4), None);
+        ask_for(&blocks, 0..4, &mut spare);
+        let held: Vec<_> = (0..4)
+            .filter_map(|number| match blocks.look(key(number), false) {
+                Look::Here(block) => Some((number, block)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(held.len(), 4);
+        ask_for(&blocks, (0..100_000).map(|at| 100 + at % 3), &mut spare);
+        for (number, block) in &held {
+            assert_eq!(block.part(key(*number).start() + 4096, 1).unwrap(), [*number as u8]);
+        }
+        drop(held);
+        ask_for(&blocks, (0..100_000).map(|at| 100 + at % 3), &mut spare);
+        assert!(matches!(blocks.look(key(101), false), Look::Here(_)));
+    }
+
+    #[test]
+    fn a_file_that_is_gone_leaves_no_block() {
+        let (blocks, mut spare) = (cache(16), None);
+        for number in 0..8 {
+            ask(&blocks, key(number), &mut spare);
+            ask(&blocks, BlockKey { file: 4, number }, &mut spare);
+        }
+        blocks.forget(3);
+        blocks.drop_block(BlockKey { file: 4, number: 2 });
+        assert_eq!(blocks.stats().blocks, 7);
+        assert!(matches!(blocks.look(key(1), false), Look::Absent));
+        assert!(matches!(blocks.look(BlockKey { file: 4, number: 1 }, false), Look::Here(_)));
+        assert!(!ask(&blocks, key(1), &mut spare) && ask(&blocks, key(1), &mut spare));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn gives_only_what_was_put_in(asked in proptest::collection::vec((0u64..3, 0u64..40), 1..2000)) {
+            // `ask` looks at the bytes of what is there.
+            let (blocks, mut spare) = (cache(8), None);
+            for (file, number) in asked {
+                ask(&blocks, BlockKey { file, number }, &mut spare);
+            }
+            let stats = blocks.stats();
+            prop_assert!(stats.blocks <= 8 && stats.hits <= stats.lookups);
+        }
+    }
+}

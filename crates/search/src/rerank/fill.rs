@@ -1,0 +1,101 @@
+//! Reading a block for the block cache, beside the queries' own reads.
+
+use std::sync::Arc;
+
+use base::Result;
+use storage::Sealed;
+use storage::page::PAGE_BYTES;
+
+use super::blocks::{BLOCK_BYTES, BlockKey, Blocks};
+
+/// The bit by which the tags of these reads are told from those of queries.
+const FILL_TAG: u64 = 1 << 63;
+
+/// Whether a read with this tag is for a block.
+pub(super) fn is_fill(tag: u64) -> bool {
+    tag & FILL_TAG != 0
+}
+
+/// One part of a block to be read.
+pub(super) struct Part {
+    pub(super) tag: u64,
+    pub(super) file: Arc<dyn Sealed>,
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+}
+
+/// The block that a searcher reads, one at a time, so that the cache fills at a bounded pace. Parts of it that come in
+/// after their queries are answered stay of use.
+#[derive(Debug, Default)]
+pub(super) struct Filler {
+    job: Option<Job>,
+    /// Where the next block goes: its own, or one that another left.
+    buffer: Option<Box<[u8]>>,
+}
+
+#[derive(Debug)]
+struct Job {
+    key: BlockKey,
+    file: Arc<dyn Sealed>,
+    bytes: usize,
+    /// Bytes whose reads were submitted.
+    submitted: usize,
+    in_flight: usize,
+    failed: bool,
+}
+
+impl Filler {
+    pub(super) fn is_idle(&self) -> bool {
+        self.job.is_none()
+    }
+
+    /// Starts to read a block.
+    pub(super) fn begin(&mut self, key: BlockKey, file: &Arc<dyn Sealed>) {
+        let left = file.bytes().saturating_sub(key.start()).min(BLOCK_BYTES as u64) as usize;
+        let bytes = left - left % PAGE_BYTES;
+        if bytes > 0 {
+            let file = file.clone();
+            self.job = Some(Job { key, file, bytes, submitted: 0, in_flight: 0, failed: false });
+        }
+    }
+
+    /// The next part to be read, of `bytes_max` at most. It must be submitted, or [`arrive`](Filler::arrive) be told.
+    pub(super) fn next_part(&mut self, bytes_max: usize) -> Option<Part> {
+        let job = self.job.as_mut().filter(|job| !job.failed && job.submitted < job.bytes)?;
+        let (at, bytes) = (job.submitted, (job.bytes - job.submitted).min(bytes_max));
+        job.submitted += bytes;
+        job.in_flight += 1;
+        Some(Part {
+            tag: FILL_TAG | at as u64,
+            file: job.file.clone(),
+            offset: job.key.start() + at as u64,
+            bytes,
+        })
+    }
+
+    /// A part has come. With the last one the block goes into the cache; without any of them it does not.
+    pub(super) fn arrive(&mut self, tag: u64, result: Result<&[u8]>, blocks: Option<&Blocks>) {
+        let Some(job) = self.job.as_mut() else { return };
+        job.in_flight = job.in_flight.saturating_sub(1);
+        let buffer = self.buffer.get_or_insert_with(|| vec![0; BLOCK_BYTES].into());
+        let at = (tag & !FILL_TAG) as usize;
+        match result.ok().and_then(|bytes| Some((buffer.get_mut(at..at + bytes.len())?, bytes))) {
+            Some((to, bytes)) => to.copy_from_slice(bytes),
+            None => job.failed = true,
+        }
+        if job.in_flight > 0 || (job.submitted < job.bytes && !job.failed) {
+            return;
+        }
+        if let (false, Some(blocks)) = (job.failed, blocks) {
+            blocks.put(job.key, &mut self.buffer, job.bytes);
+        }
+        self.job = None;
+    }
+
+    /// Forgets what it was reading, because the queue its reads were in is lost.
+    pub(super) fn clear(&mut self) {
+        self.job = None;
+    }
+}
+
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(PAGE_BYTES), "reads are whole pages");
