@@ -39,8 +39,8 @@ const DISK_SPARE_BYTES: u64 = GIB;
 
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
 ///
-/// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with a record cache of each
-/// --cache share of the records' bytes; mmap maps the file, as the reference system did, with page cache of the largest
+/// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with caches (of blocks of the
+/// file, and of single records) of each --cache share of the records' bytes; mmap maps the file, as the reference system did, with page cache of the largest
 /// of these shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of persistent
 /// memory on a tmpfs: simulated, which shows that it works and not how fast the real thing is.
 ///
@@ -75,7 +75,7 @@ pub struct TiersArgs {
     /// Queries that a thread has at a time
     #[arg(long, default_value_t = 3)]
     pub clients: usize,
-    /// Record cache of the nvme arm, in parts of the records' bytes
+    /// Caches of the nvme arm, in parts of the records' bytes
     #[arg(long, value_delimiter = ',', default_value = "0,0.1,0.25")]
     pub cache: Vec<f64>,
     /// Rounds; each figure is the median over them

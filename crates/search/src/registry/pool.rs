@@ -29,11 +29,11 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// One query at a time: the thread's queue has many.
 const LIMITS: Limits = Limits {
     queries: 1,
-    query_in_flight: 64,
-    in_flight: 64,
-    read_bytes_max: 64 << 10,
-    joined_bytes_max: 64 << 10,
-    gap_bytes_max: 16 << 10,
+    query_in_flight: 32,
+    in_flight: 32,
+    read_bytes_max: 128 << 10,
+    joined_bytes_max: 128 << 10,
+    gap_bytes_max: 64 << 10,
 };
 
 /// What a search thread does: given the collection and what is kept for it.

@@ -32,6 +32,7 @@ pub struct Limits {
     /// Bytes of the largest read that is made of several pages beside each other.
     pub joined_bytes_max: usize,
     /// Unwanted bytes that are read along to join two wanted pages: a read costs the processor more than a page does.
+    /// Where the device's bandwidth is what is short, less is better.
     pub gap_bytes_max: usize,
 }
 
@@ -41,9 +42,9 @@ impl Default for Limits {
             queries: 3,
             query_in_flight: 64,
             in_flight: 192,
-            read_bytes_max: 64 << 10,
-            joined_bytes_max: 64 << 10,
-            gap_bytes_max: 16 << 10,
+            read_bytes_max: 128 << 10,
+            joined_bytes_max: 128 << 10,
+            gap_bytes_max: 64 << 10,
         }
     }
 }

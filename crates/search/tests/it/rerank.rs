@@ -444,7 +444,7 @@ fn what_is_cached_is_not_read_again() {
 
 /// A searcher with a cache for blocks.
 fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<Shared>) {
-    let limits = Limits::default();
+    let limits = Limits { joined_bytes_max: 8192, gap_bytes_max: 0, ..Limits::default() };
     let (depth, submitted) = (limits.in_flight, Arc::default());
     let shuffled = Shuffled { depth, reads: Vec::new(), seed: 3, bad: Vec::new(), submitted };
     let shared = Arc::new(Shared::new(8 << 20, 400));

@@ -13,11 +13,11 @@ const PICKED: usize = 5;
 const TIMES_OFTEN: u32 = 2;
 /// and so many times more: what is asked for hardly ever says nothing.
 const TIMES_MORE: u32 = 4;
-/// Looks for absent blocks between two that take another's place, at least: a bound on what a load that changes its
+/// One of so many looks for an absent block compares it with those that are in: a bound on what a load that changes its
 /// favourites all the time can cost.
-const LOOKS_APART: u32 = 64;
-/// Counters in a row of the sketch for each block: the file may have a hundred times as many blocks.
-const COUNTERS: usize = 64;
+const LOOKS_APART: u32 = 32;
+/// Counters of the sketch for each block: files may have a hundred times as many blocks.
+const COUNTERS: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -25,7 +25,7 @@ pub(super) struct Shard {
     held: Vec<(BlockKey, Arc<Block>)>,
     held_max: usize,
     sketch: Sketch,
-    /// Looks for absent blocks since one took another's place.
+    /// Looks for absent blocks since one was compared.
     looks: u32,
     random: u64,
     filled: u64,
@@ -58,12 +58,15 @@ impl Shard {
         if let Some((_, block)) = self.places.get(&key).and_then(|&at| self.held.get(at)) {
             return Look::Here(block.clone());
         }
-        self.looks = self.looks.saturating_add(1);
-        let has_room = self.held.len() < self.held_max;
-        if may_fill && (has_room || (self.looks >= LOOKS_APART && self.weaker(hash).is_some())) {
+        if may_fill && (self.held.len() < self.held_max || (self.is_time() && self.weaker(hash).is_some())) {
             return Look::Fill;
         }
         Look::Absent
+    }
+
+    fn is_time(&mut self) -> bool {
+        self.looks = (self.looks + 1) % LOOKS_APART;
+        self.looks == 0
     }
 
     /// Where a block is that shall make room for one with this hash.
@@ -113,7 +116,6 @@ impl Shard {
             self.places.insert(key, at);
             self.filled += 1;
             self.evicted += 1;
-            self.looks = 0;
         }
     }
 

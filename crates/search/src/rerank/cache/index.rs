@@ -1,15 +1,6 @@
-//! Which place of the rings a key is at: a table of fixed size with open addressing.
+//! Which place of the ring a key is at, in grains: a table of fixed size with open addressing.
 
-/// A place: which ring, and where in it in grains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) main: bool,
-    pub(super) grain: u32,
-}
-
-/// The bit that says which ring.
-const MAIN: u32 = 1 << 31;
-/// A free entry. No place encodes to it, because rings are smaller than 2^31 - 1 grains.
+/// A free entry. No place is that far, because rings are smaller than 2^31 grains.
 const FREE: u32 = u32::MAX;
 
 /// Linear probing; a removal moves those behind it up, so that there are no gravestones and a look-up never gets longer
@@ -44,22 +35,22 @@ impl Index {
     }
 
     /// The place with this hash that `is` the right one.
-    pub(super) fn find(&self, hash: u32, mut is: impl FnMut(Place) -> bool) -> Option<Place> {
+    pub(super) fn find(&self, hash: u32, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = hash as usize & self.mask();
         loop {
             let &(own, place) = self.slots.get(at)?;
             if place == FREE {
                 return None;
             }
-            if own == hash && is(decode(place)) {
-                return Some(decode(place));
+            if own == hash && is(place) {
+                return Some(place);
             }
             at = (at + 1) & self.mask();
         }
     }
 
     /// Adds a place. Call it where there is room.
-    pub(super) fn insert(&mut self, hash: u32, place: Place) {
+    pub(super) fn insert(&mut self, hash: u32, place: u32) {
         if !self.has_room() {
             return;
         }
@@ -68,21 +59,21 @@ impl Index {
             at = (at + 1) & self.mask();
         }
         if let Some(slot) = self.slots.get_mut(at) {
-            *slot = (hash, encode(place));
+            *slot = (hash, place);
             self.used += 1;
         }
     }
 
     /// Puts `new` where `old` was; without a new one, removes it. Whether it was there.
-    pub(super) fn replace(&mut self, hash: u32, old: Place, new: Option<Place>) -> bool {
+    pub(super) fn replace(&mut self, hash: u32, old: u32, new: Option<u32>) -> bool {
         let mut at = hash as usize & self.mask();
-        let wanted = (hash, encode(old));
+        let wanted = (hash, old);
         while self.slots.get(at).is_some_and(|slot| slot.1 != FREE && *slot != wanted) {
             at = (at + 1) & self.mask();
         }
         let Some(slot) = self.slots.get_mut(at).filter(|slot| **slot == wanted) else { return false };
         match new {
-            Some(new) => slot.1 = encode(new),
+            Some(new) => slot.1 = new,
             None => self.close_up(at),
         }
         true
@@ -110,14 +101,6 @@ impl Index {
     }
 }
 
-fn encode(place: Place) -> u32 {
-    place.grain | if place.main { MAIN } else { 0 }
-}
-
-fn decode(place: u32) -> Place {
-    Place { main: place & MAIN != 0, grain: place & !MAIN }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +114,7 @@ mod tests {
             let (mut index, mut map) = (Index::new(40), BTreeMap::new());
             let hash = |key: u32| key % 7 + if key.is_multiple_of(2) { 60 } else { 0 };
             for (at, (key, what)) in steps.into_iter().enumerate() {
-                let place = Place { main: what == 1, grain: key + 100 * at as u32 };
+                let place = key + 100 * at as u32;
                 let old = map.get(&key).copied();
                 match (what, old) {
                     (2, Some(old)) => {
@@ -149,7 +132,7 @@ mod tests {
                     }
                 }
                 for key in 0..40 {
-                    let found = index.find(hash(key), |place| place.grain % 100 == key);
+                    let found = index.find(hash(key), |place| place % 100 == key);
                     prop_assert_eq!(found, map.get(&key).copied());
                 }
                 prop_assert_eq!(index.used, map.len());

@@ -43,7 +43,7 @@ impl Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     shard: u32,
-    at: shard::At,
+    at: ring::Position,
 }
 
 /// What the cache has done since it was made.
@@ -68,7 +68,6 @@ pub struct Cache {
     bytes: u64,
     lookups: AtomicU64,
     hits: AtomicU64,
-    inserted: AtomicU64,
 }
 
 impl Cache {
@@ -86,7 +85,6 @@ impl Cache {
             bytes: bytes as u64,
             lookups: AtomicU64::new(0),
             hits: AtomicU64::new(0),
-            inserted: AtomicU64::new(0),
         })
     }
 
@@ -118,25 +116,27 @@ impl Cache {
         true
     }
 
-    /// Takes a record in.
+    /// Offers a record. It is taken in while there is room, later if it was offered of late.
     pub fn insert(&self, key: Key, record: &[u8]) {
         let hash = key.hash();
         if let Some(mut shard) = self.lock(self.shard(hash)) {
             shard.insert(hash as u32, key, record);
-            self.inserted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// What it has done so far.
     pub fn stats(&self) -> CacheStats {
-        let evicted = (0..self.shards.len()).filter_map(|at| Some(self.lock(at as u32)?.evicted)).sum();
-        CacheStats {
+        let mut stats = CacheStats {
             lookups: self.lookups.load(Ordering::Relaxed),
             hits: self.hits.load(Ordering::Relaxed),
-            inserted: self.inserted.load(Ordering::Relaxed),
-            evicted,
             bytes: self.bytes,
+            ..CacheStats::default()
+        };
+        for shard in (0..self.shards.len()).filter_map(|at| self.lock(at as u32)) {
+            stats.inserted += shard.inserted;
+            stats.evicted += shard.evicted;
         }
+        stats
     }
 }
 
@@ -198,6 +198,19 @@ mod tests {
         }
         let left = used.clone().filter(|&row| get(&cache, row).is_some()).count();
         assert!(left > 3000, "{left} of {} are left", used.len());
+    }
+
+    #[test]
+    fn once_it_is_full_a_record_gets_in_when_it_comes_back() {
+        let cache = Cache::new(MIB, 400).unwrap();
+        (0..5000).for_each(|row| cache.insert(key(row), &record(row, 400)));
+        let before = cache.stats();
+        assert!(before.evicted > 0 && before.inserted < 3000);
+        cache.insert(key(9000), &record(9000, 400));
+        assert!(cache.find(key(9000)).is_none());
+        assert_eq!(cache.stats().inserted, before.inserted);
+        cache.insert(key(9000), &record(9000, 400));
+        assert_eq!(get(&cache, 9000), Some(record(9000, 400)));
     }
 
     #[test]
