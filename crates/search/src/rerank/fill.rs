@@ -92,7 +92,7 @@ impl Filler {
         self.job = None;
     }
 
-    /// Forgets what it was reading, because the queue its reads were in is lost.
+    /// Forgets what it was reading: none of its reads is in flight any more.
     pub(super) fn clear(&mut self) {
         self.job = None;
     }

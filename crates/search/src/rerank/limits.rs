@@ -83,8 +83,8 @@ impl Limits {
 /// One part in so many of the cache's bytes holds records one by one, the others hold blocks of files.
 ///
 /// Where queries have no favourites, each byte of a block spares as much as any other, and a record by itself nearly
-/// nothing; where the same few queries come again and again, a quarter of the bytes still has room for thousands of
-/// times as many records as one of them asks for.
+/// nothing; where the same queries come again and again, a quarter of the bytes still has room for what hundreds of them
+/// ask for, if they ask for fingerprints, or dozens, if for photographs.
 const RECORDS_SHARE: u64 = 4;
 
 /// What the searchers of a process share.

@@ -87,6 +87,8 @@ impl Searcher {
             self.broken = false;
         }
         self.reads.clear();
+        // What is left of a block waits for nobody, and would keep a file that may be gone.
+        self.filler.clear();
         Ok(())
     }
 
