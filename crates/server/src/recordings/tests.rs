@@ -199,6 +199,8 @@ fn a_recording_becomes_labels_in_every_way_of_sending_and_answering() {
         let answer = served.post(&format!("/v1/audio/loud?format={format}"), &file);
         assert!(answer.status == 200 && answer.text().contains(word), "{format}: {}", answer.text());
     }
+    // A place is given back just after the last byte of its answer.
+    served.until_active(0);
     let metrics = served.ask("GET", "/metrics", "", b"");
     assert!(metrics.text().contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"ok\"} 7"));
     assert!(

@@ -136,7 +136,8 @@ impl Blocks {
     }
 
     fn lock(&self, hash: u64) -> Option<MutexGuard<'_, Shard>> {
-        let at = (hash >> 40) % self.shards.len() as u64;
+        // By bits that the sketch does not use: else some of its counters would be the same one within a shard.
+        let at = (hash >> 48) % self.shards.len() as u64;
         // A panic under the lock would leave a map half changed; there is none: every access is checked.
         Some(self.shards.get(at as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
