@@ -35,7 +35,7 @@ const THREADS_MAX: usize = 256;
 /// Bytes of the longest record's pages.
 const READ_BYTES: usize = 16 << 10;
 /// Disk that a run leaves free.
-const DISK_SPARE_BYTES: u64 = GIB;
+const DISK_SPARE_BYTES: u64 = 2 * GIB;
 
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
 ///
@@ -105,9 +105,9 @@ pub struct TiersArgs {
     /// Unwanted bytes between two pages that are read along to join them
     #[arg(long, default_value_t = Limits::default().gap_bytes_max)]
     pub gap: usize,
-    /// Disk that the segments may take; with less than they need there are fewer records
-    #[arg(long, default_value = "12GB", value_parser = parse_bytes)]
-    pub disk: u64,
+    /// Disk that the segments may take; with less than they need there are fewer records [default: what is free but 2 GiB]
+    #[arg(long, value_parser = parse_bytes)]
+    pub disk: Option<u64>,
     /// Where a tmpfs is, for the pmem arm
     #[arg(long, default_value = "/dev/shm")]
     pub tmpfs: PathBuf,
