@@ -24,7 +24,7 @@ class Server:
     def __init__(self, root: pathlib.Path, *flags: str, log: pathlib.Path, host: str = "127.0.0.1"):
         self.root = root
         self.log = log
-        self.http_port, self.grpc_port = free_port(), free_port()
+        self.http_port, self.grpc_port = free_ports()
         self.url = f"http://127.0.0.1:{self.http_port}"
         self.http = f"127.0.0.1:{self.http_port}"
         self.grpc = f"127.0.0.1:{self.grpc_port}"
@@ -119,10 +119,12 @@ class Server:
         return self.log.read_text(errors="replace")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports() -> tuple[int, int]:
+    """Both are held until both are known, so that they differ."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:

@@ -1,6 +1,5 @@
 """The live page as people see it: in headless Chromium, at a desk, in the dark, on a phone, by keyboard."""
 
-import itertools
 import json
 
 import millpond
@@ -191,8 +190,8 @@ def test_nothing_moves_for_who_wants_no_motion(browser, server):
 
 def test_it_reconnects(browser, tmp_path, monkeypatch):
     # Both servers get the same two.
-    ports = itertools.cycle([millpond.free_port(), millpond.free_port()])
-    monkeypatch.setattr(millpond, "free_port", lambda: next(ports))
+    ports = millpond.free_ports()
+    monkeypatch.setattr(millpond, "free_ports", lambda: ports)
     (tmp_path / "root").mkdir()
     server = millpond.Server(tmp_path / "root", log=tmp_path / "first.log").wait_ready()
     open_page(browser, server.url)
