@@ -40,9 +40,10 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
 ///
 /// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with caches (of blocks of the
-/// file, and of single records) of each --cache share of the records' bytes; mmap maps the file, as the reference system did, with page cache of the largest
-/// of these shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of persistent
-/// memory on a tmpfs: simulated, which shows that it works and not how fast the real thing is.
+/// file, and of single records) of each --cache share of the records' bytes; mmap maps the file, as the reference
+/// system did, with page cache of the largest of these shares (a thread drops pages beyond that, and every turn starts
+/// cold); pmem is the code path of persistent memory on a tmpfs: simulated, which shows that it works and not how fast
+/// the real thing is.
 ///
 /// A query is a distorted copy of a stored record. Its candidates are made up as a coarse stage over clusters gives
 /// them: --near of them from the record's own cluster, the others from --probes - 1 clusters anywhere, in each anywhere;
@@ -105,7 +106,8 @@ pub struct TiersArgs {
     /// Unwanted bytes between two pages that are read along to join them
     #[arg(long, default_value_t = Limits::default().gap_bytes_max)]
     pub gap: usize,
-    /// Disk that the segments may take; with less than they need there are fewer records [default: what is free but 2 GiB]
+    /// Disk that the segments may take; with less than they need there are fewer records. What a killed run leaves on it,
+    /// the next one removes [default: what is free but 2 GiB]
     #[arg(long, value_parser = parse_bytes)]
     pub disk: Option<u64>,
     /// Where a tmpfs is, for the pmem arm

@@ -98,7 +98,7 @@ impl Shard {
         }
         let (hash, grain) = (header.key.hash_low(), self.ring.grain(position));
         self.ring.drop_oldest();
-        self.index.replace(hash, grain, None);
+        self.index.remove(hash, grain);
         // At the end of the ring's memory it may not fit where it just was; then it goes.
         if spares && self.put(hash, header.key, &moved, header.uses - 1) {
             *spared += 1;
