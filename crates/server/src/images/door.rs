@@ -298,16 +298,9 @@ async fn begin_rebuild(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Asked {
-        model: String,
-        #[serde(default)]
-        switch: bool,
-    }
     let begun = async {
-        let asked: Asked = parsed(&whole(&app, &headers, body).await?)?;
-        rebuild::begin(&app, &collection, &asked.model, asked.switch)
+        let asked: rebuild::Asked = parsed(&whole(&app, &headers, body).await?)?;
+        rebuild::begin(&app, &collection, &asked)
     };
     let begun = begun.await.map(|body| Reply::json(body.to_string()).with_status(http::StatusCode::ACCEPTED));
     Reply::of(begun)

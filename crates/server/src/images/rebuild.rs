@@ -27,6 +27,8 @@ use crate::app::App;
 const PAGE: usize = 32;
 /// Passes; a collection that changes faster than it can be copied is not switched.
 const PASSES_MAX: usize = 50;
+/// Pictures that may fail before a rebuild ends early: their names and reasons are kept, some 20 MB of them.
+const FAILURES_MAX: usize = 100_000;
 
 /// Rebuilds, running and ended, by the name that was asked for.
 #[derive(Default)]
@@ -46,6 +48,8 @@ pub(super) struct Rebuild {
     to: Mutex<Option<String>>,
     model: String,
     switch: bool,
+    /// Pictures that it may do without.
+    max_failed: usize,
     total: AtomicU64,
     done: AtomicU64,
     ended: Mutex<Option<Result<bool>>>,
@@ -72,7 +76,7 @@ impl Rebuild {
         let failures = held(&self.failures);
         json!({
             "state": state, "from": self.from, "to": *held(&self.to), "model": self.model, "switch": self.switch,
-            "total": self.total.load(Ordering::Relaxed), "done": self.done.load(Ordering::Relaxed),
+            "max_failed": self.max_failed, "total": self.total.load(Ordering::Relaxed), "done": self.done.load(Ordering::Relaxed),
             "failed": failures.len(), "failures": failures.iter().take(10).collect::<BTreeMap<_, _>>(), "error": error,
         })
     }
@@ -88,12 +92,30 @@ pub(super) fn progress(app: &App, name: &str) -> Result<Value> {
     Ok(rebuild.to_json())
 }
 
+/// What is asked of a rebuild.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    /// The embedding model.
+    model: String,
+    /// Whether the alias goes over once everything is there.
+    #[serde(default)]
+    switch: bool,
+    /// Pictures that the new version may lack, because they cannot be read or embedded.
+    #[serde(default)]
+    max_failed: usize,
+}
+
 /// Starts to rebuild.
 ///
 /// # Errors
-/// `FailedPrecondition` for a model that is not served, and where `switch` cannot be, as the name is no alias;
+/// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that is not served, and where `switch` cannot be, as the name is no alias;
 /// `AlreadyExists` while one runs; `ResourceExhausted` where too much goes on already.
-pub(super) fn begin(app: &Arc<App>, name: &str, model: &str, switch: bool) -> Result<Value> {
+pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> {
+    let (model, switch) = (asked.model.as_str(), asked.switch);
+    if asked.max_failed > FAILURES_MAX {
+        return Err(Error::invalid(format!("\"max_failed\" is {FAILURES_MAX} at most")));
+    }
     let registry = app.registry()?;
     let old = Target::open(&registry, name)?;
     let embedder = Embedder::find(app.lifecycle.catalog(), Some(model))?;
@@ -115,6 +137,7 @@ pub(super) fn begin(app: &Arc<App>, name: &str, model: &str, switch: bool) -> Re
         to: Mutex::default(),
         model: model.to_owned(),
         switch,
+        max_failed: asked.max_failed,
         total: AtomicU64::new(old.named.collection().count()),
         done: AtomicU64::new(0),
         ended: Mutex::default(),
@@ -173,9 +196,10 @@ impl Work<'_> {
                 continue;
             }
             let failed = held(&self.rebuild.failures).len();
-            if failed > 0 {
+            if failed > self.rebuild.max_failed {
                 return Err(Error::precondition(format!(
-                    "{failed} pictures could not be taken over, so \"{}\" stays what it is; see \"failures\"",
+                    "{failed} pictures could not be taken over, so \"{}\" stays what it is; see \"failures\". To do \
+                     without them, rebuild with \"max_failed\": {failed}",
                     self.name
                 )));
             }
@@ -213,7 +237,9 @@ impl Work<'_> {
     /// Takes over what the new collection does not have, and payloads that have changed. How many.
     fn copy(&self, job: &Arc<Job>, new: &Target) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
+        // What failed in an earlier pass is not tried again, and is no failure once it is removed.
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
+        let mut lacking = BTreeSet::new();
         loop {
             let page = self.old.named.scroll(from.as_ref(), PAGE, None, Parts::PAYLOAD)?;
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
@@ -226,7 +252,7 @@ impl Work<'_> {
                         let change = PayloadChange::Overwrite(point.payload);
                         moved += new.named.change_payload(Which::Ids(&[point.id]), &change)?;
                     }
-                    _ if before.contains(&point.id.to_string()) => {}
+                    _ if before.contains(&point.id.to_string()) => drop(lacking.insert(point.id.to_string())),
                     _ => missing.push(point),
                 }
             }
@@ -238,6 +264,7 @@ impl Work<'_> {
             }
         }
         self.rebuild.total.store(seen, Ordering::Relaxed);
+        held(&self.rebuild.failures).retain(|id, _| lacking.contains(id) || !before.contains(id));
         Ok(moved)
     }
 
@@ -262,12 +289,22 @@ impl Work<'_> {
         for (id, outcome) in outcomes {
             match outcome {
                 Ok(()) => arrived += 1,
-                Err(error) => {
-                    held(&self.rebuild.failures).insert(id.to_string(), error.message().to_owned());
-                }
+                Err(error) => self.failed(id, &error)?,
             }
         }
         Ok(arrived)
+    }
+
+    /// Notes a picture that could not be taken over.
+    fn failed(&self, id: PointId, error: &Error) -> Result<()> {
+        let mut failures = held(&self.rebuild.failures);
+        if failures.len() >= FAILURES_MAX {
+            return Err(Error::exhausted(format!(
+                "more than {FAILURES_MAX} pictures could not be taken over"
+            )));
+        }
+        failures.insert(id.to_string(), error.message().to_owned());
+        Ok(())
     }
 
     fn piece(

@@ -327,6 +327,47 @@ fn what_was_acknowledged_is_there_after_a_restart() {
     assert_eq!((&found["results"][0]["id"], &found["results"][0]["accepted"]), (&json!(id), &json!(true)));
 }
 
+/// Has "photos" rebuilt, and what it says at its end.
+fn rebuilt(served: &Served, asked: &Value) -> Value {
+    let begun = served.json("POST", "/v1/images/photos/rebuild", asked);
+    assert_eq!(begun.status, 202, "{}", begun.text());
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        let progress = served.get("/v1/images/photos/rebuild").good();
+        if progress["state"] != "running" {
+            return progress;
+        }
+        assert!(Instant::now() < deadline, "{progress}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    let put = |seed| served.put("/v1/images/photos?model=colour", &picture(seed)).good()["id"].clone();
+    let originals = || files_below(&dir.path().join("collections/.originals"));
+    let (kept, before) = (put(0), originals());
+    let lost = put(1);
+    originals()
+        .iter()
+        .filter(|file| !before.contains(file))
+        .for_each(|file| std::fs::remove_file(file).unwrap());
+    let asked = |max_failed: u64| json!({ "model": "other", "switch": true, "max_failed": max_failed });
+    let refused = rebuilt(&served, &asked(0));
+    assert_eq!((&refused["state"], &refused["failed"]), (&json!("failed"), &json!(1)), "{refused}");
+    assert!(refused["error"].as_str().unwrap().contains("\"max_failed\": 1"), "{refused}");
+    assert!(refused["failures"].get(lost.as_str().unwrap()).is_some(), "{refused}");
+    assert_eq!(served.count("photos"), 2);
+    served.json("POST", "/v1/images/photos/rebuild", &asked(1 << 40)).bad(400, "at most");
+    let done = rebuilt(&served, &asked(1));
+    assert_eq!((&done["state"], &done["failed"]), (&json!("switched"), &json!(1)), "{done}");
+    let found = served.search("/v1/images/photos/search", &picture(0)).good();
+    assert_eq!((served.count("photos"), &found["results"][0]["id"]), (1, &kept));
+}
+
 #[test]
 fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,20 +377,7 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     for seed in 0..5 {
         served.put(&format!("/v1/images/photos?model=colour&name={seed}"), &picture(seed)).good();
     }
-    let rebuild = |model: &str| {
-        let body = json!({ "model": model, "switch": true });
-        let begun = served.json("POST", "/v1/images/photos/rebuild", &body);
-        assert_eq!(begun.status, 202, "{}", begun.text());
-        let deadline = Instant::now() + WAIT_MAX;
-        loop {
-            let progress = served.get("/v1/images/photos/rebuild").good();
-            if progress["state"] != "running" {
-                return progress;
-            }
-            assert!(Instant::now() < deadline, "{progress}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let rebuild = |model: &str| rebuilt(&served, &json!({ "model": model, "switch": true }));
     served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "nobody" })).bad(409, "nobody");
     served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "colour" })).bad(409, "already");
     let progress = rebuild("other");
