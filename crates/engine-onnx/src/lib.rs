@@ -27,4 +27,4 @@ mod runtime;
 mod session;
 mod signature;
 
-pub use runtime::OnnxEngine;
+pub use runtime::{LazyOnnxEngine, OnnxEngine};

@@ -23,6 +23,13 @@ pub struct OnnxEngine {
     runtime: &'static Runtime,
 }
 
+/// ONNX Runtime, loaded with the first model: for programs that may get by without. A server should rather find out at its
+/// start that the library is missing.
+#[derive(Clone, Debug)]
+pub struct LazyOnnxEngine {
+    search: LibrarySearch,
+}
+
 /// What every session needs of the library.
 #[derive(Debug)]
 pub(crate) struct Runtime {
@@ -92,16 +99,49 @@ impl Engine for OnnxEngine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            parameters: ParameterUse::Bound,
-            files: vec!["model.onnx"],
-            concurrent_runs: true,
-            dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
-        }
+        capabilities()
     }
 
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         Ok(Box::new(OnnxSession::load(self.runtime, request)?))
+    }
+}
+
+impl LazyOnnxEngine {
+    /// The engine; loads nothing.
+    pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
+        LazyOnnxEngine { search }
+    }
+}
+
+impl Engine for LazyOnnxEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        RUNTIME.get().map_or_else(|| "not loaded".to_owned(), |runtime| runtime.version.clone())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    /// As for [`OnnxEngine`].
+    ///
+    /// # Errors
+    /// Those of [`OnnxEngine::open`] besides.
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        OnnxEngine::open(&self.search)?.load(request)
+    }
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        parameters: ParameterUse::Bound,
+        files: vec!["model.onnx"],
+        concurrent_runs: true,
+        dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
     }
 }
 

@@ -27,6 +27,11 @@ mod imp {
     pub fn use_background_arena() -> Option<u32> {
         None
     }
+
+    /// Gives back what the calling thread's cache holds; whether there is such a cache.
+    pub fn empty_thread_cache() -> bool {
+        false
+    }
 }
 
 #[cfg(feature = "jemalloc")]
@@ -67,6 +72,19 @@ mod imp {
         Some(arena)
     }
 
+    /// Gives back what the calling thread's cache holds, for a thread that has done a large piece of work and may now wait
+    /// for hours: such caches shrink only as their threads go on allocating. False where jemalloc is not the process's
+    /// allocator.
+    pub fn empty_thread_cache() -> bool {
+        if !serves_this_process() {
+            return false;
+        }
+        // SAFETY: "thread.tcache.enabled" takes a bool, by jemalloc's manual; the name ends with a zero.
+        let set = |enabled: bool| unsafe { raw::write(b"thread.tcache.enabled\0", enabled) }.is_ok();
+        // Off is what empties it.
+        set(false) && set(true)
+    }
+
     /// Whether allocations of this process reach jemalloc: it may be linked and unused.
     fn serves_this_process() -> bool {
         static ANSWER: OnceLock<bool> = OnceLock::new();
@@ -79,4 +97,4 @@ mod imp {
     }
 }
 
-pub use imp::{stats, use_background_arena};
+pub use imp::{empty_thread_cache, stats, use_background_arena};

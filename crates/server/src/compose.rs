@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::Result;
 use engine::Engine;
-use engine_onnx::OnnxEngine;
+use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_torch::TorchEngine;
 use lifecycle::{Lifecycle, LifecycleConfig};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
@@ -61,8 +61,16 @@ impl Core {
     pub(crate) fn compose(config: &Config, run_threads_max: usize) -> Result<Core> {
         let onnx = OnnxEngine::open(&config.onnxruntime)?;
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
-        let torch = TorchEngine::new(config.libtorch.clone());
-        Core::start(config, vec![Arc::new(onnx), Arc::new(torch)], engine_version, run_threads_max)
+        Core::start(config, vec![Arc::new(onnx), torch(config)], engine_version, run_threads_max)
+    }
+
+    /// The same with each engine's library loaded by the first model that needs it, which finds out where it is missing.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for settings that contradict each other.
+    pub(crate) fn compose_lazily(config: &Config, run_threads_max: usize) -> Result<Core> {
+        let onnx = LazyOnnxEngine::new(config.onnxruntime.clone());
+        Core::start(config, vec![Arc::new(onnx), torch(config)], String::new(), run_threads_max)
     }
 
     /// The same with these engines.
@@ -89,6 +97,10 @@ impl Core {
         )?;
         Ok(Core { lifecycle, scheduler, metrics, stats, memory: store, engine_version })
     }
+}
+
+fn torch(config: &Config) -> Arc<dyn Engine> {
+    Arc::new(TorchEngine::new(config.libtorch.clone()))
 }
 
 fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {

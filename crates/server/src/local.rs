@@ -33,7 +33,7 @@ impl Local {
         let mut config = config.clone();
         config.plan_threads()?;
         // Who asks for more threads than there are workers is the one who waits for the answer.
-        let local = Local { core: Core::compose(&config, usize::MAX)? };
+        let local = Local { core: Core::compose_lazily(&config, usize::MAX)? };
         local.wait(timeout, progress)?;
         Ok(local)
     }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use base::ErrorKind;
-use engine::{Engine, LibrarySearch};
-use engine_onnx::OnnxEngine;
+use engine::{Engine, LibrarySearch, LoadRequest};
+use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 
 use crate::support::{child, onnx, search};
 
@@ -34,6 +34,15 @@ fn a_second_library_needs_a_restart() {
     let error = OnnxEngine::open(&LibrarySearch { explicit: Some(copy), ..Default::default() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     assert!(error.message().contains(&engine.library().display().to_string()), "{error}");
+}
+
+#[test]
+fn a_lazy_engine_says_what_is_missing_with_the_first_model() {
+    let missing = LibrarySearch { explicit: Some("/no/such/library.so".into()), ..Default::default() };
+    let lazy = LazyOnnxEngine::new(missing.clone());
+    assert_eq!((lazy.name(), lazy.capabilities().files), ("onnxruntime", vec!["model.onnx"]));
+    let error = lazy.load(&LoadRequest::default()).err().unwrap();
+    assert_eq!(error, OnnxEngine::open(&missing).unwrap_err());
 }
 
 /// Opens what `EXPLICIT` names and prints the error. A process holds one library, so each case is a process.
