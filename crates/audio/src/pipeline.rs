@@ -17,6 +17,7 @@ mod piece;
 mod plan;
 mod runs;
 mod source;
+mod values;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

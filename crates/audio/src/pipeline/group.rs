@@ -54,9 +54,9 @@ pub(super) fn side_by_side(chunks: &[(u64, Chunk)], lanes: usize, count: usize, 
     let mut values = vec![0.0; count * lanes * each];
     for (piece, chunk) in chunks {
         let lane = (piece % lanes as u64) as usize;
-        for (window, from) in chunk.values.chunks_exact(each.max(1)).enumerate().take(count) {
+        for window in 0..chunk.facts.len().min(count) {
             let at = (window * lanes + lane) * each;
-            values[at..at + each].copy_from_slice(from);
+            chunk.values.copy(window * each, &mut values[at..at + each]);
         }
     }
     values
@@ -95,14 +95,15 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::pipeline::values::Values;
 
     #[test]
     fn lanes_go_in_and_come_out_again() {
-        let chunk = |values: &[f32]| Chunk {
-            since: Instant::now(),
-            first: 0,
-            facts: Vec::new(),
-            values: values.to_vec(),
+        let chunk = |rows: &[f32]| {
+            let mut values = Values::with_room(rows.len());
+            values.extend(rows);
+            let facts = vec![Facts { real: 2, level: 0.0 }; rows.len() / 2];
+            Chunk { since: Instant::now(), first: 0, facts, values }
         };
         let chunks = [(4, chunk(&[1.0, 1.5, 2.0, 2.5])), (6, chunk(&[5.0, 5.5]))];
         let values = side_by_side(&chunks, 4, 2, 2);

@@ -7,6 +7,7 @@ use base::Result;
 
 use super::batch::Answer;
 use super::source::Facts;
+use super::values::Values;
 use crate::segment::Window;
 
 /// How long a window waits for others to fill its run with, where they may come late.
@@ -42,7 +43,7 @@ pub(super) struct Chunk {
     pub(super) since: Instant,
     pub(super) first: u64,
     pub(super) facts: Vec<Facts>,
-    pub(super) values: Vec<f32>,
+    pub(super) values: Values,
 }
 
 impl Piece {
@@ -51,18 +52,21 @@ impl Piece {
         Piece { number, first, keep, end, next: first, chunks, waiting: 0, running: false, done }
     }
 
-    /// Takes its next window.
-    pub(super) fn add(&mut self, window: &Window<'_>, facts: Facts, run: usize) {
+    /// Takes its next window. `long` where its runs may have to wait for minutes of the recording.
+    pub(super) fn add(&mut self, window: &Window<'_>, facts: Facts, run: usize, long: bool) {
         if self.chunks.back().is_none_or(|chunk| chunk.facts.len() == run) {
             let left = run.min((self.end - window.index) as usize);
-            let (facts, values) = (Vec::with_capacity(left), Vec::with_capacity(left * window.rows.len()));
+            let (facts, values) = (Vec::with_capacity(left), Values::with_room(left * window.rows.len()));
             self.chunks.push_back(Chunk { since: Instant::now(), first: window.index, facts, values });
         }
         self.next = window.index + 1;
         if let Some(chunk) = self.chunks.back_mut() {
             self.waiting += 1;
             chunk.facts.push(facts);
-            chunk.values.extend_from_slice(window.rows);
+            chunk.values.extend(window.rows);
+            if long && (chunk.facts.len() == run || self.next >= self.end) {
+                chunk.values.pack();
+            }
         }
     }
 

@@ -102,7 +102,7 @@ impl Runs {
     /// # Errors
     /// `Cancelled`; the last run's error when too many failed; those of `deliver`.
     pub(super) fn push(&mut self, window: Window<'_>, facts: Facts, deliver: Deliver<'_>) -> Result<()> {
-        let Plan { length, lead_in, run, .. } = self.plan;
+        let Plan { length, lead_in, run, lanes, .. } = self.plan;
         while self.waiting() >= self.waiting_max() && self.is_running() {
             self.wait(deliver)?;
         }
@@ -114,7 +114,7 @@ impl Runs {
         }
         for piece in &mut self.open {
             if (piece.first..piece.end).contains(&window.index) {
-                piece.add(&window, facts, run);
+                piece.add(&window, facts, run, lanes > 1);
             }
         }
         self.pushed = window.index + 1;

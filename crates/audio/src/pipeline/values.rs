@@ -1,0 +1,118 @@
+//! What a model takes, while it waits.
+//!
+//! Lanes need minutes of a recording at hand, up to 70 MB a thread as 32-bit floats. The samples of a recording of 16 bits that
+//! neither was mixed nor changes its rate are whole steps of 1/32768, so half of that holds them without loss.
+
+/// Steps of a 16-bit sample in 1.0.
+const STEPS: f32 = 32768.0;
+
+/// Values of windows, one after the other.
+pub(super) enum Values {
+    /// Any.
+    Floats(Vec<f32>),
+    /// Whole steps of 1/32768.
+    Steps(Vec<i16>),
+}
+
+impl Values {
+    /// None yet, with room for so many.
+    pub(super) fn with_room(count: usize) -> Values {
+        Values::Floats(Vec::with_capacity(count))
+    }
+
+    /// Appends values, unpacked.
+    pub(super) fn extend(&mut self, more: &[f32]) {
+        match self {
+            Values::Floats(values) => values.extend_from_slice(more),
+            Values::Steps(steps) => {
+                let before = steps.iter().map(|value| float(*value));
+                *self = Values::Floats(before.chain(more.iter().copied()).collect());
+            }
+        }
+    }
+
+    /// Halves the memory, where that loses nothing.
+    pub(super) fn pack(&mut self) {
+        let Values::Floats(values) = self else { return };
+        if values.iter().all(|value| float(step(*value)).to_bits() == value.to_bits()) {
+            *self = Values::Steps(values.iter().map(|value| step(*value)).collect());
+        }
+    }
+
+    /// Copies as many values as `to` holds, from place `from` on.
+    pub(super) fn copy(&self, from: usize, to: &mut [f32]) {
+        match self {
+            Values::Floats(values) => to.copy_from_slice(&values[from..from + to.len()]),
+            Values::Steps(steps) => {
+                to.iter_mut().zip(&steps[from..]).for_each(|(to, value)| *to = float(*value))
+            }
+        }
+    }
+}
+
+/// The next step towards zero; for what is beyond the range, or no number, any.
+fn step(value: f32) -> i16 {
+    (value * STEPS) as i16
+}
+
+fn float(step: i16) -> f32 {
+    f32::from(step) / STEPS
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn packed(given: &[f32]) -> (Values, Vec<f32>) {
+        let mut values = Values::with_room(given.len());
+        values.extend(given);
+        values.pack();
+        let mut back = vec![f32::NAN; given.len()];
+        values.copy(0, &mut back);
+        (values, back)
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn every_16_bit_sample_is_packed_and_comes_back() {
+        let all: Vec<f32> = (i16::MIN..=i16::MAX).map(float).collect();
+        let (values, back) = packed(&all);
+        assert!(matches!(values, Values::Steps(_)));
+        assert_eq!(bits(&all), bits(&back));
+        let mut two = [0.0; 2];
+        values.copy(65_534, &mut two);
+        assert_eq!(two, [32766.0 / 32768.0, 32767.0 / 32768.0]);
+    }
+
+    #[test]
+    fn what_would_change_stays_as_it_is() {
+        for odd in [-0.0, 1.0, -1.5, 0.5 / 32768.0, 1e-30, f32::NAN, f32::INFINITY] {
+            let (values, back) = packed(&[0.25, odd]);
+            assert!(matches!(values, Values::Floats(_)), "{odd}");
+            assert_eq!(bits(&[0.25, odd]), bits(&back));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn packed_or_not_more_can_follow(samples in prop::collection::vec(any::<i16>(), 0..50), more: f32) {
+            let mut given: Vec<f32> = samples.into_iter().map(float).collect();
+            let mut values = packed(&given).0;
+            values.extend(&[more]);
+            given.push(more);
+            let mut back = vec![f32::NAN; given.len()];
+            values.copy(0, &mut back);
+            prop_assert_eq!(bits(&given), bits(&back));
+        }
+
+        #[test]
+        fn any_values_come_back(given in prop::collection::vec(prop::num::f32::ANY, 0..50)) {
+            prop_assert_eq!(bits(&given), bits(&packed(&given).1));
+        }
+    }
+}
