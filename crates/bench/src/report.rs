@@ -2,7 +2,8 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -88,10 +89,15 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))
 }
 
-/// A bar on stderr, only where somebody watches.
+/// Time between two lines about the progress where stderr is no terminal.
+const TELL_EVERY: Duration = Duration::from_secs(15);
+
+/// A bar on stderr where somebody watches, and elsewhere a line now and then.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
+    /// When a line was last printed where there is no terminal.
+    told: Mutex<Instant>,
 }
 
 impl Progress {
@@ -105,12 +111,13 @@ impl Progress {
         }
         // A tick a second is enough to see that it lives and too little to disturb a measurement.
         bar.enable_steady_tick(Duration::from_secs(1));
-        Progress { bar }
+        Progress { bar, told: Mutex::new(Instant::now()) }
     }
 
     /// Says what is going on.
     pub(crate) fn say(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
+        self.tell();
     }
 
     /// Prints a line above the bar; also where nobody watches.
@@ -125,12 +132,25 @@ impl Progress {
     /// One step is done.
     pub(crate) fn step(&self) {
         self.bar.inc(1);
+        self.tell();
     }
 
     /// Sets position and length (bytes, seconds).
     pub(crate) fn at(&self, position: u64, length: u64) {
         self.bar.set_length(length);
         self.bar.set_position(position);
+        self.tell();
+    }
+
+    /// A line now and then where nobody sees the bar, so that a log shows that the work goes on.
+    fn tell(&self) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.bar.is_hidden() && told.elapsed() >= TELL_EVERY {
+            *told = Instant::now();
+            let (bar, seconds) = (&self.bar, self.bar.elapsed().as_secs());
+            let length = bar.length().unwrap_or_default();
+            eprintln!("{seconds:>5} s  {}/{length}  {}", bar.position(), bar.message());
+        }
     }
 }
 

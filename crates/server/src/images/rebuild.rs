@@ -109,8 +109,9 @@ pub(super) struct Asked {
 /// Starts to rebuild.
 ///
 /// # Errors
-/// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that is not served, and where `switch` cannot be, as the name is no alias;
-/// `AlreadyExists` while one runs; `ResourceExhausted` where too much goes on already.
+/// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that is not served, and
+/// where `switch` cannot be, as the name is no alias; `AlreadyExists` while one runs; `ResourceExhausted` where too much
+/// goes on already.
 pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> {
     let (model, switch) = (asked.model.as_str(), asked.switch);
     if asked.max_failed > FAILURES_MAX {
