@@ -301,7 +301,10 @@ impl Decoder {
                     );
                 }
                 self.heard += (samples.len() / self.format.channels) as u64;
-                self.waiting.append(&mut samples);
+                match self.waiting.is_empty() {
+                    true => self.waiting = samples,
+                    false => self.waiting.append(&mut samples),
+                }
             }
             Step::Lost { frames, what } => {
                 let frames = frames.min(self.believed());

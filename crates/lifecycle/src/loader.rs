@@ -89,9 +89,7 @@ impl Loader {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.load(job)))
                 .unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
                 .unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
-            if self.background {
-                memory::jemalloc::empty_thread_cache();
-            }
+            memory::jemalloc::empty_thread_cache();
             if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
                 return;
             }

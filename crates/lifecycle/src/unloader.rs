@@ -84,9 +84,7 @@ impl Unloader {
                 drop_session(&id, servable);
                 drop(releasing);
                 let unload = started.elapsed();
-                if self.background {
-                    memory::jemalloc::empty_thread_cache();
-                }
+                memory::jemalloc::empty_thread_cache();
                 drop(converted);
                 // Fails only at shutdown, when nobody counts any more.
                 let _ = self.out.send(Message::Released { id, drain, unload });

@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn lanes_go_in_and_come_out_again() {
         let chunk = |rows: &[f32]| {
-            let mut values = Values::with_room(rows.len());
+            let mut values = Values::with_room(rows.len(), false);
             values.extend(rows);
             let facts = vec![Facts { real: 2, level: 0.0 }; rows.len() / 2];
             Chunk { since: Instant::now(), first: 0, facts, values }

@@ -56,7 +56,9 @@ impl Piece {
     pub(super) fn add(&mut self, window: &Window<'_>, facts: Facts, run: usize, long: bool) {
         if self.chunks.back().is_none_or(|chunk| chunk.facts.len() == run) {
             let left = run.min((self.end - window.index) as usize);
-            let (facts, values) = (Vec::with_capacity(left), Values::with_room(left * window.rows.len()));
+            let steps = long && self.chunks.back().is_none_or(|chunk| chunk.values.are_steps());
+            let (facts, values) =
+                (Vec::with_capacity(left), Values::with_room(left * window.rows.len(), steps));
             self.chunks.push_back(Chunk { since: Instant::now(), first: window.index, facts, values });
         }
         self.next = window.index + 1;
@@ -64,9 +66,6 @@ impl Piece {
             self.waiting += 1;
             chunk.facts.push(facts);
             chunk.values.extend(window.rows);
-            if long && (chunk.facts.len() == run || self.next >= self.end) {
-                chunk.values.pack();
-            }
         }
     }
 

@@ -15,27 +15,33 @@ pub(super) enum Values {
 }
 
 impl Values {
-    /// None yet, with room for so many.
-    pub(super) fn with_room(count: usize) -> Values {
-        Values::Floats(Vec::with_capacity(count))
-    }
-
-    /// Appends values, unpacked.
-    pub(super) fn extend(&mut self, more: &[f32]) {
-        match self {
-            Values::Floats(values) => values.extend_from_slice(more),
-            Values::Steps(steps) => {
-                let before = steps.iter().map(|value| float(*value));
-                *self = Values::Floats(before.chain(more.iter().copied()).collect());
-            }
+    /// None yet, with room for so many: of steps, as long as they are such, or of any.
+    pub(super) fn with_room(count: usize, steps: bool) -> Values {
+        if steps {
+            Values::Steps(Vec::with_capacity(count))
+        } else {
+            Values::Floats(Vec::with_capacity(count))
         }
     }
 
-    /// Halves the memory, where that loses nothing.
-    pub(super) fn pack(&mut self) {
-        let Values::Floats(values) = self else { return };
-        if values.iter().all(|value| float(step(*value)).to_bits() == value.to_bits()) {
-            *self = Values::Steps(values.iter().map(|value| step(*value)).collect());
+    /// Whether all so far are steps and held as such.
+    pub(super) fn are_steps(&self) -> bool {
+        matches!(self, Values::Steps(_))
+    }
+
+    /// Appends values.
+    pub(super) fn extend(&mut self, more: &[f32]) {
+        match self {
+            Values::Floats(values) => values.extend_from_slice(more),
+            Values::Steps(steps) if more.iter().all(|value| is_step(*value)) => {
+                steps.extend(more.iter().map(|value| step(*value)));
+            }
+            Values::Steps(steps) => {
+                let mut values = Vec::with_capacity(steps.capacity());
+                values.extend(steps.iter().map(|value| float(*value)));
+                values.extend_from_slice(more);
+                *self = Values::Floats(values);
+            }
         }
     }
 
@@ -59,16 +65,19 @@ fn float(step: i16) -> f32 {
     f32::from(step) / STEPS
 }
 
+fn is_step(value: f32) -> bool {
+    float(step(value)).to_bits() == value.to_bits()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn packed(given: &[f32]) -> (Values, Vec<f32>) {
-        let mut values = Values::with_room(given.len());
+    fn held(given: &[f32]) -> (Values, Vec<f32>) {
+        let mut values = Values::with_room(given.len(), true);
         values.extend(given);
-        values.pack();
         let mut back = vec![f32::NAN; given.len()];
         values.copy(0, &mut back);
         (values, back)
@@ -79,10 +88,10 @@ mod tests {
     }
 
     #[test]
-    fn every_16_bit_sample_is_packed_and_comes_back() {
+    fn every_16_bit_sample_is_a_step_and_comes_back() {
         let all: Vec<f32> = (i16::MIN..=i16::MAX).map(float).collect();
-        let (values, back) = packed(&all);
-        assert!(matches!(values, Values::Steps(_)));
+        let (values, back) = held(&all);
+        assert!(values.are_steps());
         assert_eq!(bits(&all), bits(&back));
         let mut two = [0.0; 2];
         values.copy(65_534, &mut two);
@@ -92,27 +101,27 @@ mod tests {
     #[test]
     fn what_would_change_stays_as_it_is() {
         for odd in [-0.0, 1.0, -1.5, 0.5 / 32768.0, 1e-30, f32::NAN, f32::INFINITY] {
-            let (values, back) = packed(&[0.25, odd]);
-            assert!(matches!(values, Values::Floats(_)), "{odd}");
+            let (values, back) = held(&[0.25, odd]);
+            assert!(!values.are_steps(), "{odd}");
             assert_eq!(bits(&[0.25, odd]), bits(&back));
         }
     }
 
     proptest! {
         #[test]
-        fn packed_or_not_more_can_follow(samples in prop::collection::vec(any::<i16>(), 0..50), more: f32) {
+        fn whatever_follows_steps_comes_back(
+            samples in prop::collection::vec(any::<i16>(), 0..50),
+            more in prop::collection::vec(prop::num::f32::ANY, 0..5),
+            steps: bool,
+        ) {
             let mut given: Vec<f32> = samples.into_iter().map(float).collect();
-            let mut values = packed(&given).0;
-            values.extend(&[more]);
-            given.push(more);
+            let mut values = Values::with_room(given.len(), steps);
+            values.extend(&given);
+            values.extend(&more);
+            given.extend(&more);
             let mut back = vec![f32::NAN; given.len()];
             values.copy(0, &mut back);
             prop_assert_eq!(bits(&given), bits(&back));
-        }
-
-        #[test]
-        fn any_values_come_back(given in prop::collection::vec(prop::num::f32::ANY, 0..50)) {
-            prop_assert_eq!(bits(&given), bits(&packed(&given).1));
         }
     }
 }
