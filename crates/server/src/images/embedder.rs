@@ -13,6 +13,9 @@ const SIDE_DEFAULT: u32 = 224;
 const SIDE_MAX: usize = 2048;
 /// Pictures of one run.
 const BATCH_MAX: usize = 16;
+/// A model that nobody names gives at least so many values for a picture: fewer are a classifier's answer (two for whether
+/// it is upside down), by which pictures would be searched without anybody's noticing. The smallest embeddings in use have 64.
+const DIMS_MIN: usize = 16;
 
 /// A version of a model that takes pictures and gives a vector for each.
 #[derive(Clone)]
@@ -23,10 +26,13 @@ pub(super) struct Embedder {
     preprocess: Preprocess,
     /// Pictures of one run at most.
     pub(super) batch_max: usize,
+    /// Values for each picture, where the signature says.
+    dims: Option<usize>,
 }
 
 impl Embedder {
-    /// The served model called `name`, or where there is no name, the only one that takes pictures.
+    /// The served model called `name`, or where there is no name, the only one that takes pictures and gives at least
+    /// [`DIMS_MIN`] values for each.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, where there is no such model, none, or several; `Unavailable` while it is
@@ -43,22 +49,26 @@ impl Embedder {
         }
         let names = catalog.names();
         let found = names.iter().filter_map(|name| Embedder::of(catalog.get(name, None).ok()?).ok());
-        let found: Vec<Embedder> = found.collect();
+        let (found, small): (Vec<Embedder>, Vec<Embedder>) =
+            found.partition(|embedder| embedder.dims.is_none_or(|dims| dims >= DIMS_MIN));
+        let listed = |several: &[Embedder]| several.iter().map(Embedder::name).collect::<Vec<_>>().join(", ");
         match found.as_slice() {
             [only] => Ok(only.clone()),
             [] if !names.is_empty() && names.iter().any(|name| catalog.ready(name).is_none()) => {
                 Err(Error::unavailable("no model that takes pictures serves yet; models are still loading"))
             }
+            [] if !small.is_empty() => Err(Error::precondition(format!(
+                "no embedding model is served: what takes pictures ({}) gives fewer than {DIMS_MIN} values for each, as classifiers \
+                 do; serve one, or if these are embeddings, name the model with model= or --embedding-model",
+                listed(&small)
+            ))),
             [] => Err(Error::precondition(
                 "no model that takes pictures is served; serve one (a float input [n, 3, height, width] and an output [n, d])",
             )),
-            several => {
-                let names: Vec<&str> = several.iter().map(|embedder| embedder.name()).collect();
-                Err(Error::precondition(format!(
-                    "several models take pictures ({}); name one with model= or --embedding-model",
-                    names.join(", ")
-                )))
-            }
+            several => Err(Error::precondition(format!(
+                "several models take pictures ({}); name one with model= or --embedding-model",
+                listed(several)
+            ))),
         }
     }
 
@@ -76,7 +86,15 @@ impl Embedder {
         })?;
         let (input, output, mut preprocess, batch_max) = found;
         settings(&servable, &mut preprocess)?;
-        Ok(Embedder { servable, input, output, preprocess, batch_max })
+        let (input, dims) = (input.name.as_str().into(), dims(output));
+        Ok(Embedder {
+            input,
+            output: output.name.as_str().into(),
+            preprocess,
+            batch_max,
+            dims,
+            servable: servable.clone(),
+        })
     }
 
     /// The model's name.
@@ -137,8 +155,16 @@ impl Embedder {
     }
 }
 
-/// The names of input and output, what the input's shape says, and the batch; `None` for what is no embedder.
-fn io(signature: &Signature) -> Option<(Arc<str>, Arc<str>, Preprocess, usize)> {
+/// Values that an output has for each picture, where its shape says.
+fn dims(output: &TensorSpec) -> Option<usize> {
+    match output.shape.as_deref()?.get(1)? {
+        Dim::Fixed(dims) => Some(*dims),
+        Dim::Dynamic(_) => None,
+    }
+}
+
+/// Input and output, what the input's shape says, and the batch; `None` for what is no embedder.
+fn io(signature: &Signature) -> Option<(&TensorSpec, &TensorSpec, Preprocess, usize)> {
     let mut needed = signature.inputs.iter().filter(|input| !input.optional);
     let (input, None) = (needed.next()?, needed.next()) else { return None };
     let axes = input.shape.as_deref().filter(|_| input.dtype == DType::F32)?;
@@ -171,7 +197,7 @@ fn io(signature: &Signature) -> Option<(Arc<str>, Arc<str>, Preprocess, usize)> 
     let output = named.or_else(|| outputs.next())?;
     let preprocess =
         Preprocess { width: side(width)?, height: side(height)?, layout, ..Preprocess::default() };
-    Some((input.name.as_str().into(), output.name.as_str().into(), preprocess, batch_max))
+    Some((input, output, preprocess, batch_max))
 }
 
 /// What the model's own facts say of its input: "image.mean" and "image.std" (three numbers of red, green and blue),

@@ -1,5 +1,5 @@
 //! The routes as clients meet them: over a socket, with the fake engine behind real workers. A picture's embedding here is
-//! its mean colour, as the model takes pictures of one pixel.
+//! the colours of six regions, as the model takes pictures of three by two pixels.
 
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,16 +14,24 @@ use vision::{Picture, thumbnail};
 use crate::config::{Config, SearchConfig};
 use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
 
-const COLOUR: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
+const COLOUR: &str = "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
 /// The same turned round, for rebuilds.
-const OTHER: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = affine x -1 0\n";
+const OTHER: &str = "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = affine x -1 0\n";
+
+/// One value for each colour of a picture of one pixel.
+const CLASSES: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
 
 /// A server in a directory that outlives it.
 struct Served(Loopback);
 
 fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
+    publish(&dir.join("models/colour/1"), COLOUR, &[]).unwrap();
+    serve(dir, change)
+}
+
+/// The same with the models that are there.
+fn serve(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     let root = dir.join("models");
-    publish(&root.join("colour").join("1"), COLOUR, &[]).unwrap();
     let mut config = loopback::configuration(dir, &root);
     config.search = SearchConfig {
         directory: Some(dir.join("collections")),
@@ -366,6 +374,19 @@ fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
     assert_eq!((&done["state"], &done["failed"]), (&json!("switched"), &json!(1)), "{done}");
     let found = served.search("/v1/images/photos/search", &picture(0)).good();
     assert_eq!((served.count("photos"), &found["results"][0]["id"]), (1, &kept));
+}
+
+#[test]
+fn a_classifier_is_no_embedding_model_unless_it_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/classes/1"), CLASSES, &[]).unwrap();
+    let served = serve(dir.path(), |_| {});
+    served.put("/v1/images/photos", &picture(0)).bad(409, "(classes) gives fewer than 16 values");
+    served.put("/v1/images/classes?model=classes", &picture(0)).good();
+    drop(served);
+    let served = self::served(dir.path(), |_| {});
+    served.put("/v1/images/photos", &picture(0)).good();
+    assert_eq!(served.get("/v1/images").good()["collections"][1]["model"], "colour");
 }
 
 #[test]
