@@ -32,7 +32,55 @@ pub fn set_yielding(yielding: bool) -> Result<()> {
     check(status, "a scheduling class")
 }
 
-/// What every background thread does first: idle priority, and allocations from the arena of its kind. `doing`
+/// Nice value of background work that others wait for in the end: a tenth of an ordinary thread's share.
+const LOW_NICE: libc::c_int = 10;
+/// Longest turn of such a thread before others that want its core are looked at. The kernel's shortest.
+const LOW_SLICE: Duration = Duration::from_micros(100);
+
+/// Gives the calling thread a tenth of what an ordinary thread gets of a core that both want, in turns of 0.1 ms (from Linux
+/// 6.12 on; older systems choose the turn). For work that must get on however busy others are, which work of idle priority
+/// does not.
+///
+/// # Errors
+/// `PermissionDenied` when the system refuses.
+pub fn set_low_priority() -> Result<()> {
+    /// `struct sched_attr` of linux/sched/types.h, first version.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: libc::SCHED_OTHER as u32,
+        flags: 0,
+        nice: LOW_NICE,
+        priority: 0,
+        runtime: LOW_SLICE.as_nanos() as u64,
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: reads one struct of the size that it names; 0 names the calling thread, the last 0 is for flags.
+    let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    check(status as libc::c_int, "low priority")
+}
+
+/// What a background thread does first that others wait for in the end: low priority, and allocations from the arena of its
+/// kind. `doing` ("sealing") is for the log line where the system refuses the priority; the work is done all the same.
+pub fn enter_low_priority(doing: &str) {
+    if let Err(error) = set_low_priority() {
+        tracing::warn!(%error, "{doing} runs at ordinary priority");
+    }
+    crate::jemalloc::use_background_arena();
+}
+
+/// What every other background thread does first: idle priority, and allocations from the arena of its kind. `doing`
 /// ("loading") is for the log line where the system refuses the priority; the work is done all the same.
 pub fn enter_background(doing: &str) {
     if let Err(error) = set_idle_priority() {
@@ -129,6 +177,13 @@ mod tests {
     /// On a thread of its own, because the settings stay.
     fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(f).join().unwrap()
+    }
+
+    #[test]
+    fn low_priority_is_set() {
+        // SAFETY: takes numbers only; 0 names the calling thread.
+        let nice = aside(|| set_low_priority().map(|()| unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }));
+        assert_eq!(nice, Ok(LOW_NICE));
     }
 
     #[test]

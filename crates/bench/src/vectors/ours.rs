@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use search::coarse::{Ask, Build, Coarse, DenseVectors, Kind, Metric, Params, Scratch, build};
+use search::coarse::{Ask, Build, Coarse, Crew, DenseVectors, Kind, Metric, Params, Scratch, build};
 
 use super::curve::{Curve, Point};
 use super::data::Data;
@@ -55,7 +55,7 @@ impl Ours {
             vectors: &data.base,
             dims: data.dims,
             metric: Metric::L2,
-            threads: args.threads,
+            crew: Crew::of(args.threads),
             seed: 1,
         };
         let started = Instant::now();

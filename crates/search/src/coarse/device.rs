@@ -114,6 +114,7 @@ fn fell_back(error: &Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coarse::Crew;
     use crate::coarse::{Ask, Build, Coarse, Hit, Kind, Metric, Scratch, build, open};
 
     const DIMS: usize = 1024;
@@ -151,8 +152,10 @@ mod tests {
         let vectors = numbers(ROWS * DIMS);
         let few = Filter::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 3 == 1));
         for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
-            let built =
-                build(Kind::Auto, &Build { vectors: &vectors, dims: DIMS, metric, threads: 2, seed: 1 });
+            let built = build(
+                Kind::Auto,
+                &Build { vectors: &vectors, dims: DIMS, metric, crew: Crew::of(2), seed: 1 },
+            );
             let built = built.unwrap().index;
             let sections = built.sections();
             let sections: Vec<(u32, &[u8])> =

@@ -17,7 +17,9 @@ use super::pq::{Books, Codes, Shape, TRAINING_MAX, subtract};
 use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
 use super::section::{self, *};
 use super::tune::{self, Choice};
-use super::{Ask, Build, Built, Coarse, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query};
+use super::{
+    Ask, Build, Built, Coarse, Crew, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query,
+};
 use crate::filter::Filter;
 
 /// Clusters for each square root of the rows: what makes finding clusters and looking into them cost about the same.
@@ -80,14 +82,13 @@ pub(super) fn build(build: &Build) -> Result<Built> {
     let (dims, inner) = (build.dims, inner_metric(build.metric));
     let clusters = clusters_for(rows);
     let sample = gather(&vectors, dims, &Draw::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows));
-    let plan =
-        Plan { dims, clusters, iterations: kmeans::ITERATIONS, threads: build.threads, seed: build.seed };
+    let plan = Plan { dims, clusters, iterations: kmeans::ITERATIONS, crew: build.crew, seed: build.seed };
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
-    let nearest = kmeans::assign(&vectors, &centres, dims, build.threads);
+    let nearest = kmeans::assign(&vectors, &centres, dims, build.crew)?;
     let (order, starts) = by_cluster(&nearest, clusters);
     let books = train_books(&vectors, dims, &centres, &nearest, build)?;
-    let codes = encode(&vectors, dims, &centres, (&order, &starts), &books, inner, build.threads);
+    let codes = encode(&vectors, dims, &centres, (&order, &starts), &books, inner, build.crew)?;
     let mut bytes = ByteVectors::measure(&vectors, dims);
     for row in &order {
         bytes.extend(&vectors[*row as usize * dims..][..dims]);
@@ -159,7 +160,7 @@ fn train_books(
         let cluster = nearest[row as usize].0 as usize;
         subtract(&vectors[row as usize * dims..][..dims], &centres[cluster * dims..][..dims], &mut residuals);
     }
-    Books::train(&residuals, Shape::new(dims), build.threads, build.seed)
+    Books::train(&residuals, Shape::new(dims), build.crew, build.seed)
 }
 
 fn encode(
@@ -169,17 +170,17 @@ fn encode(
     (order, starts): (&[u32], &[u32]),
     books: &Books,
     metric: Metric,
-    threads: usize,
-) -> Codes {
+    crew: Crew<'_>,
+) -> Result<Codes> {
     let mut lists: Vec<Codes> = vec![Codes::default(); starts.len() - 1];
-    kmeans::in_threads(lists.iter_mut().enumerate(), threads, |(cluster, list)| {
+    crew.share(lists.iter_mut().enumerate(), |(cluster, list)| {
         let rows = &order[starts[cluster] as usize..starts[cluster + 1] as usize];
         let centre = &centres[cluster * dims..][..dims];
         *list = Codes::encode(&gather(vectors, dims, rows), centre, books, metric);
-    });
+    })?;
     let mut all = Codes::default();
     lists.iter().for_each(|list| all.append(list));
-    all
+    Ok(all)
 }
 
 impl Directory {
@@ -192,7 +193,7 @@ impl Directory {
         let middle: Vec<f32> = sums.iter().map(|sum| (sum / count) as f32).collect();
         let mut residuals = Vec::with_capacity(centres.len());
         subtract(centres, &middle, &mut residuals);
-        let books = Books::train(&residuals, Shape::new(dims), build.threads, build.seed)?;
+        let books = Books::train(&residuals, Shape::new(dims), build.crew, build.seed)?;
         let codes = Codes::encode(centres, &middle, &books, metric);
         Ok(Directory { middle, books, codes })
     }

@@ -6,6 +6,8 @@
 use base::{Error, Result};
 use kernels::float::Panels;
 
+use super::Crew;
+
 /// Lloyd's iterations for coarse clusters; later ones move the centres by little.
 pub const ITERATIONS: usize = 8;
 /// Points that a thread takes at a time.
@@ -53,15 +55,15 @@ impl Draw {
 
 /// What to cluster, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct Plan<'a> {
     /// Values of a point.
     pub dims: usize,
     /// Centres wanted.
     pub clusters: usize,
     /// Lloyd's iterations.
     pub iterations: usize,
-    /// Threads to use, at least 1.
-    pub threads: usize,
+    /// Who works on it.
+    pub crew: Crew<'a>,
     /// What the first centres are drawn with.
     pub seed: u64,
 }
@@ -70,8 +72,8 @@ pub struct Plan {
 /// centres some centres are nearly equal and some stay without points, which is harmless.
 ///
 /// # Errors
-/// `InvalidArgument` where the points are not whole or hold a value that is not a finite number.
-pub fn train(points: &[f32], plan: &Plan) -> Result<Vec<f32>> {
+/// `InvalidArgument` where the points are not whole or hold a value that is not a finite number, `Cancelled`.
+pub fn train(points: &[f32], plan: &Plan<'_>) -> Result<Vec<f32>> {
     let count = check(points, plan.dims)?;
     let clusters = plan.clusters.min(count);
     let mut draw = Draw::new(plan.seed);
@@ -81,7 +83,7 @@ pub fn train(points: &[f32], plan: &Plan) -> Result<Vec<f32>> {
         centres.extend_from_slice(&points[point as usize * plan.dims..][..plan.dims]);
     }
     for _ in 0..if clusters == count { 0 } else { plan.iterations } {
-        let nearest = assign(points, &centres, plan.dims, plan.threads);
+        let nearest = assign(points, &centres, plan.dims, plan.crew)?;
         move_centres(points, &nearest, plan.dims, &mut centres);
     }
     Ok(centres)
@@ -104,36 +106,18 @@ fn check(points: &[f32], dims: usize) -> Result<usize> {
 
 /// For each point its nearest centre, the first of equals, and the squared distance less the point's own squared
 /// length. Empty where there are no centres.
-pub fn assign(points: &[f32], centres: &[f32], dims: usize, threads: usize) -> Vec<(u32, f32)> {
+///
+/// # Errors
+/// `Cancelled`.
+pub fn assign(points: &[f32], centres: &[f32], dims: usize, crew: Crew<'_>) -> Result<Vec<(u32, f32)>> {
     if centres.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let panels = Panels::new(centres, dims);
     let mut nearest = vec![(0, 0.0); points.len() / dims];
     let chunks = points.chunks(POINTS_A_CHUNK * dims).zip(nearest.chunks_mut(POINTS_A_CHUNK));
-    in_threads(chunks, threads, |(points, nearest)| panels.nearest(points, nearest));
-    nearest
-}
-
-/// Does `work` on every one of `chunks`, on `threads` threads that each take the next one.
-pub(super) fn in_threads<T: Send>(
-    chunks: impl Iterator<Item = T> + Send,
-    threads: usize,
-    work: impl Fn(T) + Send + Sync,
-) {
-    let chunks = std::sync::Mutex::new(chunks);
-    let take = || chunks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
-    let run = || {
-        while let Some(chunk) = take() {
-            work(chunk);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(run);
-        }
-        run();
-    });
+    crew.share(chunks, |(points, nearest)| panels.nearest(points, nearest))?;
+    Ok(nearest)
 }
 
 /// Each centre becomes the mean of its points; one without points takes half of the largest cluster.
@@ -184,8 +168,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn plan(clusters: usize, threads: usize) -> Plan {
-        Plan { dims: 2, clusters, iterations: 10, threads, seed: 7 }
+    fn plan(clusters: usize, threads: usize) -> Plan<'static> {
+        Plan { dims: 2, clusters, iterations: 10, crew: Crew::of(threads), seed: 7 }
     }
 
     fn blobs(rows: usize) -> Vec<f32> {
@@ -200,7 +184,7 @@ mod tests {
 
     fn cost(points: &[f32], centres: &[f32]) -> f32 {
         let lengths: f32 = points.iter().map(|value| value * value).sum();
-        lengths + assign(points, centres, 2, 1).iter().map(|(_, cost)| cost).sum::<f32>()
+        lengths + assign(points, centres, 2, Crew::of(1)).unwrap().iter().map(|(_, cost)| cost).sum::<f32>()
     }
 
     #[test]
@@ -221,7 +205,7 @@ mod tests {
     #[test]
     fn few_equal_and_zero_points_are_harmless() {
         assert!(train(&[], &plan(4, 1)).unwrap().is_empty());
-        assert!(assign(&[], &[], 2, 1).is_empty());
+        assert!(assign(&[], &[], 2, Crew::of(1)).unwrap().is_empty());
         assert_eq!(train(&[1.0, 2.0, 3.0, 4.0], &plan(9, 2)).unwrap(), [1.0, 2.0, 3.0, 4.0]);
         for value in [0.0, 5.0] {
             let centres = train(&[value; 80], &plan(4, 1)).unwrap();

@@ -11,6 +11,7 @@
 //! last few candidates are scored with them; without, scores are those of the finest codes the index has. Vectors are dear to
 //! read, so bounds on what a row can score decide which are.
 
+mod crew;
 pub mod device;
 mod flat;
 mod header;
@@ -26,6 +27,7 @@ use std::borrow::Cow;
 
 use base::{Error, Result};
 
+pub use crew::Crew;
 pub use flat::{Codes as FlatCodes, Flat};
 pub use header::{Header, section};
 pub use ivf::{IvfPq, IvfScratch};
@@ -76,8 +78,8 @@ pub struct Build<'a> {
     pub dims: usize,
     /// What alike means.
     pub metric: Metric,
-    /// Threads that building may use, at least 1.
-    pub threads: usize,
+    /// Who builds it.
+    pub crew: Crew<'a>,
     /// The same vectors, settings and seed give the same index, with any number of threads.
     pub seed: u64,
 }
@@ -88,10 +90,10 @@ impl Build<'_> {
     /// # Errors
     /// `InvalidArgument` where the sizes do not fit together or a value is not a finite number.
     pub fn check(&self) -> Result<usize> {
-        if self.dims == 0 || self.dims > DIMS_MAX || self.threads == 0 {
+        if self.dims == 0 || self.dims > DIMS_MAX || self.crew.threads == 0 {
             return Err(Error::invalid(format!(
                 "an index needs 1 to {DIMS_MAX} dimensions and at least one thread, not {} and {}",
-                self.dims, self.threads
+                self.dims, self.crew.threads
             )));
         }
         let rows = self.vectors.len() / self.dims;

@@ -13,9 +13,9 @@ use base::{Error, Result};
 use kernels::float;
 use kernels::pq::{BLOCK, Table, VALUES, block_bytes, pack, scan};
 
-use super::Metric;
 use super::kmeans::{self, Plan};
 use super::section;
+use super::{Crew, Metric};
 
 /// Residuals that a code book is trained with at most.
 pub const TRAINING_MAX: usize = 32_768;
@@ -68,18 +68,18 @@ impl Books {
     ///
     /// # Errors
     /// What [`kmeans::train`] refuses.
-    pub fn train(residuals: &[f32], shape: Shape, threads: usize, seed: u64) -> Result<Books> {
+    pub fn train(residuals: &[f32], shape: Shape, crew: Crew<'_>, seed: u64) -> Result<Books> {
         let mut values = vec![0.0; shape.book_values()];
         let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
         let failed = std::sync::Mutex::new(None);
-        kmeans::in_threads(books, threads, |(part, book)| {
+        crew.share(books, |(part, book)| {
             let mut points = Vec::new();
             gather(residuals, shape, part, &mut points);
             let plan = Plan {
                 dims: shape.part_dims,
                 clusters: VALUES,
                 iterations: ITERATIONS,
-                threads: 1,
+                crew: crew.alone(),
                 seed: seed ^ part as u64,
             };
             match kmeans::train(&points, &plan) {
@@ -90,7 +90,7 @@ impl Books {
                 }
                 Err(error) => *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error),
             }
-        });
+        })?;
         match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(Books { shape, values }),
@@ -291,7 +291,7 @@ mod tests {
             let mut residuals = Vec::new();
             subtract(&vectors, &centre, &mut residuals);
             let shape = Shape::new(dims);
-            let books = Books::train(&residuals, shape, 2, 5).unwrap();
+            let books = Books::train(&residuals, shape, Crew::of(2), 5).unwrap();
             let codes = Codes::encode(&vectors, &centre, &books, metric);
             let mut table = Table::default();
             books.table(&query, metric, &mut table);

@@ -30,7 +30,7 @@ impl Trial {
         let own = held_out(order.len(), build.seed);
         let row_of = |row: &u32| &vectors[order[*row as usize] as usize * dims..][..dims];
         let queries: Vec<f32> = own.iter().flat_map(row_of).copied().collect();
-        let truth = nearest_rows(&queries, &own, vectors, order, build);
+        let truth = nearest_rows(&queries, &own, vectors, order, build)?;
         let exact = DenseVectors::new(vectors, dims, build.metric, order)?;
         Ok(Some(Trial { queries, own, truth, exact }))
     }

@@ -9,7 +9,7 @@ use base::Result;
 use kernels::TopK;
 use kernels::float::{self, Panels};
 
-use super::kmeans::{self, Draw};
+use super::kmeans::Draw;
 use super::{Ask, Build, Coarse, HITS_MAX, Hit, IvfPq, Metric, Params, Scratch};
 
 /// Recalls that settings are chosen for.
@@ -145,12 +145,13 @@ pub(super) fn measure(
         .flat_map(|row| &vectors[order[*row as usize] as usize * dims..][..dims])
         .copied()
         .collect();
-    let truth = nearest_rows(&queries, &held_out, vectors, order, build);
+    let truth = nearest_rows(&queries, &held_out, vectors, order, build)?;
     let mut trials = Vec::new();
     let probes_max = ((index.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
     for refine in REFINE_GRID {
         let mut probes = 1;
         loop {
+            build.crew.check()?;
             let ask = Ask { params: Params { probes, refine }, ..Ask::best(MEASURED_HITS + 1) };
             let recall = recall_of(index, &queries, &held_out, &truth, &ask)?;
             trials.push(RecallPoint {
@@ -187,17 +188,20 @@ pub(super) fn nearest_rows(
     vectors: &[f32],
     order: &[u32],
     build: &Build,
-) -> Vec<Vec<u32>> {
+) -> Result<Vec<Vec<u32>>> {
     let (dims, count) = (build.dims, own.len());
     let panels = Panels::new(queries, dims);
     let found = std::sync::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
     // A piece for each thread, so that thresholds fall early in each; merging costs little.
-    let piece = order.len().div_ceil(build.threads).next_multiple_of(TRUTH_ROWS);
-    kmeans::in_threads(order.chunks(piece).zip(0_u32..), build.threads, |(rows, number)| {
+    let piece = order.len().div_ceil(build.crew.threads).next_multiple_of(TRUTH_ROWS);
+    build.crew.share(order.chunks(piece).zip(0_u32..), |(rows, number)| {
         let mut tops = vec![TopK::new(MEASURED_HITS + 1); count];
         let mut products = vec![0.0; TRUTH_ROWS * count];
         let mut points = Vec::with_capacity(TRUTH_ROWS * dims);
         for (rows, first) in rows.chunks(TRUTH_ROWS).zip((0_u32..).step_by(TRUTH_ROWS)) {
+            if build.crew.check().is_err() {
+                return;
+            }
             points.clear();
             rows.iter().for_each(|row| points.extend_from_slice(&vectors[*row as usize * dims..][..dims]));
             let products = &mut products[..rows.len() * count];
@@ -216,9 +220,10 @@ pub(super) fn nearest_rows(
         for (all, mut top) in found.iter_mut().zip(tops) {
             top.unsorted().for_each(|(cost, row)| all.push(cost, row));
         }
-    });
+    })?;
     let found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    found.into_iter().zip(own).map(|(mut top, own)| others(top.sorted().map(|(_, row)| row), *own)).collect()
+    let rows = |(mut top, own): (TopK, &u32)| others(top.sorted().map(|(_, row)| row), *own);
+    Ok(found.into_iter().zip(own).map(rows).collect())
 }
 
 /// The first [`MEASURED_HITS`] of `rows` that are not `own`.
@@ -251,7 +256,7 @@ pub(super) fn recall_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::{Kind, build};
+    use crate::coarse::{Crew, Kind, build};
 
     fn point(recall: f32, probes: u32) -> RecallPoint {
         RecallPoint { k: 10, recall, probes, refine: 40 }
@@ -287,7 +292,7 @@ mod tests {
         let mut draw = Draw::new(4);
         let mut near = |centre: usize| centre as f32 + draw.below(1000) as f32 / 400.0;
         let vectors: Vec<f32> = (0..rows * dims).map(|at| near((at / dims * 7 + at % dims) % 23)).collect();
-        let plan = Build { vectors: &vectors, dims, metric: Metric::L2, threads: 2, seed: 3 };
+        let plan = Build { vectors: &vectors, dims, metric: Metric::L2, crew: Crew::of(2), seed: 3 };
         let built = build(Kind::IvfPq, &plan).unwrap();
         let recall = built.index.recall().unwrap();
         assert!(recall.points.is_sorted_by(|a, b| a.recall <= b.recall));
@@ -299,7 +304,7 @@ mod tests {
             .flat_map(|row| &vectors[built.order[*row as usize] as usize * dims..][..dims])
             .copied()
             .collect();
-        let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan);
+        let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan).unwrap();
         let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
         for ((query, own), truth) in queries.chunks_exact(dims).zip(&own).zip(&truth) {
             built.index.search(query, &Ask::best(11), &mut scratch, &mut hits).unwrap();

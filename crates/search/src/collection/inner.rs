@@ -4,7 +4,7 @@
 //! as long as it takes to copy one pointer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use storage::log::Log;
 use storage::manifest::Manifest;
 
 use super::filters::Filters;
+use super::hurry::{Hurry, Pace};
 use super::names::File;
 use super::options::Options;
 use super::state::{Live, State};
@@ -46,8 +47,8 @@ pub(super) struct Inner {
     pub(super) events: Arc<Events>,
     /// Whether somebody else's threads seal and merge.
     pub(super) outside: bool,
-    /// Writers that wait for room; while there are any, sealing is not paced.
-    pub(super) waiting: AtomicUsize,
+    /// Writers that wait for room.
+    pub(super) hurry: Hurry,
     pub(super) stop: AtomicBool,
     /// Whether the state has files that no published list names.
     pub(super) unpublished: AtomicBool,
@@ -137,11 +138,19 @@ impl Inner {
     }
 
     /// As [`Inner::step`], but at full speed while a writer waits for what is done here.
-    pub(super) fn seal_step(&self, bytes: u64) -> Result<()> {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
+    pub(super) fn seal_step(&self, bytes: u64, pace: Pace) -> Result<()> {
+        if pace == Pace::Gentle && !self.hurry.is_awaited() {
             self.pacer.wait(bytes);
         }
-        self.go_on()
+        match self.keeps(pace) {
+            true => Ok(()),
+            false => Err(Error::cancelled("the collection is being closed, or another thread seals")),
+        }
+    }
+
+    /// Whether who seals at this pace is to go on.
+    pub(super) fn keeps(&self, pace: Pace) -> bool {
+        !self.stop.load(Ordering::Relaxed) && !(pace == Pace::Gentle && self.hurry.is_on())
     }
 
     pub(super) fn go_on(&self) -> Result<()> {

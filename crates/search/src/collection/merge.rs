@@ -9,6 +9,7 @@ use super::inner::{Inner, lock, outlive};
 use super::names::File;
 use super::options::Merging;
 use super::state::{Content, Slot, State, View};
+use crate::coarse::Crew;
 use crate::deletes::Deletes;
 use crate::rerank::Records;
 use crate::segment::{self, PageCache, RowSource};
@@ -170,7 +171,8 @@ impl Inner {
         let busy = self.busy(File::Segment(number));
         let uuid = new_uuid();
         let mut source = MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES) };
-        let written = self.write_segment(&busy, uuid, &mut source, &|bytes| self.step(bytes))?;
+        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.go_on().is_ok() };
+        let written = self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.step(bytes))?;
         drop(working);
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
         self.filters.warm(&opened, &self.budget);

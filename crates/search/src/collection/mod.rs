@@ -21,6 +21,7 @@
 mod catalog;
 mod facet;
 mod filters;
+mod hurry;
 mod inner;
 mod look;
 mod merge;
@@ -42,6 +43,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use storage::Medium;
 
+use self::hurry::Pace;
 use self::inner::{Inner, lock};
 use self::names::File;
 use self::state::{Content, Found as FoundPoint};
@@ -291,7 +293,16 @@ impl Collection {
     /// # Errors
     /// What the medium says; nothing is lost then.
     pub fn seal_oldest(&self) -> Result<bool> {
-        self.inner.seal_oldest()
+        self.inner.seal_oldest(Pace::Gentle)
+    }
+
+    /// The same for a thread of ordinary priority, which takes over where writers have waited for the one that gives way;
+    /// false also where none have.
+    ///
+    /// # Errors
+    /// As [`Collection::seal_oldest`].
+    pub fn seal_in_hurry(&self) -> Result<bool> {
+        self.inner.seal_in_hurry()
     }
 
     /// Bytes of memory that points take which are not sealed.

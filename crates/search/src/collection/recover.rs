@@ -2,7 +2,7 @@
 //! segments. Nothing that is damaged keeps the rest from being served.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use base::{Error, Result};
@@ -12,6 +12,7 @@ use storage::manifest::Manifest;
 
 use super::catalog::{Catalog, Entry, uuid_of};
 use super::filters::Filters;
+use super::hurry::Hurry;
 use super::inner::{Files, Inner, Noted, Publisher, Writer, lock};
 use super::names::File;
 use super::options::Options;
@@ -71,7 +72,7 @@ impl Inner {
             busy: Mutex::default(),
             events: resources.events.clone(),
             outside,
-            waiting: AtomicUsize::new(0),
+            hurry: Hurry::default(),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
             shared,

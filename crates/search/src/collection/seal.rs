@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 
 use super::catalog::new_uuid;
+use super::hurry::Pace;
 use super::inner::{Busy, Inner, lock, outlive};
 use super::names::File;
 use super::state::{Content, Slot, View};
+use crate::budget::Reservation;
+use crate::coarse::Crew;
 use crate::deletes::Deletes;
 use crate::ingest::{Part, Row};
 use crate::segment::{self, Plan, RowSource, Segment, Written};
@@ -53,12 +56,20 @@ impl RowSource for PartSource {
 }
 
 impl Inner {
-    /// Seals the oldest part that takes no more changes; false where there is none. While it works, everything else
-    /// goes on. Where it fails, the part stays and is searched as before.
+    /// For a thread that does not give way: seals where writers wait; false where none do, or there is nothing to seal.
+    pub(super) fn seal_in_hurry(&self) -> Result<bool> {
+        Ok(self.hurry.is_on() && self.seal_oldest(Pace::Full)?)
+    }
+
+    /// Seals the oldest part that takes no more changes; false where there is none, or it is left to a thread that hurries.
+    /// While it works, everything else goes on. Where it fails, the part stays and is searched as before.
     ///
     /// # Errors
     /// What the medium says, `ResourceExhausted` where memory set aside for it is still held by queries.
-    pub(super) fn seal_oldest(&self) -> Result<bool> {
+    pub(super) fn seal_oldest(&self, pace: Pace) -> Result<bool> {
+        if !self.keeps(pace) {
+            return Ok(false);
+        }
         let mut headroom = lock(&self.sealing);
         let state = self.state();
         if state.parts.len() < 2 {
@@ -75,7 +86,11 @@ impl Inner {
         let rows = part.live().map(|(at, row)| (at, row.clone())).collect();
         let source = PartSource { rows, gone: part.deletes().clone() };
         drop(part);
-        let outcome = self.seal_part(source, &mut headroom);
+        let outcome = self.seal_part(source, &mut headroom, pace);
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
+            headroom.refill(self.options.headroom_bytes());
+            return self.go_on().map(|()| false);
+        }
         let mut noted = lock(&self.noted);
         noted.seal_error = outcome.as_ref().err().cloned();
         noted.seals += u64::from(outcome.is_ok());
@@ -84,7 +99,7 @@ impl Inner {
         outcome.map(|()| true)
     }
 
-    fn seal_part(&self, mut source: PartSource, headroom: &mut crate::budget::Reservation) -> Result<()> {
+    fn seal_part(&self, mut source: PartSource, headroom: &mut Reservation, pace: Pace) -> Result<()> {
         if source.rows.is_empty() {
             lock(&self.live).sealed(None);
             return self.publish();
@@ -95,7 +110,9 @@ impl Inner {
         let rows = source.rows() as usize;
         let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
         let working = headroom.split(needed, "sealing")?;
-        let written = self.write_segment(&busy, uuid, &mut source, &|bytes| self.seal_step(bytes))?;
+        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.keeps(pace) };
+        let written =
+            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.seal_step(bytes, pace))?;
         drop(working);
         headroom.refill(self.options.headroom_bytes());
         let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
@@ -132,14 +149,10 @@ impl Inner {
         busy: &Busy<'_>,
         uuid: [u8; 16],
         source: &mut dyn RowSource,
+        crew: Crew<'_>,
         step: segment::Step<'_>,
     ) -> Result<Written> {
-        let plan = Plan {
-            settings: self.options.shape.settings(),
-            kind: self.options.kind,
-            threads: self.options.build_threads,
-            uuid,
-        };
+        let plan = Plan { settings: self.options.shape.settings(), kind: self.options.kind, crew, uuid };
         let written = segment::write(&*self.medium, &busy.name, &plan, source, step);
         if written.is_err() {
             busy.remove();

@@ -1,4 +1,4 @@
-//! The threads of a collection: one opens segments and ends, one seals, one merges.
+//! The threads of a collection: one opens segments and ends, two seal ([`super::hurry`]), one merges.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
+use super::hurry::Pace;
 use super::inner::Inner;
 
 /// How long a thread waits before it looks again without being told to.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// After a failure, how long before the next try: from this, doubled each time,
 const RETRY_MIN: Duration = Duration::from_millis(100);
 /// up to this.
@@ -31,8 +32,15 @@ impl Threads {
         }
         threads.spawn("segment-open", |inner| inner.open_segments())?;
         if inner.options.background {
-            threads.spawn("segment-seal", |inner| repeat(inner, "sealing", Inner::seal_oldest))?;
-            threads.spawn("segment-merge", |inner| repeat(inner, "merging", Inner::merge_once))?;
+            threads.spawn("segment-seal", |inner| {
+                memory::thread::enter_low_priority("sealing");
+                repeat(inner, "sealing", |inner| inner.seal_oldest(Pace::Gentle));
+            })?;
+            threads.spawn("segment-hurry", |inner| repeat(inner, "sealing", Inner::seal_in_hurry))?;
+            threads.spawn("segment-merge", |inner| {
+                memory::thread::enter_low_priority("merging");
+                repeat(inner, "merging", Inner::merge_once);
+            })?;
         }
         Ok(threads)
     }
@@ -51,7 +59,6 @@ impl Threads {
 
 /// Does `work` as long as there is some, then waits to be told of more.
 fn repeat(inner: &Inner, doing: &str, work: impl Fn(&Inner) -> Result<bool>) {
-    memory::thread::enter_background(doing);
     let mut retry = RETRY_MIN;
     while inner.go_on().is_ok() {
         let seen = inner.events.count();

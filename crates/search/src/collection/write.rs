@@ -1,12 +1,12 @@
 //! Changes: into the log, into memory, and acknowledged when the log is durable.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use storage::log::{LOG_BYTES_MAX, Log};
 
+use super::hurry::Pace;
 use super::inner::{Inner, Writer, lock};
 use super::names::File;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
@@ -115,7 +115,7 @@ impl Inner {
                 Tried::NoRoom(refusal) => refusal,
             };
             if !self.options.background && !self.outside {
-                self.seal_oldest()?;
+                self.seal_oldest(Pace::Full)?;
                 continue;
             }
             self.go_on()?;
@@ -125,9 +125,9 @@ impl Inner {
                 self.events.tell();
                 seen += 1;
             }
-            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let waiting = self.hurry.wait();
             let told = self.events.wait_past(seen, deadline);
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            drop(waiting);
             if !told {
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
@@ -282,7 +282,7 @@ impl Inner {
     /// Seals until there are so many parts, the active one included.
     pub(super) fn seal_down_to(&self, parts: usize) -> Result<()> {
         while lock(&self.live).state.parts.len() > parts {
-            self.seal_oldest()?;
+            self.seal_oldest(Pace::Full)?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The threads that open, seal and merge, for all collections together.
+//! The threads that open, seal and merge, for all collections together. Two seal: one gives way to queries, and the other
+//! takes over where writers have to wait for it.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -22,41 +23,41 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
     };
     let threads = [
         spawn("search-open", Core::open_all)?,
-        spawn("search-seal", |core| repeat(core, Chore::Seal))?,
-        spawn("search-merge", |core| repeat(core, Chore::Merge))?,
+        spawn("search-seal", |core| {
+            memory::thread::enter_low_priority("sealing");
+            repeat(core, Chore::Seal, |named| named.collection().seal_oldest(), relieve);
+        })?,
+        spawn("search-hurry", |core| {
+            repeat(core, Chore::Seal, |named| named.collection().seal_in_hurry(), |_| false);
+        })?,
+        spawn("search-merge", |core| {
+            memory::thread::enter_low_priority("merging");
+            repeat(core, Chore::Merge, |named| named.collection().merge(), |_| false);
+        })?,
     ];
     Ok(threads.into())
 }
 
-/// Does what there is to do, then waits to be told of more.
-fn repeat(core: &Core, chore: Chore) {
-    memory::thread::enter_background(match chore {
-        Chore::Seal => "sealing",
-        Chore::Merge => "merging",
-    });
+/// Does what there is to do, and where there is nothing what is `otherwise`, then waits to be told of more.
+fn repeat(
+    core: &Core,
+    chore: Chore,
+    one: impl Fn(&Named) -> Result<bool>,
+    otherwise: impl Fn(&Core) -> bool,
+) {
     while !core.stopped() {
         let seen = core.resources.events();
         let mut busy = false;
         for named in core.ready() {
             if !core.stopped() && named.may(chore) {
-                let outcome = one(&named, chore);
+                let outcome = one(&named);
                 named.tried(chore, &outcome);
                 busy |= outcome.is_ok_and(|did| did);
             }
         }
-        if !busy && chore == Chore::Seal {
-            busy = relieve(core);
-        }
-        if !busy {
+        if !busy && !otherwise(core) {
             core.resources.wait_past(seen, LOOK_AGAIN);
         }
-    }
-}
-
-fn one(named: &Arc<Named>, chore: Chore) -> Result<bool> {
-    match chore {
-        Chore::Seal => named.collection().seal_oldest(),
-        Chore::Merge => named.collection().merge(),
     }
 }
 

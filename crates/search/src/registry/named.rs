@@ -343,7 +343,9 @@ impl Named {
     pub(super) fn tried(&self, chore: Chore, outcome: &Result<bool>) {
         let place = &mut lock(&self.retry)[chore as usize];
         match outcome {
-            Ok(_) => *place = None,
+            // One thread that finds nothing to do says nothing of how another fares.
+            Ok(false) => {}
+            Ok(true) => *place = None,
             Err(error) => {
                 let wait = place.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
                 *place = Some((Instant::now() + wait, wait));

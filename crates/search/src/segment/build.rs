@@ -8,7 +8,7 @@ use super::file::{FileWriter, Step};
 use super::ids::Ids;
 use super::layout::{Settings, kind};
 use super::rows::RowMapBuilder;
-use crate::coarse::{self, Kind};
+use crate::coarse::{self, Crew, Kind};
 
 /// Bytes of finished pages that are collected before they go to the file.
 const DRAIN_BYTES: usize = 1 << 18;
@@ -42,13 +42,13 @@ pub trait RowSource {
 
 /// How to make a segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct Plan<'a> {
     /// What the rows are.
     pub settings: Settings,
     /// Which coarse index.
     pub kind: Kind,
-    /// Threads for it.
-    pub threads: usize,
+    /// Who builds it.
+    pub crew: Crew<'a>,
     /// Which segment it is.
     pub uuid: [u8; 16],
 }
@@ -88,7 +88,7 @@ pub fn working_bytes(rows: u64, dims: usize) -> u64 {
 pub fn write(
     medium: &dyn Medium,
     name: &str,
-    plan: &Plan,
+    plan: &Plan<'_>,
     source: &mut dyn RowSource,
     step: Step<'_>,
 ) -> Result<Written> {
@@ -104,7 +104,7 @@ pub fn write(
     }
     encoding.round(&mut vectors);
     let seed = u64::from(crc32c::crc32c(&plan.uuid));
-    let build = coarse::Build { vectors: &vectors, dims, metric, threads: plan.threads, seed };
+    let build = coarse::Build { vectors: &vectors, dims, metric, crew: plan.crew, seed };
     let coarse::Built { order, index } = coarse::build(plan.kind, &build)?;
     let mut file = FileWriter::create(medium, name, step)?;
     file.section(kind::SETTINGS, &plan.settings.encode())?;

@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use search::coarse::{
-    Ask, Build, Built, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw, open,
+    Ask, Build, Built, Crew, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw,
+    open,
 };
 use search::filter::Filter;
 
@@ -46,7 +47,8 @@ struct Scene {
 impl Scene {
     fn new(kind: Kind, metric: Metric, rows: usize, dims: usize) -> Scene {
         let vectors = vectors(rows, dims, 3);
-        let built = build(kind, &Build { vectors: &vectors, dims, metric, threads: 2, seed: 5 }).unwrap();
+        let built =
+            build(kind, &Build { vectors: &vectors, dims, metric, crew: Crew::of(2), seed: 5 }).unwrap();
         Scene { dims, metric, vectors, built }
     }
 
@@ -288,7 +290,7 @@ fn equal_and_zero_vectors_are_no_trouble() {
             let mut same = vec![0.25; 100 * 16];
             same[..16 * 10].fill(0.0);
             let built =
-                build(kind, &Build { vectors: &same, dims: 16, metric, threads: 1, seed: 1 }).unwrap();
+                build(kind, &Build { vectors: &same, dims: 16, metric, crew: Crew::of(1), seed: 1 }).unwrap();
             let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
             let ask = Ask { params: EVERYTHING, ..Ask::best(20) };
             built.index.search(&[0.25; 16], &ask, &mut scratch, &mut hits).unwrap();
@@ -307,8 +309,10 @@ fn the_number_of_threads_changes_nothing() {
     for kind in KINDS {
         let vectors = vectors(700, 24, 4);
         let sections = |threads| {
-            let built =
-                build(kind, &Build { vectors: &vectors, dims: 24, metric: Metric::L2, threads, seed: 2 });
+            let built = build(
+                kind,
+                &Build { vectors: &vectors, dims: 24, metric: Metric::L2, crew: Crew::of(threads), seed: 2 },
+            );
             let built = built.unwrap();
             let sections = built.index.sections();
             sections.into_iter().map(|(kind, bytes)| (kind, bytes.into_owned())).collect::<Vec<_>>()

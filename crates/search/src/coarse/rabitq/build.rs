@@ -9,7 +9,7 @@ use super::store::directory_metric;
 use super::{Metric, Rabitq};
 use crate::coarse::kmeans::{self, Draw, Plan};
 use crate::coarse::refine::as_compared;
-use crate::coarse::{Build, Built};
+use crate::coarse::{Build, Built, Crew};
 
 /// Clusters for each square root of the rows.
 const CLUSTERS_PER_ROOT: f64 = 4.0;
@@ -26,27 +26,27 @@ pub(in crate::coarse) fn build(build: &Build) -> Result<Built> {
     let vectors = as_compared(build.vectors, build.dims, build.metric);
     let mean = mean(&vectors, build.dims);
     let rotation = Rotation::new(build.dims, build.seed);
-    let points = rotate(&vectors, &mean, &rotation, build.threads);
+    let points = rotate(&vectors, &mean, &rotation, build.crew)?;
     let padded = rotation.padded();
     let plan = Plan {
         dims: padded,
         clusters: clusters_for(rows),
         iterations: kmeans::ITERATIONS,
-        threads: build.threads,
+        crew: build.crew,
         seed: build.seed ^ 1,
     };
     let sample = Draw::new(build.seed).sample(plan.clusters * TRAINED_PER_CLUSTER, rows);
     let sample: Vec<f32> = sample.iter().flat_map(|row| point(&points, padded, *row)).copied().collect();
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
-    let nearest = kmeans::assign(&points, &centres, padded, build.threads);
+    let nearest = kmeans::assign(&points, &centres, padded, build.crew)?;
     let (starts, order) = by_cluster(&nearest, centres.len() / padded);
     let lists = Lists { starts: &starts, order: &order, points: &points, centres: &centres, padded };
     let constants: Vec<f32> = match build.metric {
         Metric::Dot => vectors.chunks_exact(build.dims).map(|vector| -float::dot(vector, &mean)).collect(),
         _ => Vec::new(),
     };
-    let codes = lists.encode(&constants, build);
+    let codes = lists.encode(&constants, build)?;
     let index = Rabitq::assemble(build, mean, rotation, starts, centres, codes);
     drop(points);
     let index = index.measured(&vectors, &order, build)?;
@@ -70,18 +70,18 @@ fn mean(vectors: &[f32], dims: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / rows) as f32).collect()
 }
 
-fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, threads: usize) -> Vec<f32> {
+fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: Crew<'_>) -> Result<Vec<f32>> {
     let (dims, padded) = (mean.len(), rotation.padded());
     let mut points = vec![0.0; vectors.len() / dims * padded];
     let chunks = vectors.chunks(ROWS_A_CHUNK * dims).zip(points.chunks_mut(ROWS_A_CHUNK * padded));
-    kmeans::in_threads(chunks, threads, |(vectors, points)| {
+    crew.share(chunks, |(vectors, points)| {
         let shifted: Vec<f32> = vectors
             .chunks_exact(dims)
             .flat_map(|vector| vector.iter().zip(mean).map(|(value, mean)| value - mean))
             .collect();
         rotation.turn_all(&shifted, points);
-    });
-    points
+    })?;
+    Ok(points)
 }
 
 /// Where each cluster begins, and the rows in the order of their clusters.
@@ -108,17 +108,17 @@ struct Lists<'a> {
 }
 
 impl Lists<'_> {
-    fn encode(&self, constants: &[f32], build: &Build) -> Codes {
+    fn encode(&self, constants: &[f32], build: &Build) -> Result<Codes> {
         let clusters = self.starts.len() - 1;
         // Pieces are put together in their own order, so that the number of threads changes nothing.
         let mut pieces: Vec<Codes> = vec![Codes::default(); clusters];
         let work = pieces.iter_mut().enumerate();
-        kmeans::in_threads(work, build.threads, |(cluster, piece)| {
+        build.crew.share(work, |(cluster, piece)| {
             self.encode_one(cluster, constants, build.metric, piece);
-        });
+        })?;
         let mut codes = Codes::default();
         pieces.iter_mut().for_each(|piece| codes.append(piece));
-        codes
+        Ok(codes)
     }
 
     fn encode_one(&self, cluster: usize, constants: &[f32], metric: Metric, codes: &mut Codes) {

@@ -1,0 +1,98 @@
+//! When sealing may no longer give way to queries: where writers wait for it.
+//!
+//! Who seals at low priority gets next to nothing of a machine that queries keep busy, and then nobody could write. So
+//! there is a second thread, of ordinary priority, which begins anew what the first one gives up.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Writers wait so long before sealing is hurried.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Sealing stays hurried for so long after a writer waited, as the next part is soon full too.
+const LASTS: Duration = Duration::from_secs(10);
+
+/// How the oldest part is sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Paced, and left to others as soon as writers wait.
+    Gentle,
+    /// At full speed, whether or not anybody waits.
+    Full,
+}
+
+/// Who waits, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Hurry(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: usize,
+    since: Option<Instant>,
+    until: Option<Instant>,
+}
+
+/// A writer that waits.
+pub(super) struct Waiting<'a>(&'a Hurry);
+
+impl Hurry {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A writer waits, until this is dropped.
+    pub(super) fn wait(&self) -> Waiting<'_> {
+        let mut state = self.lock();
+        state.waiting += 1;
+        state.since.get_or_insert_with(Instant::now);
+        Waiting(self)
+    }
+
+    /// Whether a writer waits.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.lock().waiting > 0
+    }
+
+    /// Whether sealing is hurried.
+    pub(super) fn is_on(&self) -> bool {
+        let (mut state, now) = (self.lock(), Instant::now());
+        if state.since.is_some_and(|since| now - since >= PATIENCE) {
+            state.until = Some(now + LASTS);
+        }
+        state.until.is_some_and(|until| now < until)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.since = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_long_brings_hurry_which_lasts() {
+        let hurry = Hurry::default();
+        let (first, second) = (hurry.wait(), hurry.wait());
+        assert!(hurry.is_awaited() && !hurry.is_on());
+        std::thread::sleep(PATIENCE);
+        assert!(hurry.is_on());
+        drop((first, second));
+        assert!(!hurry.is_awaited() && hurry.is_on());
+    }
+
+    #[test]
+    fn short_waits_bring_none() {
+        let hurry = Hurry::default();
+        drop(hurry.wait());
+        std::thread::sleep(PATIENCE);
+        let _again = hurry.wait();
+        assert!(!hurry.is_on());
+    }
+}
