@@ -32,12 +32,13 @@ pub fn set_yielding(yielding: bool) -> Result<()> {
     check(status, "a scheduling class")
 }
 
-/// Nice value of background work that others wait for in the end: a tenth of an ordinary thread's share.
-const LOW_NICE: libc::c_int = 10;
+/// Nice value of background work that others wait for in the end: 1/28 of an ordinary thread's share. With 10 queries
+/// noticed it more, and with 19 it often fell so far behind that it had to be hurried (docs/adr/0010).
+const LOW_NICE: libc::c_int = 15;
 /// Longest turn of such a thread before others that want its core are looked at. The kernel's shortest.
 const LOW_SLICE: Duration = Duration::from_micros(100);
 
-/// Gives the calling thread a tenth of what an ordinary thread gets of a core that both want, in turns of 0.1 ms (from Linux
+/// Gives the calling thread 1/28 of what an ordinary thread gets of a core that both want, in turns of 0.1 ms (from Linux
 /// 6.12 on; older systems choose the turn). For work that must get on however busy others are, which work of idle priority
 /// does not.
 ///

@@ -178,7 +178,7 @@ impl Inner {
         self.filters.warm(&opened, &self.budget);
         let (segment, places) = (Arc::new(opened), written.rows());
         let mut deletes = Deletes::none(segment.rows());
-        // Queries wait for this lock, and this thread may be of idle priority: only what changed meanwhile is looked at.
+        // Queries wait for this lock, and this thread may be of low priority: only what changed meanwhile is looked at.
         let mut live = lock(&self.live);
         let now: Vec<Option<&View>> = numbers
             .iter()

@@ -3,7 +3,7 @@
 //! # A change
 //! goes into the log and into memory, and is acknowledged when the log is durable; threads that write at the same time
 //! share one flush. When the points in memory are many enough they become a segment, behind everything else, and the
-//! log that held them is dropped. Segments of about the same size are merged, paced, at idle priority.
+//! log that held them is dropped. Segments of about the same size are merged, paced, at low priority.
 //!
 //! # A query
 //! takes one state and keeps it to its end, so it sees no half of a change, and neither seal nor merge disturbs it. It
@@ -89,7 +89,7 @@ impl Collection {
 
     /// Opens a collection that shares its memory and its background work with others. It has no threads: somebody calls
     /// [`Collection::open_segments`] once, and [`Collection::seal_oldest`] and [`Collection::merge`] as long as they find
-    /// something to do, on threads of idle priority; [`Resources::events`] says when to look. A write waits
+    /// something to do, on threads of low priority; [`Resources::events`] says when to look. A write waits
     /// for that where it finds no room. Of the options, memory, threads and rate are those of `resources`.
     ///
     /// # Errors

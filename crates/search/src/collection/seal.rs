@@ -124,7 +124,7 @@ impl Inner {
         drop(source);
         let (segment, rows) = (Arc::new(opened), written.order.len() as u32);
         let mut deletes = Deletes::none(rows);
-        // Queries wait for this lock, and this thread may be of idle priority: only what changed meanwhile is looked at.
+        // Queries wait for this lock, and this thread may be of low priority: only what changed meanwhile is looked at.
         let mut live = lock(&self.live);
         let part: Arc<Part> = live.state.parts[0].clone();
         for at in part.deletes().since(&gone) {
