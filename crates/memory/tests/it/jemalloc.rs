@@ -52,8 +52,9 @@ fn a_thread_can_empty_its_cache_and_keeps_its_arena() {
         unsafe { tikv_jemalloc_ctl::raw::read(name.as_bytes()) }.unwrap()
     }
     let thread = std::thread::spawn(|| {
-        // SAFETY: both take or give a u32, by jemalloc's manual; the names end with a zero.
+        // SAFETY: it gives a u32, by jemalloc's manual; the name ends with a zero.
         let arena: u32 = unsafe { tikv_jemalloc_ctl::raw::read(b"arenas.create\0") }.unwrap();
+        // SAFETY: it takes a u32, the number of an existing arena; the name ends with a zero.
         unsafe { tikv_jemalloc_ctl::raw::write(b"thread.arena\0", arena) }.unwrap();
         drop(std::hint::black_box((0..1000).map(|n| vec![n as u8; 2000]).collect::<Vec<_>>()));
         assert!(cached(arena) > 4000);

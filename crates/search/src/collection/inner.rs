@@ -150,7 +150,7 @@ impl Inner {
 
     /// Whether who seals at this pace is to go on.
     pub(super) fn keeps(&self, pace: Pace) -> bool {
-        !self.stop.load(Ordering::Relaxed) && !(pace == Pace::Gentle && self.hurry.is_on())
+        !self.stop.load(Ordering::Relaxed) && (pace == Pace::Full || !self.hurry.is_on())
     }
 
     pub(super) fn go_on(&self) -> Result<()> {
