@@ -27,6 +27,9 @@ pub struct Images {
     pub memory_bytes: Family<KindLabels, Level>,
     /// Queries of search threads: "waiting", "max", "done", "refused".
     pub queries: Family<KindLabels, Level>,
+    /// Writes that found no room for their points: "waiting", "waited", "refused"; and "hurried", 1 while sealing is hurried
+    /// for them at the cost of queries.
+    pub writes: Family<KindLabels, Level>,
     /// What the exact stage's caches have done, those of single records and of blocks of their files: "record_lookups",
     /// "record_hits", "records_in", "records_out", "block_lookups", "block_hits", "blocks_in", "blocks_out", "blocks",
     /// "blocks_max".
@@ -46,6 +49,7 @@ impl Default for Images {
             collection: Family::default(),
             memory_bytes: Family::default(),
             queries: Family::default(),
+            writes: Family::default(),
             cache: Family::default(),
             gpu: Family::default(),
         }
@@ -72,6 +76,7 @@ impl Images {
             self.memory_bytes.clone(),
         );
         r.register("collection_queries", "Queries for search threads", self.queries.clone());
+        r.register("collection_writes", "Writes that found no room for their points", self.writes.clone());
         r.register(
             "search_cache",
             "Records and blocks that the exact stage keeps in memory",

@@ -67,6 +67,10 @@ fn collections(app: &App) {
     level(&images.queries, "max", stats.queue_max as u64);
     level(&images.queries, "done", stats.done);
     level(&images.queries, "refused", stats.refused);
+    level(&images.writes, "waiting", stats.waits.waiting as u64);
+    level(&images.writes, "waited", stats.waits.waited);
+    level(&images.writes, "refused", stats.waits.refused);
+    level(&images.writes, "hurried", stats.waits.hurried.into());
     search_cache(&stats, &|kind, value| level(&images.cache, kind, value));
     for listed in registry.list() {
         let search::registry::ListedState::Ready(named) = listed.state else { continue };

@@ -24,9 +24,24 @@ pub(super) enum Pace {
 #[derive(Debug, Default)]
 pub(super) struct Hurry(Mutex<State>);
 
+/// Writes that found no room, of all collections together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Those that wait.
+    pub waiting: usize,
+    /// Those that have waited or still do.
+    pub waited: u64,
+    /// Those that were refused in the end.
+    pub refused: u64,
+    /// Whether sealing is hurried.
+    pub hurried: bool,
+}
+
 #[derive(Debug, Default)]
 struct State {
     waiting: usize,
+    waited: u64,
+    refused: u64,
     since: Option<Instant>,
     until: Option<Instant>,
 }
@@ -43,8 +58,21 @@ impl Hurry {
     pub(super) fn wait(&self) -> Waiting<'_> {
         let mut state = self.lock();
         state.waiting += 1;
+        state.waited += 1;
         state.since.get_or_insert_with(Instant::now);
         Waiting(self)
+    }
+
+    /// A writer waited in vain.
+    pub(super) fn refuse(&self) {
+        self.lock().refused += 1;
+    }
+
+    /// What there is to say of it.
+    pub(super) fn waits(&self) -> Waits {
+        let hurried = self.is_on();
+        let state = self.lock();
+        Waits { waiting: state.waiting, waited: state.waited, refused: state.refused, hurried }
     }
 
     /// Whether a writer waits.
@@ -85,6 +113,7 @@ mod tests {
         assert!(hurry.is_on());
         drop((first, second));
         assert!(!hurry.is_awaited() && hurry.is_on());
+        assert_eq!(hurry.waits(), Waits { waiting: 0, waited: 2, refused: 0, hurried: true });
     }
 
     #[test]

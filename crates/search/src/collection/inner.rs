@@ -47,8 +47,8 @@ pub(super) struct Inner {
     pub(super) events: Arc<Events>,
     /// Whether somebody else's threads seal and merge.
     pub(super) outside: bool,
-    /// Writers that wait for room.
-    pub(super) hurry: Hurry,
+    /// Writers that wait for room. Several collections may share it.
+    pub(super) hurry: Arc<Hurry>,
     pub(super) stop: AtomicBool,
     /// Whether the state has files that no published list names.
     pub(super) unpublished: AtomicBool,

@@ -56,6 +56,7 @@ use crate::rerank::{Limits, Scorer, Searcher, Shared};
 use crate::segment::{PageCache, reader_options};
 
 pub use facet::{FACET_VALUES_MAX, Facet, FacetValue};
+pub use hurry::Waits;
 pub use look::{Count, IDS_MAX, IdList, Parts};
 pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
 pub use resources::Resources;
@@ -296,8 +297,8 @@ impl Collection {
         self.inner.seal_oldest(Pace::Gentle)
     }
 
-    /// The same for a thread of ordinary priority, which takes over where writers have waited for the one that gives way;
-    /// false also where none have.
+    /// The same for a thread of ordinary priority, which takes over where writers, of this collection or of another one that
+    /// shares its resources, have waited for the one that gives way; false also where none have.
     ///
     /// # Errors
     /// As [`Collection::seal_oldest`].

@@ -12,7 +12,6 @@ use storage::manifest::Manifest;
 
 use super::catalog::{Catalog, Entry, uuid_of};
 use super::filters::Filters;
-use super::hurry::Hurry;
 use super::inner::{Files, Inner, Noted, Publisher, Writer, lock};
 use super::names::File;
 use super::options::Options;
@@ -72,7 +71,7 @@ impl Inner {
             busy: Mutex::default(),
             events: resources.events.clone(),
             outside,
-            hurry: Hurry::default(),
+            hurry: resources.hurry.clone(),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
             shared,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use base::Result;
 use memory::{Pacer, Rate};
 
+use super::hurry::{Hurry, Waits};
 use super::inner::Events;
 use super::options::headroom_bytes;
 use crate::budget::{Budget, BudgetStats, Reservation};
@@ -18,6 +19,8 @@ pub struct Resources {
     pub(super) sealing: Arc<Mutex<Reservation>>,
     pub(super) pacer: Arc<Pacer>,
     pub(super) events: Arc<Events>,
+    /// Of all together: a writer of one may wait for what another one is doing.
+    pub(super) hurry: Arc<Hurry>,
     pub(super) part_bytes: u64,
 }
 
@@ -34,6 +37,7 @@ impl Resources {
             sealing: Arc::new(Mutex::new(headroom)),
             pacer: Arc::new(Pacer::new(rate)),
             events: Arc::default(),
+            hurry: Arc::default(),
             part_bytes,
         })
     }
@@ -41,6 +45,11 @@ impl Resources {
     /// The memory.
     pub fn memory(&self) -> BudgetStats {
         self.budget.stats()
+    }
+
+    /// Writes that found no room.
+    pub fn waits(&self) -> Waits {
+        self.hurry.waits()
     }
 
     /// The limit that all share.

@@ -108,6 +108,8 @@ impl Inner {
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
         let mut asked = false;
+        // One wait, however often it is told of something: what other collections do must not begin it anew.
+        let mut waiting = None;
         loop {
             let mut seen = self.events.count();
             let refusal = match self.try_write(op, &frame)? {
@@ -125,10 +127,9 @@ impl Inner {
                 self.events.tell();
                 seen += 1;
             }
-            let waiting = self.hurry.wait();
-            let told = self.events.wait_past(seen, deadline);
-            drop(waiting);
-            if !told {
+            waiting.get_or_insert_with(|| self.hurry.wait());
+            if !self.events.wait_past(seen, deadline) {
+                self.hurry.refuse();
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
         }

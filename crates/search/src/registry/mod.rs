@@ -34,6 +34,7 @@ use base::{Error, Result};
 use self::core::Core;
 use self::pool::Pool;
 use crate::budget::BudgetStats;
+use crate::collection::Waits;
 use crate::rerank::{BlockStats, CacheStats};
 
 pub use self::aliases::{ALIASES_MAX, AliasChange};
@@ -75,6 +76,8 @@ pub struct RegistryStats {
     pub done: u64,
     /// Work refused since the start because too much waited.
     pub refused: u64,
+    /// Writes that found no room.
+    pub waits: Waits,
     /// Memory of all collections and the caches.
     pub memory: BudgetStats,
     /// The record cache, where there is one.
@@ -217,6 +220,7 @@ impl Registry {
             queue_max,
             done,
             refused,
+            waits: self.core.resources.waits(),
             memory: self.core.resources.memory(),
             cache: self.core.shared.cache_stats(),
             blocks: self.core.shared.block_stats(),

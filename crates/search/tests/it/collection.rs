@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::ErrorKind;
+use memory::Rate;
 use proptest::prelude::*;
+use search::budget::Budget;
 use search::coarse::Metric;
-use search::collection::{Collection, FacetValue, Merging, Options, Query};
+use search::collection::{Collection, FacetValue, Merging, Options, Query, Resources};
 use search::filter::{Clause, Condition, Match};
 use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
@@ -446,6 +449,52 @@ fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
     *medium.happens.lock().unwrap() = None;
     drop(Arc::into_inner(collection));
     check(&open(&medium.inner, options()));
+}
+
+#[test]
+fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_collection_wait() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let opened = |medium: &Arc<dyn Medium>| {
+        let collection = Collection::open_with(medium.clone(), options(), &resources, shared()).unwrap();
+        collection.open_segments();
+        Arc::new(collection)
+    };
+    let slow = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let (sealed, written) = (opened(&(slow.clone() as Arc<dyn Medium>)), opened(&memory_medium()));
+    (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
+    sealed.freeze().unwrap();
+    assert!(!sealed.seal_in_hurry().unwrap(), "nobody waits");
+    // Sealing one collection gets no further until a writer of the other one has waited for long.
+    let (blocked, blocks) = std::sync::mpsc::channel::<()>();
+    let (begun, begins) = std::sync::mpsc::channel();
+    *slow.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+        begun.send(()).unwrap();
+        blocks.recv().unwrap();
+    })));
+    let gentle = {
+        let sealed = sealed.clone();
+        std::thread::spawn(move || sealed.seal_oldest().unwrap())
+    };
+    begins.recv().unwrap();
+    let writer = {
+        let written = written.clone();
+        std::thread::spawn(move || (0..600).for_each(|id| written.upsert(point(&stored(id, 1))).unwrap()))
+    };
+    while !resources.waits().hurried {
+        assert!(!writer.is_finished(), "no write had to wait");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    blocked.send(()).unwrap();
+    assert!(!gentle.join().unwrap(), "what gives way was not given up");
+    assert_eq!((sealed.status().seals, sealed.count()), (0, 8));
+    while !writer.is_finished() {
+        written.seal_in_hurry().unwrap();
+    }
+    writer.join().unwrap();
+    assert_eq!(written.count(), 600);
+    assert!(sealed.seal_in_hurry().unwrap(), "hurry lasts");
+    assert_eq!((sealed.status().seals, sealed.count()), (1, 8));
 }
 
 #[test]

@@ -234,6 +234,7 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
         "millpond_images_total{kind=\"present\"} 1",
         "millpond_image_search_seconds_count{kind=\"keypoints\"}",
         "millpond_collection{model=\"photos.v1\",kind=\"points\"} 6",
+        "millpond_collection_writes{kind=\"refused\"} 0",
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
