@@ -1,7 +1,9 @@
-//! When sealing may no longer give way to queries: where writers wait for it.
+//! When background work may no longer give way to queries: sealing where writers wait for it or where it takes too long,
+//! merging where segments pile up.
 //!
-//! Who seals at low priority gets next to nothing of a machine that queries keep busy, and then nobody could write. So
-//! there is a second thread, of ordinary priority, which begins anew what the first one gives up.
+//! Who works at low priority gets next to nothing of a machine that queries keep busy. Then nobody could write, and queries
+//! would go through ever more points one by one, and through ever more segments. So there are second threads, of ordinary
+//! priority, which begin anew what the first ones give up.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,10 +13,10 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Sealing stays hurried for so long after a writer waited, as the next part is soon full too.
 const LASTS: Duration = Duration::from_secs(10);
 
-/// How the oldest part is sealed.
+/// How a part is sealed, or segments are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// Paced, and left to others as soon as writers wait.
+    /// Paced, and left to others as soon as it has to be hurried.
     Gentle,
     /// At full speed, whether or not anybody waits.
     Full,

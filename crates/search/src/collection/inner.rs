@@ -49,6 +49,8 @@ pub(super) struct Inner {
     pub(super) outside: bool,
     /// Writers that wait for room. Several collections may share it.
     pub(super) hurry: Arc<Hurry>,
+    /// Whether merging is left to a thread that hurries.
+    pub(super) merging_hurried: AtomicBool,
     pub(super) stop: AtomicBool,
     /// Whether the state has files that no published list names.
     pub(super) unpublished: AtomicBool,
@@ -130,27 +132,39 @@ impl Inner {
         }
     }
 
-    /// For the input and output of background work: paces it, and ends it when the collection is closed.
-    pub(super) fn step(&self, bytes: u64) -> Result<()> {
-        self.go_on()?;
-        self.pacer.wait(bytes);
-        self.go_on()
-    }
-
-    /// As [`Inner::step`], but at full speed while a writer waits for what is done here.
-    pub(super) fn seal_step(&self, bytes: u64, pace: Pace) -> Result<()> {
-        if pace == Pace::Gentle && !self.hurry.is_awaited() {
+    /// For the input and output of sealing: paces it, unless a writer waits for it or there is nobody to leave it to, and ends
+    /// it where it is left to others or the collection is closed.
+    pub(super) fn seal_step(&self, bytes: u64, left: Option<Instant>) -> Result<()> {
+        if left.is_some() && !self.hurry.is_awaited() {
             self.pacer.wait(bytes);
         }
-        match self.keeps(pace) {
+        match self.keeps(left) {
             true => Ok(()),
             false => Err(Error::cancelled("the collection is being closed, or another thread seals")),
         }
     }
 
-    /// Whether who seals at this pace is to go on.
-    pub(super) fn keeps(&self, pace: Pace) -> bool {
-        !self.stop.load(Ordering::Relaxed) && (pace == Pace::Full || !self.hurry.is_on())
+    /// Whether who seals is to go on: to the end, or until it is `left` to a thread that hurries.
+    pub(super) fn keeps(&self, left: Option<Instant>) -> bool {
+        let leave = |due| self.hurry.is_on() || Instant::now() >= due;
+        !self.stop.load(Ordering::Relaxed) && !left.is_some_and(leave)
+    }
+
+    /// The same for merging.
+    pub(super) fn merge_step(&self, bytes: u64, pace: Pace) -> Result<()> {
+        if pace == Pace::Gentle {
+            self.pacer.wait(bytes);
+        }
+        match self.keeps_merging(pace) {
+            true => Ok(()),
+            false => Err(Error::cancelled("the collection is being closed, or another thread merges")),
+        }
+    }
+
+    /// Whether who merges is to go on.
+    pub(super) fn keeps_merging(&self, pace: Pace) -> bool {
+        let left = pace == Pace::Gentle && self.merging_hurried.load(Ordering::Relaxed);
+        !self.stop.load(Ordering::Relaxed) && !left
     }
 
     pub(super) fn go_on(&self) -> Result<()> {

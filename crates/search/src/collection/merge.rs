@@ -1,10 +1,13 @@
 //! Writing several segments anew as one, behind everything else.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use base::{Error, ErrorKind, Result};
 
 use super::catalog::new_uuid;
+use super::hurry::Pace;
 use super::inner::{Inner, lock, outlive};
 use super::names::File;
 use super::options::Merging;
@@ -16,6 +19,9 @@ use crate::segment::{self, PageCache, RowSource};
 
 /// Runs of pages kept while records are copied in a new order.
 const CACHED_PAGES: usize = 256;
+
+/// Where so many times as many segments of about the same size pile up as are merged at once, merging is hurried.
+const BEHIND: usize = 2;
 
 /// A segment that may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +64,7 @@ struct MergeSource<'a> {
     /// Which view, and which row of it.
     rows: Vec<(u32, u32)>,
     cache: PageCache,
+    pace: Pace,
 }
 
 impl MergeSource<'_> {
@@ -79,7 +86,7 @@ impl RowSource for MergeSource<'_> {
     }
 
     fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        let step = |bytes| self.inner.step(bytes);
+        let step = |bytes| self.inner.merge_step(bytes, self.pace);
         for view in &self.views {
             view.segment.vectors(&step, &mut |row, vector| {
                 if !view.deletes.contains(row) {
@@ -104,12 +111,27 @@ impl RowSource for MergeSource<'_> {
 }
 
 impl Inner {
-    /// Merges what is worth it most; false where nothing is, or where there is no memory for it.
+    /// For a thread that does not give way: merges where segments pile up; false where they do not.
+    pub(super) fn merge_in_hurry(&self) -> Result<bool> {
+        let state = self.state();
+        let chosen = self.chosen(&state, &BTreeSet::new());
+        drop(state);
+        if chosen.is_none_or(|chosen| chosen.len() < BEHIND * self.options.merging.fan_in) {
+            return Ok(false);
+        }
+        self.merging_hurried.store(true, Ordering::Relaxed);
+        let outcome = self.merge_once(Pace::Full);
+        self.merging_hurried.store(false, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Merges what is worth it most; false where nothing is, where there is no memory for it, or where it is left to a thread
+    /// that hurries.
     ///
     /// # Errors
     /// What the medium says. A damaged page ends the merge, and the segment is not merged again: copying it without the
     /// page would make the loss final.
-    pub(super) fn merge_once(&self) -> Result<bool> {
+    pub(super) fn merge_once(&self, pace: Pace) -> Result<bool> {
         let mut damaged = lock(&self.merging);
         let state = self.state();
         let Some(chosen) = self.chosen(&state, &damaged) else { return Ok(false) };
@@ -119,7 +141,13 @@ impl Inner {
             .map(|(_, _, view)| view.clone())
             .collect();
         drop(state);
-        let outcome = self.merge(&chosen, views.clone());
+        if !self.keeps_merging(pace) {
+            return self.go_on().map(|()| false);
+        }
+        let outcome = self.merge(&chosen, views.clone(), pace);
+        if outcome.is_err() && !self.keeps_merging(pace) {
+            return self.go_on().map(|()| false);
+        }
         for (view, number) in views.iter().zip(&chosen) {
             if view.is_damaged() {
                 damaged.insert(*number);
@@ -137,7 +165,7 @@ impl Inner {
     }
 
     /// The numbers of the segments to merge, in their order in the state.
-    fn chosen(&self, state: &State, damaged: &std::collections::BTreeSet<u64>) -> Option<Vec<u64>> {
+    fn chosen(&self, state: &State, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
         let mergeable = |slot: &Slot, view: &View| !damaged.contains(&slot.number) && !view.is_damaged();
         let sizes: Vec<Size> = state
             .open()
@@ -154,7 +182,7 @@ impl Inner {
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
 
-    fn merge(&self, numbers: &[u64], views: Vec<View>) -> Result<()> {
+    fn merge(&self, numbers: &[u64], views: Vec<View>, pace: Pace) -> Result<()> {
         let rows: Vec<(u32, u32)> = (0..)
             .zip(&views)
             .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
@@ -170,9 +198,10 @@ impl Inner {
         let number = self.number();
         let busy = self.busy(File::Segment(number));
         let uuid = new_uuid();
-        let mut source = MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES) };
-        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.go_on().is_ok() };
-        let written = self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.step(bytes))?;
+        let mut source = MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES), pace };
+        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.keeps_merging(pace) };
+        let written =
+            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.merge_step(bytes, pace))?;
         drop(working);
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
         self.filters.warm(&opened, &self.budget);

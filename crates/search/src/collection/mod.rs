@@ -90,7 +90,8 @@ impl Collection {
 
     /// Opens a collection that shares its memory and its background work with others. It has no threads: somebody calls
     /// [`Collection::open_segments`] once, and [`Collection::seal_oldest`] and [`Collection::merge`] as long as they find
-    /// something to do, on threads of low priority; [`Resources::events`] says when to look. A write waits
+    /// something to do, on threads of low priority, [`Collection::seal_in_hurry`] and [`Collection::merge_in_hurry`] on
+    /// others; [`Resources::events`] says when to look. A write waits
     /// for that where it finds no room. Of the options, memory, threads and rate are those of `resources`.
     ///
     /// # Errors
@@ -298,7 +299,7 @@ impl Collection {
     }
 
     /// The same for a thread of ordinary priority, which takes over where writers, of this collection or of another one that
-    /// shares its resources, have waited for the one that gives way; false also where none have.
+    /// shares its resources, or a full part have waited for the one that gives way; false also where none have.
     ///
     /// # Errors
     /// As [`Collection::seal_oldest`].
@@ -348,7 +349,15 @@ impl Collection {
     /// # Errors
     /// What the medium says; nothing is lost then.
     pub fn merge(&self) -> Result<bool> {
-        self.inner.merge_once()
+        self.inner.merge_once(Pace::Gentle)
+    }
+
+    /// The same for a thread of ordinary priority, which takes over where segments pile up; false also where they do not.
+    ///
+    /// # Errors
+    /// As [`Collection::merge`].
+    pub fn merge_in_hurry(&self) -> Result<bool> {
+        self.inner.merge_in_hurry()
     }
 
     /// Gives up a segment that cannot be opened: its points are lost for good, and answers are no longer partial

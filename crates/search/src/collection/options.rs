@@ -18,6 +18,8 @@ pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
 const PART_BYTES_MAX: u64 = 64 << 20;
 /// Two parts, and three times as much to seal one: its embeddings once more, the index, the opened segment.
 const PARTS_IN_BUDGET: u64 = 5;
+/// Several times what sealing takes on a machine with time to spare.
+const SEAL_WAIT: Duration = Duration::from_secs(10);
 /// Buffers for sealing, however small the part.
 const SEALING_BYTES: u64 = 5 << 20;
 
@@ -60,6 +62,9 @@ pub struct Options {
     pub background: bool,
     /// How long a write waits for room before it is refused.
     pub room_wait: Duration,
+    /// How long a part that is full waits for its sealing before that is hurried. Queries go through all of its points
+    /// meanwhile, so that giving way to them for longer costs them more than it spares.
+    pub seal_wait: Duration,
     /// How segments are merged.
     pub merging: Merging,
 }
@@ -93,6 +98,7 @@ impl Options {
             background_rate: Rate::unlimited(),
             background: true,
             room_wait: Duration::from_secs(10),
+            seal_wait: SEAL_WAIT,
             merging: Merging::default(),
         }
     }

@@ -72,6 +72,7 @@ impl Inner {
             events: resources.events.clone(),
             outside,
             hurry: resources.hurry.clone(),
+            merging_hurried: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
             shared,

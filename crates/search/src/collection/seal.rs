@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
 
@@ -9,7 +10,7 @@ use super::catalog::new_uuid;
 use super::hurry::Pace;
 use super::inner::{Busy, Inner, lock, outlive};
 use super::names::File;
-use super::state::{Content, Slot, View};
+use super::state::{Content, Slot, State, View};
 use crate::budget::Reservation;
 use crate::coarse::Crew;
 use crate::deletes::Deletes;
@@ -56,9 +57,17 @@ impl RowSource for PartSource {
 }
 
 impl Inner {
-    /// For a thread that does not give way: seals where writers wait; false where none do, or there is nothing to seal.
+    /// When the oldest part of a state has waited for too long; `None` where there is none to seal.
+    fn due(&self, state: &State) -> Option<Instant> {
+        // The next one began as it was full.
+        state.parts.get(1).map(|next| next.begun() + self.options.seal_wait)
+    }
+
+    /// For a thread that does not give way: seals where writers wait, or a part has waited for too long; false where that is
+    /// not so, or there is nothing to seal.
     pub(super) fn seal_in_hurry(&self) -> Result<bool> {
-        Ok(self.hurry.is_on() && self.seal_oldest(Pace::Full)?)
+        let is_due = || self.due(&self.state()).is_some_and(|due| Instant::now() >= due);
+        Ok((self.hurry.is_on() || is_due()) && self.seal_oldest(Pace::Full)?)
     }
 
     /// Seals the oldest part that takes no more changes; false where there is none, or it is left to a thread that hurries.
@@ -67,18 +76,19 @@ impl Inner {
     /// # Errors
     /// What the medium says, `ResourceExhausted` where memory set aside for it is still held by queries.
     pub(super) fn seal_oldest(&self, pace: Pace) -> Result<bool> {
-        if !self.keeps(pace) {
-            return Ok(false);
-        }
         let mut headroom = lock(&self.sealing);
         let state = self.state();
-        if state.parts.len() < 2 {
+        let Some(due) = self.due(&state) else {
             // What was sealed or merged before may still have to be published.
             return if self.unpublished.load(Ordering::Relaxed) {
                 self.publish().map(|()| true)
             } else {
                 Ok(false)
             };
+        };
+        let left = (pace == Pace::Gentle).then_some(due);
+        if !self.keeps(left) {
+            return self.go_on().map(|()| false);
         }
         let part = state.parts[0].clone();
         drop(state);
@@ -86,7 +96,7 @@ impl Inner {
         let rows = part.live().map(|(at, row)| (at, row.clone())).collect();
         let source = PartSource { rows, gone: part.deletes().clone() };
         drop(part);
-        let outcome = self.seal_part(source, &mut headroom, pace);
+        let outcome = self.seal_part(source, &mut headroom, left);
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
             headroom.refill(self.options.headroom_bytes());
             return self.go_on().map(|()| false);
@@ -99,7 +109,12 @@ impl Inner {
         outcome.map(|()| true)
     }
 
-    fn seal_part(&self, mut source: PartSource, headroom: &mut Reservation, pace: Pace) -> Result<()> {
+    fn seal_part(
+        &self,
+        mut source: PartSource,
+        headroom: &mut Reservation,
+        left: Option<Instant>,
+    ) -> Result<()> {
         if source.rows.is_empty() {
             lock(&self.live).sealed(None);
             return self.publish();
@@ -110,9 +125,9 @@ impl Inner {
         let rows = source.rows() as usize;
         let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
         let working = headroom.split(needed, "sealing")?;
-        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.keeps(pace) };
+        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.keeps(left) };
         let written =
-            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.seal_step(bytes, pace))?;
+            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.seal_step(bytes, left))?;
         drop(working);
         headroom.refill(self.options.headroom_bytes());
         let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;

@@ -1,4 +1,5 @@
-//! The threads of a collection: one opens segments and ends, two seal ([`super::hurry`]), one merges.
+//! The threads of a collection: one opens segments and ends, two seal and two merge
+//! ([`super::hurry`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,11 +37,12 @@ impl Threads {
                 memory::thread::enter_low_priority("sealing");
                 repeat(inner, "sealing", |inner| inner.seal_oldest(Pace::Gentle));
             })?;
-            threads.spawn("segment-hurry", |inner| repeat(inner, "sealing", Inner::seal_in_hurry))?;
+            threads.spawn("segment-hurry-s", |inner| repeat(inner, "sealing", Inner::seal_in_hurry))?;
             threads.spawn("segment-merge", |inner| {
                 memory::thread::enter_low_priority("merging");
-                repeat(inner, "merging", Inner::merge_once);
+                repeat(inner, "merging", |inner| inner.merge_once(Pace::Gentle));
             })?;
+            threads.spawn("segment-hurry-m", |inner| repeat(inner, "merging", Inner::merge_in_hurry))?;
         }
         Ok(threads)
     }

@@ -4,6 +4,7 @@
 //! blocks, the last block of pointers to rows, a chunk of the bitmap. Rows themselves are never copied.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::budget::Reservation;
 use crate::deletes::Deletes;
@@ -45,6 +46,7 @@ pub fn row_bytes(dims: usize, record: usize, payload: usize) -> u64 {
 pub struct Part {
     /// The number of the oldest log that holds changes of this part.
     pub log: u64,
+    begun: Instant,
     blocks: Vec<Arc<Vec<Arc<Row>>>>,
     rows: u32,
     bytes: u64,
@@ -54,7 +56,19 @@ pub struct Part {
 impl Part {
     /// An empty part whose changes are in the log `log` and later ones.
     pub fn new(log: u64) -> Part {
-        Part { log, blocks: Vec::new(), rows: 0, bytes: 0, dead: Deletes::none(PART_ROWS_MAX) }
+        Part {
+            log,
+            begun: Instant::now(),
+            blocks: Vec::new(),
+            rows: 0,
+            bytes: 0,
+            dead: Deletes::none(PART_ROWS_MAX),
+        }
+    }
+
+    /// Since when there is this part.
+    pub fn begun(&self) -> Instant {
+        self.begun
     }
 
     /// Adds a row and gives its number. There must be room: fewer than [`PART_ROWS_MAX`] rows.

@@ -1,5 +1,5 @@
-//! The threads that open, seal and merge, for all collections together. Two seal: one gives way to queries, and the other
-//! takes over where writers have to wait for it.
+//! The threads that open, seal and merge, for all collections together. Two seal and two merge: one gives way to queries, and
+//! the other takes over where that goes on for too long.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -27,12 +27,15 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
             memory::thread::enter_low_priority("sealing");
             repeat(core, Chore::Seal, |named| named.collection().seal_oldest(), relieve);
         })?,
-        spawn("search-hurry", |core| {
+        spawn("search-hurry-s", |core| {
             repeat(core, Chore::Seal, |named| named.collection().seal_in_hurry(), |_| false);
         })?,
         spawn("search-merge", |core| {
             memory::thread::enter_low_priority("merging");
             repeat(core, Chore::Merge, |named| named.collection().merge(), |_| false);
+        })?,
+        spawn("search-hurry-m", |core| {
+            repeat(core, Chore::Merge, |named| named.collection().merge_in_hurry(), |_| false);
         })?,
     ];
     Ok(threads.into())

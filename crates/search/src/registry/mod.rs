@@ -14,7 +14,7 @@
 //!
 //! # Threads
 //! `search-N` run queries ([`Registry::submit`]); `search-open`, `search-seal` and `search-merge` work for all
-//! collections, the latter two at low priority; `search-hurry` takes over sealing where writers wait. A thousand collections need no more threads than one.
+//! collections, the latter two at low priority; `search-hurry-s` and `search-hurry-m` take over where that is too little. A thousand collections need no more threads than one.
 
 mod aliases;
 mod background;

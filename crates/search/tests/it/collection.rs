@@ -498,6 +498,46 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
 }
 
 #[test]
+fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
+    let collection = open(&memory_medium(), Options { seal_wait: Duration::ZERO, ..options() });
+    (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    assert!(!collection.seal_in_hurry().unwrap(), "nothing is full");
+    collection.freeze().unwrap();
+    assert!(!collection.seal_oldest().unwrap(), "it has waited for too long to give way to others");
+    assert!(collection.seal_in_hurry().unwrap());
+    assert_eq!((collection.status().seals, collection.count()), (1, 8));
+}
+
+#[test]
+fn segments_that_pile_up_are_left_to_a_thread_that_hurries() {
+    let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
+    let grow = |rounds: std::ops::Range<u64>| {
+        for round in rounds {
+            (0..8).for_each(|id| collection.upsert(point(&stored(round * 8 + id, 1))).unwrap());
+            collection.seal().unwrap();
+        }
+    };
+    grow(0..5);
+    assert!(!collection.merge_in_hurry().unwrap(), "5 are less than twice 3");
+    grow(5..6);
+    // Merging that gives way is at work when another thread takes over.
+    let (send, hurries) = std::sync::mpsc::channel();
+    let during = collection.clone();
+    *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+        send.send(std::thread::spawn(move || during.merge_in_hurry())).unwrap();
+        // It says so and then waits for this thread to give up.
+        std::thread::sleep(Duration::from_millis(500));
+    })));
+    assert!(!collection.merge().unwrap());
+    assert!(hurries.recv().unwrap().join().unwrap().unwrap());
+    let status = collection.status();
+    assert_eq!((status.merges, status.segments.len(), collection.count()), (1, 1, 48));
+    assert!(status.merge_error.is_none(), "{status:?}");
+    assert!(!collection.merge_in_hurry().unwrap() && !collection.merge().unwrap());
+}
+
+#[test]
 fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
     // Room for sealing, two parts, and little more: codes and ids of sealed points use it up.
     let options = Options { memory_bytes: 5 * (64 << 10) + (5 << 20) + (160 << 10), ..options() };
