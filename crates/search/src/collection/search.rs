@@ -13,7 +13,7 @@ use super::options::CANDIDATES_MAX;
 use super::state::{State, View};
 use crate::coarse::{self, Ask, Coarse, Params, Scratch};
 use crate::filter::{Clause, Filter};
-use crate::ingest::Row;
+use crate::ingest::{Asked, Row};
 use crate::rerank::{self, Candidate, Records, Scorer, Searcher};
 use crate::segment::alike;
 
@@ -234,12 +234,14 @@ impl Inner {
         }
         let mut best = Best { count, ranked: Vec::new(), floor: f32::NEG_INFINITY };
         let metric = self.options.shape.metric;
+        let asked = Asked::new(metric, query.embedding);
         for part in &state.parts {
-            part.scan(|row| {
+            part.scan(&asked, best.floor, |row| {
                 if query.filter.is_none_or(|clause| allows(clause, row)) {
                     let coarse = alike(metric, query.embedding, &row.embedding);
                     best.offer(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
                 }
+                best.floor
             });
         }
         best.keep();

@@ -14,7 +14,7 @@ use base::Error;
 use super::names::File;
 use crate::deletes::{Deletes, WAITING_MAX};
 use crate::filter::Filter;
-use crate::ingest::{Part, Row};
+use crate::ingest::{Block, Part, Row};
 use crate::segment::{Quarantined, Segment};
 
 /// The points of a collection as they were at one moment.
@@ -160,14 +160,16 @@ impl Live {
         self.state.segments.iter().find(full)
     }
 
-    /// A new point takes the place of the one of its id.
-    pub(super) fn upsert(&mut self, row: Row) {
+    /// A new point takes the place of the one of its id. Gives the block that it completed, for [`Block::sketch`], which need not
+    /// be done under a lock that queries wait for.
+    pub(super) fn upsert(&mut self, row: Row) -> Option<Arc<Block>> {
         self.delete(row.id);
         let id = row.id;
         let state = Arc::make_mut(&mut self.state);
-        if let (Some(part), Some(table)) = (state.parts.last_mut(), self.tables.last_mut()) {
-            table.insert(id, Arc::make_mut(part).push(Arc::new(row)));
-        }
+        let (part, table) = (state.parts.last_mut()?, self.tables.last_mut()?);
+        let part = Arc::make_mut(part);
+        table.insert(id, part.push(Arc::new(row)));
+        part.completed()
     }
 
     /// The point of an id is gone.

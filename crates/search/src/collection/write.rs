@@ -158,10 +158,15 @@ impl Inner {
             Err(refusal) => return Ok(Tried::NoRoom(refusal)),
         };
         let mut live = lock(&self.live);
-        match (op, row) {
+        let completed = match (op, row) {
             (Op::Upsert(_), Some(row)) => live.upsert(row),
-            (Op::Delete(id), _) | (Op::Upsert(Point { id, .. }), None) => live.delete(*id),
-        }
+            (Op::Delete(id), _) | (Op::Upsert(Point { id, .. }), None) => {
+                live.delete(*id);
+                None
+            }
+        };
+        drop(live);
+        completed.into_iter().for_each(|block| block.sketch());
         Ok(Tried::Done(log, number))
     }
 
@@ -276,7 +281,8 @@ impl Inner {
         let mut embedding = embedding.into_boxed_slice();
         self.options.shape.encoding.round(&mut embedding);
         let row = Row { id, embedding, record: record.into(), payload: payload.into(), held };
-        lock(&self.live).upsert(row);
+        let completed = lock(&self.live).upsert(row);
+        completed.into_iter().for_each(|block| block.sketch());
         Ok(())
     }
 

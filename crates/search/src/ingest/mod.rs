@@ -2,6 +2,8 @@
 
 mod op;
 mod part;
+mod sketch;
 
 pub use op::{Logged, Op, Point, StoredPoint};
-pub use part::{PART_ROWS_MAX, Part, Row, row_bytes};
+pub use part::{Block, PART_ROWS_MAX, Part, Row, row_bytes};
+pub use sketch::Asked;

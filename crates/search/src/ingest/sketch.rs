@@ -1,0 +1,200 @@
+//! One byte a value for the rows of a block that are not sealed yet: enough to tell which of them cannot be among the best of
+//! a query, from a fifth of the memory and in the order in which it lies there. What may be is compared itself, so that no
+//! answer changes.
+
+use std::sync::Arc;
+
+use kernels::{float, integer};
+
+use super::Row;
+use crate::coarse::Metric;
+
+/// What sums of rounded products may be off by, as a share of the largest they could be: far more than they are.
+const ROUNDING: f32 = 4e-5;
+/// The same for the length of what codes leave out.
+const DOUBT_ROUNDING: f32 = 1e-3;
+/// Squared lengths that nothing overflows or vanishes with; rows and queries of others are compared themselves.
+const SQUARES: std::ops::Range<f32> = 1e-18..1e18;
+
+/// A vector as codes.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// What a code of 1 stands for.
+    scale: f32,
+    /// The length of the difference between the vector and its codes, at most.
+    doubt: f32,
+    /// The vector's length, and that squared.
+    length: f32,
+    square: f32,
+}
+
+impl Shape {
+    /// Turns `values` into `codes`; `None` where they are too large or too small for bounds.
+    fn of(values: &[f32], codes: &mut [i8]) -> Option<Shape> {
+        let scale = integer::quantise(values, codes);
+        let square = float::dot(values, values);
+        let left_out = |(value, code): (&f32, &i8)| value - scale * f32::from(*code);
+        let left_out: f32 = values.iter().zip(&*codes).map(left_out).map(|left| left * left).sum();
+        let doubt = left_out.sqrt() * (1.0 + DOUBT_ROUNDING);
+        SQUARES.contains(&square).then(|| Shape { scale, doubt, length: square.sqrt(), square })
+    }
+}
+
+/// A query, made ready for comparison with sketches.
+#[derive(Debug)]
+pub struct Asked {
+    metric: Metric,
+    codes: Vec<i8>,
+    shape: Option<Shape>,
+}
+
+impl Asked {
+    /// For the points most like `embedding`.
+    pub fn new(metric: Metric, embedding: &[f32]) -> Asked {
+        let mut codes = vec![0; embedding.len()];
+        let shape = Shape::of(embedding, &mut codes);
+        Asked { metric, codes, shape }
+    }
+}
+
+/// The rows of a block.
+#[derive(Clone, Debug)]
+pub(super) struct Sketch {
+    dims: usize,
+    codes: Vec<i8>,
+    shapes: Vec<Option<Shape>>,
+}
+
+impl Sketch {
+    /// Bytes of memory of a row.
+    pub(super) const fn row_bytes(dims: usize) -> usize {
+        dims + size_of::<Option<Shape>>()
+    }
+
+    pub(super) fn of(rows: &[Arc<Row>]) -> Sketch {
+        let dims = rows.first().map_or(0, |row| row.embedding.len());
+        let mut codes = vec![0; rows.len() * dims];
+        let shapes = rows.iter().zip(codes.chunks_exact_mut(dims.max(1)));
+        let shapes = shapes.map(|(row, codes)| Shape::of(&row.embedding, codes)).collect();
+        Sketch { dims, codes, shapes }
+    }
+
+    /// For each row how alike to the query it is at most.
+    pub(super) fn at_most(&self, asked: &Asked, out: &mut [f32]) {
+        let Some(query) = asked.shape.filter(|_| self.dims == asked.codes.len()) else {
+            return out.fill(f32::INFINITY);
+        };
+        let rows = self.codes.chunks_exact(self.dims.max(1)).zip(&self.shapes);
+        for ((codes, row), out) in rows.zip(out) {
+            let Some(row) = row else {
+                *out = f32::INFINITY;
+                continue;
+            };
+            // By the inequality of Cauchy and Schwarz, for what the codes of either side leave out.
+            let doubt = query.length * row.doubt + query.doubt * (row.length + row.doubt);
+            let together = query.length * row.length;
+            let product = query.scale * row.scale * integer::dot(&asked.codes, codes) as f32 + doubt;
+            *out = match asked.metric {
+                Metric::Dot => product + ROUNDING * together,
+                Metric::Cosine => product / together + ROUNDING,
+                Metric::L2 => {
+                    let squares = query.square + row.square;
+                    2.0 * product - squares + ROUNDING * squares
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+    use crate::ingest::{Part, row_bytes};
+    use crate::segment::alike;
+    use proptest::prelude::*;
+
+    fn part(vectors: &[Vec<f32>]) -> Part {
+        let budget = Budget::new(1 << 30);
+        let mut part = Part::new(1);
+        for (id, vector) in (0..).zip(vectors) {
+            let held = budget.reserve(row_bytes(vector.len(), 0, 0), "a row").unwrap();
+            let embedding = vector.clone().into();
+            let row = Row { id, embedding, record: Box::default(), payload: Box::default(), held };
+            part.push(Arc::new(row));
+            part.completed().into_iter().for_each(|block| block.sketch());
+        }
+        part
+    }
+
+    /// The best `k`, and how many rows were compared for them.
+    fn best(part: &Part, metric: Metric, query: &[f32], k: usize) -> (Vec<(f32, u64)>, usize) {
+        let (mut all, mut compared): (Vec<(f32, u64)>, usize) = (Vec::new(), 0);
+        part.scan(&Asked::new(metric, query), f32::NEG_INFINITY, |row| {
+            compared += 1;
+            all.push((alike(metric, query, &row.embedding), row.id));
+            // Where squares overflow; a collection's queries leave that out too.
+            all.retain(|(likeness, _)| !likeness.is_nan());
+            all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            all.truncate(k);
+            all.get(k - 1).map_or(f32::NEG_INFINITY, |last| last.0)
+        });
+        (all, compared)
+    }
+
+    fn naive(vectors: &[Vec<f32>], metric: Metric, query: &[f32], k: usize) -> Vec<(f32, u64)> {
+        let mut all: Vec<(f32, u64)> =
+            (0..).zip(vectors).map(|(id, vector)| (alike(metric, query, vector), id)).collect();
+        all.retain(|(likeness, _)| !likeness.is_nan());
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all.truncate(k);
+        all
+    }
+
+    /// Values that look random, around `middle`.
+    fn vectors(count: usize, dims: usize, middle: f32, size: f32, seed: u64) -> Vec<Vec<f32>> {
+        let mut draw = crate::coarse::kmeans::Draw::new(seed);
+        let mut value = || middle + size * (draw.below(20_001) as f32 / 10_000.0 - 1.0);
+        (0..count).map(|_| (0..dims).map(|_| value()).collect()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn answers_are_those_of_comparing_everything(
+            dims in 1usize..70, middle in -3f32..3.0, exponent in -30i32..30, seed: u64, k in 1usize..20,
+        ) {
+            let size = 10f32.powi(exponent);
+            let mut all = vectors(800, dims, middle * size, size, seed);
+            all[5].fill(0.0);
+            all[6].fill(3e38);
+            all[300].fill(-1e-40);
+            all[400] = all[401].clone();
+            all[402] = all[401].clone();
+            let part = part(&all);
+            let queries = [all[401].clone(), all[5].clone(), all[6].clone()];
+            for query in vectors(3, dims, middle * size, size, seed ^ 1).iter().chain(&queries) {
+                for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
+                    let (found, _) = best(&part, metric, query, k);
+                    let wanted = naive(&all, metric, query, k);
+                    prop_assert!(
+                        found.iter().zip(&wanted).all(|(a, b)| a.0.total_cmp(&b.0).is_eq() && a.1 == b.1),
+                        "{metric:?}: {found:?} instead of {wanted:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_are_compared_themselves() {
+        let all = vectors(20_000, 64, 0.0, 1.0, 7);
+        let part = part(&all);
+        for query in vectors(5, 64, 0.0, 1.0, 8) {
+            for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
+                let (found, compared) = best(&part, metric, &query, 10);
+                assert_eq!(found, naive(&all, metric, &query, 10));
+                assert!(compared < 1000, "{compared} of 20,000");
+            }
+        }
+    }
+}
