@@ -48,6 +48,7 @@ use self::inner::{Inner, lock};
 use self::names::File;
 use self::state::{Content, Found as FoundPoint};
 use self::threads::Threads;
+use self::write::Room;
 use crate::budget::Budget;
 use crate::coarse::Scratch;
 use crate::filter::Clause;
@@ -202,7 +203,16 @@ impl Collection {
     /// # Errors
     /// As [`Collection::upsert`].
     pub fn apply(&self, changes: &[Op<'_>]) -> Result<Applied> {
-        self.inner.apply(changes)
+        self.inner.apply(changes, Room::Awaited)
+    }
+
+    /// The same for callers whom nobody waits for: where memory has no room they are refused at once, which hurries nothing.
+    /// Changes before the one that is refused have been made and may survive.
+    ///
+    /// # Errors
+    /// As [`Collection::upsert`].
+    pub fn try_apply(&self, changes: &[Op<'_>]) -> Result<Applied> {
+        self.inner.apply(changes, Room::IfAny)
     }
 
     /// The wanted parts of several points, in the order of `ids`, all as they were at one moment; `None` for ids without

@@ -36,6 +36,15 @@ impl Applied {
     }
 }
 
+/// What a change does that finds no room in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Waits for it, which hurries sealing.
+    Awaited,
+    /// Gives up at once.
+    IfAny,
+}
+
 /// What became of a change.
 enum Tried {
     /// It is in memory, and in this log under this number.
@@ -48,18 +57,18 @@ impl Inner {
     /// Applies changes in order and waits until all are durable. Where one fails, those before it may have been applied,
     /// and none is acknowledged.
     pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        self.apply(ops)?.commit()
+        self.apply(ops, Room::Awaited)?.commit()
     }
 
     /// Applies changes in order, to the log and to memory. They are acknowledged by [`Applied::commit`], which need not
     /// be called under a lock that keeps changes in order.
-    pub(super) fn apply(&self, ops: &[Op<'_>]) -> Result<Applied> {
+    pub(super) fn apply(&self, ops: &[Op<'_>], room: Room) -> Result<Applied> {
         for op in ops {
             self.check(op)?;
         }
         let mut last: Option<(Arc<Log>, u64)> = None;
         for op in ops {
-            let (log, number) = self.write_one(op)?;
+            let (log, number) = self.write_one(op, room)?;
             if let Some((before, number)) = last.take().filter(|(before, _)| !Arc::ptr_eq(before, &log)) {
                 before.commit(number)?;
             }
@@ -103,7 +112,7 @@ impl Inner {
         Ok(())
     }
 
-    fn write_one(&self, op: &Op<'_>) -> Result<(Arc<Log>, u64)> {
+    fn write_one(&self, op: &Op<'_>, room: Room) -> Result<(Arc<Log>, u64)> {
         let mut frame = Vec::new();
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
@@ -126,6 +135,9 @@ impl Inner {
                 asked = true;
                 self.events.tell();
                 seen += 1;
+            }
+            if room == Room::IfAny {
+                return Err(refusal.with_retry_after(RETRY_AFTER));
             }
             waiting.get_or_insert_with(|| self.hurry.wait());
             if !self.events.wait_past(seen, deadline) {

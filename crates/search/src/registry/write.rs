@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use base::{Error, ErrorKind, Result};
 
 use super::named::Named;
-use crate::collection::{IDS_MAX, Parts};
+use crate::collection::{Applied, Collection, IDS_MAX, Parts};
 use crate::filter::{Clause, Condition};
 use crate::ingest::{Op, Point};
 use crate::points::{self, NewPoint, PayloadChange, PointId, Which};
@@ -22,6 +22,22 @@ impl Named {
     /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the reserved key,
     /// `FailedPrecondition` for a UUID whose hash another point's UUID has, `NotFound` where the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
+        self.upsert_by(new, Collection::apply)
+    }
+
+    /// The same for callers whom nobody waits for, as [`Collection::try_apply`].
+    ///
+    /// # Errors
+    /// As [`Named::upsert`].
+    pub fn try_upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
+        self.upsert_by(new, Collection::try_apply)
+    }
+
+    fn upsert_by(
+        &self,
+        new: &[NewPoint<'_>],
+        apply: impl FnOnce(&Collection, &[Op<'_>]) -> Result<Applied>,
+    ) -> Result<()> {
         let payloads: Vec<Vec<u8>> =
             new.iter().map(|point| points::encode(point.id, point.payload)).collect::<Result<_>>()?;
         let ops: Vec<Op<'_>> = new
@@ -36,7 +52,7 @@ impl Named {
         let applied = {
             let _changes = self.lock_changes()?;
             self.check_hashes(&ids)?;
-            let applied = self.collection().apply(&ops);
+            let applied = apply(self.collection(), &ops);
             self.changed();
             applied?
         };

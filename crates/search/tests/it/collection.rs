@@ -498,6 +498,36 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
 }
 
 #[test]
+fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    // Nobody seals by itself.
+    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    collection.open_segments();
+    let put = |id| {
+        let stored = stored(id, 1);
+        collection.try_apply(&[Op::Upsert(point(&stored))]).and_then(|applied| applied.commit())
+    };
+    let fill = |from: u64| {
+        let refused = (from..from + 10_000).find_map(|id| put(id).err().map(|error| (id, error)));
+        let (written, refusal) = refused.expect("memory is full at some time");
+        assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
+        assert!(refusal.retry_after().is_some(), "{refusal}");
+        written
+    };
+    let written = fill(0);
+    // Longer than a writer who waits is patient.
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(put(written).unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(resources.waits(), search::collection::Waits::default());
+    assert!(!collection.seal_in_hurry().unwrap());
+    assert!(collection.seal_oldest().unwrap());
+    let more = fill(written);
+    assert!(more > written, "there is room again");
+    assert_eq!(collection.count(), more);
+}
+
+#[test]
 fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
     let collection = open(&memory_medium(), Options { seal_wait: Duration::ZERO, ..options() });
     (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());

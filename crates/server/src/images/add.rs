@@ -106,8 +106,9 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
     let write = move || {
         let _writing = target.writing(&registry, &collection)?;
         let payload = features.facts.payload(&payload, &target.space);
-        store::write(&target.named, &[Ready { features: &features, embedding: &embedding, payload }])?;
-        Ok(Outcome::added(&features))
+        let picture = Ready { features: *features, embedding, payload };
+        store::write(&target.named, &picture)?;
+        Ok(Outcome::added(&picture.features))
     };
     app.images.pool.run(write).await
 }

@@ -1,8 +1,8 @@
 //! Bulk work: pictures of an archive, a folder, a rebuild, or sent with `background=1`.
 //!
-//! Threads "ingest-N" take pictures from one bounded queue, several of a collection at a time, and do everything themselves
-//! at idle priority, the model's runs included: so a query meets an idle machine however much is being put in. What
-//! fails, fails for one picture.
+//! Threads "ingest-N" take pictures from one bounded queue, several of a collection at a time, and do what takes long themselves
+//! at idle priority, the model's runs included: so a query meets an idle machine however much is being put in. Collections
+//! they leave to threads of ordinary priority. What fails, fails for one picture.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,10 +14,10 @@ use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use metrics::KindLabels;
-use search::registry::Registry;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
+use super::add;
 use super::claims::Claims;
 use super::embedder::Embedder;
 use super::features::{self, Features};
@@ -50,6 +50,20 @@ impl Job {
 
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Runs what takes locks that queries take too, and waits for it. Who holds such a lock at idle priority gets no time to
+    /// let go of it while others keep all cores busy, and every query would wait as long.
+    ///
+    /// # Errors
+    /// Those of `work`; `Internal` where it panics or the server ends.
+    pub(super) fn at_ordinary_priority<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let work = self.runtime.spawn_blocking(work);
+        let ended = self.runtime.block_on(work);
+        ended.map_err(|error| Error::internal(format!("work on a collection ended early: {error}")))?
     }
 }
 
@@ -144,14 +158,19 @@ fn by_job(pieces: Vec<Piece>) {
 
 /// What becomes of pictures of one job, in their order.
 fn outcomes(job: &Job, pieces: &[Piece]) -> Vec<Result<Outcome>> {
-    let prepared = job.app.registry().and_then(|registry| {
-        let existing = Target::existing(&registry, &job.wanted)?;
-        let name = existing.as_ref().map(|target| target.model.clone()).or_else(|| job.wanted.model.clone());
-        let name = name.or_else(|| job.app.collections.config().embedding_model.clone());
-        Ok((existing, Embedder::find(job.app.lifecycle.catalog(), name.as_deref())?))
+    let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
+    // First: another thread may put one of them in, and make the collection for it, while this one waits.
+    let _claim = job.app.images.ingest.claims.take(&ids);
+    let (app, wanted, sought) = (job.app.clone(), job.wanted.clone(), ids.clone());
+    let looked = job.at_ordinary_priority(move || {
+        let existing = Target::existing(&*app.registry()?, &wanted)?;
+        let embedder = add::embedder(&app, existing.as_ref(), wanted.model.as_deref())?;
+        let known = existing.as_ref().map(|target| store::present(&target.named, &sought));
+        let known = known.unwrap_or_else(|| sought.iter().map(|_| Ok(None)).collect());
+        Ok((existing, embedder, known))
     });
-    match prepared {
-        Ok((existing, embedder)) => Batch { job, embedder }.put(pieces, existing),
+    match looked {
+        Ok((existing, embedder, known)) => Batch { job, embedder, existing }.put(pieces, &ids, known),
         Err(error) => pieces.iter().map(|_| Err(error.clone())).collect(),
     }
 }
@@ -159,19 +178,18 @@ fn outcomes(job: &Job, pieces: &[Piece]) -> Vec<Result<Outcome>> {
 struct Batch<'a> {
     job: &'a Job,
     embedder: Embedder,
+    /// The collection, if it is there yet.
+    existing: Option<Target>,
 }
 
 impl Batch<'_> {
-    fn put(&self, pieces: &[Piece], existing: Option<Target>) -> Vec<Result<Outcome>> {
-        let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
-        let _claim = self.job.app.images.ingest.claims.take(&ids);
-        // Another thread may have made the collection while this one waited for a picture that it had in hand.
-        let existing = existing.or_else(|| {
-            let registry = self.job.app.registry().ok()?;
-            Target::existing(&registry, &self.job.wanted).ok().flatten()
-        });
-        let known = existing.as_ref().map(|target| store::present(&target.named, &ids));
-        let known = known.unwrap_or_else(|| ids.iter().map(|_| Ok(None)).collect());
+    /// `known` of their `ids` are there already.
+    fn put(
+        &self,
+        pieces: &[Piece],
+        ids: &[[u8; 16]],
+        known: Vec<Result<Option<Outcome>>>,
+    ) -> Vec<Result<Outcome>> {
         let mut outcomes: Vec<Option<Result<Outcome>>> = known.into_iter().map(Result::transpose).collect();
         // The same file twice in a batch is worked on once.
         let mut first: HashMap<[u8; 16], usize> = HashMap::new();
@@ -179,7 +197,7 @@ impl Batch<'_> {
             .filter(|&at| outcomes.get(at).is_some_and(Option::is_none))
             .filter(|&at| ids.get(at).is_some_and(|id| *first.entry(*id).or_insert(at) == at))
             .collect();
-        let kind = existing.as_ref().map(|target| target.kind).or(self.job.wanted.kind);
+        let kind = self.existing.as_ref().map(|target| target.kind).or(self.job.wanted.kind);
         let mut ready = Vec::new();
         for at in new {
             let Some(piece) = pieces.get(at) else { continue };
@@ -189,7 +207,7 @@ impl Batch<'_> {
                 Err(error) => set(&mut outcomes, at, Err(error)),
             }
         }
-        for (at, outcome) in self.finish(ready, existing) {
+        for (at, outcome) in self.finish(ready) {
             set(&mut outcomes, at, outcome);
         }
         let twin = |at: usize| {
@@ -202,58 +220,67 @@ impl Batch<'_> {
     }
 
     /// Embeds, keeps the originals and writes the points.
-    fn finish(
-        &self,
-        ready: Vec<(usize, &Piece, Features)>,
-        existing: Option<Target>,
-    ) -> Vec<(usize, Result<Outcome>)> {
+    fn finish(&self, ready: Vec<(usize, &Piece, Features)>) -> Vec<(usize, Result<Outcome>)> {
         let tensors: Vec<&Vec<f32>> = ready.iter().map(|(_, _, features)| &features.tensor).collect();
         let embeddings = self.embed(&tensors);
-        let target =
-            existing.map(Ok).or_else(|| {
-                let dims = embeddings.iter().find_map(|embedding| embedding.as_ref().ok())?.len();
-                Some(self.job.app.registry().and_then(|registry| {
-                    Target::make(&registry, &self.job.wanted, dims, self.embedder.name())
-                }))
-            });
+        let target = self.target(&embeddings);
         let mut outcomes = Vec::new();
         let mut kept = Vec::new();
-        for ((at, piece, features), embedding) in ready.iter().zip(&embeddings) {
-            let checked = self.keep(piece, features, embedding, target.as_ref());
-            match checked {
-                Ok(picture) => kept.push((*at, picture)),
-                Err(error) => outcomes.push((*at, Err(features::of_picture(error, &piece.name)))),
+        for ((at, piece, features), embedding) in ready.into_iter().zip(embeddings) {
+            match self.keep(piece, features, embedding, &target) {
+                Ok(picture) => kept.push((at, picture)),
+                Err(error) => outcomes.push((at, Err(features::of_picture(error, &piece.name)))),
             }
         }
-        if let Some(Ok(target)) = &target {
+        if let Ok(target) = &target {
             outcomes.extend(self.write(target, kept));
         }
         outcomes
     }
 
+    /// The collection, which is made where it is not there yet.
+    fn target(&self, embeddings: &[Result<Vec<f32>>]) -> Result<Target> {
+        if let Some(existing) = &self.existing {
+            return Ok(existing.clone());
+        }
+        let dims = embeddings.iter().find_map(|embedding| embedding.as_ref().ok()).map(Vec::len);
+        let dims = dims.ok_or_else(|| Error::internal("there is no collection"))?;
+        let (app, wanted) = (self.job.app.clone(), self.job.wanted.clone());
+        let model = self.embedder.name().to_owned();
+        self.job.at_ordinary_priority(move || Target::make(&*app.registry()?, &wanted, dims, &model))
+    }
+
     /// Keeps the original of a picture that fits.
-    fn keep<'a>(
+    fn keep(
         &self,
         piece: &Piece,
-        features: &'a Features,
-        embedding: &'a Result<Vec<f32>>,
-        target: Option<&Result<Target>>,
-    ) -> Result<Ready<'a>> {
-        let embedding = embedding.as_ref().map_err(Clone::clone)?;
-        let target = target.ok_or_else(|| Error::internal("there is no collection"))?;
+        mut features: Features,
+        embedding: Result<Vec<f32>>,
+        target: &Result<Target>,
+    ) -> Result<Ready> {
+        let embedding = embedding?;
         let target = target.as_ref().map_err(Clone::clone)?;
         target.check_dims(embedding.len())?;
         let key = features.facts.original(&target.space);
         self.job.runtime.block_on(self.job.app.images.originals.put(&key, piece.bytes.clone()))?;
-        Ok(Ready { features, embedding, payload: features.facts.payload(&piece.payload, &target.space) })
+        let payload = features.facts.payload(&piece.payload, &target.space);
+        features.tensor = Vec::new();
+        Ok(Ready { features, embedding, payload })
     }
 
-    fn write(&self, target: &Target, kept: Vec<(usize, Ready<'_>)>) -> Vec<(usize, Result<Outcome>)> {
-        let Job { app, wanted, .. } = self.job;
-        match app.registry() {
-            Ok(registry) => written(&registry, &wanted.name, target, kept),
-            Err(error) => kept.into_iter().map(|(at, _)| (at, Err(error.clone()))).collect(),
+    /// Writes all at once, and where that fails, one by one.
+    fn write(&self, target: &Target, kept: Vec<(usize, Ready)>) -> Vec<(usize, Result<Outcome>)> {
+        if kept.is_empty() {
+            return Vec::new();
         }
+        let (places, pictures): (Vec<usize>, Vec<Ready>) = kept.into_iter().unzip();
+        let pictures = Arc::new(pictures);
+        let write = |which| store::write_patiently(self.job, target, &pictures, which);
+        let all = write(0..pictures.len());
+        let outcomes = pictures.iter().enumerate().map(|(at, picture)| {
+            all.clone().or_else(|_| write(at..at + 1)).map(|()| Outcome::added(&picture.features))
+        });
+        places.into_iter().zip(outcomes).collect()
     }
 
     /// A vector for each input. A batch that fails is tried one by one, so that one picture costs no other.
@@ -272,27 +299,6 @@ impl Batch<'_> {
         }
         embeddings
     }
-}
-
-/// Writes all at once, and where that fails, one by one.
-fn written(
-    registry: &Registry,
-    name: &str,
-    target: &Target,
-    kept: Vec<(usize, Ready<'_>)>,
-) -> Vec<(usize, Result<Outcome>)> {
-    if kept.is_empty() {
-        return Vec::new();
-    }
-    let (places, pictures): (Vec<usize>, Vec<Ready<'_>>) = kept.into_iter().unzip();
-    let write = |pictures: &[Ready<'_>]| store::write_patiently(registry, name, target, pictures);
-    let all = write(&pictures);
-    let outcomes = pictures.iter().map(|picture| match &all {
-        Ok(()) => Ok(Outcome::added(picture.features)),
-        Err(_) => write(std::slice::from_ref(picture)).map(|()| Outcome::added(picture.features)),
-    });
-    let outcomes: Vec<Result<Outcome>> = outcomes.collect();
-    places.into_iter().zip(outcomes).collect()
 }
 
 fn set(outcomes: &mut [Option<Result<Outcome>>], at: usize, outcome: Result<Outcome>) {

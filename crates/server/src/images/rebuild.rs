@@ -153,7 +153,8 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     let thread = std::thread::Builder::new().name(format!("ingest-in-{}", place.number));
     let ended = rebuild.clone();
     let spawned = thread.spawn(move || {
-        memory::thread::enter_background("rebuilding a collection");
+        // Not idle priority: it takes locks that queries take too.
+        memory::thread::enter_low_priority("rebuilding a collection");
         let work = Work { registry, rebuild: &rebuild, old, name };
         let outcome = work.run(&job, &embedder);
         if let Err(error) = &outcome {

@@ -1,18 +1,21 @@
 //! Putting pictures into a collection: what is there already is passed over, the original goes before the point.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use search::collection::Parts;
 use search::points::{NewPoint, PointId};
-use search::registry::{Named, Registry};
+use search::registry::Named;
 use serde_json::{Map, Value, json};
 
 use super::features::{BLOCK, Features};
+use super::ingest::Job;
 use super::target::Target;
 
 /// How often, and for how long, bulk work waits for memory that sealing will free.
-const WRITE_RETRY: Duration = Duration::from_millis(50);
+const WRITE_RETRY: Duration = Duration::from_millis(100);
 const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// What became of a picture that was put in.
@@ -76,47 +79,53 @@ pub(super) fn present(named: &Named, ids: &[[u8; 16]]) -> Vec<Result<Option<Outc
 }
 
 /// A picture on its way into a collection.
-pub(super) struct Ready<'a> {
-    pub(super) features: &'a Features,
-    pub(super) embedding: &'a [f32],
+pub(super) struct Ready {
+    pub(super) features: Features,
+    pub(super) embedding: Vec<f32>,
     pub(super) payload: Map<String, Value>,
 }
 
-/// Writes points; acknowledged once this returns.
+/// Writes a point; acknowledged once this returns.
 ///
 /// # Errors
-/// Those of [`Named::upsert`], which writes all or none.
-pub(super) fn write(named: &Named, pictures: &[Ready<'_>]) -> Result<()> {
+/// Those of [`Named::upsert`].
+pub(super) fn write(named: &Named, picture: &Ready) -> Result<()> {
+    with_points(std::slice::from_ref(picture), |points| named.upsert(points))
+}
+
+fn with_points(pictures: &[Ready], then: impl FnOnce(&[NewPoint<'_>]) -> Result<()>) -> Result<()> {
     let records: Vec<Vec<u8>> = pictures.iter().map(|picture| picture.features.record()).collect();
     let points = pictures.iter().zip(&records).map(|(picture, record)| NewPoint {
         id: PointId::Uuid(picture.features.facts.id),
-        embedding: picture.embedding,
+        embedding: &picture.embedding,
         record,
         payload: &picture.payload,
     });
-    named.upsert(&points.collect::<Vec<_>>())
+    then(&points.collect::<Vec<_>>())
 }
 
-/// The same for bulk work, which waits while there is no memory for more. Aliases are kept as they are only during each try:
-/// whoever changes one holds all other writers up meanwhile.
+/// The same for some of the pictures of a bulk job, which waits while there is no memory for more. It waits here and not where
+/// the points are kept, so that it holds up no writer and sealing is not hurried for it. Aliases are kept as they are only during each
+/// try.
 ///
 /// # Errors
-/// As [`write`], after having waited, and at once those of [`Target::writing`].
+/// Those of [`Named::try_upsert`], after having waited, and at once those of [`Target::writing`].
 pub(super) fn write_patiently(
-    registry: &Registry,
-    name: &str,
+    job: &Job,
     target: &Target,
-    pictures: &[Ready<'_>],
+    pictures: &Arc<Vec<Ready>>,
+    which: Range<usize>,
 ) -> Result<()> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {
-        let writing = target.writing(registry, name)?;
-        let outcome = write(&writing, pictures);
-        drop(writing);
-        match outcome {
-            Err(error) if may_pass(&error) && Instant::now() < give_up => {
-                std::thread::sleep(error.retry_after().unwrap_or(WRITE_RETRY).min(Duration::from_secs(1)));
-            }
+        let (registry, name) = (job.app.registry()?, job.wanted.name.clone());
+        let (target, pictures, which) = (target.clone(), pictures.clone(), which.clone());
+        let tried = job.at_ordinary_priority(move || {
+            let writing = target.writing(&registry, &name)?;
+            with_points(pictures.get(which).unwrap_or_default(), |points| writing.try_upsert(points))
+        });
+        match tried {
+            Err(error) if may_pass(&error) && Instant::now() < give_up => std::thread::sleep(WRITE_RETRY),
             outcome => return outcome,
         }
     }
