@@ -7,12 +7,14 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result, VersionId};
+use memory::Turns;
 
 use crate::Converter;
+use crate::gentle::{Attempt, Pace, Share};
 
 /// A conversion that takes longer is killed.
 pub(crate) const CONVERT_TIME_MAX: Duration = Duration::from_secs(3600);
@@ -32,9 +34,12 @@ pub(crate) struct Cache {
     _lock: File,
 }
 
-/// A converted version; its directory is removed when dropped.
-pub(crate) struct Converted {
-    dir: PathBuf,
+/// A converted version; its directory is removed when the last holder drops it.
+#[derive(Clone)]
+pub(crate) struct Converted(Arc<Directory>);
+
+struct Directory {
+    path: PathBuf,
     _cache: Arc<Cache>,
 }
 
@@ -58,24 +63,25 @@ impl Cache {
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), _lock: lock }))
     }
 
-    /// Converts `source` with a child process; see [`Converter`]. Ends early when `stop` is set.
+    /// Converts `source` with a child process; see [`Converter`]. Ends early when the attempt is stopped, and a gentle one
+    /// where the child starves.
     ///
     /// # Errors
-    /// `InvalidArgument` with the last line the child said, `Cancelled` when stopped, `DeadlineExceeded` when it
+    /// `InvalidArgument` with the last line the child said, `Cancelled` when ended early, `DeadlineExceeded` when it
     /// took too long, `Internal` when it could not be started.
     pub(crate) fn convert(
         self: &Arc<Self>,
         converter: &Converter,
         id: &VersionId,
         source: &Path,
-        stop: &AtomicBool,
+        attempt: &Attempt,
     ) -> Result<Converted> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let dir = self.dir.join(format!("{number}-{}", id.version));
         std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, &e))?;
-        let converted = Converted { dir, _cache: self.clone() };
+        let converted = Converted(Arc::new(Directory { path: dir, _cache: self.clone() }));
         let said_path = self.dir.join(format!("{number}.log"));
-        let outcome = run(converter, source, &converted.dir, &said_path, stop);
+        let outcome = run(converter, source, converted.dir(), &said_path, attempt);
         let said = last_line(&said_path);
         // Only ever read above; a file that stays behind goes with the run's directory.
         let _ = std::fs::remove_file(&said_path);
@@ -90,14 +96,14 @@ impl Cache {
 
 impl Converted {
     pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+        &self.0.path
     }
 }
 
-impl Drop for Converted {
+impl Drop for Directory {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            tracing::warn!(dir = %self.dir.display(), %error, "a converted version stays on disk");
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            tracing::warn!(dir = %self.path.display(), %error, "a converted version stays on disk");
         }
     }
 }
@@ -130,17 +136,19 @@ fn run(
     source: &Path,
     dir: &Path,
     said: &Path,
-    stop: &AtomicBool,
+    attempt: &Attempt,
 ) -> Result<ExitStatus> {
     let said = File::create(said).map_err(|e| Error::io(said, &e))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args).arg(source).arg(dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
-    // It has the priority of this thread, a loader's: idle once the first load is finished.
+    // It has the priority of this thread.
     let child = command.spawn().map_err(|e| {
         Error::internal(format!("cannot start the converter {}: {e}", converter.program.display()))
     })?;
     let mut child = Guard(child);
+    let share = Share::new(&Turns::of_process(child.0.id()), attempt.patience)
+        .filter(|_| attempt.pace == Pace::Gentle);
     let started = Instant::now();
     loop {
         if let Some(status) =
@@ -148,8 +156,11 @@ fn run(
         {
             return Ok(status);
         }
-        if stop.load(Ordering::Relaxed) {
+        if attempt.stop.load(Ordering::Relaxed) {
             return Err(Error::cancelled("the conversion was stopped"));
+        }
+        if share.as_ref().is_some_and(Share::starves) {
+            return Err(Error::cancelled("the converter starves"));
         }
         if started.elapsed() > CONVERT_TIME_MAX {
             let limit = CONVERT_TIME_MAX.as_secs();
@@ -185,6 +196,10 @@ fn last_line(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn go() -> Attempt {
+        Attempt::ordinary(Arc::default())
+    }
+
     fn id() -> VersionId {
         VersionId { model: "m".into(), version: 3 }
     }
@@ -197,10 +212,9 @@ mod tests {
     fn a_result_lives_as_long_as_its_holder() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let go = AtomicBool::new(false);
         let converter = shell("cp \"$1/in\" \"$2/out\"");
         std::fs::write(root.path().join("in"), "x").unwrap();
-        let converted = cache.convert(&converter, &id(), root.path(), &go).unwrap();
+        let converted = cache.convert(&converter, &id(), root.path(), &go()).unwrap();
         let dir = converted.dir().to_owned();
         assert_eq!(std::fs::read_to_string(dir.join("out")).unwrap(), "x");
         drop(converted);
@@ -213,13 +227,12 @@ mod tests {
     fn the_last_line_is_the_reason() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let go = AtomicBool::new(false);
-        let fail = |script: &str| cache.convert(&shell(script), &id(), root.path(), &go).err().unwrap();
+        let fail = |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
         let error = fail("echo progress >&2; echo no such operator >&2; echo >&2; exit 3");
         assert_eq!(error.message(), "conversion failed: no such operator");
         assert!(fail("exit 3").message().contains("exit status: 3"));
         let missing = Converter { program: "/nonexistent".into(), args: vec![] };
-        assert!(cache.convert(&missing, &id(), root.path(), &go).is_err());
+        assert!(cache.convert(&missing, &id(), root.path(), &go()).is_err());
         let left = std::fs::read_dir(&cache.dir).unwrap().count();
         assert_eq!(left, 1, "only the lock is left");
     }
@@ -228,10 +241,9 @@ mod tests {
     fn stopping_kills_the_child() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let error = cache
-            .convert(&shell("exec sleep 600"), &id(), root.path(), &AtomicBool::new(true))
-            .err()
-            .unwrap();
+        let attempt = go();
+        attempt.stop.store(true, Ordering::Relaxed);
+        let error = cache.convert(&shell("exec sleep 600"), &id(), root.path(), &attempt).err().unwrap();
         assert_eq!(error.kind(), base::ErrorKind::Cancelled);
     }
 

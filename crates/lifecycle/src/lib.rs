@@ -2,7 +2,8 @@
 //! released.
 //!
 //! Threads: `source` looks at the directories, `lifecycle` decides, `load-N` load and warm, `unload-N` wait for
-//! the last user and release, `backing` faults the pool in. One bounded channel leads to `lifecycle`, which owns
+//! the last user and release, `backing` faults the pool in; `load-N` and `backing` have that done by threads of idle priority
+//! (`load-N-idle`, `backing-idle`) while those get on. One bounded channel leads to `lifecycle`, which owns
 //! all state and never waits for another thread; the others are told what to do and report what became of it.
 //! Requests meet none of them: they read the [`Catalog`], two atomic loads.
 //!
@@ -13,6 +14,7 @@ mod admission;
 mod catalog;
 mod config;
 mod convert;
+mod gentle;
 mod lifecycle;
 mod loader;
 mod manager;

@@ -13,6 +13,7 @@ use memory::ParameterStore;
 
 use crate::admission::Ledger;
 use crate::convert::Cache;
+use crate::gentle::Gentle;
 use crate::loader::Loader;
 use crate::manager::{Manager, Retries, Setup, Wires};
 use crate::message::{LoadJob, MESSAGES_MAX, Message, RETIRED_MAX, Retired};
@@ -79,7 +80,7 @@ impl Lifecycle {
         let jobs = lifecycle.start_loaders(&config, (engines, warmup), &store, &ledger)?;
         let abandon = Arc::new(AtomicBool::new(false));
         let retired = lifecycle.start_unloaders(&config, &abandon)?;
-        let backing = lifecycle.start_backing(&store)?;
+        let backing = lifecycle.start_backing(&config, &store)?;
         let (looks, asked) = Looks::new();
         let setup = Setup {
             catalog: lifecycle.catalog.clone(),
@@ -187,13 +188,15 @@ impl Lifecycle {
             cache: open_cache(config),
             home: config.home,
             background: config.background && config.home == ParameterHome::Pool,
+            patience: config.patience,
             settled: self.settled.clone(),
             threads_max: config.threads_max,
             out: self.to.clone(),
         });
         for number in 0..count {
             let (loader, queue) = (loader.clone(), queue.clone());
-            self.spawn(format!("load-{number}"), move || loader.run(&queue))?;
+            let name = format!("load-{number}");
+            self.spawn(name.clone(), move || loader.run(&name, &queue))?;
         }
         Ok(jobs)
     }
@@ -213,12 +216,14 @@ impl Lifecycle {
         Ok(retired)
     }
 
-    fn start_backing(&self, store: &Arc<ParameterStore>) -> Result<Sender<u64>> {
+    fn start_backing(&self, config: &LifecycleConfig, store: &Arc<ParameterStore>) -> Result<Sender<u64>> {
         // One wish waiting is enough: the next look asks again.
         let (to, wanted) = bounded(1);
         let (pool, stop, out) = (store.pool().clone(), self.stop_backing.clone(), self.to.clone());
+        let gentle = Gentle::new("backing", "backing the pool", config.patience);
         let settled = self.settled.clone();
-        self.spawn("backing".into(), move || source_thread::back(&pool, &wanted, &settled, &stop, &out))?;
+        let body = move || source_thread::back(&pool, &wanted, &settled, gentle, &stop, &out);
+        self.spawn("backing".into(), body)?;
         Ok(to)
     }
 

@@ -18,6 +18,7 @@ use memory::{Chunk, Loaded, ParameterStore, SlotPool, thread};
 
 use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
+use crate::gentle::{Attempt, Gentle, Pace};
 use crate::message::{Fresh, LoadJob, Message, Outcome};
 use crate::settled::Settled;
 use crate::source::Kind;
@@ -39,8 +40,10 @@ pub(crate) struct Loader {
     /// Absent where nothing is converted.
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) home: ParameterHome,
-    /// Whether loads run at idle priority once the first load is finished.
+    /// Whether loads give way to everybody else once the first load is finished.
     pub(crate) background: bool,
+    /// How long they may wait for a core.
+    pub(crate) patience: Duration,
     pub(crate) settled: Arc<Settled>,
     /// Inference threads of the server.
     pub(crate) threads_max: usize,
@@ -71,78 +74,101 @@ struct Meter {
 }
 
 impl Loader {
-    /// The body of a load thread: until the channel closes.
-    pub(crate) fn run(&self, jobs: &Receiver<LoadJob>) {
-        let mut ordinary = self.background;
-        if ordinary {
+    /// The body of load thread `name`: until the channel closes.
+    pub(crate) fn run(self: &Arc<Self>, name: &str, jobs: &Receiver<LoadJob>) {
+        if self.background {
             memory::jemalloc::use_background_arena();
         }
+        let mut gentle = Gentle::new(name, "loading", self.patience);
         while let Ok(job) = jobs.recv() {
-            // The first load disturbs nobody, as the server is not ready before its end; at idle priority it would hardly
-            // go on where other programs use all of the machine.
-            if ordinary && self.settled.get() {
-                thread::enter_background("loading");
-                ordinary = false;
-            }
-            let id = job.id.clone();
-            let fingerprint = job.fingerprint;
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.load(job)))
-                .unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
-                .unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
-            memory::jemalloc::empty_thread_cache();
+            let (id, fingerprint) = (job.id.clone(), job.fingerprint);
+            let outcome = self.convert_and_load(&mut gentle, job);
+            let outcome = outcome.unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
             if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
                 return;
             }
         }
     }
 
-    fn load(&self, mut job: LoadJob) -> Result<Outcome> {
+    fn convert_and_load(self: &Arc<Self>, gentle: &mut Gentle, mut job: LoadJob) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
         let foreign = job.kind.is_some_and(|kind| kind.converted);
         if self.home == ParameterHome::Pool && foreign && job.converted.is_none() {
-            job.converted = Some(self.convert(&job)?);
+            let (loader, of) = (self.clone(), job.clone());
+            let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
+            let what = format!("converting {}", job.id);
+            job.converted = Some(self.attempt(gentle, &what, &job.stop, convert)?);
         }
-        let (meter, started) = (Meter::read(), Instant::now());
-        let (mut placed, mut cost) = match self.place(&job)? {
-            Placing::Placed(placed, cost) => (placed, cost),
-            Placing::Deferred(reason) => return Ok(Outcome::Deferred { reason, converted: job.converted }),
+        let (loader, stop) = (self.clone(), job.stop.clone());
+        let what = format!("loading {}", job.id);
+        self.attempt(gentle, &what, &stop, move |attempt| loader.load(&job, attempt))
+    }
+
+    /// Does `work` behind everybody else, once the first load is finished. That one disturbs nobody, as the server is not ready
+    /// before its end.
+    fn attempt<T: Send + 'static>(
+        &self,
+        gentle: &mut Gentle,
+        what: &str,
+        stop: &Arc<AtomicBool>,
+        work: impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        let work = move |attempt: &Attempt| {
+            let outcome = catch_unwind(AssertUnwindSafe(|| work(attempt)));
+            memory::jemalloc::empty_thread_cache();
+            outcome.unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
         };
-        let session = self.open(&mut placed, &job)?;
-        cost.load_seconds = started.elapsed().as_secs_f64();
+        match self.background && self.settled.get() {
+            true => gentle.run(what, stop, work),
+            false => work(&Attempt::ordinary(stop.clone())),
+        }
+    }
+
+    fn load(&self, job: &LoadJob, attempt: &Attempt) -> Result<Outcome> {
+        let meter = Meter::read();
+        let (mut placed, mut cost) = match self.place(job, attempt)? {
+            Placing::Placed(placed, cost) => (placed, cost),
+            Placing::Deferred(reason) => {
+                return Ok(Outcome::Deferred { reason, converted: job.converted.clone() });
+            }
+        };
+        let session = self.open(&mut placed, job, attempt)?;
+        cost.load_seconds = attempt.began.elapsed().as_secs_f64();
         let started = Instant::now();
         self.stage(&job.id, State::Warming, None);
-        let note = warmup::warm(&*session, &job.dir, &*self.warmup, &job.warmup, &job.stop)?;
+        let note = warmup::warm(&*session, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
         cost.warm_seconds = started.elapsed().as_secs_f64();
-        go_on(&job.stop)?;
+        go_on(&attempt.stop)?;
         meter.count(&mut cost);
-        let settings = (job.schedule, &job.session);
-        let servable =
-            Servable::new(job.id, placed.engine.name(), placed.parameter_bytes, session, settings)?
-                .with_recogniser(job.recogniser);
+        cost.hurried = attempt.pace == Pace::Hurried;
+        let settings = (job.schedule.clone(), &job.session);
+        let (engine, bytes) = (placed.engine.name(), placed.parameter_bytes);
+        let servable = Servable::new(job.id.clone(), engine, bytes, session, settings)?
+            .with_recogniser(job.recogniser.clone());
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
-            converted: job.converted,
+            converted: job.converted.clone(),
             fingerprint: job.fingerprint,
             cost,
             note,
         })))
     }
 
-    fn convert(&self, job: &LoadJob) -> Result<Converted> {
+    fn convert(&self, job: &LoadJob, attempt: &Attempt) -> Result<Converted> {
         let cache = self.cache.as_ref().ok_or_else(|| {
             Error::precondition(
                 "this version must be published first: the cache for conversions cannot be used",
             )
         })?;
         self.stage(&job.id, State::Discovered, Some("being converted by a child process".into()));
-        cache.convert(&self.converter, &job.id, &job.dir, &job.stop)
+        cache.convert(&self.converter, &job.id, &job.dir, attempt)
     }
 
-    fn place(&self, job: &LoadJob) -> Result<Placing> {
+    fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {
         if let Some(kind) = job.kind
             && (self.home == ParameterHome::Heap || !kind.converted)
         {
-            return self.place_as_is(job, kind);
+            return self.place_as_is(job, kind, attempt);
         }
         let dir = job.converted.as_ref().map_or(job.dir.as_path(), Converted::dir);
         let artifact = Artifact::open(dir)?;
@@ -150,11 +176,11 @@ impl Loader {
             let reason = "parameters in the heap take a model file that holds them; this version has none";
             return Err(Error::precondition(reason));
         }
-        self.place_artifact(job, &artifact)
+        self.place_artifact(job, &artifact, attempt)
     }
 
     /// A model file that its engine opens as it is: into an arena of the pool, or wherever it likes.
-    fn place_as_is(&self, job: &LoadJob, kind: Kind) -> Result<Placing> {
+    fn place_as_is(&self, job: &LoadJob, kind: Kind, attempt: &Attempt) -> Result<Placing> {
         let (engine, graph) = (self.engine(kind.engine)?, job.dir.join(kind.file));
         let mut placed =
             Placed { engine, graph, parameters: Vec::new(), arena: None, parameter_bytes: 0, promise: None };
@@ -164,14 +190,14 @@ impl Loader {
                 Admission::Admitted(promise) => placed.promise = Some(promise),
                 Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
             }
-            placed.arena = Some(Arena { store: self.store.clone(), bytes, stop: job.stop.clone() });
+            placed.arena = Some(Arena { store: self.store.clone(), bytes, stop: attempt.stop.clone() });
         }
         self.stage(&job.id, State::Admitted, None);
         self.stage(&job.id, State::Loading, None);
         Ok(Placing::Placed(placed, LoadCost::default()))
     }
 
-    fn place_artifact(&self, job: &LoadJob, artifact: &Artifact) -> Result<Placing> {
+    fn place_artifact(&self, job: &LoadJob, artifact: &Artifact, attempt: &Attempt) -> Result<Placing> {
         let engine = self.engine(&artifact.manifest.engine)?;
         let tensors = &artifact.manifest.tensors;
         let chunks = tensors.iter().map(chunk).collect::<Result<Vec<Chunk>>>()?;
@@ -186,12 +212,12 @@ impl Loader {
         self.stage(&job.id, State::Admitted, None);
         self.stage(&job.id, State::Loading, None);
         let graph = artifact.graph();
-        check_hash(&graph, &artifact.manifest.graph, &job.stop)?;
+        check_hash(&graph, &artifact.manifest.graph, &attempt.stop)?;
         let (mut cost, mut parameters) = (LoadCost::default(), Vec::new());
         if let Some(weights) = artifact.weights()
             && !chunks.is_empty()
         {
-            let loaded = self.store.load(&weights, &chunks, &job.stop)?;
+            let loaded = self.store.load(&weights, &chunks, &attempt.stop)?;
             (cost.bytes_read, cost.bytes_shared) = (loaded.report.bytes_read, loaded.report.bytes_shared);
             parameters = bind(tensors, loaded)?;
         }
@@ -209,8 +235,8 @@ impl Loader {
         })
     }
 
-    fn open(&self, placed: &mut Placed, job: &LoadJob) -> Result<Box<dyn Session>> {
-        go_on(&job.stop)?;
+    fn open(&self, placed: &mut Placed, job: &LoadJob, attempt: &Attempt) -> Result<Box<dyn Session>> {
+        go_on(&attempt.stop)?;
         let session = placed.engine.load(&LoadRequest {
             graph: placed.graph.clone(),
             parameters: placed.parameters.clone(),
@@ -220,6 +246,8 @@ impl Loader {
         // What was promised is in use by now, or not needed any more.
         placed.promise = None;
         let session = session?;
+        // Opening may have taken long, and nobody could stop it.
+        go_on(&attempt.stop)?;
         placed.parameter_bytes += session.parameter_bytes();
         Ok(session)
     }

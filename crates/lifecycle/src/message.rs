@@ -43,6 +43,7 @@ pub(crate) enum Message {
 }
 
 /// To a load thread.
+#[derive(Clone)]
 pub(crate) struct LoadJob {
     pub(crate) id: VersionId,
     pub(crate) dir: PathBuf,

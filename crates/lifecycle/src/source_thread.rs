@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use memory::SlotPool;
 
+use crate::gentle::{Attempt, Gentle};
 use crate::message::Message;
 use crate::settled::Settled;
 use crate::source::Scanner;
@@ -66,28 +68,39 @@ pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Se
 /// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace and, once the first load
 /// is finished, behind everybody else.
 pub(crate) fn back(
-    pool: &SlotPool,
+    pool: &Arc<SlotPool>,
     wanted: &Receiver<u64>,
     settled: &Settled,
-    stop: &AtomicBool,
+    mut gentle: Gentle,
+    stop: &Arc<AtomicBool>,
     out: &Sender<Message>,
 ) {
-    let mut ordinary = true;
     for bytes in wanted {
-        let mut backed = pool.stats().backed.min(bytes);
-        while backed < bytes && !stop.load(Ordering::Relaxed) {
-            if ordinary && settled.get() {
-                memory::thread::enter_background("backing the pool");
-                ordinary = false;
-            }
-            backed = (backed + BACKING_STEP_BYTES).min(bytes);
-            if let Err(error) = pool.ensure_backed(backed) {
-                tracing::warn!(bytes, %error, "loads fault in what is missing");
-                break;
-            }
+        let pool = pool.clone();
+        let work = move |attempt: &Attempt| back_to(&pool, bytes, &attempt.stop);
+        let backed = match settled.get() {
+            true => gentle.run("backing the pool", stop, work),
+            false => work(&Attempt::ordinary(stop.clone())),
+        };
+        match backed {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Cancelled => return,
+            Err(error) => tracing::warn!(bytes, %error, "loads fault in what is missing"),
         }
         if out.send(Message::Backed { bytes }).is_err() {
             return;
         }
     }
+}
+
+fn back_to(pool: &SlotPool, bytes: u64, stop: &AtomicBool) -> Result<()> {
+    let mut backed = pool.stats().backed.min(bytes);
+    while backed < bytes {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::cancelled("backing the pool was stopped"));
+        }
+        backed = (backed + BACKING_STEP_BYTES).min(bytes);
+        pool.ensure_backed(backed)?;
+    }
+    Ok(())
 }

@@ -106,7 +106,7 @@ pub struct Transitioned {
     pub at: SystemTime,
 }
 
-/// What a load cost, counted on the loader thread.
+/// What a load cost, counted on the loader thread; of one that was begun anew, since then, but for `load_seconds`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadCost {
     /// From the start of the load to the end of opening the session, in seconds; conversion not included.
@@ -121,6 +121,8 @@ pub struct LoadCost {
     pub loader_minor_faults: u64,
     /// Processor time of the loader thread, in seconds.
     pub loader_cpu_seconds: f64,
+    /// Whether it went on at ordinary priority, because at idle priority it got next to no processor time.
+    pub hurried: bool,
 }
 
 /// One version became ready where another served before, and the other's memory has been given back.

@@ -34,6 +34,7 @@ mod reservation;
 mod slots;
 mod store;
 pub mod thread;
+mod turns;
 
 pub use cpu_quota::CpuQuota;
 pub use file::{DIRECT_ALIGNMENT, DirectFile};
@@ -43,3 +44,4 @@ pub use rate::{Pacer, Rate};
 pub use region::{Region, RegionMut};
 pub use reservation::SLOT_BYTES;
 pub use store::{Chunk, LoadReport, Loaded, ParameterStore, Placement, SHARE_MIN, StoreConfig, StoreStats};
+pub use turns::Turns;

@@ -117,6 +117,8 @@ fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
 
 fn lifecycle_config(config: &Config, run_threads_max: usize) -> LifecycleConfig {
     let models = &config.models;
+    let converter =
+        lifecycle::Converter { program: models.converter.0.clone(), args: models.converter.1.clone() };
     LifecycleConfig {
         models: models.models.clone(),
         roots: models.roots.clone(),
@@ -126,13 +128,9 @@ fn lifecycle_config(config: &Config, run_threads_max: usize) -> LifecycleConfig 
         retries: models.load_retries,
         retry_interval: models.load_retry_interval,
         swap_reserve: config.memory.swap_reserve,
-        cache_dir: models.cache_dir.clone(),
-        converter: lifecycle::Converter {
-            program: models.converter.0.clone(),
-            args: models.converter.1.clone(),
-        },
         home: config.memory.home,
         background: models.background,
         threads_max: run_threads_max,
+        ..LifecycleConfig::new(models.cache_dir.clone(), converter)
     }
 }

@@ -15,6 +15,7 @@ mod retries;
 mod settings;
 mod settling;
 mod shutdown;
+mod starving;
 mod swaps;
 mod warming;
 mod world;

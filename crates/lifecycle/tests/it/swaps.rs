@@ -54,7 +54,8 @@ fn the_unload_thread_releases_and_nobody_else() {
     assert_eq!(releases.len(), 1);
     assert!(releases[0].starts_with("unload-0 "), "{releases:?}");
     let loads = world.threads.loads.lock().unwrap().clone();
-    assert!(loads.iter().all(|name| name.starts_with("load-0 ")), "{loads:?}");
+    assert_eq!(loads.len(), 2);
+    assert!(loads[0].starts_with("load-0 ") && loads[1].starts_with("load-0-idle "), "{loads:?}");
 }
 
 #[test]
@@ -106,7 +107,7 @@ fn two_hundred_swaps_leave_no_trace() {
     let pool = world.store.pool().stats();
     assert!(pool.backed <= 3 * used, "the pool recycles: {pool:?}");
     let threads = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>().len();
-    assert_eq!(threads(&world.threads.loads.lock().unwrap()), 1);
+    assert_eq!(threads(&world.threads.loads.lock().unwrap()), 2, "the first load, and all others");
     assert_eq!(threads(&world.threads.releases.lock().unwrap()), 1);
     assert_eq!(world.lifecycle().catalog().names().len(), 1);
     let swaps = world.events.all().into_iter().filter(|event| matches!(event, Event::Swapped(_))).count();

@@ -1,0 +1,81 @@
+//! Loads on a machine whose cores others keep busy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use lifecycle::{Event, LoadCost};
+
+use crate::world::{MIB, Setting, World, cold, eventually};
+
+/// Keeps all cores busy.
+struct Hogs(Arc<AtomicBool>, Vec<JoinHandle<()>>);
+
+impl Hogs {
+    fn start() -> Hogs {
+        let stop = Arc::new(AtomicBool::new(false));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let hog = |_| {
+            let stop = stop.clone();
+            std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
+        };
+        let hogs = (0..2 * cores).map(hog).collect();
+        Hogs(stop, hogs)
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        self.1.drain(..).for_each(|hog| hog.join().unwrap());
+    }
+}
+
+fn cost(world: &World, wanted: u64) -> LoadCost {
+    let cost = world.events.all().into_iter().find_map(|event| match event {
+        Event::Loaded { version, cost, .. } if version == wanted => Some(cost),
+        _ => None,
+    });
+    cost.unwrap()
+}
+
+#[test]
+fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twice() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish_tables("m", 1, &[1.0, 2.0]);
+    let models = vec![cold(&world, "m")];
+    world.start(Setting {
+        models,
+        change: |config| config.patience = Duration::from_millis(300),
+        ..Setting::default()
+    });
+    world.until_ready("m", 1);
+    assert!(world.lifecycle().wait_settled(Duration::from_secs(30)));
+    let used = world.used();
+    world.threads.busy.store(true, Ordering::Relaxed);
+    world.publish_tables("m", 2, &[3.0, 4.0]);
+    eventually("an idle thread is inside the engine", || world.threads.loads.lock().unwrap().len() == 2);
+    let hogs = Hogs::start();
+    world.until_ready("m", 2);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+    drop(hogs);
+    let hurried = cost(&world, 2);
+    assert!(hurried.hurried && hurried.load_seconds > 0.3, "{hurried:?}");
+    assert_eq!(hurried.bytes_shared, 4 * MIB, "the other thread has read them: {hurried:?}");
+    world.remove("m", 1);
+    eventually("the old version is gone", || world.status("m").unwrap().versions.len() == 1);
+    // The other thread has an end, and what it made goes with it.
+    world.threads.busy.store(false, Ordering::Relaxed);
+    let ended = || world.threads.releases.lock().unwrap().iter().any(|name| name.starts_with("load-0-idle "));
+    eventually("the session that nobody wants is dropped", ended);
+    eventually("nothing is kept twice", || world.used() == used);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+    world.publish_tables("m", 3, &[5.0]);
+    world.until_ready("m", 3);
+    assert!(!cost(&world, 3).hurried);
+    let loads = world.threads.loads.lock().unwrap().clone();
+    let names: Vec<&str> = loads.iter().filter_map(|name| name.split(' ').next()).collect();
+    assert_eq!(names, ["load-0", "load-0-idle", "load-0", "load-0-idle"]);
+    world.lifecycle().shutdown();
+}
