@@ -27,7 +27,8 @@ pub struct Images {
     pub memory_bytes: Family<KindLabels, Level>,
     /// Queries of search threads: "waiting", "max", "done", "refused".
     pub queries: Family<KindLabels, Level>,
-    /// Writes that found no room for their points: "waiting", "waited", "refused"; and "hurried", 1 while sealing is hurried
+    /// Writes that found no room for their points: "waiting", "waited", "refused"; those that were "slowed" down so that others
+    /// need not wait for long; and "hurried", 1 while sealing is hurried
     /// for them at the cost of queries.
     pub writes: Family<KindLabels, Level>,
     /// What the exact stage's caches have done, those of single records and of blocks of their files: "record_lookups",

@@ -70,6 +70,7 @@ fn collections(app: &App) {
     level(&images.writes, "waiting", stats.waits.waiting as u64);
     level(&images.writes, "waited", stats.waits.waited);
     level(&images.writes, "refused", stats.waits.refused);
+    level(&images.writes, "slowed", stats.waits.slowed);
     level(&images.writes, "hurried", stats.waits.hurried.into());
     search_cache(&stats, &|kind, value| level(&images.cache, kind, value));
     for listed in registry.list() {

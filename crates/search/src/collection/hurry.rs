@@ -35,6 +35,8 @@ pub struct Waits {
     pub waited: u64,
     /// Those that were refused in the end.
     pub refused: u64,
+    /// Writes that were slowed down beforehand, so that others need not wait for long.
+    pub slowed: u64,
     /// Whether sealing is hurried.
     pub hurried: bool,
 }
@@ -44,6 +46,7 @@ struct State {
     waiting: usize,
     waited: u64,
     refused: u64,
+    slowed: u64,
     since: Option<Instant>,
     until: Option<Instant>,
 }
@@ -70,11 +73,19 @@ impl Hurry {
         self.lock().refused += 1;
     }
 
+    /// A writer is slowed down, because together they are faster than sealing at full speed.
+    pub(super) fn slow_down(&self) {
+        let mut state = self.lock();
+        state.slowed += 1;
+        state.until = Some(Instant::now() + LASTS);
+    }
+
     /// What there is to say of it.
     pub(super) fn waits(&self) -> Waits {
         let hurried = self.is_on();
         let state = self.lock();
-        Waits { waiting: state.waiting, waited: state.waited, refused: state.refused, hurried }
+        let State { waiting, waited, refused, slowed, .. } = *state;
+        Waits { waiting, waited, refused, slowed, hurried }
     }
 
     /// Whether a writer waits.
@@ -115,7 +126,7 @@ mod tests {
         assert!(hurry.is_on());
         drop((first, second));
         assert!(!hurry.is_awaited() && hurry.is_on());
-        assert_eq!(hurry.waits(), Waits { waiting: 0, waited: 2, refused: 0, hurried: true });
+        assert_eq!(hurry.waits(), Waits { waited: 2, hurried: true, ..Waits::default() });
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) struct Inner {
     pub(super) outside: bool,
     /// Writers that wait for room. Several collections may share it.
     pub(super) hurry: Arc<Hurry>,
+    /// How long it takes to seal a part that is full, where writers wait for that.
+    pub(super) sealed_in: Mutex<Duration>,
     /// Whether merging is left to a thread that hurries.
     pub(super) merging_hurried: AtomicBool,
     pub(super) stop: AtomicBool,

@@ -206,7 +206,14 @@ impl Collection {
         self.inner.apply(changes, Room::Awaited)
     }
 
-    /// The same for callers whom nobody waits for: where memory has no room they are refused at once, which hurries nothing.
+    /// Waits, where points come faster than they are sealed, for as long as it takes that they do not, a second at most: many
+    /// short waits instead of one of seconds when memory is full. For callers of [`Collection::apply`], before they take a
+    /// lock.
+    pub fn keep_pace(&self) {
+        self.inner.keep_pace();
+    }
+
+    /// The same as [`Collection::apply`] for callers whom nobody waits for: where memory has no room they are refused at once, which hurries nothing.
     /// Changes before the one that is refused have been made and may survive.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 
@@ -90,7 +90,7 @@ impl Inner {
         if !self.keeps(left) {
             return self.go_on().map(|()| false);
         }
-        let part = state.parts[0].clone();
+        let (part, full_since) = (state.parts[0].clone(), due - self.options.seal_wait);
         drop(state);
         headroom.refill(self.options.headroom_bytes());
         let rows = part.live().map(|(at, row)| (at, row.clone())).collect();
@@ -101,12 +101,24 @@ impl Inner {
             headroom.refill(self.options.headroom_bytes());
             return self.go_on().map(|()| false);
         }
+        if outcome.is_ok() {
+            self.sealed_in(full_since.elapsed());
+        }
         let mut noted = lock(&self.noted);
         noted.seal_error = outcome.as_ref().err().cloned();
         noted.seals += u64::from(outcome.is_ok());
         drop(noted);
         self.events.tell();
         outcome.map(|()| true)
+    }
+
+    /// A part was sealed so long after it was full. What took its time because nobody waited says nothing.
+    fn sealed_in(&self, took: Duration) {
+        let mut known = lock(&self.sealed_in);
+        if self.hurry.is_on() || took < *known {
+            // A merge beside it makes the next one take longer again.
+            *known = took.max((*known + took) / 2);
+        }
     }
 
     fn seal_part(

@@ -15,6 +15,11 @@ use crate::ingest::{Logged, Op, PART_ROWS_MAX, Point, Row, StoredPoint, row_byte
 
 /// Parts that wait to be sealed while another one is written to.
 pub(super) const FROZEN_MAX: usize = 1;
+/// A part may fill up in so many times the time in which those before it were sealed: too much costs little, as nobody is slowed
+/// down once that is done, and with too little it is full before.
+const MARGIN: f64 = 1.5;
+/// A change is slowed down by so much at most.
+const SLOWED_MAX: Duration = Duration::from_secs(1);
 /// When a write that found no room is advised to come again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Logs that may be kept because the list that would do without them cannot be published.
@@ -58,6 +63,40 @@ impl Inner {
     /// and none is acknowledged.
     pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         self.apply(ops, Room::Awaited)?.commit()
+    }
+
+    /// Waits while a part fills up faster than the one before it is sealed.
+    pub(super) fn keep_pace(&self) {
+        let give_up = Instant::now() + SLOWED_MAX;
+        let mut slowed = false;
+        loop {
+            let seen = self.events.count();
+            let Some(due) = self.next_write() else { return };
+            let now = Instant::now();
+            if now >= due.min(give_up) || self.go_on().is_err() {
+                return;
+            }
+            if !slowed {
+                slowed = true;
+                self.hurry.slow_down();
+                // Those who hurry may not know yet.
+                self.events.tell();
+                continue;
+            }
+            self.events.wait_past(seen, due.min(give_up));
+        }
+    }
+
+    /// When the next change may come at the earliest; `None` where no part waits to be sealed.
+    fn next_write(&self) -> Option<Instant> {
+        let sealed_in = *lock(&self.sealed_in);
+        let live = lock(&self.live);
+        if live.state.parts.len() <= FROZEN_MAX {
+            return None;
+        }
+        let part = live.active();
+        let filled = part.bytes() as f64 / self.options.part_bytes.max(1) as f64;
+        Some(part.begun() + sealed_in.mul_f64(MARGIN * filled.min(1.0)))
     }
 
     /// Applies changes in order, to the log and to memory. They are acknowledged by [`Applied::commit`], which need not

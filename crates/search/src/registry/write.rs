@@ -22,6 +22,7 @@ impl Named {
     /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the reserved key,
     /// `FailedPrecondition` for a UUID whose hash another point's UUID has, `NotFound` where the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
+        self.collection().keep_pace();
         self.upsert_by(new, Collection::apply)
     }
 
@@ -151,6 +152,7 @@ impl Named {
         filter: Option<&Clause>,
         change: &PayloadChange,
     ) -> Result<u64> {
+        self.collection().keep_pace();
         let applied = {
             let _changes = self.lock_changes()?;
             let mut changed = Vec::new();

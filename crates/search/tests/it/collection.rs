@@ -528,6 +528,45 @@ fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
 }
 
 #[test]
+fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    collection.open_segments();
+    let collection = Arc::new(collection);
+    let fill = |from: u64| {
+        let put = |id| {
+            collection.try_apply(&[Op::Upsert(point(&stored(id, 1)))]).and_then(|applied| applied.commit())
+        };
+        (from..).find(|&id| put(id).is_err()).unwrap()
+    };
+    collection.upsert(point(&stored(0, 1))).unwrap();
+    collection.keep_pace();
+    assert_eq!(resources.waits().slowed, 0, "no part waits to be sealed");
+    let written = fill(1);
+    // Sealing takes long, and someone waits for it.
+    let waiting = collection.clone();
+    let writer = std::thread::spawn(move || waiting.upsert(point(&stored(written, 1))).unwrap());
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(collection.seal_in_hurry().unwrap());
+    writer.join().unwrap();
+    // So a part that is nearly full beside one that waits must not go on filling for two seconds.
+    fill(written + 1);
+    let paced = collection.clone();
+    let slowed = std::thread::spawn(move || paced.keep_pace());
+    while resources.waits().slowed == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(resources.waits().hurried);
+    collection.seal_in_hurry().unwrap();
+    slowed.join().unwrap();
+    let before = resources.waits().slowed;
+    collection.keep_pace();
+    assert_eq!((before, resources.waits().slowed), (1, 1), "nothing waits to be sealed any more");
+    assert_eq!(resources.waits().waited, 1);
+}
+
+#[test]
 fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
     let collection = open(&memory_medium(), Options { seal_wait: Duration::ZERO, ..options() });
     (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
