@@ -1,14 +1,18 @@
 //! Connections to a server under test: HTTP/2 for gRPC, HTTP/1.1 with keep-alive for REST.
 //!
 //! gRPC is spoken by hand on HTTP/2 because a benchmark needs only unary calls with bodies that are encoded
-//! already: no stub, no channel task and no codec stands between the pacing thread and the socket.
+//! already: no stub, no channel task and no codec stands between the pacing thread and the socket. A request leaves in one
+//! piece, headers and body, as gRPC's own clients send it: in two, the server would be woken twice for each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, Uri, Version};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use base::{Error, Result};
@@ -21,6 +25,9 @@ const REASON_BYTES_MAX: usize = 300;
 const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 /// Before each gRPC message: a flag for compression and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
+/// Bytes that a server may send before they are taken: of one answer, and of all of a connection.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
 
 /// How to talk to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,8 +114,8 @@ impl Template {
         Ok(Template { uri: uri(path)?, headers, transport: Transport::Http })
     }
 
-    fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
+    fn request<B>(&self, body: B) -> Request<B> {
+        let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
@@ -141,8 +148,16 @@ pub(crate) struct Answer {
 
 /// One connection.
 pub(crate) enum Connection {
-    Grpc(hyper::client::conn::http2::SendRequest<Full<Bytes>>),
+    Grpc(Grpc),
     Http(hyper::client::conn::http1::SendRequest<Full<Bytes>>),
+}
+
+/// A handle on an HTTP/2 connection.
+#[derive(Clone)]
+pub(crate) struct Grpc {
+    sender: h2::client::SendRequest<Bytes>,
+    /// Whether the server still holds it open.
+    open: Arc<AtomicBool>,
 }
 
 impl Connection {
@@ -153,19 +168,25 @@ impl Connection {
         };
         let stream = TcpStream::connect(&endpoint.authority).await.map_err(|e| refused(&e))?;
         stream.set_nodelay(true).map_err(|e| refused(&e))?;
-        let io = TokioIo::new(stream);
         match endpoint.transport {
             Transport::Grpc => {
-                let (sender, driver) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
-                    .initial_stream_window_size(1 << 20)
-                    .initial_connection_window_size(1 << 24)
-                    .handshake(io)
+                let (sender, driver) = h2::client::Builder::new()
+                    .initial_window_size(STREAM_WINDOW_BYTES)
+                    .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+                    .handshake(stream)
                     .await
                     .map_err(|e| refused(&e))?;
-                tokio::spawn(driver);
-                Ok(Connection::Grpc(sender))
+                let open = Arc::new(AtomicBool::new(true));
+                let ended = open.clone();
+                tokio::spawn(async move {
+                    // Calls under way hear of what ended it.
+                    let _ = driver.await;
+                    ended.store(false, Ordering::Relaxed);
+                });
+                Ok(Connection::Grpc(Grpc { sender, open }))
             }
             Transport::Http => {
+                let io = TokioIo::new(stream);
                 let (sender, driver) =
                     hyper::client::conn::http1::handshake(io).await.map_err(|e| refused(&e))?;
                 tokio::spawn(driver);
@@ -177,7 +198,7 @@ impl Connection {
     /// Another handle on the same connection; `None` where it carries one request at a time.
     pub(crate) fn share(&self) -> Option<Connection> {
         match self {
-            Connection::Grpc(sender) => Some(Connection::Grpc(sender.clone())),
+            Connection::Grpc(grpc) => Some(Connection::Grpc(grpc.clone())),
             Connection::Http(_) => None,
         }
     }
@@ -185,7 +206,7 @@ impl Connection {
     /// Whether the server still holds it open.
     pub(crate) fn is_open(&self) -> bool {
         match self {
-            Connection::Grpc(sender) => !sender.is_closed(),
+            Connection::Grpc(grpc) => grpc.open.load(Ordering::Relaxed),
             Connection::Http(sender) => !sender.is_closed(),
         }
     }
@@ -195,18 +216,25 @@ impl Connection {
     /// # Errors
     /// The status the server gave, or what broke on the way, as a message.
     pub(crate) async fn call(&mut self, template: &Template, body: Bytes) -> Result<Answer> {
-        let request = template.request(body);
-        let broken = |e: hyper::Error| Error::unavailable(format!("connection: {e}"));
         match self {
-            Connection::Grpc(sender) => {
-                sender.ready().await.map_err(broken)?;
-                grpc_answer(sender.send_request(request).await.map_err(broken)?).await
-            }
+            Connection::Grpc(grpc) => grpc.call(template, body).await,
             Connection::Http(sender) => {
+                let broken = |e: hyper::Error| Error::unavailable(format!("connection: {e}"));
                 sender.ready().await.map_err(broken)?;
+                let request = template.request(Full::new(body));
                 http_answer(sender.send_request(request).await.map_err(broken)?).await
             }
         }
+    }
+}
+
+impl Grpc {
+    async fn call(&mut self, template: &Template, body: Bytes) -> Result<Answer> {
+        let broken = |e: h2::Error| Error::unavailable(format!("connection: {e}"));
+        std::future::poll_fn(|cx| self.sender.poll_ready(cx)).await.map_err(broken)?;
+        let (answer, mut stream) = self.sender.send_request(template.request(()), false).map_err(broken)?;
+        stream.send_data(body, true).map_err(broken)?;
+        grpc_answer(answer.await.map_err(broken)?).await
     }
 }
 
@@ -227,20 +255,36 @@ pub(crate) fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -
     })
 }
 
-async fn grpc_answer(response: Response<Incoming>) -> Result<Answer> {
-    let (parts, body) = response.into_parts();
+async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<Answer> {
+    let broken = |e: h2::Error| Error::unavailable(format!("answer: {e}"));
+    let (parts, mut body) = response.into_parts();
     if parts.headers.contains_key("grpc-status") {
         grpc_status(&parts.headers)?;
     }
-    let collected = Limited::new(body, ANSWER_BYTES_MAX)
-        .collect()
-        .await
-        .map_err(|e| Error::unavailable(format!("answer: {e}")))?;
-    match collected.trailers() {
-        Some(trailers) => grpc_status(trailers)?,
+    let mut frame = Bytes::new();
+    let mut pieces = BytesMut::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.map_err(broken)?;
+        body.flow_control().release_capacity(piece.len()).map_err(broken)?;
+        if frame.len() + pieces.len() + piece.len() > ANSWER_BYTES_MAX {
+            return Err(Error::unavailable("answer: it is too long"));
+        }
+        // Most have one piece, which need not be copied.
+        match frame.is_empty() && pieces.is_empty() {
+            true => frame = piece,
+            false => {
+                pieces.extend_from_slice(&std::mem::take(&mut frame));
+                pieces.extend_from_slice(&piece);
+            }
+        }
+    }
+    match body.trailers().await.map_err(broken)? {
+        Some(trailers) => grpc_status(&trailers)?,
         None => return Err(Error::unavailable(format!("HTTP {} without a gRPC status", parts.status))),
     }
-    let mut frame = collected.to_bytes();
+    if !pieces.is_empty() {
+        frame = pieces.freeze();
+    }
     if frame.len() < GRPC_PREFIX_BYTES || frame[0] != 0 {
         return Err(Error::data_loss("the answer is no uncompressed gRPC message"));
     }

@@ -81,9 +81,9 @@ impl Idle {
         let (tasks, queue) = bounded::<Task>(1);
         let (tell, told) = bounded(1);
         let body = move || {
-            memory::thread::enter_background(doing);
-            // The other end is there until it has heard this.
+            // Before it gives way, as this is waited for.
             let _ = tell.send(Turns::of_this_thread());
+            memory::thread::enter_background(doing);
             queue.iter().for_each(|task| task());
         };
         let spawned = std::thread::Builder::new().name(format!("{name}-idle")).spawn(body);
