@@ -52,7 +52,10 @@ mod tests {
         assert!(ran >= Duration::from_millis(25), "{ran:?}");
         drop(end);
         thread.join().unwrap();
-        assert!(turns.read().is_none(), "it has ended");
+        // It may be listed for a moment longer than it can be joined.
+        while turns.read().is_some() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert!(Turns::of_process(std::process::id()).read().is_some());
     }
 }

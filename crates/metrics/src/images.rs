@@ -77,7 +77,7 @@ impl Images {
             self.memory_bytes.clone(),
         );
         r.register("collection_queries", "Queries for search threads", self.queries.clone());
-        r.register("collection_writes", "Writes that found no room for their points", self.writes.clone());
+        r.register("collection_writes", "Writes that found no room or were slowed down", self.writes.clone());
         r.register(
             "search_cache",
             "Records and blocks that the exact stage keeps in memory",

@@ -26,7 +26,7 @@ pub(super) enum Pace {
 #[derive(Debug, Default)]
 pub(super) struct Hurry(Mutex<State>);
 
-/// Writes that found no room, of all collections together.
+/// Writes that found no room or were slowed down, of all collections together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// Those that wait.
@@ -73,11 +73,14 @@ impl Hurry {
         self.lock().refused += 1;
     }
 
-    /// A writer is slowed down, because together they are faster than sealing at full speed.
-    pub(super) fn slow_down(&self) {
+    /// A writer is slowed down, because together they are faster than sealing at full speed. Whether that brings hurry which was
+    /// not there before.
+    pub(super) fn slow_down(&self) -> bool {
+        let fresh = !self.is_on();
         let mut state = self.lock();
         state.slowed += 1;
         state.until = Some(Instant::now() + LASTS);
+        fresh
     }
 
     /// What there is to say of it.

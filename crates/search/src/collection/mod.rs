@@ -213,8 +213,8 @@ impl Collection {
         self.inner.keep_pace();
     }
 
-    /// The same as [`Collection::apply`] for callers whom nobody waits for: where memory has no room they are refused at once, which hurries nothing.
-    /// Changes before the one that is refused have been made and may survive.
+    /// The same as [`Collection::apply`] for callers whom nobody waits for: where memory has no room they are refused at
+    /// once, which hurries nothing. Changes before the one that is refused have been made and may survive.
     ///
     /// # Errors
     /// As [`Collection::upsert`].

@@ -78,10 +78,11 @@ impl Inner {
             }
             if !slowed {
                 slowed = true;
-                self.hurry.slow_down();
-                // Those who hurry may not know yet.
-                self.events.tell();
-                continue;
+                if self.hurry.slow_down() {
+                    // Those who hurry do not know yet.
+                    self.events.tell();
+                    continue;
+                }
             }
             self.events.wait_past(seen, due.min(give_up));
         }

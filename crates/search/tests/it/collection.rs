@@ -554,10 +554,10 @@ fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
     fill(written + 1);
     let paced = collection.clone();
     let slowed = std::thread::spawn(move || paced.keep_pace());
-    while resources.waits().slowed == 0 {
+    while resources.waits().slowed == 0 && !slowed.is_finished() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(resources.waits().hurried);
+    assert_eq!((resources.waits().slowed, resources.waits().hurried), (1, true));
     collection.seal_in_hurry().unwrap();
     slowed.join().unwrap();
     let before = resources.waits().slowed;
