@@ -2,7 +2,9 @@
 //!
 //! The file is one JSON document, small enough to be written whole each time: to a temporary file beside it, which is
 //! synced and renamed over it, and then the directory is synced. So the file is always a complete document, and an
-//! enrolment that has been acknowledged is in it. A file that cannot be read is kept aside under another name.
+//! enrolment that has been acknowledged is in it. Several processes may share a file: who changes it holds the lock of
+//! `FILE.lock` and begins with what the file says then. A server sets a damaged file aside under another name and goes on; a
+//! command that was given one leaves it as it is and says so, since it may be no such file at all.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -63,28 +65,30 @@ impl Default for Document {
 }
 
 impl Speakers {
-    /// The store in the file at `path`, which is made with the first enrolment. A file that is damaged is renamed to
-    /// `PATH.corrupt-N`, which the log says, and the store begins empty.
+    /// The store in the file at `path`, which is made with the first enrolment.
+    ///
+    /// # Errors
+    /// Those of reading the file; `DataLoss` for one that is damaged or holds something else, and `FailedPrecondition` for
+    /// one of a later version: it stays as it is.
+    pub fn open(path: &Path) -> Result<Speakers> {
+        Ok(Speakers::with(Some(path.to_owned()), document(path)?.unwrap_or_default()))
+    }
+
+    /// The same for a server, which goes on without: a file that is damaged is renamed to `PATH.corrupt-N`, which the log
+    /// says, and the store begins empty.
     ///
     /// # Errors
     /// Those of reading or renaming the file; `FailedPrecondition` for a file of a later version.
-    pub fn open(path: &Path) -> Result<Speakers> {
-        let document = match read(path)? {
-            None => Document::default(),
-            Some(bytes) => match parse(&bytes) {
-                Ok(document) => document,
-                Err(error) if error.kind() == base::ErrorKind::FailedPrecondition => {
-                    return Err(error.context(path.display()));
-                }
-                Err(error) => {
-                    let aside = set_aside(path)?;
-                    let (path, aside) = (path.display(), aside.display());
-                    tracing::error!(%path, %aside, %error, "enrolled speakers cannot be read and were set aside");
-                    Document::default()
-                }
-            },
-        };
-        Ok(Speakers::with(Some(path.to_owned()), document))
+    pub fn open_or_set_aside(path: &Path) -> Result<Speakers> {
+        match Speakers::open(path) {
+            Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+                let aside = set_aside(path)?;
+                let (shown, aside) = (path.display(), aside.display());
+                tracing::error!(path = %shown, %aside, %error, "enrolled speakers cannot be read and were set aside");
+                Ok(Speakers::with(Some(path.to_owned()), Document::default()))
+            }
+            speakers => speakers,
+        }
     }
 
     /// A store that is gone with its last clone.
@@ -136,8 +140,9 @@ impl Speakers {
             voice.embeddings += 1;
             let share = 1.0 / voice.embeddings as f32;
             voice.vector.iter_mut().zip(&vector).for_each(|(mean, new)| *mean += (new - *mean) * share);
-            Ok(())
-        })
+            Ok(true)
+        })?;
+        Ok(())
     }
 
     /// Forgets `name`, as durably; whether it was there.
@@ -145,15 +150,11 @@ impl Speakers {
     /// # Errors
     /// Those of writing the file, and then nothing has changed.
     pub fn remove(&self, name: &str) -> Result<bool> {
-        if !self.now().speakers.contains_key(name) {
+        let file_is_there = self.0.path.as_ref().is_none_or(|path| path.exists());
+        if !file_is_there && !self.now().speakers.contains_key(name) {
             return Ok(false);
         }
-        let mut was_there = false;
-        self.change(|document| {
-            was_there = document.speakers.remove(name).is_some();
-            Ok(())
-        })?;
-        Ok(was_there)
+        self.change(|document| Ok(document.speakers.remove(name).is_some()))
     }
 
     /// Who is enrolled, sorted.
@@ -180,16 +181,21 @@ impl Speakers {
         self.0.document.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes a copy, writes it, and only then shows it.
-    fn change(&self, change: impl FnOnce(&mut Document) -> Result<()>) -> Result<()> {
+    /// Changes a copy, writes it where that made a difference, which is what is returned, and only then shows it.
+    fn change(&self, change: impl FnOnce(&mut Document) -> Result<bool>) -> Result<bool> {
         let _one_at_a_time = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut document = Document::clone(&self.now());
-        change(&mut document)?;
-        if let Some(path) = &self.0.path {
+        let _one_process = self.0.path.as_deref().map(lock).transpose()?;
+        // Without a file there is nothing that another process has added.
+        let mut document = match self.0.path.as_deref().map(document).transpose()?.flatten() {
+            Some(document) => document,
+            None => Document::clone(&self.now()),
+        };
+        let changed = change(&mut document)?;
+        if let Some(path) = self.0.path.as_ref().filter(|_| changed) {
             write(path, &document)?;
         }
         *self.0.document.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(document);
-        Ok(())
+        Ok(changed)
     }
 }
 
@@ -208,6 +214,19 @@ fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
     let lengths = (dot(mean, mean) * dot(embedding, embedding)).sqrt();
     let fits = mean.len() == embedding.len() && lengths > 0.0 && lengths.is_finite();
     fits.then(|| (dot(mean, embedding) / lengths).clamp(-1.0, 1.0) as f32)
+}
+
+/// Waits until no other process changes the file at `path`; until the answer is dropped, none does.
+fn lock(path: &Path) -> Result<File> {
+    let beside = beside(path, ".lock");
+    let locked = File::create(&beside).and_then(|file| file.lock().map(|()| file));
+    locked.map_err(|error| Error::io(&beside, &error).context("speakers cannot be saved"))
+}
+
+/// What the file says; `None` where there is no file.
+fn document(path: &Path) -> Result<Option<Document>> {
+    let parsed = read(path)?.map(|bytes| parse(&bytes)).transpose();
+    parsed.map_err(|error| error.context("no file of enrolled voices").context(path.display()))
 }
 
 /// The file's bytes; `None` where there is no file.
@@ -383,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_set_aside_and_kept() {
+    fn a_damaged_file_is_left_or_set_aside_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         Speakers::open(&path).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();
@@ -393,15 +412,38 @@ mod tests {
         let damaged = [&whole[..whole.len() / 2], b"", b"not json", wrong_dimension];
         for (number, damaged) in damaged.iter().enumerate() {
             std::fs::write(&path, damaged).unwrap();
-            let speakers = Speakers::open(&path).unwrap();
+            let error = Speakers::open(&path).unwrap_err();
+            assert!(error.message().contains("no file of enrolled voices"), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), *damaged, "a command leaves it");
+            let speakers = Speakers::open_or_set_aside(&path).unwrap();
             assert_eq!(speakers.names(), [""; 0]);
             let aside = beside(&path, &format!(".corrupt-{}", number + 1));
             assert_eq!(std::fs::read(aside).unwrap(), *damaged);
             assert!(!path.exists());
         }
         std::fs::write(&path, br#"{"format":2,"anything":1}"#).unwrap();
-        assert_eq!(Speakers::open(&path).unwrap_err().kind(), base::ErrorKind::FailedPrecondition);
+        assert_eq!(
+            Speakers::open_or_set_aside(&path).unwrap_err().kind(),
+            base::ErrorKind::FailedPrecondition
+        );
         assert!(path.exists(), "a later version's file stays where it is");
+    }
+
+    #[test]
+    fn who_was_enrolled_by_another_process_meanwhile_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let (one, other) = (Speakers::open(&path).unwrap(), Speakers::open(&path).unwrap());
+        one.enrol("Ada", &[1.0, 0.5]).unwrap();
+        other.enrol("Bob", &[0.5, 1.0]).unwrap();
+        assert_eq!(other.names(), ["Ada", "Bob"]);
+        assert!(one.remove("Bob").unwrap(), "though it had not seen him");
+        assert_eq!(Speakers::open(&path).unwrap().names(), ["Ada"]);
+        let held = lock(&path).unwrap();
+        let elsewhere = File::open(beside(&path, ".lock")).unwrap();
+        assert!(elsewhere.try_lock().is_err());
+        drop(held);
+        elsewhere.try_lock().unwrap();
     }
 
     #[test]

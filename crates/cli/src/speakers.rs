@@ -25,7 +25,7 @@ Examples:
   millpond speakers identify unknown.wav
   millpond audio meeting.mp3 --recogniser voiceprint --format rttm
 
-verify ends with 0 when the voice is that speaker's, with 1 when it is not.")]
+verify ends with 0 when the voice is that speaker's, with 1 when it is not, and with 2 or 3 when that cannot be told.")]
 pub(crate) struct SpeakersArgs {
     #[command(subcommand)]
     what: What,
@@ -104,7 +104,13 @@ pub(crate) fn run(args: &SpeakersArgs) -> Outcome {
             false => Err(Failure::failed(format!("\"{name}\" is not enrolled in {}", file.display()))),
         },
         What::Identify { files } => identify(args, &speakers, files),
-        What::Verify { name, file } => verify(args, &speakers, name, file),
+        What::Verify { name, file } => match verify(args, &speakers, name, file) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Failure::silent(Exit::Failed)),
+            // A script that asks takes 1 for "no".
+            Err(failure) if failure.exit() == Exit::Failed => Err(failure.with_exit(Exit::Usage)),
+            Err(failure) => Err(failure),
+        },
     }
 }
 
@@ -123,7 +129,8 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Outc
     print(&table.text())
 }
 
-fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> Outcome {
+/// Whether the voice in `file` is `name`'s, which is also printed.
+fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> Outcome<bool> {
     let unknown = || Failure::failed(format!("\"{name}\" is not enrolled"));
     if !speakers.names().iter().any(|other| other == name) {
         return Err(unknown());
@@ -136,7 +143,7 @@ fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> 
         if same { "yes" } else { "no" },
         file.display()
     ))?;
-    if same { Ok(()) } else { Err(Failure::silent(Exit::Failed)) }
+    Ok(same)
 }
 
 fn open(args: &SpeakersArgs) -> Outcome<Opened> {

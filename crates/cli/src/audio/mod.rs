@@ -70,15 +70,15 @@ pub(crate) struct AudioArgs {
 enum Format {
     /// Columns for people
     Table,
-    /// A document with labels, scores and faults
+    /// A document with labels, scores and faults; of several recordings, a list of them
     Json,
     /// Comma-separated values with a head
     Csv,
-    /// Subtitles
+    /// Subtitles of one recording
     Srt,
     /// NIST's format for speech and speakers
     Rttm,
-    /// A label track for Audacity
+    /// A label track for Audacity, of one recording
     Audacity,
 }
 
@@ -104,6 +104,7 @@ pub(crate) fn run(args: &AudioArgs) -> Outcome {
         (Some(name), false) => name,
         _ => return list(&args.place),
     };
+    let mut output = Output::open(args.output.as_deref(), args.format.into(), &args.files)?;
     args.engine.prepare()?;
     let mut source = match &args.url {
         Some(url) => Source::server(url, name, args.embeddings)?,
@@ -113,7 +114,6 @@ pub(crate) fn run(args: &AudioArgs) -> Outcome {
             Source::Here { options: opened.options(args.embeddings, speakers), opened: Box::new(opened) }
         }
     };
-    let mut output = Output::open(args.output.as_deref(), args.format.into())?;
     let mut done: Vec<Done> = Vec::with_capacity(args.files.len());
     for file in &args.files {
         done.push(work::recognise(&mut source, file, &mut output)?);

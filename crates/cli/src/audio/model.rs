@@ -32,22 +32,22 @@ const RUNS_PER_THREAD: usize = 2;
 #[command(next_help_heading = "This machine")]
 pub(crate) struct EngineArgs {
     /// Inference threads, which is runs of the model at the same time [default: one a core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", global = true)]
     pub(crate) threads: Option<usize>,
     /// Use only this many of the machine's cores, decoding included [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", global = true)]
     pub(crate) cores: Option<usize>,
     /// Threads inside one operator of the model [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", global = true)]
     pub(crate) intra_op: Option<usize>,
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
     /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Where converted models are kept [default: the user's cache directory]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     cache_dir: Option<PathBuf>,
 }
 

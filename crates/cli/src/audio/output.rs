@@ -1,7 +1,8 @@
 //! Where labels go: standard output or a file, a line at a time, so that what was recognised is kept whatever comes.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{LineWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use audio::pipeline::{Event, Summary};
@@ -12,7 +13,7 @@ use crate::exit::{Failure, Outcome};
 
 /// A sink that may have lost its reader.
 struct Sink {
-    out: Box<dyn Write>,
+    out: Target,
     gone: bool,
     /// Drop everything up to the next line: the head of a table that has one already.
     skip_line: bool,
@@ -46,6 +47,56 @@ impl Write for Sink {
     }
 }
 
+/// Where bytes end up.
+enum Target {
+    Standard(std::io::Stdout),
+    /// Until the first recording has been opened, a file keeps what it held: a result of before is not lost to a slip.
+    File(File),
+}
+
+impl Target {
+    /// Opens `path` and leaves what is in it.
+    fn file(path: &Path, recordings: &[PathBuf]) -> Outcome<Target> {
+        let named = |error: std::io::Error| Failure::failed(format!("--output {}: {error}", path.display()));
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(named)?;
+        let place = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+        let own = file.metadata().map(place).map_err(named)?;
+        let same = |recording: &&PathBuf| std::fs::metadata(recording).map(place).is_ok_and(|at| at == own);
+        match recordings.iter().find(same) {
+            None => Ok(Target::File(file)),
+            Some(recording) => Err(Failure::usage(format!(
+                "--output {} is the recording {} itself",
+                path.display(),
+                recording.display()
+            ))),
+        }
+    }
+
+    /// Forgets what it held. What is no regular file (a pipe, a terminal) holds nothing.
+    fn clear(&self) -> std::io::Result<()> {
+        match self {
+            Target::File(file) if file.metadata()?.is_file() => file.set_len(0),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Write for Target {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Target::Standard(out) => out.write(bytes),
+            Target::File(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Target::Standard(out) => out.flush(),
+            Target::File(file) => file.flush(),
+        }
+    }
+}
+
 type Lines = LineWriter<Sink>;
 
 /// The labels of one recording after another.
@@ -56,6 +107,8 @@ pub(crate) struct Output {
     out: Option<Lines>,
     /// Whether a recording has been begun.
     begun: bool,
+    /// Whether several documents make a list.
+    list: bool,
 }
 
 /// One recording's part.
@@ -65,23 +118,26 @@ pub(crate) struct Part<'a> {
 }
 
 impl Output {
-    /// Opens `path`, or standard output.
+    /// Opens `path`, or standard output, for the labels of `recordings`.
     ///
     /// # Errors
-    /// A failure when the file cannot be made.
-    pub(crate) fn open(path: Option<&Path>, format: Format) -> Outcome<Output> {
-        let (out, name): (Box<dyn Write>, PathBuf) = match path {
-            Some(path) => {
-                let file = File::create(path)
-                    .map_err(|error| Failure::failed(format!("--output {}: {error}", path.display())))?;
-                (Box::new(file), path.to_owned())
-            }
-            None => (Box::new(std::io::stdout()), "standard output".into()),
+    /// A failure when the file cannot be made, is one of the recordings, or the format holds only one.
+    pub(crate) fn open(path: Option<&Path>, format: Format, recordings: &[PathBuf]) -> Outcome<Output> {
+        let several = recordings.len() > 1;
+        if several && matches!(format, Format::Srt | Format::Audacity) {
+            let name = format.name();
+            return Err(Failure::usage(format!("--format {name} is for one recording, and {} are given", recordings.len()))
+                .hint("call it once for each, or take json, csv, rttm or table, which say which recording a label is of"));
+        }
+        let (out, name) = match path {
+            Some(path) => (Target::file(path, recordings)?, path.to_owned()),
+            None => (Target::Standard(std::io::stdout()), "standard output".into()),
         };
         Ok(Output {
             format,
             name,
             begun: false,
+            list: several && format == Format::Json,
             out: Some(LineWriter::new(Sink { out, gone: false, skip_line: false })),
         })
     }
@@ -93,6 +149,14 @@ impl Output {
     pub(crate) fn begin(&mut self, name: &str) -> Result<Part<'_>> {
         let mut out =
             self.out.take().ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
+        let written = match self.begun {
+            false => out.get_ref().out.clear(),
+            true => Ok(()),
+        };
+        let between = if self.begun { "," } else { "[" };
+        let written =
+            written.and_then(|()| if self.list { out.write_all(between.as_bytes()) } else { Ok(()) });
+        written.map_err(|error| Error::io(&self.name, &error))?;
         // One table, one head, however many recordings: its first column names them.
         out.get_mut().skip_line = self.begun && self.format == Format::Csv;
         self.begun = true;
@@ -106,7 +170,12 @@ impl Output {
     /// A failure when it cannot be written.
     pub(crate) fn close(self) -> Outcome {
         let name = self.name;
-        let written = self.out.map_or(Ok(()), |mut out| out.flush());
+        let end: &[u8] = match (self.list, self.begun) {
+            (true, true) => b"]\n",
+            (true, false) => b"[]\n",
+            (false, _) => b"",
+        };
+        let written = self.out.map_or(Ok(()), |mut out| out.write_all(end).and_then(|()| out.flush()));
         written.map_err(|error| Failure::failed(format!("cannot write to {}: {error}", name.display())))
     }
 }
@@ -139,21 +208,55 @@ mod tests {
     use super::*;
     use audio::Label;
 
-    #[test]
-    fn a_table_of_several_recordings_has_one_head() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("labels.csv");
-        let mut output = Output::open(Some(&path), Format::Csv).unwrap();
-        for name in ["a.wav", "b.wav"] {
+    /// Writes a label of each recording to `path`.
+    fn written(path: &Path, format: Format, names: &[&str]) -> String {
+        let recordings: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
+        let mut output = Output::open(Some(path), format, &recordings).unwrap();
+        for name in names {
             let mut part = output.begin(name).unwrap();
             let label = Label { start: 0.0, end: 1.0, text: "speech".into(), score: 1.0, embedding: None };
             part.event(&Event::Label(label)).unwrap();
             part.finish(&Summary::default()).unwrap();
         }
         output.close().unwrap();
-        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn a_table_of_several_recordings_has_one_head() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = written(&dir.path().join("labels.csv"), Format::Csv, &["a.wav", "b.wav"]);
         let starts: Vec<&str> = text.lines().filter_map(|line| line.split(',').next()).collect();
         assert_eq!(starts, ["file", "a.wav", "b.wav"], "{text}");
-        assert!(Output::open(Some(dir.path()), Format::Csv).is_err());
+        assert!(Output::open(Some(dir.path()), Format::Csv, &[]).is_err());
+    }
+
+    #[test]
+    fn documents_of_several_recordings_are_a_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("labels.json");
+        let parsed = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        let both = parsed(written(&path, Format::Json, &["a.wav", "b.wav"]));
+        assert_eq!((&both[0]["file"], &both[1]["file"]), (&"a.wav".into(), &"b.wav".into()));
+        assert_eq!(parsed(written(&path, Format::Json, &["a.wav"]))["file"], "a.wav");
+        let recordings = ["a.wav".into(), "b.wav".into()];
+        Output::open(Some(&path), Format::Json, &recordings).unwrap().close().unwrap();
+        for format in [Format::Srt, Format::Audacity] {
+            assert!(Output::open(Some(&path), format, &recordings).is_err());
+        }
+    }
+
+    #[test]
+    fn a_file_keeps_what_it_held_until_a_recording_was_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("labels.csv");
+        std::fs::write(&path, "of before").unwrap();
+        Output::open(Some(&path), Format::Csv, &["absent.wav".into()]).unwrap().close().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
+        let link = dir.path().join("a.wav");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(Output::open(Some(&path), Format::Csv, &[link]).is_err(), "it is a recording");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
+        assert!(!written(&path, Format::Csv, &["a.wav"]).contains("before"));
     }
 }

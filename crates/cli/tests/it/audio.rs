@@ -117,7 +117,24 @@ fn nobody_is_enrolled_at_first() {
     assert_eq!((listed.code, listed.stdout.as_str()), (0, ""), "{listed:?}");
     check_error(&["speakers", "identify", "a.wav", "--speakers", file], 1, "nobody is enrolled");
     check_error(&["speakers", "remove", "bob", "--speakers", file], 1, "\"bob\" is not enrolled");
-    check_error(&["speakers", "verify", "bob", "a.wav", "--speakers", file], 1, "\"bob\" is not enrolled");
+    check_error(&["speakers", "verify", "bob", "a.wav", "--speakers", file], 2, "\"bob\" is not enrolled");
     let elsewhere: Run = command(&["speakers", "list"]).env("HOME", dir.path()).output().unwrap().into();
     assert_eq!(elsewhere.code, 0, "{elsewhere:?}");
+}
+
+#[test]
+fn a_slip_of_the_hand_destroys_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(text("a.wav"), b"RIFF and so on").unwrap();
+    std::fs::write(text("labels.csv"), b"of before").unwrap();
+    let (wav, labels) = (text("a.wav"), text("labels.csv"));
+    check_error(&["speakers", "list", "--speakers", &wav], 1, "no file of enrolled voices");
+    let vad = ["audio", &wav, "--recogniser", "vad", "--url", "http://127.0.0.1:9"];
+    check_error(&[&vad[..], &["--output", &wav]].concat(), 2, "is the recording");
+    check_error(&[&vad[..], &["--output", &labels]].concat(), 1, "no answer");
+    check_error(&[&vad[..], &[&labels, "--format", "srt"]].concat(), 2, "is for one recording");
+    assert_eq!(std::fs::read(&wav).unwrap(), b"RIFF and so on");
+    assert_eq!(std::fs::read(&labels).unwrap(), b"of before");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
 }
