@@ -2,16 +2,22 @@
 # demo_images.sh MILLPOND DIR: serves image search with DIR/pictures in its collection "pictures", until Ctrl-C.
 set -euo pipefail
 millpond=$1 dir=$2
+# The pictures are for the server that is started here, and for no other that the environment may name.
+unset MILLPOND_URL
 
 "$millpond" serve "$dir/models" --collections-dir "$dir/collections" &
 server=$!
 trap 'kill -TERM "$server" 2>/dev/null || true; wait "$server" || true' EXIT
 trap 'exit 0' INT TERM
 
+runs() { kill -0 "$server" 2>/dev/null || { echo "the server ended; is port 8501 in use?" >&2; exit 1; }; }
 until "$millpond" models status mobilenet-v2 >/dev/null 2>&1; do
-    kill -0 "$server" 2>/dev/null || { echo "the server ended; is port 8501 in use?" >&2; exit 1; }
+    runs
     sleep 0.2
 done
+# Another server at that port answers too; this one ends within a moment where it cannot listen.
+sleep 1
+runs
 "$millpond" images index "$dir/pictures" --collection pictures
 for copy in "$dir"/changed/*; do
     printf '\n%s, cropped, turned and recompressed:\n' "$(basename "$copy")"

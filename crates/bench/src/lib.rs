@@ -9,6 +9,16 @@
 //!
 //! Nothing here reads arguments or the environment: `cli` fills the `Args` structs and [`BenchEnv`].
 
+/// Text of a report for people, as the standard library writes it, but that a reader who has gone (`... | head`) is no reason
+/// to end with a panic.
+macro_rules! print {
+    ($($text:tt)*) => { crate::report::print_text(format_args!($($text)*)) };
+}
+/// The same with a line feed after it.
+macro_rules! println {
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
+
 pub mod audio;
 mod bare;
 pub mod batch;

@@ -66,6 +66,18 @@ pub(crate) fn ms(value: f64) -> String {
     }
 }
 
+/// Writes to standard output. One that has no reader any more takes nothing, and nothing is lost: programs read the JSON
+/// file.
+pub(crate) fn print_text(text: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    match out.write_fmt(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("cannot write to standard output: {error}");
+        }
+        _ => {}
+    }
+}
+
 /// Writes `value` as JSON to `path`, in one step so that a reader never sees half of it.
 ///
 /// # Errors

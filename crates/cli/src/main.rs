@@ -14,6 +14,7 @@ mod environment;
 mod exit;
 mod images;
 mod infer;
+mod layout;
 mod models;
 mod publish;
 mod serve;

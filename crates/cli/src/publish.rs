@@ -1,6 +1,6 @@
 //! `millpond publish`, and the child process in which the server converts foreign models.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::Error;
@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use memory::Rate;
 
 use crate::exit::{Exit, Failure, Outcome, print};
+use crate::layout;
 use crate::values::{PerSecond, check_name};
 
 /// How often the progress line is drawn anew, so that its rate and time left stay true while nothing arrives.
@@ -55,6 +56,7 @@ pub(crate) struct ConvertArgs {
 pub(crate) fn run(args: &PublishArgs) -> Outcome {
     let name = args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     check_name(&name).map_err(|error| Failure::usage(format!("--to {}: {error}", args.to.display())))?;
+    check_place(&args.to, &name)?;
     let options = PublishOptions {
         source: args.source.clone(),
         dest_root: args.to.clone(),
@@ -74,6 +76,28 @@ pub(crate) fn run(args: &PublishArgs) -> Outcome {
         format_bytes(parameters)
     );
     print(&format!("{}\n", published.dir.display()))
+}
+
+/// Refuses a place where a version would make something else of what is there: a version's own directory, and a root.
+fn check_place(to: &Path, name: &str) -> Outcome {
+    let shown = to.display();
+    if layout::is_version(name) {
+        return Err(Failure::usage(format!(
+            "--to {shown}: \"{name}\" is a version's number and no model's name"
+        ))
+        .hint(format!("give the model's directory, and the number with --version {name}")));
+    }
+    let models = layout::models_in(to);
+    match models.first() {
+        Some(first) if !layout::is_model(to) => {
+            let count = models.len();
+            Err(Failure::usage(format!(
+                "--to {shown} is a directory of models ({first}, {count} in all) and no model"
+            ))
+            .hint(format!("name the model: --to {}/NAME", shown.to_string().trim_end_matches('/'))))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Converts, at the priority of the load thread that started it. The parent reads the last line of standard error as the

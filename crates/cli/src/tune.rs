@@ -1,5 +1,6 @@
 //! `millpond tune`: the arguments are the bench crate's own, the environment is ours.
 
+use base::ErrorKind;
 use bench::tune::TuneArgs;
 use clap::Args;
 
@@ -17,5 +18,9 @@ pub(crate) struct TuneCommand {
 
 /// Searches, reports and writes.
 pub(crate) fn run(args: &TuneCommand) -> Outcome {
-    finished(bench::tune::run(&args.tune, &bench_env(&args.places)?))
+    match bench::tune::run(&args.tune, &bench_env(&args.places)?) {
+        // What is damaged is the model that was given, and not what ran.
+        Err(error) if error.kind() == ErrorKind::DataLoss => Err(error.into()),
+        tuned => finished(tuned),
+    }
 }

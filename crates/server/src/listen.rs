@@ -48,7 +48,11 @@ impl Peer {
 pub(crate) fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
     let address = SocketAddr::new(host, port);
     let listener = std::net::TcpListener::bind(address).map_err(|e| {
-        Error::unavailable(format!("cannot listen on {address}: {e}; choose another with {flag}"))
+        let remedy = match e.kind() {
+            std::io::ErrorKind::AddrNotAvailable => "--host must be an address of this machine".to_owned(),
+            _ => format!("choose another with {flag}"),
+        };
+        Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
     })?;
     listener.set_nonblocking(true).map_err(|e| Error::internal(format!("{address}: {e}")))?;
     Ok(listener)

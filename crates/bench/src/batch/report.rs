@@ -154,7 +154,7 @@ impl Report {
             let drift = model.arms.values().flatten().map(|point| point.drift).fold(0.0, f32::max);
             println!("largest difference from the model alone: {drift:.1e}");
         }
-        println!();
+        println!("");
         for wanted in &self.wanted {
             let mark = if wanted.met { "met" } else { "NOT met" };
             println!("{} ({:.2}: {mark})", wanted.what, wanted.value);

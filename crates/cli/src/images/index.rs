@@ -19,7 +19,9 @@ use crate::exit::{Exit, Failure, Outcome, print};
 const PAGE: usize = 1000;
 /// Most pictures on their way at the same time.
 const CONNECTIONS_MAX: usize = 64;
-/// Failures that are listed; the rest is counted.
+/// Bytes of a collection's name.
+const COLLECTION_BYTES_MAX: usize = 200;
+/// Failures that are told; the rest is counted.
 const FAILURES_SHOWN_MAX: usize = 50;
 /// From this many missing pictures on they are sent as background work.
 const BULK_MIN: usize = 16;
@@ -40,7 +42,7 @@ pub(super) struct IndexArgs {
     #[arg(value_name = "DIR", required = true)]
     places: Vec<PathBuf>,
     /// The collection they go to
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = collection_name)]
     collection: String,
     /// What they show, for a collection that is made now [default: photo]
     #[arg(long, value_enum)]
@@ -87,13 +89,42 @@ fn object(text: &str) -> Result<String, String> {
     }
 }
 
+/// As the server names collections; it adds a number of its own.
+fn collection_name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    match (1..=COLLECTION_BYTES_MAX).contains(&text.len())
+        && !text.starts_with('.')
+        && text.chars().all(allowed)
+    {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "a collection's name has 1 to {COLLECTION_BYTES_MAX} of A-Z, a-z, 0-9, \".\", \"_\" and \"-\", and begins \
+             with no dot"
+        )),
+    }
+}
+
 /// What came of everything.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Summary {
     added: u64,
     present: u64,
+    /// The same content as another file of this call.
+    again: u64,
     ignored: u64,
     failed: Vec<(String, String)>,
+    /// Of those, how many have been told of.
+    told: usize,
+}
+
+impl Summary {
+    /// Says what failed since it last did.
+    fn tell(&mut self, bar: &ProgressBar) {
+        let (from, to) = (self.told, self.failed.len());
+        let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
+        bar.suspend(|| lines.for_each(|(name, reason)| eprintln!("not added: {name}: {reason}")));
+        self.told = to;
+    }
 }
 
 /// Adds what the collection lacks.
@@ -119,17 +150,23 @@ pub(super) fn run(args: &IndexArgs) -> Outcome {
     let Walked { found, ignored, unread } = walked;
     let mut summary = Summary { ignored, failed: unread, ..Summary::default() };
     let mut seen = HashSet::new();
+    summary.tell(&bar);
     for page in found.chunks(PAGE) {
         bar.set_message("hashing");
         let wanted = missing(page, &target, args.connections, &mut seen, &mut summary)?;
         bar.inc((page.len() - wanted.len()) as u64);
         target.background = !args.foreground && wanted.len() >= BULK_MIN;
         send(&wanted, &target, args.connections, &bar, &mut summary)?;
+        summary.tell(&bar);
     }
     bar.finish_and_clear();
     report(&summary, &args.collection, started.elapsed())?;
     if summary.added + summary.present > 0 {
-        print(&format!("search them at {}/images or with `millpond images search FILE`\n", client.base()))?;
+        let (base, collection) = (client.base(), &args.collection);
+        print(&format!(
+            "search them at {base}/images?collection={collection} or with `millpond images search FILE \
+             --collection {collection}`\n"
+        ))?;
     }
     if summary.failed.is_empty() { Ok(()) } else { Err(Failure::silent(Exit::Failed)) }
 }
@@ -159,7 +196,7 @@ fn missing<'a>(
     for (found, id) in page.iter().zip(ids) {
         match id {
             Err(error) => summary.failed.push((found.name.clone(), error.to_string())),
-            Ok(id) if !seen.insert(id.clone()) => summary.present += 1,
+            Ok(id) if !seen.insert(id.clone()) => summary.again += 1,
             Ok(id) => fresh.push((found, id)),
         }
     }
@@ -183,9 +220,6 @@ fn send(
     let put = |found: &&Found| {
         bar.set_message(found.name.clone());
         let came = target.put(found)?;
-        if let Came::Failed(reason) = &came {
-            bar.suspend(|| eprintln!("{}: {reason}", found.name));
-        }
         bar.inc(1);
         Ok(came)
     };
@@ -196,7 +230,11 @@ fn send(
         match came {
             Came::Added => summary.added += 1,
             Came::Present => summary.present += 1,
-            Came::Failed(reason) => summary.failed.push((found.name.clone(), reason)),
+            Came::Failed(reason) => {
+                // The server names the picture too, where it knows its name.
+                let own = reason.strip_prefix(&format!("{}: ", found.name)).unwrap_or(&reason).to_owned();
+                summary.failed.push((found.name.clone(), own));
+            }
         }
     }
     Ok(())
@@ -240,22 +278,20 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn report(summary: &Summary, collection: &str, took: Duration) -> Outcome {
-    let shown = summary.failed.len().min(FAILURES_SHOWN_MAX);
-    if shown > 0 {
-        eprintln!("\nnot added:");
-    }
-    summary.failed.iter().take(shown).for_each(|(name, reason)| eprintln!("  {name}: {reason}"));
-    if shown < summary.failed.len() {
-        eprintln!("  and {} more", summary.failed.len() - shown);
+    if let Some(more @ 1..) = summary.failed.len().checked_sub(FAILURES_SHOWN_MAX) {
+        eprintln!("not added: {more} more");
     }
     print(&format!("{}\n", line(summary, collection, took)))
 }
 
-/// "photos: 12 added, 3 already there, 1 failed, 2 other files ignored, in 4.0 s (3.0 a second)".
+/// "photos: 12 added, 3 already there, 1 failed, 4 the same again, 2 other files ignored, in 4.0 s (3.0 a second)".
 fn line(summary: &Summary, collection: &str, took: Duration) -> String {
     let mut line = format!("{collection}: {} added, {} already there", summary.added, summary.present);
     if !summary.failed.is_empty() {
         line.push_str(&format!(", {} failed", summary.failed.len()));
+    }
+    if summary.again > 0 {
+        line.push_str(&format!(", {} the same again", summary.again));
     }
     if summary.ignored > 0 {
         line.push_str(&format!(", {} other files ignored", summary.ignored));
@@ -294,8 +330,19 @@ mod tests {
             "photos: 12 added, 3 already there, in 4.0 s (3.0 a second)"
         );
         summary.failed.push(("a".into(), "b".into()));
-        summary.ignored = 2;
-        assert!(line(&summary, "photos", took).contains("1 failed, 2 other files ignored"));
+        (summary.again, summary.ignored) = (4, 2);
+        assert!(line(&summary, "photos", took).contains("1 failed, 4 the same again, 2 other files ignored"));
+    }
+
+    #[test]
+    fn names_are_what_the_server_takes() {
+        let longest = "x".repeat(COLLECTION_BYTES_MAX);
+        for name in ["photos", "a.b-c_9", &longest] {
+            assert!(collection_name(name).is_ok(), "{name}");
+        }
+        for name in ["", "my photos", ".a", "a/b", "fotoß", &format!("{longest}x")] {
+            assert!(collection_name(name).is_err(), "{name}");
+        }
     }
 
     #[test]

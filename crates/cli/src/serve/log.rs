@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::options::LogFormat;
 use crate::environment;
@@ -13,10 +14,15 @@ use crate::exit::{Failure, Outcome};
 /// # Errors
 /// A usage failure when `filter` is no filter.
 pub(super) fn start(format: LogFormat, filter: &str) -> Outcome {
-    let filter = EnvFilter::try_new(filter).map_err(|error| {
-        Failure::usage(format!("--log {filter}: {error}"))
-            .hint("use error, warn, info, debug, trace, or a filter such as info,millpond_lifecycle=debug")
-    })?;
+    let wrong = |what: String| {
+        Failure::usage(format!("--log {filter}: {what}")).hint(
+            "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug",
+        )
+    };
+    if let Some(word) = filter.split(',').map(str::trim).find(|word| names_no_level(word)) {
+        return Err(wrong(format!("\"{word}\" is no level")));
+    }
+    let filter = EnvFilter::try_new(filter).map_err(|error| wrong(error.to_string()))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -26,4 +32,34 @@ pub(super) fn start(format: LogFormat, filter: &str) -> Outcome {
         }
     };
     started.map_err(|error| Failure::failed(format!("the log cannot be started: {error}")))
+}
+
+/// Whether a part of a filter is a word that is no level. The library takes such a word for the name of a module whose
+/// events are wanted, and with it a slip (`verbose`) means: no event at all.
+fn names_no_level(word: &str) -> bool {
+    !word.is_empty() && !word.contains(['=', '[', ']']) && word.parse::<LevelFilter>().is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_no_level;
+
+    #[test]
+    fn a_word_is_a_level() {
+        for filter in [
+            "info",
+            "WARN",
+            "off",
+            "3",
+            "info,millpond_lifecycle=debug",
+            "[request{id}]=trace",
+            "a::b=info",
+            "",
+        ] {
+            assert!(!filter.split(',').any(names_no_level), "{filter}");
+        }
+        for filter in ["verbose", "millpond_lifecycle", "infos", "9"] {
+            assert!(names_no_level(filter), "{filter}");
+        }
+    }
 }

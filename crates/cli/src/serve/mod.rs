@@ -66,6 +66,7 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let settings = Settings::resolve(args)?;
     log::start(settings.log_format, &settings.log)?;
+    settings.advice().iter().for_each(|advice| tracing::warn!("{advice}"));
     server::run(settings.into_config()?).map_err(|error| {
         let exit = match error.kind() {
             ErrorKind::InvalidArgument => Exit::Usage,

@@ -14,6 +14,7 @@ use super::options::{
 };
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
+use crate::layout;
 use crate::values::{Size, Source, Span, check_name};
 
 /// Threads of one kind.
@@ -119,6 +120,24 @@ impl Settings {
         Ok(settings)
     }
 
+    /// What will not be served as it lies, and what to do about it.
+    pub(super) fn advice(&self) -> Vec<String> {
+        let roots = self.roots.iter().flat_map(|root| layout::advice(root, true));
+        let models = self.models.iter().flat_map(|(name, model)| {
+            let mut advice = layout::advice(&model.dir, false);
+            let hidden = layout::models_in(&model.dir);
+            if let Some(first) = hidden.first().filter(|_| layout::is_model(&model.dir)) {
+                let (dir, count) = (model.dir.display(), hidden.len());
+                advice.push(format!(
+                    "{dir} is model \"{name}\", as it has numbered directories; the {count} models in it \
+                     ({first}...) are not served: move the numbered ones into a directory of their own"
+                ));
+            }
+            advice
+        });
+        roots.chain(models).collect()
+    }
+
     fn check_values(&self) -> Outcome {
         let (server, lifecycle) = (&self.server, &self.lifecycle);
         number("door-threads", server.door_threads, 0, THREADS_MAX)?;
@@ -157,7 +176,7 @@ impl Settings {
     /// Adds a directory as the model or the root that it is.
     fn add(&mut self, source: Source) -> Outcome {
         let dir = existing(&source.dir)?;
-        if source.name.is_none() && !is_model(&dir) {
+        if source.name.is_none() && !layout::is_model(&dir) {
             self.roots.push(dir);
             return Ok(());
         }
@@ -218,14 +237,6 @@ fn existing(dir: &Path) -> Outcome<PathBuf> {
             .hint("publish the file as a version first: millpond publish FILE --to DIR/NAME, then millpond serve DIR"));
     }
     Ok(real)
-}
-
-/// A directory with a numbered subdirectory is a model.
-fn is_model(dir: &Path) -> bool {
-    let version = |entry: std::fs::DirEntry| {
-        entry.file_name().to_str().is_some_and(|name| name.parse::<u64>().is_ok()) && entry.path().is_dir()
-    };
-    std::fs::read_dir(dir).is_ok_and(|entries| entries.filter_map(Result::ok).any(version))
 }
 
 fn name_of(dir: &Path) -> Outcome<String> {

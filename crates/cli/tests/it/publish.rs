@@ -1,5 +1,7 @@
 //! `millpond publish`, and `convert`, which the server runs.
 
+use std::path::Path;
+
 use crate::program::{check_error, run, write_model};
 
 #[test]
@@ -34,6 +36,23 @@ fn what_cannot_be_published_leaves_nothing() {
     check_error(&["publish", &text("noise.onnx"), "--to", &text("m")], 1, "noise.onnx");
     check_error(&["publish", &text("noise.onnx"), "--to", &text("a b")], 2, "is no model name");
     assert!(!dir.path().join("m/1").exists());
+}
+
+#[test]
+fn a_version_goes_into_a_model_and_nowhere_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let model = text("model.onnx");
+    write_model(Path::new(&model), 0.5);
+    assert_eq!(run(&["publish", &model, "--to", &text("models/ranker")]).code, 0);
+    check_error(&["publish", &model, "--to", &text("models/ranker/2")], 2, "is a version's number");
+    check_error(
+        &["publish", &model, "--to", &text("models")],
+        2,
+        "is a directory of models (ranker, 1 in all)",
+    );
+    assert_eq!(run(&["publish", &model, "--to", &text("models/ranker")]).code, 0, "as before");
+    assert!(!dir.path().join("models/1").exists() && dir.path().join("models/ranker/2").exists());
 }
 
 #[test]

@@ -5,32 +5,6 @@ use std::path::Path;
 
 use crate::program::run;
 
-/// Every command with a help text of its own.
-const COMMANDS: [&[&str]; 23] = [
-    &["serve"],
-    &["publish"],
-    &["models", "ls"],
-    &["models", "load"],
-    &["models", "unload"],
-    &["models", "status"],
-    &["infer"],
-    &["audio"],
-    &["speakers"],
-    &["speakers", "enrol"],
-    &["speakers", "identify"],
-    &["speakers", "verify"],
-    &["speakers", "remove"],
-    &["bench", "load"],
-    &["bench", "swap"],
-    &["bench", "overhead"],
-    &["bench", "batch"],
-    &["bench", "overload"],
-    &["bench", "audio"],
-    &["demo"],
-    &["doctor"],
-    &["tune"],
-    &["completion"],
-];
 const HEAD: &str = "\
 # Commands
 
@@ -38,17 +12,30 @@ What `millpond --help` and the help of each command say. Made by `UPDATE_DOCS=1 
 fails when it is stale.
 ";
 
+/// Appends the help of `command` and of what it consists of.
+fn describe(text: &mut String, command: &[&str]) {
+    let help = run(&[command, &["--help"]].concat());
+    assert_eq!(help.code, 0, "{command:?}: {help:?}");
+    let title = [&["millpond"], command].concat().join(" ");
+    let body: Vec<&str> = help.stdout.lines().map(str::trim_end).collect();
+    write!(text, "\n## {title}\n\n```text\n{}\n```\n", body.join("\n").trim_end()).unwrap();
+    for part in parts(&body) {
+        describe(text, &[command, &[part]].concat());
+    }
+}
+
+/// The commands that a help text lists: `Commands:`, then a line each, until one is empty.
+fn parts<'a>(help: &[&'a str]) -> Vec<&'a str> {
+    let listed =
+        help.iter().skip_while(|line| **line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect()
+}
+
 #[test]
 fn the_reference_is_up_to_date() {
     let mut text = HEAD.to_owned();
-    let sections = std::iter::once(&[][..]).chain(COMMANDS);
-    for command in sections {
-        let help = run(&[command, &["--help"]].concat());
-        assert_eq!(help.code, 0, "{command:?}: {help:?}");
-        let title = [&["millpond"], command].concat().join(" ");
-        let body: Vec<&str> = help.stdout.lines().map(str::trim_end).collect();
-        write!(text, "\n## {title}\n\n```text\n{}\n```\n", body.join("\n").trim_end()).unwrap();
-    }
+    describe(&mut text, &[]);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, &text).unwrap();

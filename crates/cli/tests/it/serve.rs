@@ -157,3 +157,16 @@ fn a_taken_port_and_a_missing_library_are_told_at_once() {
     let nowhere = ["serve", models, "--http-port", "0", "--grpc-port", "0", "--onnxruntime", "/no/such.so"];
     check_error(&nowhere, 3, "error: --onnxruntime /no/such.so");
 }
+
+#[test]
+fn what_lies_in_the_wrong_place_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("ranker")).unwrap();
+    write_model(&dir.path().join("ranker/model.onnx"), 0.5);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let root = dir.path().to_str().unwrap();
+    let serve = ["serve", root, "--http-port", &port, "--grpc-port", "0"];
+    check_error(&serve, 3, "ranker holds model.onnx itself: put it into");
+    check_error(&[&serve[..], &["--log", "verbose"]].concat(), 2, "\"verbose\" is no level");
+}

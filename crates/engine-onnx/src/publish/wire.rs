@@ -62,7 +62,8 @@ impl Walker {
 
     /// An error about position `at`.
     pub(super) fn damaged(&self, at: u64, what: impl std::fmt::Display) -> Error {
-        Error::data_loss(format!("{}: byte {at}: {what}", self.file.path().display()))
+        let path = self.file.path().display();
+        Error::data_loss(format!("{path}: no ONNX model, or a damaged one: byte {at}: {what}"))
     }
 
     /// The field at `at` of a message that ends at `end`.

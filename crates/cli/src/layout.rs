@@ -1,0 +1,182 @@
+//! What directories are in the layout ROOT/NAME/VERSION/model.onnx, and what they look like when something is in the
+//! wrong place.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// Files that make a directory a version.
+const MODEL_FILES: [&str; 4] = ["millpond.json", "model.onnx", "model.pt", "model.pt2"];
+/// Subdirectories of a root that are spoken of singly.
+const NAMED_MAX: usize = 5;
+
+/// A subdirectory.
+struct Inside {
+    name: String,
+    dir: std::path::PathBuf,
+}
+
+/// Whether `name` is that of a version's directory.
+pub(crate) fn is_version(name: &str) -> bool {
+    name.parse::<u64>().is_ok()
+}
+
+/// A directory with a numbered subdirectory is a model.
+pub(crate) fn is_model(dir: &Path) -> bool {
+    subdirectories(dir).is_ok_and(|inside| inside.iter().any(|inside| is_version(&inside.name)))
+}
+
+/// The names of `dir`'s subdirectories that are models.
+pub(crate) fn models_in(dir: &Path) -> Vec<String> {
+    let inside = subdirectories(dir).unwrap_or_default();
+    let models = inside.into_iter().filter(|inside| !is_version(&inside.name) && is_model(&inside.dir));
+    models.map(|inside| inside.name).collect()
+}
+
+/// What is wrong with a root or a model of which nothing will be served, and what to do; nothing where all is well.
+pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
+    let shown = dir.display();
+    let inside = match subdirectories(dir) {
+        Ok(inside) => inside,
+        Err(error) => return vec![format!("{shown} cannot be read: {error}")],
+    };
+    let own_number = dir.file_name().is_some_and(|name| is_version(&name.to_string_lossy()));
+    match model_file(dir) {
+        Some(file) if own_number => {
+            let parent = dir.parent().unwrap_or(dir).display();
+            return vec![format!("{shown} holds {file}, so it is a version: serve its parent, {parent}")];
+        }
+        Some(file) if is_root => {
+            return vec![format!("{shown} holds {file} itself: put it into {shown}/NAME/1/")];
+        }
+        Some(file) => return vec![format!("{shown} holds {file} itself: put it into {shown}/1/")],
+        None => {}
+    }
+    if is_root {
+        return in_root(dir, &inside);
+    }
+    match inside.iter().any(|inside| is_version(&inside.name)) {
+        true => Vec::new(),
+        false => wrong_versions(dir, &inside).map_or_else(
+            || vec![format!("{shown} has no version yet: a directory 1, 2, 3...")],
+            |one| vec![one],
+        ),
+    }
+}
+
+fn in_root(root: &Path, inside: &[Inside]) -> Vec<String> {
+    let mut advice: Vec<String> = Vec::new();
+    let mut models = 0;
+    for Inside { dir, .. } in inside {
+        let shown = dir.display();
+        match subdirectories(dir) {
+            Err(error) => advice.push(format!("{shown} cannot be read: {error}")),
+            Ok(below) if below.iter().any(|below| is_version(&below.name)) => models += 1,
+            Ok(below) => match model_file(dir) {
+                Some(file) => advice.push(format!("{shown} holds {file} itself: put it into {shown}/1/")),
+                None => advice.extend(wrong_versions(dir, &below)),
+            },
+        }
+    }
+    if advice.len() > NAMED_MAX {
+        let more = advice.len() - NAMED_MAX;
+        advice.truncate(NAMED_MAX);
+        advice.push(format!("and {more} more in {}", root.display()));
+    }
+    if advice.is_empty() && models == 0 {
+        let root = root.display();
+        advice.push(format!("{root} has no models yet: millpond publish model.onnx --to {root}/NAME"));
+    }
+    advice
+}
+
+/// A subdirectory that would be a version if its name were a number.
+fn wrong_versions(dir: &Path, inside: &[Inside]) -> Option<String> {
+    let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
+    let (from, dir) = (found.dir.display(), dir.display());
+    Some(format!("{from} is no version, as its name is no number: call it {dir}/1"))
+}
+
+/// The first file in `dir` that makes it a version.
+fn model_file(dir: &Path) -> Option<&'static str> {
+    MODEL_FILES.into_iter().find(|file| dir.join(file).is_file())
+}
+
+/// Those whose names do not begin with a dot, sorted.
+fn subdirectories(dir: &Path) -> std::io::Result<Vec<Inside>> {
+    let mut inside = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let (name, dir) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
+        let is_dir = match std::fs::metadata(&dir) {
+            Ok(meta) => meta.is_dir(),
+            // It was there a moment ago, or is a link to nothing.
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
+        };
+        if is_dir && !name.starts_with('.') {
+            inside.push(Inside { name, dir });
+        }
+    }
+    inside.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(inside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(places: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for place in places {
+            let path = root.path().join(place);
+            if place.ends_with('/') {
+                std::fs::create_dir_all(path).unwrap();
+            } else {
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, "x").unwrap();
+            }
+        }
+        root
+    }
+
+    fn said(places: &[&str], below: &str, is_root: bool) -> String {
+        let root = made(places);
+        advice(&root.path().join(below), is_root).join("; ").replace(root.path().to_str().unwrap(), "R")
+    }
+
+    #[test]
+    fn what_is_in_the_wrong_place_is_said() {
+        for (places, below, is_root, wanted) in [
+            (&["a/1/model.onnx", "b/2/model.pt"][..], "", true, ""),
+            (&["a/1/model.onnx", "docs/"], "", true, ""),
+            (&["a/1/model.onnx"], "a", false, ""),
+            (&["x/"], "x", true, "R/x has no models yet: millpond publish model.onnx --to R/x/NAME"),
+            (
+                &["a/1/model.onnx"],
+                "a/1",
+                true,
+                "R/a/1 holds model.onnx, so it is a version: serve its parent, R/a",
+            ),
+            (&["a/model.onnx"], "", true, "R/a holds model.onnx itself: put it into R/a/1/"),
+            (&["a/model.onnx"], "a", true, "R/a holds model.onnx itself: put it into R/a/NAME/1/"),
+            (&["a/model.onnx"], "a", false, "R/a holds model.onnx itself: put it into R/a/1/"),
+            (&["a/v1/model.pt"], "", true, "R/a/v1 is no version, as its name is no number: call it R/a/1"),
+            (&["a/v1/model.pt"], "a", false, "R/a/v1 is no version, as its name is no number: call it R/a/1"),
+            (&["a/"], "a", false, "R/a has no version yet: a directory 1, 2, 3..."),
+        ] {
+            assert_eq!(said(places, below, is_root), wanted, "{places:?} {below}");
+        }
+        let many: Vec<String> = (0..9).map(|n| format!("m{n}/model.onnx")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(said(&many, "", true).ends_with("and 4 more in R/"), "{}", said(&many, "", true));
+    }
+
+    #[test]
+    fn models_are_told_from_versions() {
+        let root = made(&["a/1/model.onnx", "b/notes/", "7/1/model.onnx", ".x/1/model.onnx"]);
+        assert_eq!(models_in(root.path()), ["a"]);
+        assert!(
+            is_model(root.path()) && is_model(&root.path().join("a")) && !is_model(&root.path().join("b"))
+        );
+    }
+}
