@@ -32,6 +32,9 @@ pub(crate) const DEMO_SECONDS: Variable =
 pub(crate) const LIBTORCH: Variable = Variable { name: "MILLPOND_LIBTORCH", help: "default of --libtorch" };
 /// The log filter.
 pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default of --log" };
+/// Settings of the allocator.
+pub(crate) const MALLOC_CONF: Variable =
+    Variable { name: "MALLOC_CONF", help: "jemalloc's settings, in place of Millpond's own" };
 /// NVIDIA's run-time compiler.
 pub(crate) const NVRTC: Variable = Variable {
     name: "MILLPOND_NVRTC",
@@ -73,7 +76,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable { name: "TERM_PROGRAM", help: "whether `images search` may send pictures as iTerm2 takes them" };
 
 /// All of them, in the order of the help text.
-pub(crate) const ALL: [&Variable; 20] = [
+pub(crate) const ALL: [&Variable; 21] = [
     &API_KEY,
     &AUDIO_DATA,
     &CACHE_DIR,
@@ -81,6 +84,7 @@ pub(crate) const ALL: [&Variable; 20] = [
     &DEMO_SECONDS,
     &LIBTORCH,
     &LOG,
+    &MALLOC_CONF,
     &NVRTC,
     &ONNXRUNTIME,
     &RECOGNISERS,

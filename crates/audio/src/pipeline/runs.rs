@@ -133,9 +133,20 @@ impl Runs {
 
     /// Windows that may wait while a run is under way: those of the pieces that can run side by side, and what the one after
     /// them shares with the last. So what runs next is read as fast as what runs now is done with, and not before.
+    ///
+    /// Of lanes' pieces the last needs no more than one run's windows for its group to start; it ends as the others do,
+    /// and gets its windows as theirs go.
     fn waiting_max(&self) -> u64 {
-        let Plan { length, lead_in, lanes, .. } = self.plan;
-        (length + lead_in) * (lanes * self.runs_max()) as u64 + lead_in
+        let Plan { length, lead_in, lanes, run, .. } = self.plan;
+        let pieces = (lanes * self.runs_max()) as u64;
+        match lanes {
+            1 => (length + lead_in) * pieces + lead_in,
+            _ => {
+                let run = run as u64;
+                // The one before it has not all of its own by then: the two overlap.
+                (length + lead_in) * (pieces - 1) + run - lead_in.saturating_sub(run)
+            }
+        }
     }
 
     /// Pieces that may be open: those of one group more than can run, so that its windows are there when a run ends.

@@ -1,5 +1,6 @@
 //! `millpond audio`: recordings through a recogniser, in this process or by a running server.
 
+mod allocator;
 mod cores;
 mod exchange;
 mod lines;
@@ -104,6 +105,9 @@ pub(crate) fn run(args: &AudioArgs) -> Outcome {
         (Some(name), false) => name,
         _ => return list(&args.place),
     };
+    if args.url.is_none() {
+        allocator::restart_frugally(args.engine.threads);
+    }
     let mut output = Output::open(args.output.as_deref(), args.format.into(), &args.files)?;
     args.engine.prepare()?;
     let mut source = match &args.url {
