@@ -20,8 +20,8 @@ const MODELS_MAX: usize = 4096;
 
 /// Why a request was not taken.
 pub(crate) enum Refusal {
-    /// So many wait already.
-    Full(usize),
+    /// So many may wait, and so many do: there is no room for the request.
+    Full { limit: usize, waiting: usize },
     /// No more requests are taken.
     Closed,
 }
@@ -108,7 +108,13 @@ impl Dispatch {
             self.queued.fetch_add(count, Ordering::Relaxed);
         }
         self.notify(woken);
-        pushed.map_err(Refusal::Full)
+        pushed.map_err(|(limit, waiting)| Refusal::Full { limit, waiting })
+    }
+
+    /// Counts what was added and taken. The lock is still held, so nobody counts as taken what is not counted as added.
+    fn count(&self, _held: &mut State, added: usize, taken: usize) {
+        self.queued.fetch_add(added, Ordering::Relaxed);
+        self.queued.fetch_sub(taken, Ordering::Relaxed);
     }
 
     fn notify(&self, worker: Option<usize>) {

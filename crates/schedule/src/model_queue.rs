@@ -116,7 +116,7 @@ impl ModelQueue {
         server_max: usize,
         now: Instant,
         dead: &mut Vec<Dead>,
-    ) -> Result<(), usize> {
+    ) -> Result<(), (usize, usize)> {
         let Some(first) = entries.first() else { return Ok(()) };
         let options = first.servable.schedule();
         let (level, levels) = (first.level, options.levels());
@@ -125,14 +125,16 @@ impl ModelQueue {
         if self.levels.len() < levels {
             self.levels.resize_with(levels, VecDeque::new);
         }
-        let full = |queue: &ModelQueue| queue.queued >= model_max || queue.levels[level].len() >= level_max;
-        if full(self) {
+        let full = |queue: &ModelQueue| {
+            let bounds = [(model_max, queue.queued), (level_max, queue.levels[level].len())];
+            bounds.into_iter().find(|&(max, waiting)| waiting > 0 && waiting + entries.len() > max)
+        };
+        if full(self).is_some() {
             self.bury(now, dead);
         }
-        if full(self) {
+        if let Some(full) = full(self) {
             self.counts.refused += 1;
-            let limit = if self.queued >= model_max { model_max } else { level_max };
-            return Err(limit);
+            return Err(full);
         }
         self.counts.mode = options.mode;
         if self.delay != options.max_queue_delay {

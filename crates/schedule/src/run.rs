@@ -114,15 +114,22 @@ fn together(
     };
     let parts: Vec<Part<'_>> =
         entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
-    let inputs = batch::join(plan, form, &parts).map_err(Failure::Engine)?;
+    let joined = guarded(servable, "joining", || batch::join(plan, form, &parts));
+    let inputs = joined.map_err(Failure::Engine)?;
     let outputs = call(servable, &inputs, outputs).map_err(Failure::Engine)?;
-    batch::split(plan, form, &parts, outputs).map_err(Failure::Misfit)
+    let answers = guarded(servable, "splitting", || Ok(batch::split(plan, form, &parts, outputs)));
+    answers.map_err(Failure::Engine)?.map_err(Failure::Misfit)
 }
 
 fn call(servable: &Servable, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-    std::panic::catch_unwind(AssertUnwindSafe(|| servable.run(inputs, outputs))).unwrap_or_else(|_| {
-        tracing::error!(version = %servable.id, "the engine panicked");
-        Err(Error::internal("the engine panicked; see the log"))
+    guarded(servable, "the engine", || servable.run(inputs, outputs))
+}
+
+/// Turns a panic of `what` into an error: a worker outlives whatever a request does to it.
+fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        tracing::error!(version = %servable.id, what, "a run panicked");
+        Err(Error::internal(format!("{what} panicked; see the log")))
     })
 }
 
