@@ -61,12 +61,10 @@ struct Group {
 impl ModelQueue {
     /// What the next free worker of `workers` should run.
     pub(crate) fn next(&mut self, now: Instant, workers: usize, closed: bool) -> Next {
-        let order = self.order();
-        let Some(&first) = order.first() else { return Next::Nothing };
-        let threads = self.at(first).servable.schedule().threads.unwrap_or(workers).min(workers);
-        if self.running >= threads {
+        if self.runs_enough(workers) {
             return Next::Nothing;
         }
+        let (order, threads) = (self.order(), self.threads(workers));
         let mut heads: Vec<Place> = Vec::new();
         let mut earliest: Option<Instant> = None;
         for &place in &order {
@@ -85,10 +83,23 @@ impl ModelQueue {
         earliest.map_or(Next::Nothing, Next::Wait)
     }
 
+    fn head(&self) -> Option<&Entry> {
+        self.levels.iter().find_map(VecDeque::front)
+    }
+
     /// Cores that a run of the request at the head takes.
     pub(crate) fn cores(&self, workers: usize) -> usize {
-        let head = self.levels.iter().find_map(VecDeque::front);
-        head.map_or(1, |entry| entry.servable.threads_per_run.min(workers))
+        self.head().map_or(1, |entry| entry.servable.threads_per_run.min(workers))
+    }
+
+    /// Runs at the same time at most, as the request at the head has it.
+    fn threads(&self, workers: usize) -> usize {
+        self.head().and_then(|entry| entry.servable.schedule().threads).unwrap_or(workers).min(workers)
+    }
+
+    /// Whether no more of its requests may run now.
+    pub(crate) fn runs_enough(&self, workers: usize) -> bool {
+        self.running >= self.threads(workers)
     }
 
     /// All places, by priority and then by arrival.

@@ -3,7 +3,7 @@
 //! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor time as the good:
 //! the model that has used the least, divided by its weight, goes first, and one that comes back from idleness starts
 //! at the virtual time of the others, so that it cannot save up. A run of a model with several threads takes as many
-//! cores as it has threads; while too few are free nobody overtakes it.
+//! cores as it has threads, and is charged for them all; while too few are free nobody overtakes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -233,6 +233,9 @@ impl State {
         waiting.sort_unstable_by(|a, b| a.used.total_cmp(&b.used));
         let mut earliest: Option<Instant> = None;
         for queue in waiting {
+            if queue.runs_enough(workers) {
+                continue;
+            }
             if queue.cores(workers) > self.cores_free {
                 // Nobody overtakes it: it would never find enough cores free.
                 break;

@@ -24,6 +24,8 @@ pub(crate) struct Ran {
     pub(crate) instance: u64,
     /// Its model's weight.
     pub(crate) weight: u32,
+    /// Cores that the run took.
+    pub(crate) cores: usize,
     /// What was charged in advance, in microseconds.
     pub(crate) charge: f64,
     /// Requests it answered.
@@ -64,7 +66,7 @@ pub(crate) struct ModelQueue {
     /// Instances whose requests are not merged, because their outputs could not be cut apart.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
-    /// Time used, divided by the weight: the model with the least goes first.
+    /// Time used, of all cores together, divided by the weight: the model with the least goes first.
     pub(crate) used: f64,
     /// What the last run used, charged in advance.
     pub(crate) charge: f64,
@@ -181,8 +183,9 @@ impl ModelQueue {
     pub(crate) fn finish(&mut self, ran: &Ran) {
         let us = ran.time.as_secs_f64() * 1e6;
         self.running -= 1;
-        self.used += (us - ran.charge) / f64::from(ran.weight.max(1));
-        self.charge = us;
+        let used = us * ran.cores.max(1) as f64;
+        self.used += (used - ran.charge) / f64::from(ran.weight.max(1));
+        self.charge = used;
         if let Some(lesson) = &ran.lesson {
             let elements = lesson.elements * ran.items as f64;
             match &lesson.shape {
