@@ -26,6 +26,8 @@ pub(crate) struct Entry {
     pub(crate) key: u64,
     /// Items; 1 without a form.
     pub(crate) items: usize,
+    /// How many would have run together when it first waited for company.
+    pub(crate) lingered: Option<usize>,
     pub(crate) finish: Finish,
 }
 
@@ -74,6 +76,7 @@ impl Entry {
             form,
             key,
             items,
+            lingered: None,
             finish,
         };
         if !job.servable.plan().batchable || items <= max {
