@@ -61,8 +61,8 @@ pub(crate) struct ModelQueue {
     due: Option<Instant>,
     /// When all that wait were last looked at.
     looked: Option<Instant>,
-    /// That of the version asked last.
-    session: Option<Weak<dyn Session>>,
+    /// Those of the versions that were asked and are not known to be released.
+    sessions: Vec<Weak<dyn Session>>,
     /// Instances whose requests are not merged, because their outputs could not be cut apart.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
@@ -85,7 +85,7 @@ impl ModelQueue {
             queued: 0,
             due: None,
             looked: None,
-            session: None,
+            sessions: Vec::new(),
             misfit: Vec::new(),
             cost: ModelCost::default(),
             used: 0.0,
@@ -102,16 +102,24 @@ impl ModelQueue {
         self.queued
     }
 
-    /// Whether nothing waits or runs and the last version it served is released. Nothing is upgraded here: a version
+    /// Whether nothing waits or runs and every version that was asked is released. Nothing is upgraded here: a version
     /// must be dropped on an unload thread only.
     pub(crate) fn gone(&self) -> bool {
         self.queued == 0
             && self.running == 0
-            && self.session.as_ref().is_none_or(|session| session.strong_count() == 0)
+            && self.sessions.iter().all(|session| session.strong_count() == 0)
     }
 
-    /// Takes the entries of one request, or says how many wait when the model's or their level's queue
-    /// is full.
+    /// Remembers the session of a version that was asked.
+    fn watch(&mut self, session: Weak<dyn Session>) {
+        if !self.sessions.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), session.as_ptr())) {
+            self.sessions.retain(|known| known.strong_count() > 0);
+            self.sessions.push(session);
+        }
+    }
+
+    /// Takes the entries of one request; or gives how many may wait and how many do, where the model's or their level's
+    /// queue has no room for all. An empty one has room for any request.
     pub(crate) fn push(
         &mut self,
         entries: Vec<Entry>,
@@ -142,7 +150,7 @@ impl ModelQueue {
         if self.delay != options.max_queue_delay {
             (self.delay, self.linger_useful) = (options.max_queue_delay, 1.0);
         }
-        self.session = Some(first.servable.session_watch());
+        self.watch(first.servable.session_watch());
         self.queued += entries.len();
         self.due = self.due.into_iter().chain([first.deadline]).min();
         self.levels[level].extend(entries);
