@@ -108,7 +108,7 @@ impl AxisCut {
     /// The real size of the output's axis for an input's real size.
     pub fn size(&self, input: usize) -> usize {
         let divided = if self.round_up { input.div_ceil(self.divisor) } else { input / self.divisor };
-        usize::try_from(divided as i64 + self.offset).unwrap_or(0)
+        usize::try_from((divided as i64).saturating_add(self.offset)).unwrap_or(0)
     }
 }
 
@@ -121,8 +121,8 @@ impl BatchPlan {
     ///
     /// # Errors
     /// `InvalidArgument` naming the option that does not fit the model: an unknown input or output, an axis that
-    /// is not there or fixed, a mask of the wrong rank or type, an output whose size follows the input and that
-    /// no rule cuts back.
+    /// is not there or fixed, a padded input of unknown rank, a mask of the wrong rank or type, an output whose size
+    /// follows the input (or may: its rank is unknown) and that no rule cuts back.
     pub fn new(signature: &Signature, options: &ScheduleOptions) -> Result<BatchPlan> {
         options.check()?;
         let all = || signature.inputs.iter().chain(&signature.outputs);
@@ -184,7 +184,10 @@ fn add_padding(
     if spec.dtype == DType::String {
         return wrong("strings cannot be padded");
     }
-    if pad.axes.iter().any(|&axis| spec.shape.as_ref().is_some_and(|dims| axis >= dims.len())) {
+    let Some(dims) = &spec.shape else {
+        return wrong("the model does not say how many axes the input has, so none can be padded");
+    };
+    if pad.axes.iter().any(|&axis| axis >= dims.len()) {
         return wrong("axes names an axis that the input does not have");
     }
     if pad.axes.iter().any(|&axis| !free(spec, axis)) {
@@ -280,6 +283,12 @@ fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPl
         let rules = options.outputs.get(&spec.name).map_or(&[][..], Vec::as_slice);
         let axes = rules.iter().map(|rule| cut(signature, spec, rule)).collect::<Result<Vec<_>>>()?;
         if !options.inputs.is_empty() {
+            if spec.shape.is_none() && axes.is_empty() {
+                return Err(Error::invalid(format!(
+                    "inputs are padded and the model does not say what axes output \"{}\" has: outputs.{} must say which input's axes they follow",
+                    spec.name, spec.name
+                )));
+            }
             let rank = spec.shape.as_ref().map_or(0, Vec::len);
             if let Some(axis) =
                 (1..rank).find(|&axis| free(spec, axis) && !axes.iter().any(|cut| cut.axis == axis))
@@ -356,6 +365,24 @@ mod tests {
         let (signature, mut options) = ocr();
         options.mode = Mode::Sync;
         assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
+    }
+
+    /// What has an unknown rank may grow with the padding, and no axis of it can be named.
+    #[test]
+    fn padding_needs_ranks() {
+        for mode in [Mode::Sync, Mode::Async] {
+            let (mut signature, mut options) = ocr();
+            options.mode = mode;
+            signature.outputs[0].shape = None;
+            assert!(BatchPlan::new(&signature, &options).is_ok(), "a rule says what follows");
+            options.outputs.clear();
+            let refusal = BatchPlan::new(&signature, &options).unwrap_err();
+            assert!(refusal.message().contains("outputs.y must say"), "{refusal}");
+            let (mut signature, options) = ocr();
+            signature.inputs[0].shape = None;
+            let refusal = BatchPlan::new(&signature, &options).unwrap_err();
+            assert!(refusal.message().contains("how many axes"), "{refusal}");
+        }
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub struct ScheduleOptions {
     pub preferred_batch_sizes: Vec<usize>,
     /// Merge although the measured gain is none. For measuring; see `schedule`'s cost model.
     pub always_merge: bool,
-    /// Requests of this model that may wait; `None` is the server's bound.
+    /// Requests of this model that may wait, those of several batches counted as many; `None` is the server's bound.
     pub queue_max: Option<usize>,
     /// Deadline of a request without one; `None` is the server's.
     pub timeout: Option<Duration>,

@@ -27,6 +27,8 @@ pub struct Servable {
     pub recogniser: Option<Arc<str>>,
     instance: u64,
     session: Arc<dyn Session>,
+    /// The session that is released with the version: of a stream, not its own.
+    watched: Weak<dyn Session>,
     signature: Signature,
     schedule: ScheduleOptions,
     plan: BatchPlan,
@@ -62,6 +64,7 @@ impl Servable {
         (schedule, threads): (ScheduleOptions, &SessionOptions),
     ) -> Result<Servable> {
         let (signature, plan) = planned(&*session, &schedule)?;
+        let session: Arc<dyn Session> = Arc::from(session);
         Ok(Servable {
             id,
             engine,
@@ -70,7 +73,8 @@ impl Servable {
             threads_per_run: threads.intra_op_threads.max(1),
             recogniser: None,
             instance: next_instance(),
-            session: Arc::from(session),
+            watched: Arc::downgrade(&session),
+            session,
             signature,
             schedule,
             plan,
@@ -98,6 +102,7 @@ impl Servable {
             recogniser,
             instance: next_instance(),
             session: self.session.clone(),
+            watched: self.watched.clone(),
             signature,
             schedule,
             plan,
@@ -114,9 +119,10 @@ impl Servable {
         Arc::strong_count(&self.session) > 1
     }
 
-    /// The session, to see whether it is still there. Not to be upgraded: whoever drops the last holder releases it.
+    /// The version's session (of a stream, that of the version it is a stream of), to see whether it is still there. Not to be
+    /// upgraded: whoever drops the last holder releases it.
     pub fn session_watch(&self) -> Weak<dyn Session> {
-        Arc::downgrade(&self.session)
+        self.watched.clone()
     }
 
     /// Whether runs of it leave state behind; see [`Session::stateful`].
@@ -142,6 +148,7 @@ impl Servable {
             recogniser: self.recogniser.clone(),
             instance: next_instance(),
             session: Arc::new(StreamSession::new(self, carried, lanes)?),
+            watched: self.watched.clone(),
             signature: self.signature.clone(),
             schedule: ScheduleOptions { mode: Mode::Sync, max_batch: usize::MAX, ..self.schedule.clone() },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },

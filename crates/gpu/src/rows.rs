@@ -395,6 +395,13 @@ impl Drop for DeviceRows {
         let (device, pinned) = (&self.gpu.device_bytes, &self.gpu.pinned_bytes);
         let home = if matches!(self.codes, Kept::Pinned(_)) { pinned } else { device };
         home.fetch_sub(self.bytes, Ordering::Relaxed);
+        // What is dropped next is freed in the context of this thread, which need not have searched before: without one
+        // it stays taken, and the next call finds the failure.
+        if let Err(error) = self.gpu.context.bind_to_thread() {
+            // Told instead of binding: what a call that cannot fail has left behind.
+            self.gpu.failed(error);
+            let _ = self.gpu.context.bind_to_thread();
+        }
     }
 }
 

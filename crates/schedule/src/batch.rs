@@ -7,6 +7,7 @@ use bytes::Bytes;
 use engine::{BatchPlan, InputPlan, OutputPlan};
 
 use crate::block;
+use crate::bounds;
 use crate::fill::element;
 use crate::form::Form;
 
@@ -30,7 +31,7 @@ pub(crate) fn fits(plan: &BatchPlan, form: &Form, inputs: &[NamedTensor]) -> boo
 /// The inputs of one run over all `parts`, in order, each padded to `form`.
 ///
 /// # Errors
-/// `Unimplemented` for a type that cannot be joined or padded.
+/// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` where padding makes too much of it.
 pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<Vec<NamedTensor>> {
     let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
@@ -59,10 +60,11 @@ fn join_input(input: &InputPlan, sizes: &[usize], items: usize, tensors: &[Tenso
         Some(bits) if bits.is_multiple_of(8) => bits / 8,
         _ => return Err(Error::unimplemented(format!("{} cannot be joined", input.dtype))),
     };
-    let item = sizes.iter().product::<usize>() * width;
+    let received = tensors.iter().map(Tensor::byte_len).sum();
+    let count = bounds::made(&input.name, input.dtype, &shape, received)?;
+    let item = count / items.max(1);
     let padded = tensors.iter().any(|tensor| tensor.shape().get(1..) != Some(sizes));
-    let mut bytes =
-        if padded { padding(input, items * item, width)? } else { Vec::with_capacity(items * item) };
+    let mut bytes = if padded { padding(input, count, width)? } else { Vec::with_capacity(count) };
     let mut at = 0;
     for tensor in tensors {
         let source = tensor.bytes().ok_or_else(|| Error::internal("strings where bytes are declared"))?;
@@ -71,7 +73,7 @@ fn join_input(input: &InputPlan, sizes: &[usize], items: usize, tensors: &[Tenso
             continue;
         }
         let large: Shape = tensor.shape().iter().take(1).chain(sizes).copied().collect();
-        let end = at + large.iter().product::<usize>() * width;
+        let end = at + large.first().copied().unwrap_or(0) * item;
         block::embed(&mut bytes[at..end], &large, source, tensor.shape(), width);
         at = end;
     }

@@ -56,17 +56,18 @@ type Place = (usize, usize);
 struct Group {
     places: Vec<Place>,
     form: Option<Form>,
+    /// What was decided by measured costs: the shape's number, and the items that will be measured as its (none where
+    /// other shapes joined them).
+    decided: Option<(u64, Option<usize>)>,
 }
 
 impl ModelQueue {
     /// What the next free worker of `workers` should run.
     pub(crate) fn next(&mut self, now: Instant, workers: usize, closed: bool) -> Next {
-        let order = self.order();
-        let Some(&first) = order.first() else { return Next::Nothing };
-        let threads = self.at(first).servable.schedule().threads.unwrap_or(workers).min(workers);
-        if self.running >= threads {
+        if self.runs_enough(workers) {
             return Next::Nothing;
         }
+        let (order, threads) = (self.order(), self.threads(workers));
         let mut heads: Vec<Place> = Vec::new();
         let mut earliest: Option<Instant> = None;
         for &place in &order {
@@ -85,10 +86,23 @@ impl ModelQueue {
         earliest.map_or(Next::Nothing, Next::Wait)
     }
 
+    fn head(&self) -> Option<&Entry> {
+        self.levels.iter().find_map(VecDeque::front)
+    }
+
     /// Cores that a run of the request at the head takes.
     pub(crate) fn cores(&self, workers: usize) -> usize {
-        let head = self.levels.iter().find_map(VecDeque::front);
-        head.map_or(1, |entry| entry.servable.threads_per_run.min(workers))
+        self.head().map_or(1, |entry| entry.servable.threads_per_run.min(workers))
+    }
+
+    /// Runs at the same time at most, as the request at the head has it.
+    fn threads(&self, workers: usize) -> usize {
+        self.head().and_then(|entry| entry.servable.schedule().threads).unwrap_or(workers).min(workers)
+    }
+
+    /// Whether no more of its requests may run now.
+    pub(crate) fn runs_enough(&self, workers: usize) -> bool {
+        self.running >= self.threads(workers)
     }
 
     /// All places, by priority and then by arrival.
@@ -117,7 +131,7 @@ impl ModelQueue {
         let mergeable = options.mode == Mode::Async && plan.batchable && options.max_batch > 1;
         if !mergeable || self.at(head).form.is_none() || misfit {
             let form = self.at(head).form.clone().filter(|_| !misfit);
-            return Ok(Group { places: vec![head], form });
+            return Ok(Group { places: vec![head], form, decided: None });
         }
         let (mut places, mut items) = (vec![], 0);
         let mut waiting = 0;
@@ -142,10 +156,14 @@ impl ModelQueue {
         let until = self.linger_until(&places, options.max_queue_delay);
         let full = items >= options.max_batch || preferred.is_some();
         if !full && more_may_pay && now < until && !closed && self.lingers() {
+            let entry = &mut self.levels[head.0][head.1];
+            entry.lingered = entry.lingered.or(Some(places.len()));
             return Err(until);
         }
         let whole = target >= items;
         self.shorten(&mut places, target);
+        let (key, count) = (self.at(head).key, places.len());
+        let items: usize = places.iter().map(|&place| self.at(place).items).sum();
         let mut form = self.at(head).form.clone();
         if whole
             && items < options.max_batch
@@ -153,7 +171,8 @@ impl ModelQueue {
         {
             self.pad(&mut places, &mut form, order, plan, options);
         }
-        Ok(Group { places, form })
+        let measured = (places.len() == count).then_some(items);
+        Ok(Group { places, form, decided: Some((key, measured)) })
     }
 
     /// How many items to take of those offered, and whether more might pay.
@@ -245,10 +264,14 @@ impl ModelQueue {
     /// Takes a group out of the queue.
     fn take(&mut self, group: Group, workers: usize) -> Batch {
         let servable = self.at(group.places[0]).servable.clone();
-        let delay = servable.schedule().max_queue_delay;
-        if !delay.is_zero() && self.lingers() {
-            let brought = f64::from(u8::from(group.places.len() > 1));
+        // Only who waited for company has seen whether any comes.
+        let lingered = group.places.iter().filter_map(|&place| self.at(place).lingered).min();
+        if let Some(before) = lingered {
+            let brought = f64::from(u8::from(group.places.len() > before));
             self.linger_useful += LINGER_WEIGHT * (brought - self.linger_useful);
+        }
+        if let Some((key, measured)) = group.decided {
+            self.cost.decided(key, measured);
         }
         let mut entries = Vec::with_capacity(group.places.len());
         // From the back, so that the places before stay where they are.
@@ -265,5 +288,72 @@ impl ModelQueue {
         self.used += self.charge / weight;
         let cores = servable.threads_per_run.min(workers);
         Batch { entries, form: group.form, cores, charge: self.charge }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::Servable;
+
+    use super::*;
+    use crate::trial::{lingering, model, request};
+
+    const DELAY: Duration = Duration::from_secs(1);
+
+    fn push(queue: &mut ModelQueue, servable: &Arc<Servable>, now: Instant) {
+        assert!(queue.push(request(servable, 1, now), 512, now, &mut Vec::new()).is_ok());
+    }
+
+    /// How many entries run now; 0 where they wait.
+    fn runs(queue: &mut ModelQueue, now: Instant) -> usize {
+        match queue.next(now, 1, false) {
+            Next::Run(batch) => {
+                queue.running -= 1;
+                batch.entries.len()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Six shapes may begin to try a size. Looks at requests that go on waiting are no tries.
+    #[test]
+    fn waiting_for_company_uses_no_tries_up() {
+        let (servable, start) = (model("m", lingering(DELAY)), Instant::now());
+        let mut queue = ModelQueue::new(&servable.id.model);
+        for _ in 0..2 {
+            push(&mut queue, &servable, start);
+            assert_eq!(runs(&mut queue, start + DELAY), 1);
+            let key = request(&servable, 1, start)[0].key;
+            queue.cost.add(key, 1, 3.0, 1000.0);
+        }
+        push(&mut queue, &servable, start);
+        push(&mut queue, &servable, start);
+        for _ in 0..500 {
+            assert_eq!(runs(&mut queue, start), 0, "more might come");
+        }
+        assert_eq!(runs(&mut queue, start + DELAY), 2, "two at once were never measured");
+    }
+
+    #[test]
+    fn who_never_waited_has_not_waited_in_vain() {
+        let options = ScheduleOptions { always_merge: true, ..lingering(DELAY) };
+        let (servable, start) = (model("m", options), Instant::now());
+        let mut queue = ModelQueue::new(&servable.id.model);
+        for _ in 0..50 {
+            push(&mut queue, &servable, start);
+            assert_eq!(runs(&mut queue, start + DELAY), 1, "no worker was free before");
+        }
+        push(&mut queue, &servable, start);
+        assert_eq!(runs(&mut queue, start), 0, "company is still waited for");
+        assert_eq!(runs(&mut queue, start + DELAY), 1);
+        // Two that wait together, and nobody comes.
+        for _ in 0..50 {
+            push(&mut queue, &servable, start);
+            push(&mut queue, &servable, start);
+            let waited = runs(&mut queue, start) == 0;
+            assert!(!waited || runs(&mut queue, start + DELAY) == 2);
+        }
+        push(&mut queue, &servable, start);
+        assert_eq!(runs(&mut queue, start), 1, "it is given up");
     }
 }

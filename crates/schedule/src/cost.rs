@@ -66,6 +66,7 @@ impl Runs {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShapeCost {
     sizes: [Runs; SIZES],
+    /// Decisions that led to a run.
     decisions: u64,
     last_used: u64,
 }
@@ -82,6 +83,7 @@ pub(crate) struct Choice {
 /// What the step to a size class from the one below has brought in the model's shapes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
+    /// Shapes that know what it has brought.
     shapes: u32,
     /// Shapes that have begun to try it while nothing was known.
     begun: u32,
@@ -119,10 +121,9 @@ impl ShapeCost {
 
     /// How many of `offered` items to take (`offered` is at most `max`); `share` is what leaves as much for each other
     /// worker.
-    fn choose(&mut self, offered: usize, share: usize, max: usize, steps: &[Step; SIZES]) -> Choice {
+    fn choose(&self, offered: usize, share: usize, max: usize, steps: &[Step; SIZES]) -> Choice {
         let (top, limit) = (size_class(offered), size_class(max));
-        self.decisions += 1;
-        let probe = self.decisions.is_multiple_of(PROBE_EVERY);
+        let probe = (self.decisions + 1).is_multiple_of(PROBE_EVERY);
         let begun = |class: usize| self.sizes[class].count > 0;
         let worth = |&class: &usize| class == 0 || probe || steps[class].worth_a_try(begun(class));
         let untried = self.untried(limit).filter(worth);
@@ -165,7 +166,7 @@ impl ShapeCost {
 
     /// A size beside the best, above and below in turn.
     fn neighbour(&self, best: usize, top: usize) -> usize {
-        let above = (self.decisions / PROBE_EVERY).is_multiple_of(2);
+        let above = ((self.decisions + 1) / PROBE_EVERY).is_multiple_of(2);
         if above { (best + 1).min(top) } else { best.saturating_sub(1) }
     }
 
@@ -192,7 +193,10 @@ pub(crate) struct ModelCost {
     shapes: HashMap<u64, (String, ShapeCost)>,
     steps: [Step; SIZES],
     line: Line,
+    /// Looks at a shape.
     clock: u64,
+    /// Decisions that led to a run.
+    decisions: u64,
 }
 
 impl ModelCost {
@@ -208,7 +212,8 @@ impl ModelCost {
         cost
     }
 
-    /// See [`ShapeCost::choose`].
+    /// See [`ShapeCost::choose`]. Nothing is counted before [`ModelCost::decided`]: requests that go on waiting for company
+    /// are looked at again.
     pub(crate) fn choose(
         &mut self,
         key: u64,
@@ -217,16 +222,21 @@ impl ModelCost {
         (share, max): (usize, usize),
     ) -> Choice {
         let steps = self.steps;
-        let cost = self.shape(key, name);
-        let choice = cost.choose(offered, share, max, &steps);
-        let class = size_class(choice.items);
-        let begins = cost.sizes[class].count == 0;
-        self.steps[class].begun += u32::from(begins);
-        if self.clock.is_multiple_of(FORGET_EVERY) {
+        self.shape(key, name).choose(offered, share, max, &steps)
+    }
+
+    /// A choice for a shape leads to a run, of so many `items` where it will be measured.
+    pub(crate) fn decided(&mut self, key: u64, items: Option<usize>) {
+        let Some((_, cost)) = self.shapes.get_mut(&key) else { return };
+        cost.decisions += 1;
+        if let Some(class) = items.map(size_class) {
+            self.steps[class].begun += u32::from(cost.sizes[class].count == 0);
+        }
+        self.decisions += 1;
+        if self.decisions.is_multiple_of(FORGET_EVERY) {
             // Those that began may never come again.
             self.steps.iter_mut().for_each(|step| step.begun = 0);
         }
-        choice
     }
 
     /// A run of `items` items and `elements` elements, all of one shape, took `us` microseconds.
@@ -274,6 +284,7 @@ mod tests {
         let mut cost = ShapeCost::default();
         let taken = (0..rounds).map(|_| {
             let choice = cost.choose(offered, share, 32, &UNTAUGHT);
+            cost.decisions += 1;
             cost.add(choice.items, us(choice.items));
             choice.items
         });
@@ -318,6 +329,7 @@ mod tests {
         let mut last = 0;
         for _ in 0..20_000 {
             last = cost.choose(8, 8, 32, &UNTAUGHT).items;
+            cost.decisions += 1;
             cost.add(last, 1000.0 + 10.0 * last as f64);
         }
         assert_eq!(last, 8);
@@ -325,9 +337,9 @@ mod tests {
 
     #[test]
     fn lingering_makes_sense_only_where_more_would_pay() {
-        let (_, mut gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
+        let (_, gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
         assert!(gains.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
-        let (_, mut linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
+        let (_, linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
         assert!(!linear.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
     }
 
@@ -339,6 +351,7 @@ mod tests {
         for round in 0..1000 {
             let key = round % 100;
             let items = cost.choose(key, String::new, 2, (2, 32)).items;
+            cost.decided(key, Some(items));
             merged += usize::from(items > 1);
             cost.add(key, items, items as f64, 1000.0 * items as f64);
         }

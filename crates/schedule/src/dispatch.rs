@@ -3,12 +3,12 @@
 //! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor time as the good:
 //! the model that has used the least, divided by its weight, goes first, and one that comes back from idleness starts
 //! at the virtual time of the others, so that it cannot save up. A run of a model with several threads takes as many
-//! cores as it has threads; while too few are free nobody overtakes it.
+//! cores as it has threads, and is charged for them all; while too few are free nobody overtakes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::choose::{Batch, Next};
 use crate::entry::{Dead, Entry};
@@ -20,8 +20,8 @@ const MODELS_MAX: usize = 4096;
 
 /// Why a request was not taken.
 pub(crate) enum Refusal {
-    /// So many wait already.
-    Full(usize),
+    /// So many may wait, and so many do: there is no room for the request.
+    Full { limit: usize, waiting: usize },
     /// No more requests are taken.
     Closed,
 }
@@ -38,8 +38,8 @@ struct State {
     models: HashMap<Arc<str>, ModelQueue>,
     /// Workers that wait, the one that worked last on top: its core still has the model in its cache.
     idle: Vec<usize>,
-    /// The one of them that wakes by itself when a lingering batch is due.
-    timer: Option<usize>,
+    /// The one of them that wakes by itself when a lingering batch is due, and when that is.
+    timer: Option<(usize, Instant)>,
     cores_free: usize,
     virtual_time: f64,
     closed: bool,
@@ -101,14 +101,18 @@ impl Dispatch {
             queue.used = queue.used.max(virtual_time);
         }
         let pushed = queue.push(entries, self.queue_max, now, dead);
+        let added = if pushed.is_ok() { count } else { 0 };
         let woken = if pushed.is_ok() { state.wake_one() } else { None };
+        self.count(&mut state, added, dead.len());
         drop(state);
-        self.queued.fetch_sub(dead.len(), Ordering::Relaxed);
-        if pushed.is_ok() {
-            self.queued.fetch_add(count, Ordering::Relaxed);
-        }
         self.notify(woken);
-        pushed.map_err(Refusal::Full)
+        pushed.map_err(|(limit, waiting)| Refusal::Full { limit, waiting })
+    }
+
+    /// Counts what was added and taken. The lock is still held, so nobody counts as taken what is not counted as added.
+    fn count(&self, _held: &mut State, added: usize, taken: usize) {
+        self.queued.fetch_add(added, Ordering::Relaxed);
+        self.queued.fetch_sub(taken, Ordering::Relaxed);
     }
 
     fn notify(&self, worker: Option<usize>) {
@@ -134,12 +138,12 @@ impl Dispatch {
             stale.for_each(|queue| queue.bury(now, &mut dead));
             look = false;
             if !dead.is_empty() {
-                self.queued.fetch_sub(dead.len(), Ordering::Relaxed);
+                self.count(&mut state, 0, dead.len());
                 return Some(Work::Bury(dead));
             }
             let until = match state.pick(now, self.wakers.len()) {
                 Next::Run(batch) => {
-                    self.queued.fetch_sub(batch.entries.len(), Ordering::Relaxed);
+                    self.count(&mut state, 0, batch.entries.len());
                     let more = state.models.values().any(|queue| queue.queued() > 0);
                     let woken = if more { state.wake_one() } else { None };
                     drop(state);
@@ -158,7 +162,7 @@ impl Dispatch {
                 self.wakers.iter().for_each(Condvar::notify_one);
                 return None;
             }
-            state = self.wait(state, worker, until.map(|until| until.saturating_duration_since(now)));
+            state = self.wait(state, worker, until);
         }
     }
 
@@ -166,21 +170,23 @@ impl Dispatch {
         &self,
         mut state: MutexGuard<'a, State>,
         worker: usize,
-        timeout: Option<Duration>,
+        until: Option<Instant>,
     ) -> MutexGuard<'a, State> {
         if !state.idle.contains(&worker) {
             state.idle.push(worker);
         }
         let waker = &self.wakers[worker];
-        let timed = timeout.filter(|_| state.timer.is_none_or(|timer| timer == worker));
-        let mut state = match timed {
-            Some(timeout) => {
-                state.timer = Some(worker);
+        // Who would wake sooner takes over; the one before then wakes for nothing, at worst.
+        let sooner = |until: &Instant| state.timer.is_none_or(|(_, due)| *until < due);
+        let mut state = match until.filter(sooner) {
+            Some(until) => {
+                state.timer = Some((worker, until));
+                let timeout = until.saturating_duration_since(Instant::now());
                 waker.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
             }
             None => waker.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
-        if state.timer == Some(worker) {
+        if state.timer.is_some_and(|(owner, _)| owner == worker) {
             state.timer = None;
         }
         state.idle.retain(|&idle| idle != worker);
@@ -227,6 +233,9 @@ impl State {
         waiting.sort_unstable_by(|a, b| a.used.total_cmp(&b.used));
         let mut earliest: Option<Instant> = None;
         for queue in waiting {
+            if queue.runs_enough(workers) {
+                continue;
+            }
             if queue.cores(workers) > self.cores_free {
                 // Nobody overtakes it: it would never find enough cores free.
                 break;
@@ -248,5 +257,57 @@ impl State {
             }
         }
         earliest.map_or(Next::Nothing, Next::Wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use engine::ScheduleOptions;
+
+    use super::*;
+    use crate::trial::{lingering, model, request};
+
+    fn wait_until(dispatch: &Dispatch, is: impl Fn(&State) -> bool) {
+        while !is(&dispatch.lock()) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// One worker waits for a batch that is due late, the other sleeps: it must not sleep on when it is woken for one that
+    /// is due soon.
+    #[test]
+    fn a_batch_that_is_due_soon_does_not_wait_for_one_that_is_due_late() {
+        let long = ScheduleOptions { always_merge: true, ..lingering(Duration::from_secs(10)) };
+        let short = ScheduleOptions { max_queue_delay: Duration::from_millis(1), ..long.clone() };
+        let (late, soon) = (model("late", long), model("soon", short));
+        let dispatch = Arc::new(Dispatch::new(512, 2));
+        let (sender, receiver) = mpsc::channel();
+        let worker = |index: usize| {
+            let (dispatch, sender) = (dispatch.clone(), sender.clone());
+            std::thread::spawn(move || {
+                while let Some(Work::Run(batch)) = dispatch.next(index, None) {
+                    sender.send(batch.model()).unwrap();
+                }
+            })
+        };
+        let push = |servable| {
+            let entries = request(servable, 1, Instant::now());
+            assert!(dispatch.push(entries, &mut Vec::new()).is_ok());
+        };
+        let first = worker(0);
+        push(&late);
+        wait_until(&dispatch, |state| state.timer.is_some());
+        let second = worker(1);
+        wait_until(&dispatch, |state| state.idle == [0, 1]);
+        push(&soon);
+        let answer = receiver.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(&*answer, "soon");
+        dispatch.close();
+        assert_eq!(&*receiver.recv_timeout(Duration::from_secs(60)).unwrap(), "late");
+        [first, second].into_iter().for_each(|worker| worker.join().unwrap());
+        assert_eq!(dispatch.queued(), 0);
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
-use crate::form::{Form, same_question};
-use crate::{Completion, Done, Job, batch, fill};
+use crate::form::{self, Form, same_question};
+use crate::{Completion, Done, Job, batch, bounds, fill};
 
 /// What waits.
 pub(crate) struct Entry {
@@ -26,6 +26,8 @@ pub(crate) struct Entry {
     pub(crate) key: u64,
     /// Items; 1 without a form.
     pub(crate) items: usize,
+    /// How many would have run together when it first waited for company.
+    pub(crate) lingered: Option<usize>,
     pub(crate) finish: Finish,
 }
 
@@ -44,17 +46,20 @@ impl Entry {
     /// Entries for a job: one, or several where it has more items than a batch may have.
     ///
     /// # Errors
-    /// `InvalidArgument` where an input that the server fills has nothing to be filled from.
+    /// `InvalidArgument` where there are too many items for the parts, or an input that the server fills would be too
+    /// large or has nothing to be filled from.
     pub(crate) fn from_job(mut job: Job, now: Instant) -> Result<Vec<Entry>> {
-        let plan = job.servable.plan();
+        let (plan, options) = (job.servable.plan(), job.servable.schedule());
+        let joinable = plan.batchable || plan.pads();
+        if joinable && let Some(items) = form::items(plan, &job.inputs) {
+            bounds::items(plan, items, options.max_batch)?;
+        }
         if plan.fills() {
             fill::fill(plan, &mut job.inputs)?;
         }
-        let options = job.servable.schedule();
         let levels = options.levels();
         let asked = if job.priority == 0 { options.default_priority } else { job.priority };
         let level = asked.clamp(1, levels) - 1;
-        let joinable = plan.batchable || plan.pads();
         let form = if joinable { Form::of(plan, &job.inputs) } else { None };
         let (form, items) = form.map_or((None, 1), |(form, items)| (Some(form), items));
         let max = options.max_batch;
@@ -71,6 +76,7 @@ impl Entry {
             form,
             key,
             items,
+            lingered: None,
             finish,
         };
         if !job.servable.plan().batchable || items <= max {
@@ -83,26 +89,10 @@ impl Entry {
                 Finish::Whole(job.done),
             )]);
         }
-        let mut pieces = Vec::with_capacity(items.div_ceil(max));
-        for first in (0..items).step_by(max) {
-            let count = max.min(items - first);
-            let piece = |input: &NamedTensor| {
-                let tensor = batch::slice(&input.tensor, first, count)?;
-                Ok(NamedTensor { name: Arc::clone(&input.name), tensor })
-            };
-            let Ok(inputs) = job.inputs.iter().map(piece).collect::<Result<Vec<_>>>() else {
-                // Packed elements cannot be cut: it runs whole.
-                return Ok(vec![part(
-                    job.inputs,
-                    job.outputs,
-                    job.cancelled,
-                    None,
-                    1,
-                    Finish::Whole(job.done),
-                )]);
-            };
-            pieces.push((inputs, count));
-        }
+        let Ok(pieces) = pieces(&job.inputs, items, max) else {
+            // Packed elements cannot be cut: it runs whole.
+            return Ok(vec![part(job.inputs, job.outputs, job.cancelled, None, 1, Finish::Whole(job.done))]);
+        };
         let counts = pieces.iter().map(|(_, count)| *count).collect();
         let rejoin = Arc::new(Rejoin::new(counts, job.inputs, job.outputs.clone(), job.done));
         let entry = |(index, (inputs, count))| {
@@ -133,6 +123,19 @@ impl Entry {
     pub(crate) fn same_form(&self, other: &Entry) -> bool {
         self.key == other.key && self.same_question(other) && self.form == other.form
     }
+}
+
+/// The inputs in pieces of at most `max` items, and how many each has.
+fn pieces(inputs: &[NamedTensor], items: usize, max: usize) -> Result<Vec<(Vec<NamedTensor>, usize)>> {
+    let piece = |first: usize| {
+        let count = max.min(items - first);
+        let cut = |input: &NamedTensor| {
+            let tensor = batch::slice(&input.tensor, first, count)?;
+            Ok(NamedTensor { name: Arc::clone(&input.name), tensor })
+        };
+        Ok((inputs.iter().map(cut).collect::<Result<_>>()?, count))
+    };
+    (0..items).step_by(max).map(piece).collect()
 }
 
 /// The parts of a request, until all have an outcome.

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
 use bytes::Bytes;
-use engine::{BatchPlan, Fill};
+use engine::{BatchPlan, Fill, InputPlan};
+
+use crate::bounds;
 
 /// Adds the inputs that the plan fills and the client left out: masks of ones and real sizes.
 ///
 /// # Errors
-/// `InvalidArgument` where the input that is masked or measured is missing or has no axis 0.
+/// `InvalidArgument` where the input that is masked or measured is missing or has not the axes that are, or where what
+/// would be made is too large.
 pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     for input in &plan.inputs {
         let Some(fill) = &input.fill else { continue };
@@ -26,7 +29,11 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
         let items = *shape
             .first()
             .ok_or_else(|| Error::invalid(format!("input \"{}\" has no axis for the items", source.name)))?;
-        let real: Vec<usize> = source.axes.iter().map(|axis| shape[axis.axis]).collect();
+        let real = source.axes.iter().map(|axis| shape.get(axis.axis).copied());
+        let real: Vec<usize> = real.collect::<Option<_>>().ok_or_else(|| {
+            Error::invalid(format!("input \"{}\" has no axis for the padding: {shape:?}", source.name))
+        })?;
+        let received = given.tensor.byte_len();
         let tensor = match fill {
             Fill::Mask { full_rank, .. } => {
                 let grows = |axis: usize| axis == 0 || source.axes.iter().any(|growing| growing.axis == axis);
@@ -34,11 +41,11 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
                     || shape.iter().enumerate().map(|(axis, &size)| if grows(axis) { size } else { 1 });
                 let dims: Shape =
                     if *full_rank { full().collect() } else { std::iter::once(items).chain(real).collect() };
-                constant(input.dtype, dims, &[1])?
+                constant(input, dims, &[1], received)?
             }
             Fill::Length { matrix, .. } => {
                 let dims: Shape = if *matrix { [items, real.len()][..].into() } else { [items][..].into() };
-                constant(input.dtype, dims, &real)?
+                constant(input, dims, &real, received)?
             }
         };
         inputs.push(NamedTensor { name: Arc::clone(&input.name), tensor });
@@ -46,14 +53,13 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
     Ok(())
 }
 
-/// A tensor of `values` over and over.
-fn constant(dtype: DType, shape: Shape, values: &[usize]) -> Result<Tensor> {
-    let count = shape.iter().product::<usize>();
-    let mut bytes = Vec::with_capacity(dtype.bytes_for(count).unwrap_or(0));
-    for index in 0..count {
-        element(dtype, values[index % values.len()] as f64, &mut bytes)?;
-    }
-    Tensor::from_bytes(dtype, shape, Bytes::from(bytes))
+/// A tensor of `values` over and over, made because of `received` bytes.
+fn constant(input: &InputPlan, shape: Shape, values: &[usize], received: usize) -> Result<Tensor> {
+    let count = bounds::made(&input.name, input.dtype, &shape, received)?;
+    let mut pattern = Vec::new();
+    values.iter().try_for_each(|&value| element(input.dtype, value as f64, &mut pattern))?;
+    let bytes = pattern.repeat(count / pattern.len().max(1));
+    Tensor::from_bytes(input.dtype, shape, Bytes::from(bytes))
 }
 
 /// Appends `value` as an element of `dtype`, converted as `as` does.

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use base::{NamedTensor, Shape};
-use engine::{BatchPlan, Servable};
+use engine::{BatchPlan, InputPlan, Servable};
 
 use crate::merge;
 
@@ -17,25 +17,15 @@ impl Form {
     /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis 0. `None` where the
     /// request cannot be joined with others: no common, or no positive, number of items.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(Form, usize)> {
-        let mut items = None;
-        let mut form = Vec::with_capacity(plan.inputs.len());
-        for input in &plan.inputs {
-            let Some(given) = inputs.iter().find(|given| given.name == input.name) else {
-                form.push(None);
-                continue;
-            };
-            let (&count, rest) = given.tensor.shape().split_first()?;
-            if *items.get_or_insert(count) != count {
-                return None;
-            }
-            form.push(Some(Shape::from_slice(rest)));
-        }
-        let mut form = Form(form);
+        let items = items(plan, inputs)?;
+        let rest = |given: &NamedTensor| given.tensor.shape().get(1..).map(Shape::from_slice);
+        let sizes = |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
+        let mut form = Form(plan.inputs.iter().map(sizes).collect());
         if !form.masks_fit(plan) {
             return None;
         }
         form.round_up(plan);
-        items.filter(|&items| items > 0).map(|items| (form, items))
+        Some((form, items))
     }
 
     fn round_up(&mut self, plan: &BatchPlan) {
@@ -43,7 +33,9 @@ impl Form {
             let Some(rule) = &input.rule else { continue };
             let Some(sizes) = &mut self.0[index] else { continue };
             for axis in &input.axes {
-                sizes[axis.axis - 1] = merge::round_up(sizes[axis.axis - 1], &rule.buckets);
+                if let Some(size) = sizes.get_mut(axis.axis - 1) {
+                    *size = merge::round_up(*size, &rule.buckets);
+                }
             }
         }
         self.follow(plan);
@@ -64,11 +56,11 @@ impl Form {
     fn follow(&mut self, plan: &BatchPlan) {
         for (index, input) in plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()) {
             for axis in &input.axes {
-                let Some(size) = self.0[axis.source].as_ref().map(|sizes| sizes[axis.source_axis - 1]) else {
-                    continue;
-                };
-                if let Some(sizes) = &mut self.0[index] {
-                    sizes[axis.axis - 1] = size;
+                let source =
+                    self.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1)).copied();
+                let own = self.0[index].as_mut().and_then(|sizes| sizes.get_mut(axis.axis - 1));
+                if let (Some(source), Some(own)) = (source, own) {
+                    *own = source;
                 }
             }
         }
@@ -127,12 +119,25 @@ impl Form {
 
     /// For people: "x[3,48,320] m[320]".
     pub(crate) fn describe(&self, plan: &BatchPlan) -> String {
-        let one = |(input, sizes): (&engine::InputPlan, &Option<Shape>)| {
+        let one = |(input, sizes): (&InputPlan, &Option<Shape>)| {
             let sizes = sizes.as_ref()?.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
             Some(format!("{}[{sizes}]", input.name))
         };
         plan.inputs.iter().zip(&self.0).filter_map(one).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// The items that `inputs` hold: the common size of axis 0. `None` where there is no common, or no positive, one.
+pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
+    let mut items = None;
+    for input in &plan.inputs {
+        let Some(given) = inputs.iter().find(|given| given.name == input.name) else { continue };
+        let &count = given.tensor.shape().first()?;
+        if *items.get_or_insert(count) != count {
+            return None;
+        }
+    }
+    items.filter(|&items| items > 0)
 }
 
 /// Whether two requests ask the same of the same version.

@@ -5,17 +5,17 @@
 //! with the engine at one thread, and hand each request's outcome to its callback. There is no async runtime here and no
 //! lock is held while a model runs.
 //!
-//! From the inside out: [`merge`] is the padding rule, [`form`] what decides whether requests fit together, [`batch`]
-//! joins and splits, [`cost`] learns what merging brings and
-//! [`line`] what padding costs, [`choose`] picks among one
-//! model's requests in its [`model_queue`],
-//! [`dispatch`] among models, [`run`] calls the engine.
+//! From the inside out: [`bounds`] is what one request may ask for, [`merge`] the padding rule, [`form`] what decides
+//! whether requests fit together, [`batch`] joins and splits, [`cost`] learns what merging brings and [`line`] what
+//! padding costs, [`choose`] picks among one model's requests in its [`model_queue`], [`dispatch`] among models, [`run`]
+//! calls the engine.
 //!
 //! Invariant: every submitted job's callback is called exactly once, also when the model panics, the deadline
 //! passes in the queue, or the scheduler shuts down; and what it is given does not depend on its batch-mates.
 
 mod batch;
 mod block;
+mod bounds;
 mod choose;
 mod cost;
 mod dispatch;
@@ -28,6 +28,8 @@ mod model_queue;
 mod run;
 mod snapshot;
 mod threads;
+#[cfg(test)]
+mod trial;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -135,17 +137,24 @@ impl Scheduler {
     /// Queues a job; never blocks. A job that is refused is dropped with its callback uncalled.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority, is full;
-    /// `Unavailable` when the scheduler is shutting down; `InvalidArgument` where an input that the server fills has
+    /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority, has no room for all
+    /// parts of the request (an empty one has); `Unavailable` when the scheduler is shutting down; `InvalidArgument`
+    /// where the request would become too many parts, or an input that the server fills would be too large or has
     /// nothing to be filled from.
     pub fn submit(&self, job: Job) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
+        let parts = entries.len();
         let mut dead = Vec::new();
         let pushed = self.dispatch.push(entries, &mut dead);
         run::bury(dead);
         pushed.map_err(|refusal| match refusal {
-            Refusal::Full(limit) => Error::exhausted(format!(
-                "{limit} requests are waiting already; try again later or raise the model's queue"
+            Refusal::Full { limit, waiting } if parts == 1 || waiting >= limit => Error::exhausted(format!(
+                "{waiting} requests are waiting already; try again later or raise the model's queue"
+            ))
+            .with_retry_after(RETRY_AFTER),
+            Refusal::Full { limit, waiting } => Error::exhausted(format!(
+                "the request is {parts} batches, {waiting} wait already and {limit} may; try again later, send \
+                 smaller requests or raise the model's queue"
             ))
             .with_retry_after(RETRY_AFTER),
             Refusal::Closed => Error::unavailable("the server is shutting down"),

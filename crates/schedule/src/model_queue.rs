@@ -24,6 +24,8 @@ pub(crate) struct Ran {
     pub(crate) instance: u64,
     /// Its model's weight.
     pub(crate) weight: u32,
+    /// Cores that the run took.
+    pub(crate) cores: usize,
     /// What was charged in advance, in microseconds.
     pub(crate) charge: f64,
     /// Requests it answered.
@@ -59,12 +61,12 @@ pub(crate) struct ModelQueue {
     due: Option<Instant>,
     /// When all that wait were last looked at.
     looked: Option<Instant>,
-    /// That of the version asked last.
-    session: Option<Weak<dyn Session>>,
+    /// Those of the versions that were asked and are not known to be released.
+    sessions: Vec<Weak<dyn Session>>,
     /// Instances whose requests are not merged, because their outputs could not be cut apart.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
-    /// Time used, divided by the weight: the model with the least goes first.
+    /// Time used, of all cores together, divided by the weight: the model with the least goes first.
     pub(crate) used: f64,
     /// What the last run used, charged in advance.
     pub(crate) charge: f64,
@@ -83,7 +85,7 @@ impl ModelQueue {
             queued: 0,
             due: None,
             looked: None,
-            session: None,
+            sessions: Vec::new(),
             misfit: Vec::new(),
             cost: ModelCost::default(),
             used: 0.0,
@@ -100,23 +102,31 @@ impl ModelQueue {
         self.queued
     }
 
-    /// Whether nothing waits or runs and the last version it served is released. Nothing is upgraded here: a version
+    /// Whether nothing waits or runs and every version that was asked is released. Nothing is upgraded here: a version
     /// must be dropped on an unload thread only.
     pub(crate) fn gone(&self) -> bool {
         self.queued == 0
             && self.running == 0
-            && self.session.as_ref().is_none_or(|session| session.strong_count() == 0)
+            && self.sessions.iter().all(|session| session.strong_count() == 0)
     }
 
-    /// Takes the entries of one request, or says how many wait when the model's or their level's queue
-    /// is full.
+    /// Remembers the session of a version that was asked.
+    fn watch(&mut self, session: Weak<dyn Session>) {
+        if !self.sessions.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), session.as_ptr())) {
+            self.sessions.retain(|known| known.strong_count() > 0);
+            self.sessions.push(session);
+        }
+    }
+
+    /// Takes the entries of one request; or gives how many may wait and how many do, where the model's or their level's
+    /// queue has no room for all. An empty one has room for any request.
     pub(crate) fn push(
         &mut self,
         entries: Vec<Entry>,
         server_max: usize,
         now: Instant,
         dead: &mut Vec<Dead>,
-    ) -> Result<(), usize> {
+    ) -> Result<(), (usize, usize)> {
         let Some(first) = entries.first() else { return Ok(()) };
         let options = first.servable.schedule();
         let (level, levels) = (first.level, options.levels());
@@ -125,20 +135,22 @@ impl ModelQueue {
         if self.levels.len() < levels {
             self.levels.resize_with(levels, VecDeque::new);
         }
-        let full = |queue: &ModelQueue| queue.queued >= model_max || queue.levels[level].len() >= level_max;
-        if full(self) {
+        let full = |queue: &ModelQueue| {
+            let bounds = [(model_max, queue.queued), (level_max, queue.levels[level].len())];
+            bounds.into_iter().find(|&(max, waiting)| waiting > 0 && waiting + entries.len() > max)
+        };
+        if full(self).is_some() {
             self.bury(now, dead);
         }
-        if full(self) {
+        if let Some(full) = full(self) {
             self.counts.refused += 1;
-            let limit = if self.queued >= model_max { model_max } else { level_max };
-            return Err(limit);
+            return Err(full);
         }
         self.counts.mode = options.mode;
         if self.delay != options.max_queue_delay {
             (self.delay, self.linger_useful) = (options.max_queue_delay, 1.0);
         }
-        self.session = Some(first.servable.session_watch());
+        self.watch(first.servable.session_watch());
         self.queued += entries.len();
         self.due = self.due.into_iter().chain([first.deadline]).min();
         self.levels[level].extend(entries);
@@ -179,8 +191,9 @@ impl ModelQueue {
     pub(crate) fn finish(&mut self, ran: &Ran) {
         let us = ran.time.as_secs_f64() * 1e6;
         self.running -= 1;
-        self.used += (us - ran.charge) / f64::from(ran.weight.max(1));
-        self.charge = us;
+        let used = us * ran.cores.max(1) as f64;
+        self.used += (used - ran.charge) / f64::from(ran.weight.max(1));
+        self.charge = used;
         if let Some(lesson) = &ran.lesson {
             let elements = lesson.elements * ran.items as f64;
             match &lesson.shape {

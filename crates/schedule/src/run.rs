@@ -25,14 +25,15 @@ enum Failure {
 
 /// Runs a batch and answers its requests.
 pub(crate) fn run(work: Batch) -> Ran {
-    let Batch { entries, form, charge, .. } = work;
+    let Batch { entries, form, charge, cores, .. } = work;
     let Some(first) = entries.first() else { return Ran::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
     let meter = Meter::start(&servable);
     let (answers, mut ran) = answer(&servable, &entries, form.as_ref());
     ran.time = meter.stop();
-    (ran.charge, ran.instance, ran.weight) = (charge, servable.instance(), servable.schedule().weight);
+    (ran.charge, ran.cores) = (charge, cores);
+    (ran.instance, ran.weight) = (servable.instance(), servable.schedule().weight);
     let compute = started.elapsed();
     deliver(servable, entries, answers, (started, compute, ran.items));
     ran
@@ -114,15 +115,22 @@ fn together(
     };
     let parts: Vec<Part<'_>> =
         entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
-    let inputs = batch::join(plan, form, &parts).map_err(Failure::Engine)?;
+    let joined = guarded(servable, "joining", || batch::join(plan, form, &parts));
+    let inputs = joined.map_err(Failure::Engine)?;
     let outputs = call(servable, &inputs, outputs).map_err(Failure::Engine)?;
-    batch::split(plan, form, &parts, outputs).map_err(Failure::Misfit)
+    let answers = guarded(servable, "splitting", || Ok(batch::split(plan, form, &parts, outputs)));
+    answers.map_err(Failure::Engine)?.map_err(Failure::Misfit)
 }
 
 fn call(servable: &Servable, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-    std::panic::catch_unwind(AssertUnwindSafe(|| servable.run(inputs, outputs))).unwrap_or_else(|_| {
-        tracing::error!(version = %servable.id, "the engine panicked");
-        Err(Error::internal("the engine panicked; see the log"))
+    guarded(servable, "the engine", || servable.run(inputs, outputs))
+}
+
+/// Turns a panic of `what` into an error: a worker outlives whatever a request does to it.
+fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        tracing::error!(version = %servable.id, what, "a run panicked");
+        Err(Error::internal(format!("{what} panicked; see the log")))
     })
 }
 
@@ -188,6 +196,39 @@ pub(crate) fn bury(dead: Vec<Dead>) {
         let completion = Completion { result: Err(error), queue, compute: Duration::ZERO, batch: 0 };
         if let Some((done, completion)) = finish(entry, completion) {
             done(completion);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+    use crate::model_queue::ModelQueue;
+    use crate::trial::{lingering, model, request};
+
+    #[test]
+    fn a_panic_beside_the_engine_is_an_error() {
+        let servable = model("m", lingering(Duration::ZERO));
+        let error = guarded::<()>(&servable, "joining", || panic!("told to")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal);
+    }
+
+    /// What a run is charged is the time of all its cores; what is learned from it is how long it took.
+    #[test]
+    fn a_run_is_charged_for_all_its_cores() {
+        let servable = model("m", lingering(Duration::ZERO));
+        let entries = request(&servable, 1, Instant::now());
+        let form = entries[0].form.clone();
+        let mut ran = run(Batch { entries, form, cores: 4, charge: 0.0 });
+        assert_eq!(ran.cores, 4);
+        ran.time = Duration::from_millis(1);
+        let mut queue = ModelQueue::new(&servable.id.model);
+        for round in 1..=2 {
+            queue.running = 1;
+            queue.finish(&ran);
+            assert_eq!((queue.used, queue.charge), (f64::from(round) * 4000.0, 4000.0));
         }
     }
 }

@@ -46,6 +46,20 @@ fn the_device_gives_what_sorting_gives_from_either_memory() {
     assert_eq!(gpu.bytes(), (0, 0));
 }
 
+/// A segment is dropped by whoever held it last, on a thread that need not know the device.
+#[test]
+fn rows_that_another_thread_drops_are_freed_and_the_device_lives_on() {
+    let Some(gpu) = open("rows_that_another_thread_drops_are_freed_and_the_device_lives_on") else { return };
+    let case = Case::new(7, (Coding::Bytes, 32, 300, 2, 10), 120, true, 0);
+    for home in [Home::Device, Home::Pinned] {
+        let rows = gpu.upload(&case.rows(), home).unwrap();
+        std::thread::spawn(move || drop(rows)).join().unwrap();
+        assert_eq!(gpu.bytes(), (0, 0));
+        let rows = gpu.upload(&case.rows(), home).unwrap();
+        assert_eq!(rows.search(&case.queries(), case.k, None).unwrap(), case.naive());
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_and_the_device_lives_on() {
     let Some(gpu) = open("what_does_not_fit_is_refused_and_the_device_lives_on") else { return };

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+mod bounds;
 mod merging;
 mod order;
 mod rows;
@@ -36,6 +37,15 @@ impl Gate {
         while !*open {
             open = self.changed.wait(open).unwrap();
         }
+    }
+}
+
+/// Opens a gate at the end of a test, also of one that fails: else the scheduler would wait for the run at the gate.
+struct Opens(Arc<Gate>);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 

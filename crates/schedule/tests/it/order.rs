@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use base::ErrorKind;
-use engine::{Mode, PriorityOptions, ScheduleOptions};
+use engine::{Mode, PriorityOptions, ScheduleOptions, SessionOptions};
 
-use crate::rows::{Bench, Kind, With, merging, model, ok, tags, x};
+use crate::Opens;
+use crate::rows::{Bench, Kind, With, merging, model, model_with, ok, tags, x};
 
 const PLAIN: Kind = Kind { masked: false, mixes: false };
 
@@ -174,6 +175,31 @@ fn a_model_with_one_thread_leaves_the_others_free() {
     assert_eq!(slow.runs().len(), 1);
     slow.gate.open();
     assert!(bench.answers(2).iter().all(|answer| !ok(answer).is_empty()));
+}
+
+/// A model that may not have another run now stands in nobody's way, however many cores its runs take.
+#[test]
+fn a_wide_model_at_its_limit_leaves_cores_to_others() {
+    let one = ScheduleOptions { threads: Some(1), ..ScheduleOptions::default() };
+    let wide = SessionOptions { intra_op_threads: 2, ..SessionOptions::default() };
+    let bench = Bench::new(3, 100);
+    let (slow, a) = model_with("a", (one, &wide), PLAIN);
+    let (quick, b) = model("b", ScheduleOptions::default(), PLAIN);
+    let _opens = Opens(slow.gate.clone());
+    quick.gate.open();
+    // b has used more than a, so a is asked first.
+    bench.ask(0, &b, x(1, 2, 0.0));
+    assert_eq!(tags(&bench.answers(1)), [0]);
+    while bench.scheduler.snapshot().models[0].requests == 0 {
+        std::thread::yield_now();
+    }
+    bench.ask(1, &a, x(1, 2, 0.0));
+    slow.wait_running(1);
+    bench.ask(2, &a, x(1, 2, 0.0));
+    bench.ask(3, &b, x(1, 2, 0.0));
+    assert_eq!(tags(&bench.answers(1)), [3]);
+    slow.gate.open();
+    assert_eq!(bench.answers(2).len(), 2);
 }
 
 #[test]

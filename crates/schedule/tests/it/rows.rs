@@ -109,6 +109,15 @@ pub(crate) struct Kind {
 }
 
 pub(crate) fn model(name: &str, options: ScheduleOptions, kind: Kind) -> (Arc<Rows>, Arc<Servable>) {
+    model_with(name, (options, &SessionOptions::default()), kind)
+}
+
+/// The same with settings of its session.
+pub(crate) fn model_with(
+    name: &str,
+    settings: (ScheduleOptions, &SessionOptions),
+    kind: Kind,
+) -> (Arc<Rows>, Arc<Servable>) {
     let mut inputs = vec![spec("x", 2)];
     inputs.extend(kind.masked.then(|| spec("mask", 2)));
     let rows = Arc::new(Rows {
@@ -120,7 +129,6 @@ pub(crate) fn model(name: &str, options: ScheduleOptions, kind: Kind) -> (Arc<Ro
         metadata: BTreeMap::new(),
     });
     let id = VersionId { model: name.into(), version: 1 };
-    let settings = (options, &SessionOptions::default());
     let servable = Servable::new(id, "test", 0, Box::new(Shared(rows.clone())), settings).unwrap();
     (rows, Arc::new(servable))
 }

@@ -73,3 +73,34 @@ fn another_delay_is_tried_although_lingering_was_given_up() {
     assert!((0..40).any(|_| !waits(&servable, 2)), "it is given up where nobody ever comes");
     assert!(waits(&under(&servable, lingering(4)), 4));
 }
+
+/// What was counted and learned of a model stays while any version of it is there, whichever was asked last.
+#[test]
+fn counters_outlive_streams_and_versions() {
+    let bench = Bench::new(1, 100);
+    let (first, older) = model("m", ScheduleOptions::default(), Kind::default());
+    let (second, newer) = model("m", ScheduleOptions::default(), Kind::default());
+    first.gate.open();
+    second.gate.open();
+    let ask = |servable: &Arc<Servable>| {
+        bench.ask(0, servable, x(1, 2, 0.0));
+        assert_eq!(bench.answers(1)[0].1.batch, 1);
+    };
+    let requests = || {
+        let snapshot = bench.scheduler.snapshot();
+        snapshot.models.first().map(|model| (model.requests + model.running as u64, snapshot.models.len()))
+    };
+    ask(&older);
+    ask(&older.stream(vec![], 1).unwrap());
+    assert_eq!(requests(), Some((2, 1)), "a stream is gone");
+    ask(&newer);
+    drop(newer);
+    assert_eq!(requests(), Some((3, 1)), "the version asked last is gone");
+    let stream = older.stream(vec![], 1).unwrap();
+    ask(&stream);
+    drop(older);
+    assert_eq!(requests(), Some((4, 1)), "the version is held by its stream");
+    drop(stream);
+    bench.scheduler.shutdown();
+    assert_eq!(requests(), None, "nothing is left");
+}

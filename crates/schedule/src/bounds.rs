@@ -1,0 +1,85 @@
+//! What one request may make the server do, whatever sizes it states: a tensor without elements may have any size on
+//! its other axes and still takes no bytes.
+
+use base::{DType, Error, Result};
+use engine::BatchPlan;
+
+/// Parts that one request is cut into at most. An empty queue takes so many, however short it may get, so that a large
+/// batch need not be cut by the client; each part costs every look at the queue.
+pub(crate) const PARTS_MAX: usize = 4096;
+/// Items of a request that is padded but not cut: only a tensor without elements has more.
+const ITEMS_MAX: usize = u32::MAX as usize;
+/// Bytes of a tensor that the server may make (a mask, a length, a padded input) whatever was received.
+const MADE_BYTES_MAX: usize = 256 << 20;
+/// Where more was received: how many times those bytes it may make.
+const GROWTH_MAX: usize = 4;
+
+/// Refuses a request of so many items that would become too many parts of at most `max_batch`.
+///
+/// # Errors
+/// `InvalidArgument` saying how many items are taken.
+pub(crate) fn items(plan: &BatchPlan, items: usize, max_batch: usize) -> Result<()> {
+    let most = if plan.batchable { max_batch.saturating_mul(PARTS_MAX) } else { ITEMS_MAX };
+    if items > most {
+        return Err(Error::invalid(format!(
+            "the request has {items} items and the model takes at most {most} at once; send smaller requests"
+        )));
+    }
+    Ok(())
+}
+
+/// Bytes of the tensor of `shape` that is made for input `name` from `received` bytes.
+///
+/// # Errors
+/// `InvalidArgument` where it would be out of proportion, `Unimplemented` for types without a size.
+pub(crate) fn made(name: &str, dtype: DType, shape: &[usize], received: usize) -> Result<usize> {
+    if dtype.bits().is_none() {
+        return Err(Error::unimplemented(format!("{dtype} cannot be padded")));
+    }
+    let elements = match shape.contains(&0) {
+        true => Some(0),
+        false => shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)),
+    };
+    let most = MADE_BYTES_MAX.max(received.saturating_mul(GROWTH_MAX));
+    elements.and_then(|elements| dtype.bytes_for(elements)).filter(|&bytes| bytes <= most).ok_or_else(|| {
+        Error::invalid(format!(
+            "input \"{name}\" would be padded or filled to shape {shape:?}, over {most} bytes; send smaller requests"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn what_is_made_is_in_proportion() {
+        let made = |shape: &[usize], received| made("x", DType::F32, shape, received).map_err(|e| e.kind());
+        assert_eq!(made(&[2, 3], 0), Ok(24));
+        assert_eq!(made(&[0, usize::MAX, 2], 0), Ok(0));
+        assert_eq!(made(&[usize::MAX, 2, 0], 0), Ok(0));
+        assert_eq!(made(&[MADE_BYTES_MAX / 4], 0), Ok(MADE_BYTES_MAX));
+        assert_eq!(made(&[MADE_BYTES_MAX / 4 + 1], 4), Err(ErrorKind::InvalidArgument));
+        assert_eq!(made(&[MADE_BYTES_MAX / 4 + 1], MADE_BYTES_MAX), Ok(MADE_BYTES_MAX + 4));
+        assert_eq!(made(&[usize::MAX, 2], usize::MAX), Err(ErrorKind::InvalidArgument));
+    }
+
+    /// 100,000 rows to a model of the default batch, and to one that ranks, are ordinary.
+    #[test]
+    fn large_batches_are_taken_and_absurd_ones_are_not() {
+        let plan = |batchable| BatchPlan { batchable, inputs: vec![], cuts: vec![] };
+        for max_batch in [32, 512] {
+            assert!(items(&plan(true), 100_000, max_batch).is_ok());
+            assert!(items(&plan(true), max_batch * PARTS_MAX, max_batch).is_ok());
+            let error = items(&plan(true), max_batch * PARTS_MAX + 1, max_batch).unwrap_err();
+            assert!(
+                error.kind() == ErrorKind::InvalidArgument && error.message().contains("smaller requests")
+            );
+        }
+        assert!(items(&plan(true), usize::MAX, usize::MAX).is_ok());
+        assert!(items(&plan(false), 1 << 24, 32).is_ok());
+        assert!(items(&plan(false), 1 << 60, 32).is_err());
+    }
+}

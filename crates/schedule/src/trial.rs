@@ -1,0 +1,62 @@
+//! For tests: a model that gives back what it is given, and requests to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
+use engine::{Mode, ScheduleOptions, Servable, Session, SessionOptions};
+
+use crate::Job;
+use crate::entry::Entry;
+
+/// Longer than any test takes.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+struct Echo {
+    signature: Signature,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Session for Echo {
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+    fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        Ok(inputs.to_vec())
+    }
+}
+
+/// A model whose input `x` is its output.
+pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
+    let shape = Some(vec![Dim::Dynamic(None); 2]);
+    let x = TensorSpec { name: "x".into(), dtype: DType::F32, shape, optional: false };
+    let signature = Signature { inputs: vec![x.clone()], outputs: vec![x] };
+    let session = Box::new(Echo { signature, metadata: BTreeMap::new() });
+    let id = VersionId { model: name.into(), version: 1 };
+    Arc::new(Servable::new(id, "test", 0, session, (options, &SessionOptions::default())).unwrap())
+}
+
+/// Merging, with so long a wait for company.
+pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
+    ScheduleOptions { mode: Mode::Async, max_batch: 8, max_queue_delay, ..ScheduleOptions::default() }
+}
+
+/// A request of `rows` rows that came at `now`; nobody hears the answer.
+pub(crate) fn request(servable: &Arc<Servable>, rows: usize, now: Instant) -> Vec<Entry> {
+    let x = Tensor::from_vec([rows, 3].as_slice(), vec![1f32; rows * 3]).unwrap();
+    let job = Job {
+        servable: servable.clone(),
+        inputs: vec![NamedTensor::new("x", x)],
+        outputs: vec![],
+        priority: 0,
+        deadline: now + DEADLINE,
+        cancelled: Arc::new(AtomicBool::new(false)),
+        done: Box::new(|_| {}),
+    };
+    Entry::from_job(job, now).unwrap()
+}
