@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/frontend/resolver.h>
+#include <torch/csrc/jit/frontend/sugared_value.h>
 
 #include "guard.h"
 
@@ -13,6 +15,17 @@ struct mpt_builder {
 namespace {
 
 using millpond::guarded;
+
+// Knows `fork`, as saved modules write `torch.jit.fork`.
+struct Names final : torch::jit::NativeResolver {
+  std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string &name, torch::jit::GraphFunction &function,
+                                                         const torch::jit::SourceRange &at) override {
+    if (name == "fork") {
+      return torch::jit::SpecialFormValue::create(c10::prim::fork);
+    }
+    return NativeResolver::resolveValue(name, function, at);
+  }
+};
 
 void add(mpt_builder &builder, const char *name, const at::Tensor &tensor, bool buffer) {
   if (buffer) {
@@ -53,7 +66,7 @@ MPT_EXPORT int32_t mpt_builder_view(mpt_builder *builder, const char *name, cons
 
 MPT_EXPORT int32_t mpt_builder_save(mpt_builder *builder, const char *source, const char *path) {
   return guarded([&] {
-    builder->module.define(source);
+    builder->module.define(source, std::make_shared<Names>());
     builder->module.save(path);
   });
 }

@@ -1,22 +1,44 @@
 #include "device.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <unordered_map>
 
+#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "guard.h"
 
+namespace {
+
+constexpr const char *kLibrary = "libtorch_cuda.so";
+
+// Whether the machine has a GPU of NVIDIA's, as Linux shows it or as Windows shows it to Linux.
+bool has_gpu() { return access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0; }
+
+// It registers itself; its symbols are for nobody else.
+bool open_library() {
+  return c10::impl::hasDeviceGuardImpl(at::kCUDA) || dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL) != nullptr;
+}
+
+} // namespace
+
 namespace millpond {
+
+void open_cuda() {
+  if (has_gpu()) {
+    // Whoever asks for the device is told why it does not load.
+    (void)open_library();
+  }
+}
 
 at::Device device_of(int32_t cuda) {
   if (cuda < 0) {
     return at::kCPU;
   }
   const auto name = "cuda:" + std::to_string(cuda);
-  // It registers itself; its symbols are for nobody else.
-  if (!c10::impl::hasDeviceGuardImpl(at::kCUDA) && dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL) == nullptr) {
+  if (!open_library()) {
     const char *why = dlerror();
     throw NoDevice{name + ": LibTorch's CUDA library does not load: " + (why == nullptr ? "" : why)};
   }
@@ -26,18 +48,37 @@ at::Device device_of(int32_t cuda) {
   if (cuda >= count) {
     throw NoDevice{name + ": there are " + std::to_string(count) + " CUDA devices"};
   }
+  if (!at::hasCUDA()) {
+    throw NoDevice{name + ": LibTorch found no CUDA when it was first used and does not look again; a restart helps"};
+  }
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda));
 }
 
-StreamScope::StreamScope(at::Device device) {
+std::optional<c10::Stream> stream_of(at::Device device) {
   if (device.is_cpu()) {
+    return std::nullopt;
+  }
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+void finish(at::Device device) {
+  if (!device.is_cpu()) {
+    c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+  }
+}
+
+StreamScope::StreamScope(at::Device device, const std::optional<c10::Stream> &own) {
+  if (device.is_cpu()) {
+    return;
+  }
+  if (own) {
+    guard_.emplace(*own);
     return;
   }
   thread_local std::unordered_map<c10::DeviceIndex, c10::Stream> streams;
   auto known = streams.find(device.index());
   if (known == streams.end()) {
-    const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    known = streams.emplace(device.index(), stream).first;
+    known = streams.emplace(device.index(), *stream_of(device)).first;
   }
   guard_.emplace(known->second);
 }

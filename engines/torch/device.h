@@ -8,13 +8,23 @@
 
 namespace millpond {
 
-// The device of a number as in `mpt_load`. Opens LibTorch's CUDA library where one is asked for.
+// Opens LibTorch's CUDA library where the machine has a GPU and the library is there. To be called before all else:
+// LibTorch asks once a process whether it has CUDA, at the first operator that wants to know, and never again.
+void open_cuda();
+
+// The device of a number as in `mpt_load`.
 at::Device device_of(int32_t cuda);
 
-// While it lives, the thread's work on `device` goes to a stream of its own.
+// One of `device`'s streams; none for the processor.
+std::optional<c10::Stream> stream_of(at::Device device);
+
+// Waits until `device` has done what this thread has asked for outside any scope.
+void finish(at::Device device);
+
+// While it lives, the thread's work on `device` goes to the stream `own`, or to one of the thread's.
 class StreamScope {
  public:
-  explicit StreamScope(at::Device device);
+  StreamScope(at::Device device, const std::optional<c10::Stream> &own);
 
  private:
   std::optional<c10::StreamGuard> guard_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <unordered_set>
 
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -26,6 +27,63 @@ void each_node(Block *block, const std::function<void(Node *)> &act) {
     act(node);
     for (Block *inner : node->blocks()) {
       each_node(inner, act);
+    }
+  }
+}
+
+// What runs beside the rest (`torch.jit.fork`) or only when it is asked for (an awaitable).
+bool runs_apart(const Node *node) {
+  return node->kind() == c10::prim::fork || node->kind() == c10::prim::awaitable;
+}
+
+bool is_wait(const Node *node) {
+  return node->kind() == c10::aten::wait || node->kind() == c10::prim::awaitable_wait;
+}
+
+// Puts a copy of the body of `node`, which is an attribute that no analysis looks into, in front of it. Gives whether
+// `node` is still there.
+bool unfold(Graph &graph, Node *node) {
+  torch::jit::WithInsertPoint here(node);
+  const auto results = torch::jit::insertGraph(graph, *node->g(c10::attr::Subgraph), node->inputs());
+  const auto uses = node->output()->uses();
+  const bool plain = results.size() == 1 &&
+                     std::all_of(uses.begin(), uses.end(), [](const auto &use) { return is_wait(use.user); });
+  if (!plain) {
+    // Somebody keeps the future and waits for it where that cannot be followed. What goes into a fork is taken as
+    // something that any wait may give and write to, and so its results are.
+    for (Value *result : results) {
+      node->addInput(result);
+    }
+    return true;
+  }
+  for (const auto &use : uses) {
+    use.user->output()->replaceAllUsesWith(results[0]);
+    use.user->destroy();
+  }
+  node->destroy();
+  return false;
+}
+
+bool hides_its_body(const Node *node) { return node->hasAttribute(c10::attr::Subgraph) && !runs_apart(node); }
+
+// Puts all that `graph` calls into the graph itself.
+void flatten(Graph &graph) {
+  std::unordered_set<const Node *> kept;
+  for (;;) {
+    torch::jit::Inline(graph);
+    std::vector<Node *> apart;
+    each_node(graph.block(), [&](Node *node) {
+      if (runs_apart(node) && kept.count(node) == 0) {
+        apart.push_back(node);
+      }
+    });
+    if (apart.empty()) {
+      return;
+    }
+    for (Node *node : apart) {
+      if (unfold(graph, node)) {
+        kept.insert(node);
+      }
     }
   }
 }
@@ -98,7 +156,7 @@ namespace millpond {
 
 Effects effects_of(const torch::jit::Module &module) {
   auto graph = torch::jit::toGraphFunction(module.get_method("forward").function()).graph()->copy();
-  torch::jit::Inline(*graph);
+  flatten(*graph);
   evaluate(graph);
 
   Effects effects;
@@ -108,7 +166,7 @@ Effects effects_of(const torch::jit::Module &module) {
     const auto kind = node->kind();
     if (kind == c10::prim::SetAttr) {
       effects.stateful = true;
-    } else if (kind == c10::prim::CallMethod || updates_statistics(node)) {
+    } else if (kind == c10::prim::CallMethod || hides_its_body(node) || updates_statistics(node)) {
       // A call through an interface: what is behind it shows only when it runs.
       effects.stateful = effects.written_unknown = true;
     } else if (kind == c10::prim::GetAttr) {

@@ -52,7 +52,8 @@ typedef struct {
   void *context;
   mpt_read read;
   uint64_t bytes;
-  /* Memory for parameters, which outlives the module and all its forks; null where there is none. */
+  /* Memory for parameters, which outlives the module and all its forks; null where there is none, and for a CUDA
+   * device: what is loaded for one does not stay in the memory that it is read into. */
   void *arena;
   size_t arena_bytes;
   /* The number of a CUDA device, or -1 for the processor. */

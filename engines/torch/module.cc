@@ -67,15 +67,15 @@ mpt_module *load_script(const mpt_load &load) {
   common->device = millpond::device_of(load.cuda);
   auto module = [&] {
     const millpond::PoolScope pool(load.arena, load.arena_bytes);
-    auto loaded = torch::jit::load(std::make_shared<Source>(load), c10::Device(at::kCPU), /*load_debug_files=*/false);
+    // At once to where it runs: what a graph holds as a constant cannot be moved there later.
+    auto loaded = torch::jit::load(std::make_shared<Source>(load), common->device, /*load_debug_files=*/false);
     common->arena_used = pool.used();
     return loaded;
   }();
   TORCH_CHECK(module.find_method("forward").has_value(), "the module has no method forward");
   module.eval();
-  if (!common->device.is_cpu()) {
-    module.to(common->device);
-  }
+  // Other streams read what was loaded.
+  millpond::finish(common->device);
   common->effects = millpond::effects_of(module);
   common->written = millpond::written_storages(module, common->effects);
   auto forward = module.get_method("forward");
@@ -84,7 +84,7 @@ mpt_module *load_script(const mpt_load &load) {
   common->result_type = schema.returns().at(0).type();
   common->results = millpond::result_names(common->result_type);
   common->declaration = c10::toString(schema);
-  return new mpt_module{std::move(common), std::move(forward)};
+  return new mpt_module{std::move(common), std::move(forward), std::nullopt};
 }
 
 // The trap: LibTorch keeps the count a thread, and a thread that never said gets as many as there are processors.
@@ -128,7 +128,7 @@ c10::IValue argument(const mpt_value &value, const Argument &wanted, const Commo
 std::vector<millpond::Result> run(const mpt_module &module, const mpt_value *values, size_t count) {
   const auto &common = *module.common;
   const c10::InferenceMode inference;
-  const millpond::StreamScope stream(common.device);
+  const millpond::StreamScope stream(common.device, module.stream);
   if (!module.forward) {
     std::vector<at::Tensor> inputs;
     const Argument any{"", "", MPT_TENSOR, false, {}};
@@ -163,6 +163,7 @@ MPT_EXPORT const char *millpond_torch_version(void) { return TORCH_VERSION; }
 
 MPT_EXPORT int32_t millpond_torch_start(void) {
   return guarded([] {
+    millpond::open_cuda();
     millpond::install_allocator();
     at::set_num_threads(1);
     at::set_num_interop_threads(1);
@@ -210,9 +211,11 @@ MPT_EXPORT int32_t mpt_module_fork(const mpt_module *module, mpt_module **out) {
     TORCH_CHECK(module->forward.has_value(), "a package keeps no state");
     const c10::InferenceMode inference;
     const auto &common = *module->common;
+    auto own = millpond::stream_of(common.device);
+    const millpond::StreamScope stream(common.device, own);
     auto object = millpond::fork_object(*module->forward->owner()._ivalue(), common.written);
     auto &function = module->forward->function();
-    *out = new mpt_module{module->common, torch::jit::Method(std::move(object), &function)};
+    *out = new mpt_module{module->common, torch::jit::Method(std::move(object), &function), own};
   });
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Stream.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/api/module.h>
 
@@ -45,6 +46,9 @@ struct mpt_module {
   std::shared_ptr<const millpond::Common> common;
   // Absent in a package.
   std::optional<torch::jit::Method> forward;
+  // Where a fork on a GPU is made and runs, whichever thread asks for it: work on one stream is done in order, and the
+  // memory of a state goes back to the stream that it was taken on.
+  std::optional<c10::Stream> stream;
 };
 
 struct mpt_answer {

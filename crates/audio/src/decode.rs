@@ -77,6 +77,9 @@ pub struct Block {
     pub samples: Vec<f32>,
 }
 
+/// Whether to stop.
+type Stop = Box<dyn Fn() -> bool + Send>;
+
 /// Decodes one recording.
 pub struct Decoder {
     reader: Box<dyn Reader>,
@@ -99,6 +102,8 @@ pub struct Decoder {
     /// Frames of silence filled in.
     filled: u64,
     ended: bool,
+    /// Whether somebody wants no more of it.
+    stop: Stop,
     /// Where the last fault's stretch ends, so that what follows it at once is the same fault.
     damage: Option<(u64, String)>,
     faults: Vec<Fault>,
@@ -121,14 +126,14 @@ impl Decoder {
             Kind::Mp3 => Decoder::mpeg(bytes),
             Kind::Flac => {
                 flac::strip(&mut bytes)?;
-                Decoder::packets(Container::Flac, bytes, None)
+                Decoder::packets(Container::Flac, bytes, Vec::new())
             }
-            Kind::Ogg => Decoder::packets(Container::Ogg, bytes, None),
+            Kind::Ogg => Decoder::packets(Container::Ogg, bytes, Vec::new()),
             Kind::Mp4 => {
-                let edit = mp4::check(&mut bytes)?;
+                let edits = mp4::check(&mut bytes)?;
                 let bytes =
                     bytes.rewound().map_err(|error| Error::internal(format!("cannot go back: {error}")))?;
-                Decoder::packets(Container::Mp4, bytes, edit)
+                Decoder::packets(Container::Mp4, bytes, edits)
             }
         }
     }
@@ -150,7 +155,7 @@ impl Decoder {
     }
 
     /// Containers whose packets alone say what their sound is like: the first are decoded at once.
-    fn packets(container: Container, bytes: Bytes, edit: Option<mp4::Edit>) -> Result<Decoder> {
+    fn packets(container: Container, bytes: Bytes, edits: mp4::Edits) -> Result<Decoder> {
         let (mut packets, seconds) = Packets::open(container, bytes)?;
         let name = packets.name();
         let unknown = Format { container_and_codec: name, rate: 0, channels: 0, seconds };
@@ -172,7 +177,7 @@ impl Decoder {
             let why = first.unwrap_or_else(|| "it ends before any".to_owned());
             return Err(Error::data_loss(format!("no sound can be had of this recording: {why}")));
         };
-        let silent = edit.map(|edit| edit.silent(rate)).unwrap_or_default();
+        let silent = edits.get(packets.track()).map(|edit| edit.silent(rate)).unwrap_or_default();
         let mut announced = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
         for range in &silent {
             announced = announced.map(|all| all - (range.end.min(all) - range.start.min(all)));
@@ -223,6 +228,7 @@ impl Decoder {
             heard: 0,
             filled: 0,
             ended: false,
+            stop: Box::new(|| false),
             damage: None,
             faults: Vec::new(),
             faults_left_out: 0,
@@ -236,11 +242,17 @@ impl Decoder {
         &self.format
     }
 
+    /// From now on [`next`](Decoder::next) fails once `stop` says so, which it asks before every step. Between two blocks
+    /// there may be any number of steps that bring no sound.
+    pub fn stop_when(&mut self, stop: impl Fn() -> bool + Send + 'static) {
+        self.stop = Box::new(stop);
+    }
+
     /// The next block, or `None` at the end. Blocks follow each other without gaps: what is damaged becomes a fault,
     /// and silence of about its length.
     ///
     /// # Errors
-    /// `DataLoss` when nothing was decoded and nothing can be.
+    /// `DataLoss` when nothing was decoded and nothing can be; `Cancelled` after a stop.
     #[expect(clippy::should_implement_trait, reason = "it can fail, and has faults besides")]
     pub fn next(&mut self) -> Result<Option<Block>> {
         loop {
@@ -258,6 +270,9 @@ impl Decoder {
             }
             if self.ended {
                 return self.end();
+            }
+            if (self.stop)() {
+                return Err(Error::cancelled("stopped before the end of the recording"));
             }
             let mut samples = Vec::new();
             let step = guarded(|| self.reader.next(&mut samples))
@@ -382,5 +397,38 @@ struct Nothing;
 impl Reader for Nothing {
     fn next(&mut self, _: &mut Vec<f32>) -> Step {
         Step::End
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use base::ErrorKind;
+
+    use super::*;
+
+    /// Loses packets for ever.
+    struct Losing(Arc<AtomicUsize>);
+
+    impl Reader for Losing {
+        fn next(&mut self, _: &mut Vec<f32>) -> Step {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Step::Lost { frames: 0, what: "a frame cannot be decoded".to_owned() }
+        }
+    }
+
+    #[test]
+    fn a_stop_is_seen_where_no_sound_comes() {
+        let steps = Arc::new(AtomicUsize::new(0));
+        let format =
+            Format { container_and_codec: "none".to_owned(), rate: 16000, channels: 1, seconds: None };
+        let reader = Losing(steps.clone());
+        let mut decoder = Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(reader))).unwrap();
+        let seen = steps.clone();
+        decoder.stop_when(move || seen.load(Ordering::Relaxed) >= 5000);
+        assert_eq!(decoder.next().unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(steps.load(Ordering::Relaxed), 5000);
     }
 }

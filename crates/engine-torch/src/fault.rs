@@ -8,12 +8,23 @@ use base::{Error, ErrorKind};
 /// A message is cut here: some repeat whole graphs.
 const MESSAGE_BYTES_MAX: usize = 500;
 
+/// A mistake of LibTorch's own.
+const ASSERTION: [&str; 2] = ["INTERNAL ASSERT FAILED", "Please report a bug"];
+/// Memory is short: the processor's, or a device's ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED").
+const MEMORY: [&str; 4] = ["std::bad_alloc", "can't allocate memory", "out of memory", "ALLOC_FAILED"];
+/// A device failed. Sizes that do not fit are found out before anything is sent there.
+const DEVICE: [&str; 6] =
+    ["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUFFT_", "cuDNN error"];
+
 /// The error for `text`.
 pub(crate) fn error(text: &str) -> Error {
-    let kind = if text.contains("INTERNAL ASSERT FAILED") || text.contains("Please report a bug") {
+    let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
+    let kind = if has(&ASSERTION) {
         ErrorKind::Internal
-    } else if text.contains("std::bad_alloc") || text.contains("can't allocate memory") {
+    } else if has(&MEMORY) {
         ErrorKind::ResourceExhausted
+    } else if has(&DEVICE) {
+        ErrorKind::Internal
     } else {
         ErrorKind::InvalidArgument
     };
@@ -52,6 +63,26 @@ mod tests {
         let error = error(text);
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(error.message(), "mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)");
+    }
+
+    #[test]
+    fn what_a_device_lacks_or_does_wrong_is_nobody_s_request() {
+        for text in [
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB",
+            "CUDA error: out of memory",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to \
+             allocate 8589934592 bytes.",
+        ] {
+            assert_eq!(error(text).kind(), ErrorKind::ResourceExhausted, "{text}");
+        }
+        for text in [
+            "CUDA error: an illegal memory access was encountered",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
+        ] {
+            assert_eq!(error(text).kind(), ErrorKind::Internal, "{text}");
+        }
     }
 
     #[test]

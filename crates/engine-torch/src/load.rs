@@ -82,7 +82,10 @@ fn package(library: &'static Library, graph: &Path, options: &SessionOptions) ->
 
 fn script(library: &'static Library, request: &LoadRequest) -> Result<(Module, Home)> {
     let mut archive = Archive::open(&request.graph, request.arena.as_ref())?;
-    let mut region = request.arena.as_ref().filter(|arena| arena.bytes > 0).map(Arena::region).transpose()?;
+    // What is loaded for another device does not stay in the memory that it is read into.
+    let here = request.options.device == Device::Cpu;
+    let arena = request.arena.as_ref().filter(|arena| here && arena.bytes > 0);
+    let mut region = arena.map(Arena::region).transpose()?;
     let memory = region.as_mut().map(RegionMut::as_mut_slice);
     if let Some(memory) = &memory {
         archive.trust(memory);

@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use symphonia::core::io::MediaSource;
 
 use super::Input;
+use super::mp4::Watch;
 
 /// What is read at a time.
 const PIECE: usize = 32 * 1024;
@@ -23,13 +24,16 @@ pub(super) struct Bytes {
     /// The place in the file, for those who seek.
     place: u64,
     seekable: bool,
+    /// What is checked while it is read.
+    watch: Option<Watch>,
 }
 
 impl Bytes {
     pub(super) fn new(input: Input) -> Bytes {
         let seekable = matches!(input, Input::File(_));
         let (ahead, renamed) = (Vec::new(), Vec::new());
-        Bytes { rest: input, ahead, used: 0, ended: false, broken: None, renamed, place: 0, seekable }
+        let (used, place, watch) = (0, 0, None);
+        Bytes { rest: input, ahead, used, ended: false, broken: None, renamed, place, seekable, watch }
     }
 
     /// The next bytes without taking them: `count`, or fewer at the end.
@@ -126,6 +130,26 @@ impl Bytes {
         self.renamed.push((offset, name));
     }
 
+    /// How many names read as others.
+    pub(super) fn renamed(&self) -> usize {
+        self.renamed.len()
+    }
+
+    /// From now on `watch` looks at what a reader is given, from the beginning on and before the reader sees it. Only
+    /// where nobody can seek.
+    pub(super) fn watch(&mut self, watch: Watch) {
+        self.watch = Some(watch);
+    }
+
+    /// How many bytes a reader may have before the watch looks again.
+    fn watched(&mut self) -> io::Result<u64> {
+        let Some(mut watch) = self.watch.take() else { return Ok(u64::MAX) };
+        let place = self.place;
+        let room = watch.pass(self, place).map_err(|error| io::Error::other(error.message().to_owned()));
+        self.watch = Some(watch);
+        room
+    }
+
     /// Back to the beginning, for readers that seek by themselves. Only before anything was taken.
     pub(super) fn rewound(mut self) -> io::Result<Bytes> {
         if let Input::File(file) = &mut self.rest {
@@ -148,7 +172,8 @@ impl Bytes {
 /// The part of the file that a reader sees: used for containers whose reader seeks, and then from the beginning.
 impl Read for Bytes {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let seen = self.peek(into.len().min(PIECE));
+        let room = usize::try_from(self.watched()?).unwrap_or(PIECE).min(PIECE);
+        let seen = self.peek(into.len().min(room));
         let count = seen.len();
         into[..count].copy_from_slice(seen);
         self.advance(count);

@@ -9,64 +9,201 @@ use super::packets::PACKET_MAX;
 
 /// The longest table of contents, enough for days of sound.
 const MOOV_MAX: u64 = 64 << 20;
-/// Atoms of one level.
+/// The longest list of what a file is compatible with.
+const FTYP_MAX: u64 = 4096;
+/// The longest table of contents of a fragment. For every packet a reader goes through it from its beginning.
+const MOOF_MAX: u64 = 256 << 10;
+/// All of them together: a reader keeps them.
+const MOOFS_MAX: u64 = MOOV_MAX;
+/// What may come before the table of contents of a file that arrives, which is kept until the table is there.
+const BEFORE_MOOV_MAX: u64 = 16 << 20;
+/// Atoms of a file. One of fragments has two or three for each.
+const FILE_ATOMS_MAX: usize = 1 << 18;
+/// Atoms of one level of a table of contents, and atoms that are hidden.
 const ATOMS_MAX: usize = 4096;
 /// Levels below the table of contents.
 const DEPTH_MAX: usize = 8;
+/// How often a reader may look at an entry of the tables of times: for every packet it begins at the first. Enough for
+/// an hour and a half of packets none of which is as long as the one before.
+const LOOKS_MAX: u64 = 1 << 36;
 
-/// Checks an mp4 file's table of contents, and says which of its frames are no sound: those that an encoder needs to
-/// begin and to end, as ticks of the second's fraction given with them.
+/// What a file's table of contents says of the tracks that a reader sees, in their order.
+pub(super) type Edits = Vec<Edit>;
+
+/// Checks an mp4 file's table of contents, and says which frames of each track are no sound: those that an encoder
+/// needs to begin and to end.
 ///
 /// # Errors
 /// `FailedPrecondition` for a stream whose table of contents comes last, `DataLoss` for lengths that cannot be.
-pub(super) fn check(bytes: &mut Bytes) -> Result<Option<Edit>> {
+pub(super) fn check(bytes: &mut Bytes) -> Result<Edits> {
     let mut at = 0;
-    let mut edit = None;
-    for _ in 0..ATOMS_MAX {
+    let mut edits = None;
+    let mut fragments = Fragments::default();
+    for _ in 0..FILE_ATOMS_MAX {
+        if !bytes.is_file() && at > BEFORE_MOOV_MAX {
+            return Err(Error::data_loss(
+                "the table of contents of this mp4 file does not come at its beginning",
+            ));
+        }
         let head = bytes.look(at, 16);
-        let Some((name, header, length)) = atom(&head) else { break };
+        let Some((name, header, length)) = atom(&head) else {
+            return Ok(edits.unwrap_or_default());
+        };
         match &name {
             b"moov" => {
-                if length > MOOV_MAX {
-                    return Err(Error::data_loss(format!(
-                        "the table of contents of this mp4 file is said to have {length} bytes, which cannot be"
-                    )));
-                }
-                let body = bytes.look(at + header, (length - header) as usize);
-                if (body.len() as u64) < length - header {
-                    return Err(Error::data_loss("this mp4 file ends inside its table of contents"));
-                }
-                let mut walk = Walk { renamed: Vec::new(), edit: Edit::default() };
-                walk.level(&body, 0, 0)?;
-                for place in walk.renamed {
-                    bytes.rename(at + header + place as u64, *b"free");
-                }
-                edit = Some(walk.edit);
+                edits = Some(contents(bytes, at, header, length)?);
                 if !bytes.is_file() {
-                    break;
+                    bytes.watch(Watch { next: at.saturating_add(length), fragments });
+                    return Ok(edits.unwrap_or_default());
                 }
             }
-            b"meta" => bytes.rename(at + 4, *b"free"),
             // What reaches past the end cannot be passed over. It need not be when the table came before.
-            b"mdat" if edit.is_some() && at.checked_add(length) > bytes.file_length() => {
+            b"mdat" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
                 bytes.forward_only();
-                break;
+                return Ok(edits.unwrap_or_default());
             }
             b"mdat" | b"moof" if !bytes.is_file() => {
-                if edit.is_none() {
-                    return Err(Error::precondition(
-                        "this mp4 file has its table of contents at its end, so it cannot be decoded while it \
-                         arrives; send a whole file, or write it with its table first (\"faststart\")",
-                    ));
-                }
-                break;
+                return Err(Error::precondition(
+                    "this mp4 file has its table of contents at its end, so it cannot be decoded while it arrives; \
+                     send a whole file, or write it with its table first (\"faststart\")",
+                ));
             }
-            _ => {}
+            b"moof" => {
+                let whole = fragments.admit(&bytes.look(at, MOOF_MAX.min(length) as usize), length);
+                if whole.is_err() && edits.is_some() {
+                    // What comes before it is read as a file that arrives, and breaks off here.
+                    bytes.forward_only();
+                    bytes.watch(Watch { next: at, fragments });
+                    return Ok(edits.unwrap_or_default());
+                }
+                whole?;
+            }
+            _ => other(bytes, at, name, length)?,
         }
-        let Some(next) = at.checked_add(length) else { break };
+        let Some(next) = at.checked_add(length) else { return Ok(edits.unwrap_or_default()) };
         at = next;
     }
-    Ok(edit.filter(|edit| edit.ticks > 0 && edit.media > 0))
+    Err(Error::data_loss(format!("this mp4 file has more than {FILE_ATOMS_MAX} parts, which cannot be")))
+}
+
+/// Checks the table of contents at `at`.
+fn contents(bytes: &mut Bytes, at: u64, header: u64, length: u64) -> Result<Edits> {
+    if length > MOOV_MAX {
+        return Err(Error::data_loss(format!(
+            "the table of contents of this mp4 file is said to have {length} bytes, which cannot be"
+        )));
+    }
+    let body = bytes.look(at + header, (length - header) as usize);
+    if (body.len() as u64) < length - header {
+        return Err(Error::data_loss("this mp4 file ends inside its table of contents"));
+    }
+    let mut walk = Walk::default();
+    walk.level(&body, 0, 0)?;
+    let edits = walk.seen()?;
+    for place in walk.hidden {
+        bytes.rename(at + header + place as u64, *b"free");
+    }
+    Ok(edits)
+}
+
+/// Checks an atom at `at` that is neither a table of contents nor sound.
+fn other(bytes: &mut Bytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
+    match &name {
+        b"ftyp" if length > FTYP_MAX => Err(wrong()),
+        b"meta" if bytes.renamed() >= 2 * ATOMS_MAX => Err(wrong()),
+        b"meta" => {
+            bytes.rename(at + 4, *b"free");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The tables of contents of fragments so far, in bytes.
+#[derive(Default)]
+struct Fragments(u64);
+
+impl Fragments {
+    /// Checks one of `length` bytes that begins with `moof`, or is what there is of it where the file ends inside it.
+    fn admit(&mut self, moof: &[u8], length: u64) -> Result<()> {
+        self.0 = self.0.saturating_add(length);
+        if length > MOOF_MAX || self.0 > MOOFS_MAX {
+            return Err(Error::data_loss("the fragments of this mp4 file have tables that cannot be"));
+        }
+        moof.get(..length as usize).map_or(Ok(()), |moof| fragment(moof, 0))
+    }
+}
+
+/// What is left to check of a file while a reader goes through it from its beginning to its end.
+pub(super) struct Watch {
+    /// Where the next atom begins.
+    next: u64,
+    fragments: Fragments,
+}
+
+impl Watch {
+    /// Looks at the atom that begins at `place`, which is where `bytes` goes on, if one does. The bytes from there up to
+    /// the next one, which are to be read before this is called again.
+    ///
+    /// # Errors
+    /// `DataLoss` for lengths that cannot be.
+    pub(super) fn pass(&mut self, bytes: &mut Bytes, place: u64) -> Result<u64> {
+        if place == self.next {
+            match atom(bytes.peek(16)) {
+                // A reader uses the last table of contents, and only the first was checked.
+                Some((name, ..)) if &name == b"moov" => return Err(wrong()),
+                Some((name, _, length)) => {
+                    match &name {
+                        b"moof" => self.fragments.admit(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
+                        _ => other(bytes, place, name, length)?,
+                    }
+                    self.next = place.saturating_add(length);
+                }
+                // The reader is told that this is the end, or finds out itself that it is none.
+                None => self.next = u64::MAX,
+            }
+        }
+        Ok(self.next.saturating_sub(place))
+    }
+}
+
+fn wrong() -> Error {
+    Error::data_loss("the table of contents of this mp4 file has lengths that cannot be")
+}
+
+/// Checks the table of contents of a fragment: the runs of its tracks.
+fn fragment(body: &[u8], level: usize) -> Result<()> {
+    each_atom(body, &mut |name, _, inside| match (level, &name) {
+        (0, b"moof") | (1, b"traf") => fragment(inside, level + 1),
+        (2, b"trun") => run(inside),
+        _ => Ok(()),
+    })
+}
+
+/// Whether a run of packets is as long as it says.
+fn run(atom: &[u8]) -> Result<()> {
+    let (flags, count) = big(atom, 0).zip(big(atom, 4)).ok_or_else(wrong)?;
+    // One field for all packets each, and then up to four for every packet.
+    let alike = (flags & 0x1).count_ones() + (flags & 0x4).count_ones();
+    let each = u64::from((flags & 0xf00).count_ones());
+    let length = 8 + 4 * u64::from(alike) + 4 * each * u64::from(count);
+    if length <= atom.len() as u64 { Ok(()) } else { Err(wrong()) }
+}
+
+/// Hands out name, place and inside of the atoms in `body`, one after the other.
+fn each_atom<'a>(
+    body: &'a [u8],
+    act: &mut dyn FnMut([u8; 4], Range<usize>, &'a [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut at = 0;
+    while body.len() - at >= 8 {
+        let (name, header, length) = atom(&body[at..]).ok_or_else(wrong)?;
+        let end = usize::try_from(length).ok().and_then(|length| at.checked_add(length)).ok_or_else(wrong)?;
+        let inside = body.get(at + header as usize..end).ok_or_else(wrong)?;
+        act(name, at..end, inside)?;
+        at = end;
+    }
+    Ok(())
 }
 
 /// Name, length of header and length of an atom. One that reaches to the end of the file has the greatest length.
@@ -100,6 +237,9 @@ pub(super) struct Edit {
 impl Edit {
     /// The frames at `rate` that are not meant to be heard: the first ones and the last ones.
     pub(super) fn silent(&self, rate: u32) -> Vec<Range<u64>> {
+        if self.ticks == 0 || self.media == 0 {
+            return Vec::new();
+        }
         let scale = |ticks: u32, second: u32| {
             (f64::from(ticks) / f64::from(second.max(1)) * f64::from(rate)).round() as u64
         };
@@ -111,45 +251,109 @@ impl Edit {
 }
 
 /// A walk through the table of contents.
+#[derive(Default)]
 struct Walk {
     /// Places of names of atoms that nobody has to read: tags and pictures.
-    renamed: Vec<usize>,
+    hidden: Vec<usize>,
+    /// Ticks a second of the whole file.
+    movie: u32,
+    /// The file has fragments, whose tables count all tracks.
+    fragmented: bool,
+    tracks: Vec<Track>,
+}
+
+/// What the walk found of one track.
+#[derive(Default)]
+struct Track {
+    /// The place of its name.
+    name: usize,
+    /// It is sound.
+    sound: bool,
     edit: Edit,
+    /// Entries of its table of times.
+    entries: u64,
+    /// Packets that have times.
+    packets: u64,
 }
 
 impl Walk {
     /// Looks over the atoms of `body`, which lies at `base`.
     fn level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
-        let mut at = 0;
+        if depth > DEPTH_MAX {
+            return Err(wrong());
+        }
         let mut count = 0;
-        while body.len() - at >= 8 {
-            let wrong =
-                || Error::data_loss("the table of contents of this mp4 file has lengths that cannot be");
-            let (name, header, length) = atom(&body[at..]).ok_or_else(wrong)?;
-            let end =
-                usize::try_from(length).ok().and_then(|length| at.checked_add(length)).ok_or_else(wrong)?;
-            let inside = body.get(at + header as usize..end).ok_or_else(wrong)?;
+        each_atom(body, &mut |name, place, inside| {
             count += 1;
-            if count > ATOMS_MAX || depth > DEPTH_MAX {
+            if count > ATOMS_MAX {
                 return Err(wrong());
             }
+            let below = base + place.end - inside.len();
             match &name {
-                b"udta" | b"meta" => self.renamed.push(base + at + 4),
-                b"trak" | b"mdia" | b"minf" | b"stbl" | b"edts" | b"mvex" | b"dinf" => {
-                    self.level(inside, base + at + header as usize, depth + 1)?;
+                b"udta" | b"meta" => return self.hide(base + place.start + 4),
+                b"trak" if depth == 0 => {
+                    self.tracks.push(Track { name: base + place.start + 4, ..Track::default() });
+                    return self.level(inside, below, depth + 1);
                 }
-                b"stts" | b"ctts" | b"co64" => table(inside, 4, 8)?,
-                b"stsc" => table(inside, 4, 12)?,
-                b"stco" => table(inside, 4, 4)?,
-                b"stsz" => sizes(inside)?,
-                b"mvhd" => self.edit.movie = second(inside),
-                b"mdhd" if self.edit.ticks == 0 => self.edit.ticks = second(inside),
-                b"elst" if self.edit.media == 0 => self.edits(inside),
+                b"mdia" | b"minf" | b"stbl" | b"edts" | b"dinf" => {
+                    return self.level(inside, below, depth + 1);
+                }
+                b"mvhd" => self.movie = second(inside),
+                b"mvex" => self.fragmented = true,
+                b"ctts" | b"co64" => return table(inside, 4, 8),
+                b"stsc" => return table(inside, 4, 12),
+                b"stco" => return table(inside, 4, 4),
+                b"stsz" => return sizes(inside),
+                // Times and lengths are longer in the second form.
+                b"elst" => table(inside, 4, if inside.first() == Some(&1) { 20 } else { 12 })?,
+                b"stts" => table(inside, 4, 8)?,
                 _ => {}
             }
-            at = end;
+            if let Some(track) = self.tracks.last_mut() {
+                track.take(name, depth, inside);
+            }
+            Ok(())
+        })
+    }
+
+    /// Hides the atom whose name is at `place`.
+    fn hide(&mut self, place: usize) -> Result<()> {
+        self.hidden.push(place);
+        if self.hidden.len() > ATOMS_MAX { Err(wrong()) } else { Ok(()) }
+    }
+
+    /// Hides the tracks that are no sound, where there is some: a reader would read them too. The edits of the others.
+    fn seen(&mut self) -> Result<Edits> {
+        let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
+        let (seen, hidden): (Vec<Track>, Vec<Track>) =
+            std::mem::take(&mut self.tracks).into_iter().partition(|track| track.sound || !only);
+        for track in hidden {
+            self.hide(track.name)?;
         }
-        Ok(())
+        let sum = |count: fn(&Track) -> u64| seen.iter().map(count).fold(0, u64::saturating_add);
+        if sum(|track| track.entries).saturating_mul(sum(|track| track.packets)) > LOOKS_MAX {
+            return Err(Error::data_loss("the table of times of this mp4 file is longer than can be read"));
+        }
+        Ok(seen.into_iter().map(|track| Edit { movie: self.movie, ..track.edit }).collect())
+    }
+}
+
+impl Track {
+    /// Takes in what an atom of the track says, `depth` levels below the table of contents.
+    fn take(&mut self, name: [u8; 4], depth: usize, inside: &[u8]) {
+        match &name {
+            b"mdhd" if self.edit.ticks == 0 => self.edit.ticks = second(inside),
+            b"elst" if self.edit.media == 0 => self.edits(inside),
+            // There may be another further down, of the data.
+            b"hdlr" if depth == 2 => self.sound = inside.get(8..12) == Some(b"soun"),
+            b"stts" => {
+                let entries = inside.get(8..).unwrap_or_default().chunks_exact(8);
+                let entries = entries.take(big(inside, 4).unwrap_or(0) as usize);
+                self.entries += entries.len() as u64;
+                self.packets += entries.map(|entry| u64::from(big(entry, 0).unwrap_or(0))).sum::<u64>();
+            }
+            _ => {}
+        }
     }
 
     /// Reads a list of edits, if it has one: the usual way to say what an encoder added.
@@ -206,15 +410,39 @@ mod tests {
         atom
     }
 
+    /// A table of contents with a track for each of the given insides of `stbl`, and `after` behind them.
+    fn contents_of(tables: &[Vec<u8>], after: &[u8]) -> Vec<u8> {
+        let track = |table: &Vec<u8>| {
+            ["stbl", "minf", "mdia", "trak"]
+                .iter()
+                .fold(table.clone(), |inside, name| made(name.as_bytes().try_into().unwrap(), &inside))
+        };
+        let tracks: Vec<u8> = tables.iter().flat_map(track).collect();
+        made(b"moov", &[&tracks, after].concat())
+    }
+
+    fn stream(bytes: Vec<u8>) -> Bytes {
+        Bytes::new(Input::Stream(Box::new(std::io::Cursor::new(bytes))))
+    }
+
+    fn file(bytes: &[u8]) -> Bytes {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, bytes).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        Bytes::new(Input::File(file))
+    }
+
     /// Checks a file whose tables have one atom.
-    fn checked(table: &[u8]) -> Result<Option<Edit>> {
-        let inside = ["stbl", "minf", "mdia", "trak", "moov"]
-            .iter()
-            .fold(table.to_vec(), |inside, name| made(name.as_bytes().try_into().unwrap(), &inside));
-        let mut file = made(b"ftyp", b"M4A ");
-        file.extend(inside);
-        file.extend(made(b"mdat", &[0; 8]));
-        check(&mut Bytes::new(Input::Stream(Box::new(std::io::Cursor::new(file)))))
+    fn checked(table: &[u8]) -> Result<Edits> {
+        let contents = contents_of(&[table.to_vec()], b"");
+        let file = [made(b"ftyp", b"M4A "), contents, made(b"mdat", &[0; 8])].concat();
+        check(&mut stream(file))
+    }
+
+    /// A fragment with a run of `count` packets that have `sizes`.
+    fn fragment_of(count: u32, sizes: usize) -> Vec<u8> {
+        let run = [&[0, 0, 2, 1][..], &count.to_be_bytes(), &[0; 4], &vec![0; 4 * sizes]].concat();
+        made(b"moof", &made(b"traf", &made(b"trun", &run)))
     }
 
     #[test]
@@ -232,9 +460,89 @@ mod tests {
             )
         };
         assert!(checked(&sizes(0, 1, 1000)).is_ok());
+        assert!(checked(&made(b"elst", &entry(1, &[0; 12]))).is_ok());
+        assert!(checked(&made(b"elst", &entry(u32::MAX, &[0; 12]))).is_err());
         for table in [sizes(0, u32::MAX, 1000), sizes(0, 1, 3_000_000_000), sizes(3_000_000_000, 1, 0)] {
             assert!(checked(&table).is_err());
         }
+    }
+
+    #[test]
+    fn parts_that_are_too_many_or_too_long_are_refused() {
+        let (start, contents) = (made(b"ftyp", b"M4A "), contents_of(&[], b""));
+        let many = made(b"free", b"").repeat(FILE_ATOMS_MAX);
+        for bytes in [[&start[..], &many, &contents].concat(), [&start[..], &contents, &many].concat()] {
+            assert!(check(&mut file(&bytes)).is_err());
+        }
+        assert!(check(&mut stream([&start[..], &many, &contents].concat())).is_err());
+        let long = made(b"free", &vec![0; BEFORE_MOOV_MAX as usize]);
+        assert!(check(&mut stream([&start[..], &long, &contents].concat())).is_err());
+        assert!(check(&mut file(&[&start[..], &long, &contents].concat())).is_ok());
+        let start = made(b"ftyp", &vec![0; FTYP_MAX as usize]);
+        assert!(check(&mut file(&[&start[..], &contents].concat())).is_err());
+    }
+
+    #[test]
+    fn times_that_take_for_ever_to_look_up_are_refused() {
+        let times = |entries: u32, each: u32| {
+            let table = [each.to_be_bytes(), 1024u32.to_be_bytes()].concat().repeat(entries as usize);
+            made(b"stts", &[&[0; 4], &entries.to_be_bytes()[..], &table].concat())
+        };
+        // Hours of packets that are alike, and most of an hour of packets that all differ.
+        assert!(checked(&times(1, 10_000_000)).is_ok());
+        assert!(checked(&times(200_000, 1)).is_ok());
+        assert!(checked(&times(200_000, 100)).is_err());
+        // Those of pictures, which nobody reads, do not count.
+        let kind = |kind: &[u8]| made(b"hdlr", &[&[0; 8], kind, &[0; 12]].concat());
+        let track = |name: &[u8], table: Vec<u8>| {
+            let below = made(b"minf", &made(b"stbl", &table));
+            made(b"trak", &made(b"mdia", &[kind(name), below].concat()))
+        };
+        let tracks = [track(b"vide", times(200_000, 100)), track(b"soun", times(1, 1000))].concat();
+        assert_eq!(check(&mut stream(made(b"moov", &tracks))).unwrap().len(), 1);
+        let fragmented = [tracks, made(b"mvex", b"")].concat();
+        assert!(check(&mut stream(made(b"moov", &fragmented))).is_err());
+    }
+
+    #[test]
+    fn fragments_are_checked_before_a_reader_sees_them() {
+        let start = [made(b"ftyp", b"M4A "), contents_of(&[], &made(b"mvex", b""))].concat();
+        let good = [fragment_of(2, 2), made(b"mdat", &[7; 100])].concat();
+        let large = made(b"moof", &vec![0; MOOF_MAX as usize]);
+        let again = contents_of(&[], b"");
+        for (bad, in_file) in [(fragment_of(u32::MAX, 2), true), (large, true), (again, false)] {
+            let all = [&start[..], &good, &good, &bad, &good].concat();
+            let before = start.len() + 2 * good.len();
+            for (mut bytes, fails) in [(stream(all.clone()), true), (file(&all), in_file)] {
+                check(&mut bytes).unwrap();
+                let mut read = Vec::new();
+                let ending = std::io::Read::read_to_end(&mut bytes.rewound().unwrap(), &mut read);
+                assert_eq!(ending.is_err(), fails);
+                assert!(read == all[..if fails { before } else { all.len() }]);
+            }
+        }
+        // A file that ends inside one is read to its end, and tags are hidden wherever they are.
+        let cut = fragment_of(2, 2);
+        let tags = made(b"meta", &[0; 4]);
+        let all = [&start[..], &good, &tags, &cut[..cut.len() - 4]].concat();
+        for mut bytes in [stream(all.clone()), file(&all)] {
+            check(&mut bytes).unwrap();
+            let mut read = Vec::new();
+            std::io::Read::read_to_end(&mut bytes.rewound().unwrap(), &mut read).unwrap();
+            let place = start.len() + good.len() + 4;
+            assert_eq!(&read[place..place + 4], b"free");
+            assert_eq!(read.len(), all.len());
+        }
+    }
+
+    #[test]
+    fn fragments_are_bounded_together() {
+        let mut fragments = Fragments::default();
+        let moof = made(b"moof", &made(b"free", &vec![0; MOOF_MAX as usize - 16]));
+        for _ in 0..MOOFS_MAX / MOOF_MAX {
+            fragments.admit(&moof, MOOF_MAX).unwrap();
+        }
+        assert!(fragments.admit(&moof, MOOF_MAX).is_err());
     }
 
     #[test]
@@ -251,5 +559,6 @@ mod tests {
         assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
         assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);
         assert_eq!(Edit { length: 0, ..edit }.silent(48000).len(), 1);
+        assert_eq!(Edit { media: 0, ..edit }.silent(48000), []);
     }
 }

@@ -15,6 +15,8 @@ use super::read::{Reader, Step, guarded};
 
 /// Errors in a row after which a container is given up.
 const ERRORS_MAX: usize = 64;
+/// Packets in a row that cannot be decoded, after which a container is given up: most of an hour of sound.
+const LOST_MAX: usize = 1 << 16;
 /// The longest packet, in bytes.
 pub(super) const PACKET_MAX: usize = 16 << 20;
 
@@ -39,6 +41,8 @@ pub(super) struct Packets {
     /// Whether the times of packets still count from the recording's beginning.
     timed: bool,
     errors: usize,
+    /// Packets in a row that could not be decoded.
+    lost: usize,
 }
 
 impl Packets {
@@ -89,6 +93,7 @@ impl Packets {
             first: None,
             timed: ticks > 0.0,
             errors: 0,
+            lost: 0,
         };
         Ok((packets, seconds.filter(|seconds| seconds.is_finite())))
     }
@@ -102,6 +107,11 @@ impl Packets {
             Container::Ogg => format!("ogg, {codec}"),
             Container::Mp4 => format!("mp4, {codec}"),
         }
+    }
+
+    /// Which of the container's tracks it reads.
+    pub(super) fn track(&self) -> usize {
+        self.track as usize
     }
 
     /// Rate and channels, once something was decoded.
@@ -173,12 +183,22 @@ impl Reader for Packets {
         };
         let decoded = if packet.data.len() > PACKET_MAX {
             Err("it is too long".to_owned())
+        } else if packet.data.is_empty() {
+            // A decoder may take it for silence, of which a table can have billions.
+            Err("it is empty".to_owned())
         } else {
             self.codec.decode(&packet, samples)
         };
         match decoded {
-            Ok(()) => Step::Sound { at: self.frames(packet.ts().saturating_sub(first)) },
+            Ok(()) => {
+                self.lost = 0;
+                Step::Sound { at: self.frames(packet.ts().saturating_sub(first)) }
+            }
             Err(what) => {
+                self.lost += 1;
+                if self.lost > LOST_MAX {
+                    return Step::Broken(format!("{LOST_MAX} frames in a row cannot be decoded: {what}"));
+                }
                 // No packet is longer than a second, whatever it says.
                 let second = self.heard().map_or(0, |(rate, _)| u64::from(rate));
                 let frames = self.frames(packet.dur()).unwrap_or(0).min(second);

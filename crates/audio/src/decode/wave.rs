@@ -9,8 +9,11 @@ use super::pcm::{Coding, Layout};
 const FORMAT_MAX: usize = 1024;
 /// The chunks before the sound.
 const CHUNKS_MAX: usize = 1000;
-/// Lengths that writers put there that do not know yet.
-const UNKNOWN: [u32; 2] = [0, u32::MAX];
+/// Around these lengths lie those of writers that do not know yet and put the most there that can be: a multiple of the
+/// frame's size below 2 GiB (`arecord` and `sox` to a pipe), or below 4 GiB.
+const MOSTS: [u32; 2] = [0x8000_0000, u32::MAX];
+/// How far below.
+const MOSTS_BELOW: u32 = 0x2000;
 /// The codes of `WAVE_FORMAT_*`.
 const PCM: u16 = 1;
 const FLOAT: u16 = 3;
@@ -53,7 +56,7 @@ pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
                 };
                 let known = match long {
                     Some(long) if length == u32::MAX => Some(long),
-                    _ => (!UNKNOWN.contains(&length)).then_some(u64::from(length)),
+                    _ => (!unknown(length, bytes.file_length())).then_some(u64::from(length)),
                 };
                 return Ok(Layout { length: known, ..layout });
             }
@@ -65,6 +68,12 @@ pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
         }
     }
     Err(Error::data_loss("this wav file ends before any sound (no data chunk)"))
+}
+
+/// Whether a length is none. One that may be true is, unless a file of `whole` bytes shows that it is not.
+fn unknown(length: u32, whole: Option<u64>) -> bool {
+    let most = MOSTS.iter().any(|most| (most - MOSTS_BELOW..=*most).contains(&length));
+    matches!(length, 0 | u32::MAX) || most && whole.is_none_or(|whole| whole < u64::from(length))
 }
 
 fn little(four: &[u8]) -> u32 {

@@ -1,10 +1,11 @@
 //! The thread that reads a recording, decodes it and computes its features.
 //!
 //! An upload may fall silent for as long as its client likes, and who reads it waits. So that nobody else does, the reading
-//! is done here, up to [`STEPS_WAITING_MAX`] steps ahead. Whoever drops a [`Feed`] ends its thread: at once where that
-//! decodes or waits for room, and otherwise when the read that it is in returns.
+//! is done here, up to [`STEPS_WAITING_MAX`] steps ahead. Whoever drops a [`Feed`] or stops the work ends its thread: at once
+//! where that decodes or waits for room, and otherwise when the read that it is in returns.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use base::{Error, Result};
@@ -43,6 +44,18 @@ pub(super) struct Feed {
     format: Format,
     steps: Receiver<Result<Step>>,
     thread: JoinHandle<()>,
+    /// Dropped with the rest.
+    _gone: Gone,
+}
+
+/// Set when its owner is dropped: a recording that brings no sound gives its thread nothing to hand over.
+#[derive(Default)]
+struct Gone(Arc<AtomicBool>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Feed {
@@ -67,9 +80,13 @@ impl Feed {
             gathered: if matches!(input, Input::File(_)) { GATHERED_SAMPLES } else { 0 },
         };
         let hint = hint.map(str::to_owned);
+        let gone = Gone::default();
+        let flags = [options.stop.clone(), gone.0.clone()];
+        let stop = move || flags.iter().any(|flag| flag.load(Ordering::Relaxed));
         let work = move || match Reading::open(input, hint.as_deref(), plan) {
             Err(error) => drop(opened.send(Err(error))),
             Ok((mut reading, format)) => {
+                reading.decoder.stop_when(stop);
                 if opened.send(Ok(format)).is_ok() {
                     reading.run(&out);
                 }
@@ -79,7 +96,7 @@ impl Feed {
             .name(options.reader.clone())
             .spawn(work)
             .map_err(|error| Error::exhausted(format!("no thread to read the recording: {error}")))?;
-        Ok(Feed { format: wait_opened(&format, &options.stop)?, steps, thread })
+        Ok(Feed { format: wait_opened(&format, &options.stop)?, steps, thread, _gone: gone })
     }
 
     /// What the recording says about itself.

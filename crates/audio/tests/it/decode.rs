@@ -128,6 +128,90 @@ fn a_table_of_contents_at_the_end_needs_a_file() {
     assert!(error.message().contains("send a whole file"), "{error}");
 }
 
+/// An atom of an mp4 file.
+fn atom(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
+    [&(inside.len() as u32 + 8).to_be_bytes()[..], name, inside].concat()
+}
+
+/// `atoms` with each one named `name`, on any level of the tables, as `change` makes it of its inside.
+fn changed(atoms: &[u8], name: &[u8; 4], change: &dyn Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    let (mut rest, mut result) = (atoms, Vec::new());
+    while let Some(length) = rest.first_chunk::<4>().map(|length| u32::from_be_bytes(*length) as usize) {
+        let (this, after) = rest.split_at(length);
+        let (own, inside): (&[u8; 4], _) = (this[4..8].try_into().unwrap(), &this[8..]);
+        result.extend(match own {
+            _ if own == name => change(inside),
+            b"moov" | b"trak" | b"mdia" | b"minf" | b"stbl" => atom(own, &changed(inside, name, change)),
+            _ => this.to_vec(),
+        });
+        rest = after;
+    }
+    result
+}
+
+#[test]
+fn a_track_of_pictures_does_not_move_the_sound() {
+    let numbers =
+        |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_be_bytes()).collect::<Vec<u8>>();
+    let nothing = |name| atom(name, &[0; 8]);
+    let tables = [
+        atom(b"stsd", &[numbers(&[0, 1]), atom(b"avc1", &[0; 78])].concat()),
+        nothing(b"stts"),
+        nothing(b"stsc"),
+        atom(b"stsz", &[0; 12]),
+        nothing(b"stco"),
+    ]
+    .concat();
+    let media = [
+        atom(b"mdhd", &numbers(&[0, 0, 0, 90_000, 90_000, 0])),
+        atom(b"hdlr", &[&numbers(&[0, 0])[..], b"vide", &[0; 13]].concat()),
+        atom(
+            b"minf",
+            &[atom(b"hdlr", &[&[0; 8][..], b"soun", &[0; 13]].concat()), atom(b"stbl", &tables)].concat(),
+        ),
+    ]
+    .concat();
+    let pictures = [
+        atom(b"tkhd", &numbers(&[0, 0, 0, 9, 0, 90_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
+        atom(b"edts", &atom(b"elst", &numbers(&[0, 1, 300, 30_000, 0x10000]))),
+        atom(b"mdia", &media),
+    ]
+    .concat();
+    let film = changed(M4A_LAST, b"moov", &|inside| {
+        atom(b"moov", &[atom(b"trak", &pictures), inside.to_vec()].concat())
+    });
+    let (alone, beside) = (decode(file(M4A_LAST)).unwrap(), decode(file(&film)).unwrap());
+    assert_eq!((beside.samples.len(), beside.faults.len()), (32000, 0));
+    assert!(alone.samples == beside.samples && alone.format == beside.format);
+}
+
+#[test]
+fn packets_without_end_that_hold_nothing_end_a_recording() {
+    // After the sound of the clip come as many packets as nobody has, all empty and at the same time.
+    let extra = 1u32 << 20;
+    let number = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    let longer = changed(M4A_LAST, b"stsz", &|inside| {
+        let count = number(inside, 8) + extra;
+        atom(
+            b"stsz",
+            &[&inside[..8], &count.to_be_bytes(), &inside[12..], &vec![0; 4 * extra as usize]].concat(),
+        )
+    });
+    let longer = changed(&longer, b"stts", &|inside| {
+        let entries = number(inside, 4) + 1;
+        let added = [extra.to_be_bytes(), [0; 4]].concat();
+        atom(b"stts", &[&inside[..4], &entries.to_be_bytes(), &inside[8..], &added].concat())
+    });
+    let longer = changed(&longer, b"stsc", &|_| {
+        let all = [0, 1, 1, 1 << 30, 1].map(u32::to_be_bytes).concat();
+        atom(b"stsc", &all)
+    });
+    let decoded = decode(file(&longer)).unwrap();
+    let last = decoded.faults.iter().find(|fault| fault.what.contains("in a row cannot be decoded"));
+    assert!(last.is_some(), "{:?}", decoded.faults);
+    assert_eq!(decoded.samples.len(), 32000);
+}
+
 fn wav(spec: hound::WavSpec, write: impl Fn(&mut hound::WavWriter<&mut Cursor<Vec<u8>>>)) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     let mut writer = hound::WavWriter::new(&mut bytes, spec).unwrap();
@@ -217,11 +301,18 @@ fn lying(wav: &[u8], riff: u32, data: u32) -> Vec<u8> {
 fn wav_headers_that_lie_cost_nothing() {
     let clip = clip();
     let whole = sixteen(&clip);
-    for (riff, data, announced) in [(0, 0, None), (u32::MAX, u32::MAX, None), (36, 0, None)] {
-        let decoded = decode(stream(&lying(&whole, riff, data))).unwrap();
-        assert_eq!((decoded.samples.len(), decoded.faults.len()), (32000, 0), "{riff} {data}");
-        assert_eq!(decoded.format.seconds, announced);
+    // What `arecord` and `sox` write to a pipe is among them.
+    let unknown = [0, u32::MAX, u32::MAX - 44, 0x8000_0000, 0x7fff_ff00, 0x7fff_f000, 0x7fff_effc];
+    for (riff, data) in unknown.map(|data: u32| (data.wrapping_add(36), data)).into_iter().chain([(36, 0)]) {
+        let wav = lying(&whole, riff, data);
+        for input in [stream(&wav), file(&wav)] {
+            let decoded = decode(input).unwrap();
+            assert_eq!((decoded.samples.len(), decoded.faults.len()), (32000, 0), "{riff} {data}");
+            assert_eq!(decoded.format.seconds, None);
+        }
     }
+    let decoded = decode(stream(&lying(&whole, 0, 0x9000_0000))).unwrap();
+    assert_eq!((decoded.samples.len(), decoded.faults.len()), (32000, 1), "a length that may be true");
     // Longer than there is: what is there, and a fault at its end.
     let decoded = decode(stream(&lying(&whole, 64036, 128_000))).unwrap();
     assert!(decoded.samples == as_floats(&clip));

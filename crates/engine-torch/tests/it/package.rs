@@ -3,7 +3,7 @@
 //! [n, 4], all weights 0.5 and biases 1; without it nothing is tested here.
 
 use base::ErrorKind;
-use engine::{Engine, LoadRequest, SessionOptions, SignatureFile};
+use engine::{Device, Engine, LoadRequest, SessionOptions, SignatureFile};
 
 use crate::support::{floats, text, torch};
 
@@ -33,6 +33,16 @@ fn a_package_runs_where_it_is_trusted() {
             [floats("y", &[rows, 3], &vec![3.0; rows * 3]), floats("sum", &[rows], &vec![4.0; rows])]
         );
     }
+    let options = SessionOptions {
+        trusted: true,
+        signature: file(),
+        device: Device::Cuda(0),
+        ..SessionOptions::default()
+    };
+    let elsewhere =
+        torch().load(&LoadRequest { graph: graph.clone().into(), options, ..LoadRequest::default() });
+    let error = elsewhere.err().unwrap();
+    assert!(error.message().contains("compiled for the device \"cpu\""), "{error}");
     let vague = SignatureFile { inputs: vec![text("x", "float32", None)], ..file() };
     let error = load(true, vague).err().unwrap();
     assert!(error.message().contains("dtype and shape"), "{error}");

@@ -15,7 +15,7 @@ fn one(session: &dyn Session, value: f32) -> f32 {
 }
 
 /// Adds up what it is given, by setting an attribute or by writing to one.
-fn adders() -> [(&'static str, Written); 4] {
+fn adders() -> [(&'static str, Written); 7] {
     let sum = || vec![buffer("sum", &[10.0])];
     let viewed = vec![
         buffer("sum", &[10.0, 7.0]),
@@ -40,7 +40,51 @@ fn adders() -> [(&'static str, Written); 4] {
             "reads through another attribute",
             Written::new("def forward(self, x):\n    self.part.add_(x)\n    return self.sum\n", viewed),
         ),
+        ("writes beside", Written::new(&beside("    return torch.wait(fork(self.step, x))\n"), sum())),
+        (
+            "writes beside what is beside",
+            Written::new(
+                &format!(
+                    "{}{}",
+                    beside("    return torch.wait(fork(self.outer, x))\n"),
+                    "def outer(self, x):\n    return torch.wait(fork(self.step, x))\n"
+                ),
+                sum(),
+            ),
+        ),
+        (
+            "writes to what was kept for later",
+            Written::new(
+                &beside(
+                    "    later = [fork(self.look, x)]\n    for one in later:\n        torch.wait(one).add_(x)\n    \
+                     return self.sum\n",
+                ),
+                sum(),
+            ),
+        ),
     ]
+}
+
+/// A module with parts that `forward` may run beside itself.
+fn beside(forward: &str) -> String {
+    let parts = "def step(self, x):\n    self.sum.add_(x)\n    return self.sum\ndef look(self, x):\n    return self.sum\n";
+    format!("{parts}def forward(self, x):\n{forward}")
+}
+
+#[test]
+fn parts_that_run_beside_the_rest_and_write_nothing_are_no_state() {
+    let source = "def part(self, x):\n    y = x * self.scale\n    y.add_(1.0)\n    return y\n";
+    for forward in [
+        "    return torch.wait(fork(self.part, x))\n",
+        "    later = [fork(self.part, x), fork(self.part, x)]\n    y = x * 0.0\n    for one in later:\n        \
+         y += torch.wait(one)\n    return y * 0.5\n",
+    ] {
+        let source = format!("{source}def forward(self, x):\n{forward}");
+        let scale = || vec![Parameter::floats("scale", &[1], vec![3.0])];
+        let session = Written::new(&source, scale()).load_into(&store(64 << 20)).unwrap();
+        assert!(!session.stateful(), "{source}");
+        assert_eq!([one(&*session, 1.0), one(&*session, 2.0)], [4.0, 7.0], "{source}");
+    }
 }
 
 #[test]
