@@ -321,7 +321,24 @@ impl Inner {
         Ok(())
     }
 
-    /// A change that a log held, at the start. `log` is the number of that log.
+    /// A change that a log held, where it is one to this collection.
+    ///
+    /// # Errors
+    /// `DataLoss` where it is not.
+    pub(super) fn decoded(&self, frame: &[u8]) -> Result<Logged> {
+        let change = Logged::decode(frame)?;
+        match &change {
+            Logged::Upsert(point) if point.embedding.len() != self.options.shape.dims => {
+                Err(Error::data_loss(format!("point {} has {} dimensions", point.id, point.embedding.len())))
+            }
+            _ => Ok(change),
+        }
+    }
+
+    /// Makes a change again that a log held, at the start. `log` is the number of that log.
+    ///
+    /// # Errors
+    /// What sealing says, where that is needed to have room, and `ResourceExhausted` where there is none.
     pub(super) fn replay(&self, log: u64, change: Logged) -> Result<()> {
         let point = match change {
             Logged::Delete(id) => {
@@ -331,9 +348,6 @@ impl Inner {
             Logged::Upsert(point) => point,
         };
         let StoredPoint { id, embedding, record, payload } = point;
-        if embedding.len() != self.options.shape.dims {
-            return Err(Error::data_loss(format!("point {id} has {} dimensions", embedding.len())));
-        }
         let bytes = row_bytes(embedding.len(), record.len(), payload.len());
         let full = self.is_full(&lock(&self.live), bytes);
         if full {
