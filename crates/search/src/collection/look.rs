@@ -46,6 +46,9 @@ pub struct IdList {
     pub more: bool,
     /// Whether points that belong here may be missing, because something is damaged or not open yet.
     pub partial: bool,
+    /// Why points that belong here, and are not lost for good as far as anybody knows, may be missing: `Unavailable` while
+    /// segments are being opened, else `DataLoss`. Who changes what is listed has not changed all.
+    pub unseen: Option<Error>,
 }
 
 /// How many points there are.
@@ -64,11 +67,17 @@ impl Inner {
             return Err(Error::invalid(format!("{max} ids are more than the {IDS_MAX} that one call gives")));
         }
         let state = self.state();
-        let mut list = IdList { partial: self.is_partial(&state), ..IdList::default() };
+        let (partial, unseen) = (self.is_partial(&state), state.unseen());
+        let mut list = IdList { partial, unseen, ..IdList::default() };
         // One more than wanted tells whether there is more.
         let take = max + 1;
         for (_, _, view) in state.open() {
-            let filtered = self.filtered(clause, view, &mut list.partial)?;
+            let mut lost = false;
+            let filtered = self.filtered(clause, view, &mut lost)?;
+            if lost {
+                list.partial = true;
+                list.unseen.get_or_insert_with(|| unreadable(view));
+            }
             let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
             let rows = view.segment.ids().from(from).iter();
             let allowed = rows.filter(|&&row| allow.is_none_or(|allow| allow.contains(row)));
@@ -203,6 +212,11 @@ impl Inner {
         }
         Ok(scores)
     }
+}
+
+/// Payloads of a segment cannot be read, so nobody knows whether a filter allows their points.
+fn unreadable(view: &View) -> Error {
+    Error::data_loss(format!("{}: some payloads cannot be read", view.segment.name()))
 }
 
 fn fresh(row: &Row, parts: Parts) -> StoredPoint {
