@@ -130,6 +130,22 @@ impl Inner {
     ) -> Result<Option<Filter>> {
         let Some(clause) = clause else { return Ok(None) };
         clause.check()?;
+        // What excludes a few ids is mostly not asked for again; its other conditions may be.
+        let (rest, excluded) = clause.without_ids();
+        let mut filter = match rest.is_empty() {
+            true => Filter::all(view.segment.rows()),
+            false => self.selected(&rest, view, partial)?,
+        };
+        for row in excluded.iter().filter_map(|&id| view.segment.ids().find(id)) {
+            filter.remove(row);
+        }
+        if let Some(allowed) = view.allowed() {
+            filter.intersect(allowed);
+        }
+        Ok(Some(filter))
+    }
+
+    fn selected(&self, clause: &Clause, view: &View, partial: &mut bool) -> Result<Filter> {
         let selected = match self.filters.select(&view.segment, clause, &self.budget) {
             Ok(selected) => selected,
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
@@ -139,11 +155,7 @@ impl Inner {
             Err(error) => return Err(error),
         };
         *partial |= selected.lost > 0;
-        let mut filter = selected.filter.clone();
-        if let Some(allowed) = view.allowed() {
-            filter.intersect(allowed);
-        }
-        Ok(Some(filter))
+        Ok(selected.filter.clone())
     }
 
     /// Where the points of `ids` are, all at one moment.

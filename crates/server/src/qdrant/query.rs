@@ -226,8 +226,9 @@ fn without(filter: Option<Clause>, examples: &[u64]) -> Option<Clause> {
     if examples.is_empty() {
         return filter;
     }
-    let others = Clause { must_not: vec![Condition::has_id(examples.to_vec())], ..Clause::default() };
-    both(filter, Some(others))
+    // Outside, so that what the filter itself allows is kept for the next query.
+    let must = filter.map(Condition::Nested).into_iter().collect();
+    Some(Clause { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Clause::default() })
 }
 
 fn both(one: Option<Clause>, other: Option<Clause>) -> Option<Clause> {
