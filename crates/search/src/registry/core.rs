@@ -88,9 +88,7 @@ impl Core {
         let part_bytes = (budget.free() / PART_SHARE).min(PART_BYTES_MAX);
         let resources = Resources::new(budget, part_bytes, options.background_rate)?;
         let names = collections(directory)?;
-        let mut aliases = aliases::load(directory)?;
-        // A collection may have been removed and the power lost before its aliases were.
-        aliases.retain(|_, collection| names.iter().any(|name| name == collection));
+        let aliases = sound_aliases(directory, &names)?;
         let entries = names.into_iter().map(|name| (name, Entry::Opening)).collect();
         Ok(Arc::new(Core {
             resources,
@@ -281,7 +279,9 @@ impl Core {
 
     pub(super) fn get(&self, name: &str) -> Result<Arc<Named>> {
         let map = self.read();
-        let name = map.aliases.get(name).map_or(name, String::as_str);
+        // A collection's own name comes first: an alias must not hide it, wherever it is from.
+        let alias = map.aliases.get(name).filter(|_| !map.entries.contains_key(name));
+        let name = alias.map_or(name, String::as_str);
         match map.entries.get(name) {
             Some(Entry::Ready(named)) => Ok(named.clone()),
             Some(Entry::Opening) => Err(opening(name)),
