@@ -141,6 +141,13 @@ impl Reservation {
         Ok(Reservation { budget: self.budget.clone(), bytes })
     }
 
+    /// Takes over what was [split](Self::split) off, without its being free in between.
+    pub fn join(&mut self, mut other: Reservation) {
+        if Arc::ptr_eq(&self.budget, &other.budget) {
+            self.bytes += std::mem::take(&mut other.bytes);
+        }
+    }
+
     /// Takes as much of `bytes` as is free, up to all of it.
     pub fn refill(&mut self, bytes: u64) {
         if bytes > self.bytes {
@@ -197,6 +204,9 @@ mod tests {
         assert_eq!((aside.bytes(), budget.free()), (50, 0));
         drop(segment);
         aside.refill(80);
+        assert_eq!((aside.bytes(), budget.free()), (80, 20));
+        let working = aside.split(30, "a segment").unwrap();
+        aside.join(working);
         assert_eq!((aside.bytes(), budget.free()), (80, 20));
     }
 

@@ -211,8 +211,8 @@ impl DeletesFile {
             return Err(Error::data_loss("deletes: they belong to another segment"));
         }
         let waiting = u64::from(field(40)) | u64::from(field(44)) << 32;
-        if waiting > WAITING_MAX as u64 {
-            return Err(Error::data_loss(format!("deletes: {waiting} ids wait, {WAITING_MAX} are possible")));
+        if waiting > bytes.len() as u64 / 8 {
+            return Err(Error::data_loss(format!("deletes: {waiting} ids wait in {} bytes", bytes.len())));
         }
         let mut file = DeletesFile { segment, deletes: Deletes::none(rows), waiting: Vec::new() };
         let damaged = file.read_chunks(bytes);

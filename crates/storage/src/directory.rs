@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-use crate::medium::{Writer, loadable};
+use crate::medium::{Salvaged, Writer, loadable};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -94,6 +94,17 @@ impl Directory {
         file.read_exact_at(&mut bytes, 0).map_err(fail)?;
         drop_cached(&file, 0, 0);
         Ok(bytes)
+    }
+
+    /// As [`Directory::load`], with zeros for pages that the disk cannot read.
+    pub(crate) fn salvage(&self, name: &str) -> Result<Salvaged> {
+        let path = self.file(name)?;
+        let fail = |error: io::Error| io_error(&path, &error);
+        let file = File::open(&path).map_err(fail)?;
+        let bytes = loadable(name, file.metadata().map_err(fail)?.len())?;
+        let found = Salvaged::read(bytes, |offset, buffer| file.read_exact_at(buffer, offset).map_err(fail))?;
+        drop_cached(&file, 0, 0);
+        Ok(found)
     }
 }
 

@@ -9,7 +9,7 @@ use memory::{DIRECT_ALIGNMENT, DirectFile, Region, SlotPool};
 
 use crate::directory::{Directory, FileWriter, check_write};
 use crate::in_place::InPlaceReader;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Writer};
 use crate::names;
 
 /// Bytes copied from disk at once when a file is opened.
@@ -125,6 +125,13 @@ impl Medium for DramMedium {
                 let bytes = lock(&bytes).clone();
                 Ok(bytes)
             }
+        }
+    }
+
+    fn salvage(&self, name: &str) -> Result<Salvaged> {
+        match &self.files {
+            Files::Durable(directory) => directory.salvage(name),
+            Files::Volatile(_) => Ok(Salvaged { bytes: self.load(name)?, lost: Vec::new() }),
         }
     }
 

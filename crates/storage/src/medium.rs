@@ -1,9 +1,12 @@
 //! What every medium can do.
 
 use std::fmt::{self, Debug, Display};
+use std::ops::Range;
 use std::sync::Arc;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
+
+use crate::page::PAGE_BYTES;
 
 /// What a medium is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +68,17 @@ pub trait Medium: Send + Sync + Debug {
         Ok(all)
     }
 
+    /// As [`Medium::load`], but pages that the medium has lost are zeros and named, so that one of them does not cost
+    /// the others.
+    ///
+    /// # Errors
+    /// As [`Medium::load`], but for lost pages.
+    fn salvage(&self, name: &str) -> Result<Salvaged> {
+        let file = self.open(name)?;
+        let bytes = loadable(name, file.bytes())?;
+        Salvaged::read(bytes, |offset, buffer| file.read_at(offset, buffer))
+    }
+
     /// Removes a file. Those who have it open can go on reading it.
     ///
     /// # Errors
@@ -89,6 +103,54 @@ pub trait Medium: Send + Sync + Debug {
     /// `Unimplemented` with the reason where the system refuses what it needs.
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>>;
 }
+
+/// What could be read of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Salvaged {
+    /// As many as the file has; zeros where they could not be read.
+    pub bytes: Vec<u8>,
+    /// The numbers of the pages that could not be read, ascending.
+    pub lost: Vec<u64>,
+}
+
+impl Salvaged {
+    /// Reads so many bytes with `read`, whose `DataLoss` means that something in the range is lost.
+    pub(crate) fn read(bytes: usize, read: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<Salvaged> {
+        let mut found = Salvaged { bytes: vec![0; bytes], lost: Vec::new() };
+        // Whether it could be read. What came of a failed read is not to be trusted.
+        let attempt = |at: usize, part: &mut [u8]| match read(at as u64, part) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                part.fill(0);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        };
+        for (index, stretch) in found.bytes.chunks_mut(SALVAGE_BYTES).enumerate() {
+            let start = index * SALVAGE_BYTES;
+            if attempt(start, stretch)? {
+                continue;
+            }
+            for (index, page) in stretch.chunks_mut(PAGE_BYTES).enumerate() {
+                let at = start + index * PAGE_BYTES;
+                if !attempt(at, page)? {
+                    found.lost.push((at / PAGE_BYTES) as u64);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether one of the pages that hold this range could not be read.
+    pub fn lacks(&self, range: Range<u64>) -> bool {
+        let page = PAGE_BYTES as u64;
+        !range.is_empty()
+            && self.lost.iter().any(|&lost| lost * page < range.end && range.start < (lost + 1) * page)
+    }
+}
+
+/// Bytes that [`Medium::salvage`] reads at once, as long as they can be read; a whole number of pages.
+const SALVAGE_BYTES: usize = 1 << 20;
 
 /// Bytes of the longest file that [`Medium::load`] reads: more than any log or list has, so that a damaged
 /// length cannot use up the memory.

@@ -11,7 +11,7 @@ use base::{Error, Result};
 use crate::directory::{Directory, FileWriter, drop_cached, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -85,6 +85,10 @@ impl Medium for MmapMedium {
 
     fn load(&self, name: &str) -> Result<Vec<u8>> {
         self.directory.load(name)
+    }
+
+    fn salvage(&self, name: &str) -> Result<Salvaged> {
+        self.directory.salvage(name)
     }
 
     fn remove(&self, name: &str) -> Result<()> {

@@ -24,6 +24,7 @@ mod trial;
 mod tune;
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 
 use base::{Error, Result};
 
@@ -254,6 +255,10 @@ impl Kind {
     }
 }
 
+/// The squared length of a vector up to which every index works. Beyond it, products of vectors and squares of differences
+/// come near the largest number that there is.
+pub const SQUARE_MAX: f32 = 1e36;
+
 /// Builds an index.
 ///
 /// # Errors
@@ -261,12 +266,21 @@ impl Kind {
 pub fn build(kind: Kind, build: &Build) -> Result<Built> {
     let rows = build.check()?;
     // What the GPU takes is compared whole; where it is gone later, the processor does that.
-    let kind = if kind == Kind::Auto && device::takes(rows, build.dims) { Kind::Flat } else { kind };
+    let flat = kind == Kind::Auto && (device::takes(rows, build.dims) || is_extreme(build));
+    let kind = if flat { Kind::Flat } else { kind };
     match kind.resolved(rows, build.dims) {
         Kind::IvfPq | Kind::Auto => ivf::build(build),
         Kind::Rabitq => rabitq::build(build),
         Kind::Flat => flat::build(build),
     }
+}
+
+/// Whether a vector is so long that inverted lists cannot be made: such ones are refused today, but were not always.
+fn is_extreme(build: &Build) -> bool {
+    let long = |vector: &[f32]| {
+        kernels::float::dot(vector, vector).partial_cmp(&SQUARE_MAX).is_none_or(Ordering::is_gt)
+    };
+    build.metric != Metric::Cosine && build.vectors.chunks_exact(build.dims).any(long)
 }
 
 /// Opens an index from the sections that [`Coarse::sections`] gave. Every length is checked: the bytes come from

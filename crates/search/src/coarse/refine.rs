@@ -231,11 +231,12 @@ impl Exact for DenseVectors {
     }
 }
 
-/// One over the length of a vector; 0 for a vector of zeros.
+/// One over the length of a vector; 0 for a vector of zeros, and for one so short that this is not a number.
 pub fn inverse_length(vector: &[f32]) -> f32 {
     // In f64, so that neither tiny nor huge values lose the length.
     let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
-    if square > 0.0 { square.sqrt().recip() as f32 } else { 0.0 }
+    let inverse = square.sqrt().recip() as f32;
+    if inverse.is_finite() { inverse } else { 0.0 }
 }
 
 /// Gives a vector length 1; a vector of zeros stays.

@@ -1,5 +1,7 @@
 //! What the manifest says: which files a collection consists of. JSON, whose hash the manifest checks.
 
+use std::collections::BTreeSet;
+
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +24,9 @@ pub(super) struct Catalog {
     /// No file has this number or a higher one.
     pub(super) next: u64,
     pub(super) segments: Vec<Entry>,
+    /// Logs before `first_log` that were found damaged: they are kept for whoever wants to save something of them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) kept_logs: BTreeSet<u64>,
 }
 
 /// One segment.
@@ -37,6 +42,10 @@ pub(super) struct Entry {
     /// The number of the file with ids that wait for it, where there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) waiting: Option<u64>,
+    /// The numbers of such files that could not be read. Ids that came later are in `waiting`, and the segment is not
+    /// served before all are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) waiting_unread: Vec<u64>,
 }
 
 impl Catalog {
@@ -54,6 +63,7 @@ impl Catalog {
             first_log,
             next,
             segments,
+            kept_logs: BTreeSet::new(),
         }
     }
 
@@ -110,9 +120,16 @@ mod tests {
     #[test]
     fn a_catalog_comes_back() {
         let shape = Shape { dims: 3, metric: Metric::Dot, encoding: Encoding::Bf16 };
-        let entry =
-            Entry { number: 4, uuid: uuid_text(new_uuid()), rows: 9, deletes: Some(5), waiting: None };
-        let catalog = Catalog::new(&shape, 2, 6, vec![entry]);
+        let entry = Entry {
+            number: 4,
+            uuid: uuid_text(new_uuid()),
+            rows: 9,
+            deletes: Some(5),
+            waiting: None,
+            waiting_unread: vec![3],
+        };
+        let mut catalog = Catalog::new(&shape, 2, 6, vec![entry]);
+        catalog.kept_logs.insert(1);
         let back = Catalog::decode(&catalog.encode().unwrap()).unwrap();
         assert_eq!((back.shape().unwrap(), &back), (shape, &catalog));
         let newer = Catalog { version: 2, ..catalog };

@@ -17,6 +17,8 @@ use crate::segment::Segment;
 
 /// Filters kept: those of some clauses, for each of many segments. The memory limit may allow fewer.
 const FILTERS_MAX: usize = 1024;
+/// Bytes of a clause whose filters are kept: what people ask for again is short.
+const CLAUSE_BYTES_MAX: u64 = 16 << 10;
 /// Clauses used last whose filters a new segment gets before it is searched.
 const WARMED_MAX: usize = 8;
 
@@ -37,9 +39,17 @@ pub(super) struct Filters {
 #[derive(Debug)]
 struct Kept {
     segment: [u8; 16],
-    clause: Clause,
+    /// Shared by those of all segments.
+    clause: Arc<KeptClause>,
     selected: Arc<Selected>,
     /// The memory it takes.
+    _held: Reservation,
+}
+
+/// A clause and the memory it takes.
+#[derive(Debug)]
+struct KeptClause {
+    clause: Clause,
     _held: Reservation,
 }
 
@@ -54,7 +64,7 @@ impl Filters {
         let uuid = segment.uuid();
         {
             let mut kept = lock(&self.kept);
-            let found = kept.iter().position(|kept| kept.segment == uuid && kept.clause == *clause);
+            let found = kept.iter().position(|kept| kept.segment == uuid && kept.clause.clause == *clause);
             if let Some(found) = found.and_then(|at| kept.remove(at)) {
                 let selected = found.selected.clone();
                 kept.push_back(found);
@@ -66,34 +76,53 @@ impl Filters {
         let selected = Arc::new(read(segment, clause)?);
         // One with losses is not kept: the medium may do better next time.
         if selected.lost == 0 {
-            let mut kept = lock(&self.kept);
-            if kept.len() >= FILTERS_MAX {
-                kept.pop_front();
-            }
-            kept.push_back(Kept {
-                segment: uuid,
-                clause: clause.clone(),
-                selected: selected.clone(),
-                _held: held,
-            });
+            self.keep(uuid, clause, selected.clone(), held, budget);
         }
         Ok(selected)
+    }
+
+    /// Keeps what a clause allows, where the clause is not too large and there is memory for it.
+    fn keep(
+        &self,
+        segment: [u8; 16],
+        clause: &Clause,
+        selected: Arc<Selected>,
+        held: Reservation,
+        budget: &Arc<Budget>,
+    ) {
+        let bytes = clause.memory_bytes();
+        if bytes > CLAUSE_BYTES_MAX {
+            return;
+        }
+        let mut kept = lock(&self.kept);
+        let same = kept.iter().map(|kept| &kept.clause).find(|kept| kept.clause == *clause).cloned();
+        let clause = match same {
+            Some(same) => same,
+            None => {
+                let Ok(held) = budget.reserve(bytes, "a filter's conditions") else { return };
+                Arc::new(KeptClause { clause: clause.clone(), _held: held })
+            }
+        };
+        if kept.len() >= FILTERS_MAX {
+            kept.pop_front();
+        }
+        kept.push_back(Kept { segment, clause, selected, _held: held });
     }
 
     /// Makes the filters of the clauses used last for a segment that is about to be searched, so that no query has to
     /// read all its payloads. Where it fails, a query does it.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<Budget>) {
-        let mut clauses: Vec<Clause> = Vec::new();
+        let mut clauses: Vec<Arc<KeptClause>> = Vec::new();
         for kept in lock(&self.kept).iter().rev() {
             if clauses.len() >= WARMED_MAX {
                 break;
             }
-            if !clauses.contains(&kept.clause) {
+            if !clauses.iter().any(|known| Arc::ptr_eq(known, &kept.clause)) {
                 clauses.push(kept.clause.clone());
             }
         }
         for clause in &clauses {
-            if let Err(error) = self.select(segment, clause, budget) {
+            if let Err(error) = self.select(segment, &clause.clause, budget) {
                 tracing::debug!(%error, "a filter is left to the next query");
                 return;
             }

@@ -3,7 +3,7 @@
 //! Order of locks, outermost first: `sealing` or `merging`, `publisher`, `writer`, `live`. Queries take only `live`, for
 //! as long as it takes to copy one pointer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -70,6 +70,8 @@ pub(super) struct Writer {
 pub(super) struct Publisher {
     pub(super) manifest: Manifest,
     pub(super) files: BTreeMap<u64, Files>,
+    /// Logs that were found damaged; the last ones are not removed.
+    pub(super) kept_logs: BTreeSet<u64>,
 }
 
 /// The files beside one segment, and what they hold.
@@ -78,7 +80,9 @@ pub(super) struct Files {
     pub(super) deletes: Option<u64>,
     pub(super) deletes_written: Option<Arc<Deletes>>,
     pub(super) waiting: Option<u64>,
-    pub(super) waiting_written: Option<Arc<Vec<u64>>>,
+    pub(super) waiting_written: Option<Arc<HashSet<u64>>>,
+    /// Files of waiting ids that could not be read.
+    pub(super) waiting_unread: Vec<u64>,
 }
 
 /// What an operator should know.

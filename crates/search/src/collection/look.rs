@@ -46,6 +46,9 @@ pub struct IdList {
     pub more: bool,
     /// Whether points that belong here may be missing, because something is damaged or not open yet.
     pub partial: bool,
+    /// Why points that belong here, and are not lost for good as far as anybody knows, may be missing: `Unavailable` while
+    /// segments are being opened, else `DataLoss`. Who changes what is listed has not changed all.
+    pub unseen: Option<Error>,
 }
 
 /// How many points there are.
@@ -64,11 +67,17 @@ impl Inner {
             return Err(Error::invalid(format!("{max} ids are more than the {IDS_MAX} that one call gives")));
         }
         let state = self.state();
-        let mut list = IdList { partial: self.is_partial(&state), ..IdList::default() };
+        let (partial, unseen) = (self.is_partial(&state), state.unseen());
+        let mut list = IdList { partial, unseen, ..IdList::default() };
         // One more than wanted tells whether there is more.
         let take = max + 1;
         for (_, _, view) in state.open() {
-            let filtered = self.filtered(clause, view, &mut list.partial)?;
+            let mut lost = false;
+            let filtered = self.filtered(clause, view, &mut lost)?;
+            if lost {
+                list.partial = true;
+                list.unseen.get_or_insert_with(|| unreadable(view));
+            }
             let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
             let rows = view.segment.ids().from(from).iter();
             let allowed = rows.filter(|&&row| allow.is_none_or(|allow| allow.contains(row)));
@@ -121,6 +130,22 @@ impl Inner {
     ) -> Result<Option<Filter>> {
         let Some(clause) = clause else { return Ok(None) };
         clause.check()?;
+        // What excludes a few ids is mostly not asked for again; its other conditions may be.
+        let (rest, excluded) = clause.without_ids();
+        let mut filter = match rest.is_empty() {
+            true => Filter::all(view.segment.rows()),
+            false => self.selected(&rest, view, partial)?,
+        };
+        for row in excluded.iter().filter_map(|&id| view.segment.ids().find(id)) {
+            filter.remove(row);
+        }
+        if let Some(allowed) = view.allowed() {
+            filter.intersect(allowed);
+        }
+        Ok(Some(filter))
+    }
+
+    fn selected(&self, clause: &Clause, view: &View, partial: &mut bool) -> Result<Filter> {
         let selected = match self.filters.select(&view.segment, clause, &self.budget) {
             Ok(selected) => selected,
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
@@ -130,11 +155,7 @@ impl Inner {
             Err(error) => return Err(error),
         };
         *partial |= selected.lost > 0;
-        let mut filter = selected.filter.clone();
-        if let Some(allowed) = view.allowed() {
-            filter.intersect(allowed);
-        }
-        Ok(Some(filter))
+        Ok(selected.filter.clone())
     }
 
     /// Where the points of `ids` are, all at one moment.
@@ -203,6 +224,11 @@ impl Inner {
         }
         Ok(scores)
     }
+}
+
+/// Payloads of a segment cannot be read, so nobody knows whether a filter allows their points.
+fn unreadable(view: &View) -> Error {
+    Error::data_loss(format!("{}: some payloads cannot be read", view.segment.name()))
 }
 
 fn fresh(row: &Row, parts: Parts) -> StoredPoint {

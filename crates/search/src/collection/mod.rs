@@ -46,7 +46,7 @@ use storage::Medium;
 use self::hurry::Pace;
 use self::inner::{Inner, lock};
 use self::names::File;
-use self::state::{Content, Found as FoundPoint};
+use self::state::{Closed, Content, Found as FoundPoint};
 use self::threads::Threads;
 use self::write::Room;
 use crate::budget::Budget;
@@ -63,6 +63,7 @@ pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BY
 pub use resources::Resources;
 pub use search::{Found, Hit, Query, SearchThread};
 pub use status::{SegmentStatus, Status};
+pub(crate) use threads::OPEN_AGAIN;
 pub use write::Applied;
 
 /// A set of points of one shape on one medium, shared by threads.
@@ -111,9 +112,10 @@ impl Collection {
         Ok(Collection { inner, _threads: threads })
     }
 
-    /// Opens the segments, on the calling thread; queries find them one by one.
-    pub fn open_segments(&self) {
-        self.inner.open_segments();
+    /// Opens the segments, on the calling thread; queries find them one by one. Whether some could not be opened yet, for
+    /// lack of memory for example, so that it is to be called again later.
+    pub fn open_segments(&self) -> bool {
+        self.inner.open_segments()
     }
 
     /// Ends background work and refuses to begin more; queries go on. For a collection whose files are about to go.
@@ -122,13 +124,14 @@ impl Collection {
         self.inner.events.tell();
     }
 
-    /// Waits until no segment is being opened; false where that takes longer than `patience`.
+    /// Waits until each segment is open, or could not be opened at the first try; false where that takes longer than
+    /// `patience`.
     pub fn wait_open(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
             let seen = self.inner.events.count();
-            let opening =
-                |content: &Content| matches!(content, Content::Closed(closed) if closed.reason.is_none());
+            let tried = |closed: &Closed| closed.reason.is_some() || closed.delayed.is_some();
+            let opening = |content: &Content| matches!(content, Content::Closed(closed) if !tried(closed));
             if !self.inner.state().segments.iter().any(|slot| opening(&slot.content)) {
                 return true;
             }

@@ -12,6 +12,9 @@ use super::names::File;
 use super::state::{Content, Slot, State};
 use crate::deletes::{Deletes, DeletesFile};
 
+/// Damaged logs that are kept after what could be read of them is sealed.
+const KEPT_LOGS_MAX: usize = 16;
+
 impl Inner {
     /// Publishes the current state. It may be called at any time; once it returns, a start finds this state or a later
     /// one.
@@ -59,11 +62,17 @@ impl Inner {
                 rows: slot.rows,
                 deletes: files.deletes,
                 waiting: files.waiting,
+                waiting_unread: files.waiting_unread.clone(),
             });
         }
         publisher.files.retain(|number, _| state.segments.iter().any(|slot| slot.number == *number));
+        while publisher.kept_logs.len() > KEPT_LOGS_MAX {
+            publisher.kept_logs.pop_first();
+        }
         let next = self.next.load(Ordering::Relaxed);
-        Ok(Catalog::new(&self.options.shape, first_log, next, entries))
+        let mut catalog = Catalog::new(&self.options.shape, first_log, next, entries);
+        catalog.kept_logs.clone_from(&publisher.kept_logs);
+        Ok(catalog)
     }
 
     fn write_beside(&self, publisher: &mut Publisher, slot: &Slot) -> Result<()> {
@@ -82,13 +91,15 @@ impl Inner {
                 // Those that waited are among the deletes since the segment was opened.
                 files.waiting = None;
                 files.waiting_written = None;
+                files.waiting_unread.clear();
             }
             Content::Closed(closed) => {
                 let written = files.waiting_written.as_ref();
                 let same = written.map_or(closed.waiting.is_empty(), |w| Arc::ptr_eq(w, &closed.waiting));
                 if !same {
                     let file = self.number();
-                    let waiting = closed.waiting.to_vec();
+                    let mut waiting: Vec<u64> = closed.waiting.iter().copied().collect();
+                    waiting.sort_unstable();
                     self.write_deletes(File::Waiting(file), slot.uuid, Deletes::none(0), waiting)?;
                     files.waiting = Some(file);
                     files.waiting_written = Some(closed.waiting.clone());
@@ -125,7 +136,8 @@ impl Inner {
             .iter()
             .flat_map(|entry| {
                 let beside = [entry.deletes.map(File::Deletes), entry.waiting.map(File::Waiting)];
-                beside.into_iter().flatten().chain([File::Segment(entry.number)])
+                let unread = entry.waiting_unread.iter().copied().map(File::Waiting);
+                beside.into_iter().flatten().chain(unread).chain([File::Segment(entry.number)])
             })
             .map(File::name)
             .collect();
@@ -136,7 +148,7 @@ impl Inner {
         for (name, _) in files {
             let leftover = match File::of(&name) {
                 None => false,
-                Some(File::Log(number)) => number < catalog.first_log,
+                Some(File::Log(number)) => number < catalog.first_log && !catalog.kept_logs.contains(&number),
                 Some(_) => !named.contains(&name) && !lock(&self.busy).contains(&name),
             };
             if leftover && let Err(error) = self.medium.remove(&name) {

@@ -1,15 +1,16 @@
 //! Opening a collection: the list of files, the logs, and then, one after the other and without making anybody wait, the
 //! segments. Nothing that is damaged keeps the rest from being served.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use storage::Medium;
 use storage::log::Log;
 use storage::manifest::Manifest;
+use storage::page::PAGE_BYTES;
 
 use super::catalog::{Catalog, Entry, uuid_of};
 use super::filters::Filters;
@@ -17,11 +18,10 @@ use super::inner::{Files, Inner, Noted, Publisher, Writer, lock};
 use super::names::File;
 use super::options::Options;
 use super::resources::Resources;
-use super::state::{Closed, Content, Live, Slot, View};
+use super::state::{Closed, Content, KnownIds, Live, Slot, View};
 use crate::deletes::{Deletes, DeletesFile};
-use crate::ingest::Logged;
 use crate::rerank::Shared;
-use crate::segment::{Quarantined, Segment};
+use crate::segment::{self, Ids, Quarantined, Segment};
 
 /// Until it is known how long sealing takes: two cores of a virtual machine seal some 13 MB of points a second, and 4 beside
 /// queries without pause.
@@ -61,6 +61,8 @@ impl Inner {
         logs.sort_unstable();
         let first = logs.first().copied().unwrap_or(catalog.first_log);
         let (slots, files) = closed(&catalog);
+        let there = |log: &&u64| found.contains(&File::Log(**log));
+        let kept_logs = catalog.kept_logs.iter().filter(there).copied().collect();
         let first_seconds = options.part_bytes as f64 / SEALED_BYTES_A_SECOND;
         let inner = Arc::new(Inner {
             medium,
@@ -69,7 +71,7 @@ impl Inner {
             budget: resources.budget.clone(),
             writer: Mutex::new(Writer { logs: Vec::new() }),
             live: Mutex::new(Live::new(slots, first)),
-            publisher: Mutex::new(Publisher { manifest, files }),
+            publisher: Mutex::new(Publisher { manifest, files, kept_logs }),
             sealing: resources.sealing.clone(),
             merging: Mutex::new(BTreeSet::new()),
             filters: Filters::default(),
@@ -99,30 +101,21 @@ impl Inner {
     fn replay_logs(&self, logs: &[u64]) -> Result<()> {
         for &number in logs {
             let name = File::Log(number).name();
-            let (log, replay) = match Log::open(&self.medium, &name) {
-                Ok(opened) => opened,
-                Err(error) if error.kind() == base::ErrorKind::DataLoss => {
-                    self.log_damaged(&name, None, error.message());
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
+            // Whatever fails here may work at the next start. To go on without the log would lose what is in it.
+            let (log, replay) = Log::open(&self.medium, &name)?;
             lock(&self.writer).logs.push((number, Arc::new(log)));
             for damage in &replay.damaged {
                 let reason = format!(
                     "{} bytes at {} are damaged: changes {} to before {} are lost",
                     damage.bytes, damage.offset, damage.lost.start, damage.lost.end
                 );
-                self.log_damaged(&name, Some(damage.offset / 4096), &reason);
+                self.log_damaged(number, Some(damage.offset / PAGE_BYTES as u64), &reason);
             }
             for (sequence, frame) in replay.records {
-                let applied = Logged::decode(&frame).and_then(|change| self.replay(number, change));
-                match applied {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == base::ErrorKind::DataLoss => {
-                        self.log_damaged(&name, None, &format!("change {sequence}: {error}"));
-                    }
-                    Err(error) => return Err(error.context(name)),
+                match self.decoded(&frame) {
+                    // Sealing, for example, may fail on the way; that is not the change's fault.
+                    Ok(change) => self.replay(number, change).map_err(|error| error.context(&name))?,
+                    Err(error) => self.log_damaged(number, None, &format!("change {sequence}: {error}")),
                 }
             }
         }
@@ -138,8 +131,10 @@ impl Inner {
         Ok(())
     }
 
-    fn log_damaged(&self, name: &str, page: Option<u64>, reason: &str) {
-        self.quarantine(Quarantined { file: name.to_owned(), page, reason: reason.to_owned() });
+    fn log_damaged(&self, number: u64, page: Option<u64>, reason: &str) {
+        let file = File::Log(number).name();
+        self.quarantine(Quarantined { file, page, reason: reason.to_owned() });
+        lock(&self.publisher).kept_logs.insert(number);
         lock(&self.noted).log_damaged = true;
     }
 
@@ -147,37 +142,56 @@ impl Inner {
     /// that were removed.
     fn read_waiting(&self, catalog: &Catalog) {
         for entry in &catalog.segments {
-            let Some(file) = entry.waiting else { continue };
-            let name = File::Waiting(file).name();
             let uuid = uuid_of(&entry.uuid).unwrap_or_default();
-            let read = self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0));
-            match read {
-                Ok((found, _)) => {
-                    let waiting = Arc::new(found.waiting);
-                    if let Some(files) = lock(&self.publisher).files.get_mut(&entry.number) {
-                        files.waiting_written = Some(waiting.clone());
+            let (mut waiting, mut unread, mut failure) = (HashSet::new(), Vec::new(), None);
+            for &file in entry.waiting.iter().chain(&entry.waiting_unread) {
+                let name = File::Waiting(file).name();
+                match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0)) {
+                    Ok((found, _)) => waiting.extend(found.waiting),
+                    Err(error) => {
+                        unread.push(file);
+                        failure = Some(error.context(name));
                     }
-                    lock(&self.live).waits(entry.number, waiting);
                 }
-                Err(error) => self.close_for_good(entry.number, &error.context(name)),
+            }
+            let waiting = Arc::new(waiting);
+            if let Some(files) = lock(&self.publisher).files.get_mut(&entry.number) {
+                files.waiting = entry.waiting.filter(|file| !unread.contains(file));
+                // What is in several files is written anew, as one.
+                let same = files.waiting.is_some() && unread == entry.waiting_unread;
+                files.waiting_written = same.then(|| waiting.clone());
+                files.waiting_unread = unread;
+            }
+            lock(&self.live).waits(entry.number, waiting);
+            if let Some(error) = failure {
+                self.close_for_good(entry.number, &error);
             }
         }
     }
 
     /// Opens all segments that are not open, the one with the highest number first: it is the one most written to.
-    pub(super) fn open_segments(&self) {
-        let state = self.state();
+    /// Whether one of them is to be tried again later.
+    pub(super) fn open_segments(&self) -> bool {
+        let (state, mut again) = (self.state(), false);
         for slot in state.segments.iter().rev() {
             if self.go_on().is_err() {
-                return;
+                return false;
             }
             if matches!(&slot.content, Content::Closed(closed) if closed.reason.is_none()) {
-                if let Err(error) = self.open_segment(slot) {
-                    self.close_for_good(slot.number, &error);
+                match self.open_segment(slot) {
+                    Ok(()) => {}
+                    Err(error) if may_pass(&error) => {
+                        let name = File::Segment(slot.number).name();
+                        tracing::warn!(%error, name, "a segment cannot be opened now, and is tried again");
+                        lock(&self.live).delayed(slot.number, error);
+                        again = true;
+                    }
+                    Err(error) => self.close_for_good(slot.number, &error),
                 }
                 self.events.tell();
             }
         }
+        again
     }
 
     fn open_segment(&self, slot: &Slot) -> Result<()> {
@@ -222,8 +236,32 @@ impl Inner {
         let file = File::Segment(number).name();
         let reason = Quarantined { file, page: None, reason: error.message().to_owned() };
         self.quarantine(reason.clone());
-        lock(&self.live).opened(number, Err(reason));
+        let slot = self.state().segments.iter().find(|slot| slot.number == number).cloned();
+        let known = slot.and_then(|slot| self.ids_alone(&slot).ok());
+        lock(&self.live).opened(number, Err((reason, known)));
     }
+
+    /// The ids of a segment that cannot be opened, where at least those can be read.
+    fn ids_alone(&self, slot: &Slot) -> Result<Arc<KnownIds>> {
+        let name = File::Segment(slot.number).name();
+        let file = self.medium.open(&name)?;
+        let mut held = self.budget.reserve(2 * Ids::bytes_of(slot.rows), &name)?;
+        let ids = segment::ids_alone(&*file, slot.uuid, slot.rows)?;
+        held.resize(ids.memory_bytes(), &name)?;
+        Ok(Arc::new(KnownIds { ids, _held: held }))
+    }
+}
+
+/// Whether what failed may work later: memory may be free then, or the medium have descriptors again.
+fn may_pass(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ResourceExhausted
+            | ErrorKind::Unavailable
+            | ErrorKind::DeadlineExceeded
+            | ErrorKind::Internal
+            | ErrorKind::Cancelled
+    )
 }
 
 fn log_number(file: &File) -> Option<u64> {
@@ -240,10 +278,11 @@ fn closed(catalog: &Catalog) -> (Vec<Slot>, BTreeMap<u64, Files>) {
         // A uuid that cannot be read is no segment's, so opening it will say so.
         uuid: uuid_of(&entry.uuid).unwrap_or_default(),
         rows: entry.rows,
-        content: Content::Closed(Closed { reason: None, waiting: Arc::default() }),
+        content: Content::Closed(Closed::default()),
     };
     let beside = |entry: &Entry| {
-        let files = Files { deletes: entry.deletes, waiting: entry.waiting, ..Files::default() };
+        let (deletes, waiting, unread) = (entry.deletes, entry.waiting, entry.waiting_unread.clone());
+        let files = Files { deletes, waiting, waiting_unread: unread, ..Files::default() };
         (entry.number, files)
     };
     (catalog.segments.iter().map(slot).collect(), catalog.segments.iter().map(beside).collect())

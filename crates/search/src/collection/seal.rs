@@ -97,8 +97,9 @@ impl Inner {
         let source = PartSource { rows, gone: part.deletes().clone() };
         drop(part);
         let outcome = self.seal_part(source, &mut headroom, left);
+        // Also after a failure: the next try needs as much, and others would take it.
+        headroom.refill(self.options.headroom_bytes());
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
-            headroom.refill(self.options.headroom_bytes());
             return self.go_on().map(|()| false);
         }
         if outcome.is_ok() {
@@ -139,8 +140,9 @@ impl Inner {
         let working = headroom.split(needed, "sealing")?;
         let crew = Crew { threads: self.options.build_threads, go_on: &|| self.keeps(left) };
         let written =
-            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.seal_step(bytes, left))?;
-        drop(working);
+            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.seal_step(bytes, left));
+        headroom.join(working);
+        let written = written?;
         headroom.refill(self.options.headroom_bytes());
         let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
         let numbers: Vec<u32> = source.rows.iter().map(|(at, _)| *at).collect();
@@ -165,8 +167,6 @@ impl Inner {
         drop(live);
         let published = self.publish();
         outlive(&part);
-        drop(part);
-        headroom.refill(self.options.headroom_bytes());
         published
     }
 

@@ -81,6 +81,13 @@ pub struct SearchThread {
     pub(super) vectors: Box<dyn Reader>,
 }
 
+impl SearchThread {
+    /// Whether its readers work and owe nothing. Where they do not, make another.
+    pub fn is_sound(&self) -> bool {
+        self.searcher.is_sound() && self.vectors.in_flight() == 0
+    }
+}
+
 /// A candidate of either kind.
 struct Ranked<'s> {
     coarse: f32,

@@ -6,16 +6,21 @@
 //!
 //! The rule behind everything: an id is alive in at most one place, and the newest change decides where.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use base::Error;
+use base::{Error, ErrorKind};
 
 use super::names::File;
+use crate::budget::Reservation;
 use crate::deletes::{Deletes, WAITING_MAX};
 use crate::filter::Filter;
 use crate::ingest::{Block, Part, Row};
-use crate::segment::{Quarantined, Segment};
+use crate::segment::{Ids, Quarantined, Segment};
+
+/// When a caller is advised to come again while segments are being opened.
+const OPENING_RETRY: Duration = Duration::from_secs(1);
 
 /// The points of a collection as they were at one moment.
 #[derive(Clone, Debug)]
@@ -51,12 +56,50 @@ pub(super) struct View {
 }
 
 /// A segment that cannot be asked for its rows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Closed {
     /// Why; `None` while it is being opened.
     pub(super) reason: Option<Quarantined>,
+    /// Why it could not be opened yet; it is tried again.
+    pub(super) delayed: Option<Error>,
     /// Ids that were replaced or removed since.
-    pub(super) waiting: Arc<Vec<u64>>,
+    pub(super) waiting: Arc<HashSet<u64>>,
+    /// The ids it has, where it cannot be opened and they can be read.
+    pub(super) known: Option<Arc<KnownIds>>,
+}
+
+/// The ids of a segment that is not served.
+#[derive(Debug)]
+pub(super) struct KnownIds {
+    pub(super) ids: Ids,
+    /// The memory they take.
+    pub(super) _held: Reservation,
+}
+
+impl Closed {
+    /// Whether the segment may have a point of this id.
+    fn may_have(&self, id: u64) -> bool {
+        self.known.as_ref().is_none_or(|known| known.ids.find(id).is_some())
+    }
+
+    /// Why its points cannot be asked for.
+    fn unseen(&self, slot: &Slot) -> Error {
+        let name = File::Segment(slot.number).name();
+        let later = |why: String| Error::unavailable(format!("{name} {why}")).with_retry_after(OPENING_RETRY);
+        match (&self.reason, &self.delayed) {
+            (Some(reason), _) => Error::data_loss(format!("points may be in what is not served: {reason}")),
+            (None, Some(error)) => later(format!("cannot be opened yet: {error}")),
+            (None, None) => later("is still being opened".into()),
+        }
+    }
+
+    /// The point of this id, should the segment have one, is gone.
+    fn forget(&mut self, id: u64) {
+        // Others may hold the ids as they are, and to copy them takes long.
+        if self.may_have(id) && !self.waiting.contains(&id) {
+            Arc::make_mut(&mut self.waiting).insert(id);
+        }
+    }
 }
 
 impl View {
@@ -117,6 +160,19 @@ impl State {
         let sealed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
         let fresh: u64 = self.parts.iter().map(|part| u64::from(part.rows() - part.dead())).sum();
         sealed + fresh
+    }
+
+    /// Why there may be points that cannot be asked for now.
+    pub(super) fn unseen(&self) -> Option<Error> {
+        let closed = |slot: &Slot| match &slot.content {
+            Content::Closed(closed) => Some(closed.unseen(slot)),
+            Content::Open(_) => None,
+        };
+        let mut errors = self.segments.iter().filter_map(closed);
+        let first = errors.next()?;
+        // What passes by itself is said only where nothing does not.
+        let lasting = errors.find(|error| error.kind() == ErrorKind::DataLoss);
+        Some(if first.kind() == ErrorKind::DataLoss { first } else { lasting.unwrap_or(first) })
     }
 
     /// Whether some points may be missing from it.
@@ -190,7 +246,7 @@ impl Live {
         }
         for slot in &mut state.segments {
             if let Content::Closed(closed) = &mut slot.content {
-                Arc::make_mut(&mut closed.waiting).push(id);
+                closed.forget(id);
             }
         }
     }
@@ -221,13 +277,8 @@ impl Live {
                     unknown
                         .then(|| Error::data_loss(format!("{}: whether it has point {id} is lost", name())))
                 }
-                Content::Closed(closed) if closed.waiting.contains(&id) => None,
-                Content::Closed(Closed { reason: None, .. }) => {
-                    Some(Error::unavailable(format!("{} is still being opened", name())))
-                }
-                Content::Closed(Closed { reason: Some(reason), .. }) => {
-                    Some(Error::data_loss(format!("point {id} may be in what is not served: {reason}")))
-                }
+                Content::Closed(closed) if closed.waiting.contains(&id) || !closed.may_have(id) => None,
+                Content::Closed(closed) => Some(closed.unseen(slot).context(format_args!("point {id}"))),
             }
         })
     }
@@ -257,21 +308,48 @@ impl Live {
     }
 
     /// Ids that a segment which is not open shall forget when it is.
-    pub(super) fn waits(&mut self, number: u64, waiting: Arc<Vec<u64>>) {
-        let state = Arc::make_mut(&mut self.state);
-        let slot = state.segments.iter_mut().find(|slot| slot.number == number);
-        if let Some(Content::Closed(closed)) = slot.map(|slot| &mut slot.content) {
+    pub(super) fn waits(&mut self, number: u64, waiting: Arc<HashSet<u64>>) {
+        if let Some(closed) = self.closed(number) {
             closed.waiting = waiting;
         }
     }
 
-    /// A segment was opened, or will never be. Ids that waited for it are looked up now.
-    pub(super) fn opened(&mut self, number: u64, outcome: Result<View, Quarantined>) {
+    /// A segment could not be opened yet.
+    pub(super) fn delayed(&mut self, number: u64, error: Error) {
+        if let Some(closed) = self.closed(number) {
+            closed.delayed = Some(error);
+        }
+    }
+
+    fn closed(&mut self, number: u64) -> Option<&mut Closed> {
+        let state = Arc::make_mut(&mut self.state);
+        let slot = state.segments.iter_mut().find(|slot| slot.number == number)?;
+        match &mut slot.content {
+            Content::Closed(closed) => Some(closed),
+            Content::Open(_) => None,
+        }
+    }
+
+    /// A segment was opened, or will never be: why, and the ids it has if they are known. Ids that waited for it are looked up
+    /// now.
+    pub(super) fn opened(
+        &mut self,
+        number: u64,
+        outcome: Result<View, (Quarantined, Option<Arc<KnownIds>>)>,
+    ) {
         let state = Arc::make_mut(&mut self.state);
         let Some(slot) = state.segments.iter_mut().find(|slot| slot.number == number) else { return };
         let Content::Closed(closed) = &mut slot.content else { return };
         match outcome {
-            Err(reason) => closed.reason = Some(reason),
+            Err((reason, known)) => {
+                closed.reason = Some(reason);
+                closed.known = known;
+                if let Some(known) = &closed.known
+                    && closed.waiting.iter().any(|id| known.ids.find(*id).is_none())
+                {
+                    Arc::make_mut(&mut closed.waiting).retain(|id| known.ids.find(*id).is_some());
+                }
+            }
             Ok(mut view) => {
                 for &id in closed.waiting.iter() {
                     if let Some(row) = view.find(id) {

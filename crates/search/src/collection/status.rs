@@ -2,7 +2,7 @@
 
 use super::inner::{Inner, lock};
 use super::names::File;
-use super::state::Content;
+use super::state::{Closed, Content, Slot};
 use crate::budget::BudgetStats;
 use crate::segment::Quarantined;
 
@@ -52,6 +52,15 @@ pub struct SegmentStatus {
     pub open: bool,
 }
 
+/// A segment that could not be opened yet.
+fn delayed(slot: &Slot) -> Option<Quarantined> {
+    let Content::Closed(Closed { reason: None, delayed: Some(error), .. }) = &slot.content else {
+        return None;
+    };
+    let reason = format!("{}; it is tried again", error.message());
+    Some(Quarantined { file: File::Segment(slot.number).name(), page: None, reason })
+}
+
 pub(super) fn of(inner: &Inner) -> Status {
     let state = inner.state();
     let segments = state.segments.iter().map(|slot| {
@@ -67,8 +76,9 @@ pub(super) fn of(inner: &Inner) -> Status {
     let segments = segments.collect();
     let pages: Vec<Quarantined> = state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
     let noted = lock(&inner.noted).clone();
-    let quarantined_count = noted.quarantined_count + pages.len() as u64;
-    let quarantined: Vec<Quarantined> = noted.quarantined.into_iter().chain(pages).collect();
+    let delayed: Vec<Quarantined> = state.segments.iter().filter_map(delayed).collect();
+    let quarantined_count = noted.quarantined_count + (pages.len() + delayed.len()) as u64;
+    let quarantined: Vec<Quarantined> = noted.quarantined.into_iter().chain(pages).chain(delayed).collect();
     let unsealed = state.parts.iter().map(|part| u64::from(part.rows() - part.dead())).sum();
     Status {
         points: state.live(),

@@ -13,6 +13,8 @@ use super::inner::Inner;
 
 /// How long a thread waits before it looks again without being told to.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How long before segments that could not be opened are tried again.
+pub(crate) const OPEN_AGAIN: Duration = Duration::from_secs(5);
 /// After a failure, how long before the next try: from this, doubled each time,
 const RETRY_MIN: Duration = Duration::from_millis(100);
 /// up to this.
@@ -31,7 +33,11 @@ impl Threads {
         if inner.outside {
             return Ok(threads);
         }
-        threads.spawn("segment-open", |inner| inner.open_segments())?;
+        threads.spawn("segment-open", |inner| {
+            while inner.open_segments() {
+                pause(inner, inner.events.count(), OPEN_AGAIN, true);
+            }
+        })?;
         if inner.options.background {
             threads.spawn("segment-seal", |inner| {
                 memory::thread::enter_low_priority("sealing");

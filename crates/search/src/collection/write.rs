@@ -11,6 +11,7 @@ use super::inner::{Inner, Writer, lock};
 use super::names::File;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use super::state::Live;
+use crate::coarse::{Metric, SQUARE_MAX};
 use crate::ingest::{Logged, Op, PART_ROWS_MAX, Point, Row, StoredPoint, row_bytes};
 
 /// Parts that wait to be sealed while another one is written to.
@@ -127,6 +128,7 @@ impl Inner {
                 "point {id}: its embedding has {values} values, not {dims} finite numbers"
             )));
         }
+        self.check_length(*id, embedding)?;
         for (what, bytes, max) in
             [("record", record.len(), RECORD_BYTES_MAX), ("payload", payload.len(), PAYLOAD_BYTES_MAX)]
         {
@@ -150,6 +152,22 @@ impl Inner {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses what is finite, but whose products with others are not, or whose direction is lost to rounding: no index can
+    /// be made of it.
+    fn check_length(&self, id: u64, embedding: &[f32]) -> Result<()> {
+        let square: f64 = embedding.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+        let cosine = self.options.shape.metric == Metric::Cosine;
+        let least = if cosine { f64::from(f32::MIN_POSITIVE) } else { 0.0 };
+        if square == 0.0 || (least..=f64::from(SQUARE_MAX)).contains(&square) {
+            return Ok(());
+        }
+        let (length, least, most) = (square.sqrt(), least.sqrt(), f64::from(SQUARE_MAX).sqrt());
+        Err(Error::invalid(format!(
+            "point {id}: its embedding has the length {length:.1e}, and one from {least:.1e} to {most:.1e} can be \
+             compared; scale it"
+        )))
     }
 
     fn write_one(&self, op: &Op<'_>, room: Room) -> Result<(Arc<Log>, u64)> {
@@ -303,7 +321,24 @@ impl Inner {
         Ok(())
     }
 
-    /// A change that a log held, at the start. `log` is the number of that log.
+    /// A change that a log held, where it is one to this collection.
+    ///
+    /// # Errors
+    /// `DataLoss` where it is not.
+    pub(super) fn decoded(&self, frame: &[u8]) -> Result<Logged> {
+        let change = Logged::decode(frame)?;
+        match &change {
+            Logged::Upsert(point) if point.embedding.len() != self.options.shape.dims => {
+                Err(Error::data_loss(format!("point {} has {} dimensions", point.id, point.embedding.len())))
+            }
+            _ => Ok(change),
+        }
+    }
+
+    /// Makes a change again that a log held, at the start. `log` is the number of that log.
+    ///
+    /// # Errors
+    /// What sealing says, where that is needed to have room, and `ResourceExhausted` where there is none.
     pub(super) fn replay(&self, log: u64, change: Logged) -> Result<()> {
         let point = match change {
             Logged::Delete(id) => {
@@ -313,9 +348,6 @@ impl Inner {
             Logged::Upsert(point) => point,
         };
         let StoredPoint { id, embedding, record, payload } = point;
-        if embedding.len() != self.options.shape.dims {
-            return Err(Error::data_loss(format!("point {id} has {} dimensions", embedding.len())));
-        }
         let bytes = row_bytes(embedding.len(), record.len(), payload.len());
         let full = self.is_full(&lock(&self.live), bytes);
         if full {

@@ -4,6 +4,8 @@
 //! list is empty: it meets [`Condition::IsEmpty`] and no other condition, `except` included, since there is no value
 //! that could be compared.
 
+use std::borrow::Cow;
+
 use base::{Error, Result};
 use serde_json::Value;
 
@@ -114,6 +116,47 @@ impl Clause {
         })
     }
 
+    /// About how many bytes of memory it takes.
+    pub fn memory_bytes(&self) -> u64 {
+        let conditions = self.must.iter().chain(&self.should).chain(&self.must_not);
+        conditions.map(Condition::memory_bytes).sum()
+    }
+
+    /// The clause without the ids that it excludes by itself, and those ids: they differ from query to query where the rest
+    /// does not.
+    pub fn without_ids(&self) -> (Cow<'_, Clause>, Vec<u64>) {
+        let (ids, others): (Vec<&Condition>, Vec<&Condition>) =
+            self.must_not.iter().partition(|condition| matches!(condition, Condition::HasId(_)));
+        let excluded = ids.iter().flat_map(|condition| match condition {
+            Condition::HasId(ids) => &ids[..],
+            _ => &[],
+        });
+        let excluded = excluded.copied().collect();
+        let rest = match (&self.must[..], self.should.is_empty() && others.is_empty()) {
+            ([Condition::Nested(clause)], true) => Cow::Borrowed(clause.unwrapped()),
+            _ if ids.is_empty() => Cow::Borrowed(self),
+            (must, _) => Cow::Owned(Clause {
+                must: must.to_vec(),
+                should: self.should.clone(),
+                must_not: others.into_iter().cloned().collect(),
+            }),
+        };
+        (rest, excluded)
+    }
+
+    /// What it consists of, where that is one other clause.
+    fn unwrapped(&self) -> &Clause {
+        match (&self.must[..], self.should.is_empty() && self.must_not.is_empty()) {
+            ([Condition::Nested(clause)], true) => clause.unwrapped(),
+            _ => self,
+        }
+    }
+
+    /// Whether it allows everything.
+    pub fn is_empty(&self) -> bool {
+        self.must.is_empty() && self.should.is_empty() && self.must_not.is_empty()
+    }
+
     /// Whether a row with this id and payload is allowed.
     pub fn matches(&self, id: u64, payload: &Value) -> bool {
         self.must.iter().all(|condition| condition.matches(id, payload))
@@ -159,6 +202,16 @@ impl Condition {
         Condition::HasId(ids)
     }
 
+    fn memory_bytes(&self) -> u64 {
+        let (key, values) = match self {
+            Condition::Match { key, matching } => (key.len(), matching.memory_bytes()),
+            Condition::Range { key, .. } | Condition::IsEmpty { key } => (key.len(), 0),
+            Condition::HasId(ids) => (0, std::mem::size_of_val(&ids[..]) as u64),
+            Condition::Nested(clause) => (0, clause.memory_bytes()),
+        };
+        std::mem::size_of::<Condition>() as u64 + key as u64 + values
+    }
+
     fn check(&self, depth: usize, conditions: &mut usize) -> Result<()> {
         let (key, values) = match self {
             Condition::Match { key, matching: Match::Value(_) } => (Some(key), 1),
@@ -192,6 +245,17 @@ impl Condition {
 }
 
 impl Match {
+    fn memory_bytes(&self) -> u64 {
+        let one = |value: &Value| {
+            let text = value.as_str().map_or(0, str::len);
+            (std::mem::size_of::<Value>() + text) as u64
+        };
+        match self {
+            Match::Value(value) => one(value),
+            Match::Any(values) | Match::Except(values) => values.iter().map(one).sum(),
+        }
+    }
+
     fn accepts(&self, value: &Value) -> bool {
         match self {
             Match::Value(wanted) => same(wanted, value),

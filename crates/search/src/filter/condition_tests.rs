@@ -194,3 +194,31 @@ proptest! {
         prop_assert_eq!(chosen.unwrap().iter().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     }
 }
+
+#[test]
+fn what_excludes_ids_is_another_clause_and_these_ids() {
+    let red = only(matching("a", Match::Value(json!("red"))));
+    let has = |ids: &[u64]| Condition::has_id(ids.to_vec());
+    let blue = matching("a", Match::Value(json!("blue")));
+    let clauses = [
+        (red.clone(), red.clone(), 0),
+        (only(Condition::Nested(only(Condition::Nested(red.clone())))), red.clone(), 0),
+        (Clause { must_not: vec![has(&[2, 1]), has(&[7])], ..red.clone() }, red.clone(), 3),
+        (Clause { must_not: vec![has(&[7])], ..only(Condition::Nested(red.clone())) }, red.clone(), 1),
+        (Clause { must_not: vec![has(&[7])], ..Clause::default() }, Clause::default(), 1),
+        (only(has(&[7])), only(has(&[7])), 0),
+        (
+            Clause { must_not: vec![blue.clone(), has(&[7])], should: vec![has(&[7])], ..red.clone() },
+            Clause { must_not: vec![blue], should: vec![has(&[7])], ..red.clone() },
+            1,
+        ),
+    ];
+    for (clause, wanted, count) in clauses {
+        let (rest, excluded) = clause.without_ids();
+        assert_eq!((&*rest, excluded.len()), (&wanted, count), "{clause:?}");
+        for (id, payload) in [(7, json!({"a": "red"})), (8, json!({"a": ["red", "blue"]})), (9, json!({}))] {
+            let expected = rest.matches(id, &payload) && !excluded.contains(&id);
+            assert_eq!(clause.matches(id, &payload), expected, "{clause:?} on {id} {payload}");
+        }
+    }
+}

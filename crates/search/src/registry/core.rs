@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 
@@ -16,7 +16,7 @@ use super::named::Named;
 use super::options::{Media, RegistryOptions};
 use super::{Listed, ListedState};
 use crate::budget::{Budget, Reservation};
-use crate::collection::{Collection, Options, Resources};
+use crate::collection::{Collection, OPEN_AGAIN, Options, Resources};
 use crate::rerank::Shared;
 
 /// A collection's settings in its directory.
@@ -88,9 +88,7 @@ impl Core {
         let part_bytes = (budget.free() / PART_SHARE).min(PART_BYTES_MAX);
         let resources = Resources::new(budget, part_bytes, options.background_rate)?;
         let names = collections(directory)?;
-        let mut aliases = aliases::load(directory)?;
-        // A collection may have been removed and the power lost before its aliases were.
-        aliases.retain(|_, collection| names.iter().any(|name| name == collection));
+        let aliases = sound_aliases(directory, &names)?;
         let entries = names.into_iter().map(|name| (name, Entry::Opening)).collect();
         Ok(Arc::new(Core {
             resources,
@@ -123,6 +121,7 @@ impl Core {
 
     /// Opens what was there at the start, one after the other.
     pub(super) fn open_all(&self) {
+        let mut again = Vec::new();
         let names: Vec<String> = self.read().entries.keys().cloned().collect();
         for name in names {
             if self.stopped() {
@@ -138,8 +137,10 @@ impl Core {
             };
             self.write().entries.insert(name, entry);
             self.resources.tell();
-            if let Ok(named) = opened {
-                named.collection().open_segments();
+            if let Ok(named) = opened
+                && named.collection().open_segments()
+            {
+                again.push(named);
             }
         }
         self.opened.store(true, Ordering::Relaxed);
@@ -147,6 +148,13 @@ impl Core {
         // Behind everything else: there may be a million files.
         let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
         leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
+        while !again.is_empty() && !self.stopped() {
+            let until = Instant::now() + OPEN_AGAIN;
+            while !self.stopped() && Instant::now() < until {
+                self.resources.wait_past(self.resources.events(), until - Instant::now());
+            }
+            again.retain(|named| !named.removed() && named.collection().open_segments());
+        }
     }
 
     fn open_one(&self, name: &str) -> Result<Arc<Named>> {
@@ -271,7 +279,9 @@ impl Core {
 
     pub(super) fn get(&self, name: &str) -> Result<Arc<Named>> {
         let map = self.read();
-        let name = map.aliases.get(name).map_or(name, String::as_str);
+        // A collection's own name comes first: an alias must not hide it, wherever it is from.
+        let alias = map.aliases.get(name).filter(|_| !map.entries.contains_key(name));
+        let name = alias.map_or(name, String::as_str);
         match map.entries.get(name) {
             Some(Entry::Ready(named)) => Ok(named.clone()),
             Some(Entry::Opening) => Err(opening(name)),
@@ -385,6 +395,20 @@ fn collections(directory: &Path) -> Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
+}
+
+/// The aliases of a directory with these collections. A collection may have been removed and the power lost before its
+/// aliases were; what is left of them must not come back once there is another collection of either name.
+fn sound_aliases(directory: &Path, names: &[String]) -> Result<Aliases> {
+    let mut aliases = aliases::load(directory)?;
+    let before = aliases.len();
+    aliases.retain(|alias, collection| names.contains(collection) && !names.contains(alias));
+    if aliases.len() < before
+        && let Err(error) = aliases::store(directory, &aliases)
+    {
+        tracing::warn!(%error, "aliases of collections that are gone stay until the next change");
+    }
+    Ok(aliases)
 }
 
 /// What was being made or removed when the process ended. It costs only space.

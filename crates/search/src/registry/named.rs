@@ -32,6 +32,9 @@ pub struct Scrolled {
     pub next: Option<PointId>,
     /// Whether points that belong here are missing, because something is damaged or not open yet.
     pub partial: bool,
+    /// Why points that belong here may be missing although they are not lost for good, as in
+    /// [`crate::collection::IdList::unseen`].
+    pub unseen: Option<Error>,
 }
 
 /// A collection with a name, and points called by what clients call them by.
@@ -227,10 +230,14 @@ impl Named {
         loop {
             let list = self.collection.ids_from(from, limit - scrolled.points.len(), filter)?;
             scrolled.partial |= list.partial;
+            scrolled.unseen = scrolled.unseen.or(list.unseen);
             for point in self.resolve(&list.ids, parts) {
                 match point {
                     Ok(point) => scrolled.points.extend(point),
-                    Err(error) if is_lost(&error) => scrolled.partial = true,
+                    Err(error) if is_lost(&error) => {
+                        scrolled.partial = true;
+                        scrolled.unseen.get_or_insert(error);
+                    }
                     Err(error) => return Err(error),
                 }
             }

@@ -156,6 +156,12 @@ impl Worker {
         let done = catch_unwind(AssertUnwindSafe(|| work(&named, &mut kept.thread)));
         self.counts.done.fetch_add(1, Ordering::Relaxed);
         match done {
+            Ok(()) if !kept.thread.is_sound() => {
+                tracing::warn!(
+                    collection = named.name(),
+                    "the readers of a search thread have failed; new ones are made"
+                );
+            }
             Ok(()) if !named.removed() => self.kept.push(kept),
             Ok(()) => {}
             Err(_) => tracing::error!(collection = named.name(), "a search ended in a panic"),

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use base::{Error, ErrorKind, Result};
 
 use super::named::Named;
-use crate::collection::{Applied, Collection, IDS_MAX, Parts};
+use crate::collection::{Applied, Collection, IDS_MAX, IdList, Parts};
 use crate::filter::{Clause, Condition};
 use crate::ingest::{Op, Point};
 use crate::points::{self, NewPoint, PayloadChange, PointId, Which};
@@ -92,13 +92,15 @@ impl Named {
     /// meanwhile may stay.
     ///
     /// # Errors
-    /// As [`Named::upsert`], and `InvalidArgument` for a filter that is too large.
+    /// As [`Named::upsert`], and `InvalidArgument` for a filter that is too large. `Unavailable` while segments are being
+    /// opened, and `DataLoss` where something cannot be read: points that the filter allows would stay. Nothing is removed
+    /// then.
     pub fn delete_where(&self, filter: &Clause) -> Result<u64> {
         let (mut from, mut count) = (0, 0);
         loop {
             let (applied, more, last) = {
                 let _changes = self.lock_changes()?;
-                let list = self.collection().ids_from(from, CHUNK, Some(filter))?;
+                let list = self.all_from(from, filter)?;
                 let ops: Vec<Op<'_>> = list.ids.iter().map(|&id| Op::Delete(id)).collect();
                 count += ops.len() as u64;
                 let applied = self.collection().apply(&ops);
@@ -117,7 +119,8 @@ impl Named {
     /// change of another caller is lost, and none is seen half.
     ///
     /// # Errors
-    /// As [`Named::upsert`]; `TooLarge` where a payload would become that; points before it are changed then.
+    /// As [`Named::upsert`]; `TooLarge` where a payload would become that; points before it are changed then. With a filter
+    /// also those of [`Named::delete_where`].
     pub fn change_payload(&self, which: Which<'_>, change: &PayloadChange) -> Result<u64> {
         change.check()?;
         match which {
@@ -132,7 +135,7 @@ impl Named {
             Which::Filter(filter) => {
                 let (mut from, mut count) = (0, 0);
                 loop {
-                    let list = self.collection().ids_from(from, CHUNK, Some(filter))?;
+                    let list = self.all_from(from, filter)?;
                     count += self.change_chunk(&list.ids, None, Some(filter), change)?;
                     match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more) {
                         Some(after) => from = after,
@@ -140,6 +143,15 @@ impl Named {
                     }
                 }
             }
+        }
+    }
+
+    /// The first ids from `from` on that `filter` allows, for a change that concerns all of them.
+    fn all_from(&self, from: u64, filter: &Clause) -> Result<IdList> {
+        let list = self.collection().ids_from(from, CHUNK, Some(filter))?;
+        match list.unseen {
+            Some(error) => Err(error.context("a change by filter would leave some points out")),
+            None => Ok(list),
         }
     }
 

@@ -445,7 +445,7 @@ fn judge<S: Scorer>(
     record: &[u8],
     scratch: &mut S::Scratch,
 ) {
-    let Wanted { candidate, address } = wanted;
+    let Wanted { candidate, .. } = wanted;
     if !ranking.open_to(scorer.bound(candidate.coarse)) {
         ranked.skipped += 1;
         return;
@@ -455,7 +455,8 @@ fn judge<S: Scorer>(
             ranked.scored += 1;
             ranking.add(candidate, score);
         }
-        Err(error) => ranked.damage(candidate, Some(address.offset), error),
+        // The page is as it was written, whatever the scorer makes of the record.
+        Err(error) => ranked.damage(candidate, None, error),
     }
 }
 

@@ -61,7 +61,8 @@ pub struct Query<'a, S: Scorer> {
 pub struct Damage {
     /// Whose it is.
     pub candidate: Candidate,
-    /// The offset of its page in the segment's file; `None` where the segment does not know the row.
+    /// The offset of its page in the segment's file; `None` where the segment does not know the row, or the page is sound
+    /// and the scorer refuses the record.
     pub page: Option<u64>,
     /// What is wrong with it.
     pub error: Error,

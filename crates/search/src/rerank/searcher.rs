@@ -92,6 +92,11 @@ impl Searcher {
         Ok(())
     }
 
+    /// Whether it can go on: its reader has not failed, and owes nothing.
+    pub fn is_sound(&self) -> bool {
+        !self.broken && self.reader.in_flight() == 0
+    }
+
     /// Answers one query.
     ///
     /// # Errors

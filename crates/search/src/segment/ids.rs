@@ -77,7 +77,12 @@ impl Ids {
 
     /// Bytes in memory.
     pub fn memory_bytes(&self) -> u64 {
-        (self.ids.len() * 12) as u64
+        Ids::bytes_of(self.ids.len() as u32)
+    }
+
+    /// [`Ids::memory_bytes`] of so many rows.
+    pub fn bytes_of(rows: u32) -> u64 {
+        u64::from(rows) * 12
     }
 }
 

@@ -19,7 +19,7 @@ pub use damage::Quarantined;
 pub use file::Step;
 pub use ids::Ids;
 pub use layout::{Encoding, Settings};
-pub use open::{PageCache, Segment};
+pub use open::{PageCache, Segment, ids_alone};
 pub use rows::{RowMap, RowMapBuilder, RowPlace};
 pub use vectors::{ExactVectors, reader_options};
 

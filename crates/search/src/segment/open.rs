@@ -45,6 +45,19 @@ struct Pages {
     damaged: Arc<Damaged>,
 }
 
+/// Only the ids of the segment in `file`, for one that cannot be opened.
+///
+/// # Errors
+/// `DataLoss` where they are damaged too, or it is another segment.
+pub fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<Ids> {
+    let contents = Contents::read(file)?;
+    if contents.superblock.uuid != uuid || contents.superblock.rows != u64::from(rows) {
+        return Err(Error::data_loss("it is another segment"));
+    }
+    let order = contents.load(file, kind::ID_ORDER)?;
+    Ids::decode(&contents.load(file, kind::IDS)?, &order, rows)
+}
+
 impl Segment {
     /// Opens the segment in `file`, which `name` is for messages. Everything but embeddings, records and payloads is
     /// read and checked; its memory, the largest that its deletes can become included, is taken from `budget`.

@@ -253,6 +253,16 @@ impl<'a> ExactVectors<'a> {
     }
 
     fn read(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
+        let outcome = self.read_groups(query, rows, out);
+        if outcome.is_err() {
+            // What is still under way must not come to those who read next.
+            let mut reader = self.reader.borrow_mut();
+            while reader.in_flight() > 0 && reader.complete(usize::MAX, &mut |_, _| {}).is_ok() {}
+        }
+        outcome
+    }
+
+    fn read_groups(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
         let groups = self.groups(rows);
         let mut reader = self.reader.borrow_mut();
         let (mut next, mut vector) = (0, Vec::with_capacity(self.vectors.settings.dims));

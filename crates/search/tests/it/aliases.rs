@@ -107,3 +107,29 @@ fn an_alias_goes_over_without_losing_a_write() {
 fn ids(named: &Named) -> Vec<PointId> {
     all(named, None, 1000).into_iter().map(|point| point.id).collect()
 }
+
+#[test]
+fn an_alias_of_a_collection_that_is_gone_does_not_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    registry.create("two", settings()).unwrap();
+    let change = [AliasChange::Create { alias: "now".into(), collection: "two".into() }];
+    registry.change_aliases(&change).unwrap();
+    drop(registry);
+    // The power was lost between the removal of the collection and that of its aliases.
+    let written = std::fs::read(directory.path().join(".aliases")).unwrap();
+    std::fs::remove_dir_all(directory.path().join("two")).unwrap();
+    let registry = open(directory.path());
+    assert!(registry.aliases().is_empty());
+    registry.create("now", settings()).unwrap();
+    registry.create("two", settings()).unwrap();
+    drop(registry);
+    let registry = open(directory.path());
+    assert!(registry.aliases().is_empty());
+    assert_eq!(registry.get("now").unwrap().name(), "now");
+    drop(registry);
+    // Nor does it hide the collection where the file says so.
+    std::fs::write(directory.path().join(".aliases"), written).unwrap();
+    let registry = open(directory.path());
+    assert_eq!(registry.get("now").unwrap().name(), "now");
+}

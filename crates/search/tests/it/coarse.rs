@@ -362,3 +362,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_shortest_and_the_longest_vectors_are_indexed_and_opened() {
+    const ROWS: usize = 2100;
+    for (metric, value) in [
+        (Metric::Cosine, 1e-40_f32),
+        (Metric::Cosine, 3e38),
+        (Metric::Dot, 1e20),
+        (Metric::Dot, 1e-40),
+        (Metric::L2, 1e20),
+        (Metric::L2, -3e38),
+    ] {
+        for rows in [3, ROWS] {
+            let mut vectors = vectors(rows, 8, 3);
+            vectors[8..16].fill(value);
+            let of = Build { vectors: &vectors, dims: 8, metric, crew: Crew::of(1), seed: 1 };
+            let built = build(Kind::Auto, &of).unwrap();
+            let sections = built.index.sections();
+            let borrowed: Vec<(u32, &[u8])> =
+                sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+            assert_eq!(open(&borrowed).unwrap().rows(), rows as u32, "{metric:?} {value}");
+        }
+    }
+}

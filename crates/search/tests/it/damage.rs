@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use base::ErrorKind;
-use search::collection::{Collection, Query};
+use search::collection::{Collection, Options, Query};
 use search::filter::{Clause, Condition, Match};
-use storage::Medium;
 use storage::page::PAGE_BYTES;
+use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
 
 use crate::points::{
     Model, PATIENCE, Sum, distance, limits, memory_medium, open, options, point, ranked, shared, stored,
@@ -212,4 +212,154 @@ fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
     assert!(!collection.nearest(&mut thread, &Query::nearest(&like.embedding, 5)).unwrap().partial);
     drop((thread, collection));
     assert!(!open(&medium, options()).status().segments.iter().any(|segment| segment.name == name));
+}
+
+fn faulty(inner: &Arc<dyn Medium>, plan: FaultPlan) -> Arc<dyn Medium> {
+    Arc::new(FaultMedium::new(inner.clone(), plan).unwrap())
+}
+
+fn unreadable(name: &str, page: u64) -> FaultPlan {
+    FaultPlan { damage: vec![(name.to_owned(), page, ReadFault::Error)], ..FaultPlan::default() }
+}
+
+fn named(medium: &Arc<dyn Medium>, kind: &str) -> Vec<String> {
+    let names = medium.list().unwrap().into_iter().map(|(name, _)| name);
+    names.filter(|name| name.starts_with(kind)).collect()
+}
+
+#[test]
+fn a_sector_of_a_log_costs_what_is_on_it_and_the_log_is_kept() {
+    const POINTS: u64 = 30;
+    let inner = memory_medium();
+    let collection = open(&inner, options());
+    (0..POINTS).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    drop(collection);
+    let log = named(&inner, "log-").pop().unwrap();
+    let medium = faulty(&inner, unreadable(&log, 2));
+    let found = |collection: &Collection| {
+        let there = |id: &u64| match collection.get(*id).unwrap() {
+            Some(found) => {
+                assert_eq!(found, stored(*id, 1));
+                true
+            }
+            None => false,
+        };
+        (0..POINTS).filter(there).collect::<Vec<u64>>()
+    };
+    let collection = open(&medium, options());
+    let (kept, status) = (found(&collection), collection.status());
+    assert!(kept.len() as u64 > POINTS / 2 && (kept.len() as u64) < POINTS, "{kept:?}");
+    assert!(status.log_damaged && status.quarantined.iter().any(|what| what.file == log), "{status:?}");
+    collection.upsert(point(&stored(100, 1))).unwrap();
+    collection.seal().unwrap();
+    drop(collection);
+    for round in 0..3 {
+        assert!(named(&inner, "log-").contains(&log), "what is left of it is removed in round {round}");
+        let collection = open(&inner, options());
+        assert_eq!(found(&collection), kept);
+        assert_eq!(collection.get(100).unwrap(), Some(stored(100, 1)));
+        collection.upsert(point(&stored(200, round))).unwrap();
+        collection.seal().unwrap();
+    }
+}
+
+#[test]
+fn a_disk_that_fails_while_it_is_opened_takes_nothing_away() {
+    const POINTS: u64 = 40;
+    let medium = memory_medium();
+    let collection = open(&medium, options());
+    (0..POINTS).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    drop(collection);
+    let files: Files =
+        named(&medium, "").into_iter().map(|name| (name.clone(), medium.load(&name).unwrap())).collect();
+    // Of less than is in the log, so that opening has to seal as well.
+    let small = Options { part_bytes: 4 << 10, ..options() };
+    let mut refused = (0, 0);
+    for at in 1..30 {
+        let sync = FaultPlan { persist_error_at: Some(at), ..FaultPlan::default() };
+        let write_error = FaultPlan { write_error_at: Some(at), ..FaultPlan::default() };
+        for (plan, refused) in [(sync, &mut refused.0), (write_error, &mut refused.1)] {
+            let medium = write(&files);
+            match Collection::open(faulty(&medium, plan), small.clone(), shared()) {
+                Ok(collection) => {
+                    assert!(collection.wait_open(PATIENCE));
+                    assert!(!collection.status().log_damaged, "{at}");
+                    assert_eq!(collection.count(), POINTS, "{at}");
+                }
+                Err(_) => *refused += 1,
+            }
+            let again = open(&medium, options());
+            assert_eq!((again.count(), again.status().log_damaged), (POINTS, false), "{at}");
+        }
+    }
+    assert!(refused.0 > 0 && refused.1 > 0, "{refused:?}");
+}
+
+#[test]
+fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_read() {
+    let (files, mut model) = subject();
+    let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
+    let mut damaged = files.clone();
+    damaged[segment].1[100] ^= 1;
+    let medium = write(&damaged);
+    let collection = open(&medium, options());
+    collection.upsert(point(&stored(7, 5))).unwrap();
+    collection.delete(8).unwrap();
+    collection.seal().unwrap();
+    drop(collection);
+    let waiting = named(&medium, "waiting-").pop().unwrap();
+    let mut writer = medium.reopen(&files[segment].0).unwrap();
+    writer.write_at(0, &files[segment].1).unwrap();
+    writer.persist().unwrap();
+    drop(writer);
+    // While the ids cannot be read, others come.
+    for id in [9, 11] {
+        let collection = open(&faulty(&medium, unreadable(&waiting, 0)), options());
+        assert_eq!(collection.get(12).unwrap_err().kind(), ErrorKind::DataLoss, "it is not served");
+        collection.upsert(point(&stored(id, 5))).unwrap();
+        collection.seal().unwrap();
+        drop(collection);
+        assert!(named(&medium, "waiting-").contains(&waiting));
+    }
+    for id in [7, 9, 11] {
+        model.insert(id, stored(id, 5));
+    }
+    model.remove(&8);
+    for _ in 0..2 {
+        let collection = open(&medium, options());
+        assert_eq!(look(&collection, &model), Lost::default());
+        collection.seal().unwrap();
+    }
+}
+
+#[test]
+fn a_segment_whose_ids_can_be_read_casts_doubt_on_those_alone() {
+    let (files, model) = subject();
+    let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
+    let mut known = 0;
+    for place in (0..files[segment].1.len()).step_by(PAGE_BYTES) {
+        let mut damaged = files.clone();
+        damaged[segment].1[place] ^= 1;
+        let medium = write(&damaged);
+        let collection = open(&medium, options());
+        let closed = collection.status().segments.iter().any(|segment| !segment.open);
+        if !closed || collection.get(100_000).is_err() {
+            continue;
+        }
+        known += 1;
+        assert_eq!(collection.get(100_000).unwrap(), None);
+        let lost: Vec<u64> = (0..160).filter(|&id| collection.get(id).is_err()).collect();
+        assert!(lost.len() > 60 && lost.iter().all(|id| *id < 75), "{lost:?}");
+        // New points do not wait for a segment that never had them.
+        (200..210).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+        collection.seal().unwrap();
+        assert!(named(&medium, "waiting-").is_empty());
+        assert_eq!(collection.count(), model.len() as u64 - lost.len() as u64 + deleted(&lost, &model) + 10);
+    }
+    assert!(known > 0);
+}
+
+/// Those of `ids` that were removed before.
+fn deleted(ids: &[u64], model: &Model) -> u64 {
+    ids.iter().filter(|id| !model.contains_key(id)).count() as u64
 }

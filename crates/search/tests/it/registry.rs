@@ -641,3 +641,40 @@ fn what_was_acknowledged_survives_a_kill() {
     }
     assert!(acknowledged > 100);
 }
+
+#[test]
+fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let named = registry.create("c", settings()).unwrap();
+    put(&named, &(0..30).map(|number| got(id(number), number)).collect::<Vec<_>>()).unwrap();
+    named.collection().seal().unwrap();
+    put(&named, &(30..40).map(|number| got(id(number), number)).collect::<Vec<_>>()).unwrap();
+    let segment = named.collection().status().segments[0].name.clone();
+    drop((named, registry));
+    let mut below = vec![directory.path().to_owned()];
+    let path = loop {
+        let path = below.pop().unwrap();
+        match path.is_dir() {
+            true => below.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path())),
+            false if path.ends_with(&segment) => break path,
+            false => {}
+        }
+    };
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let registry = open(directory.path());
+    let named = registry.get("c").unwrap();
+    let every = Clause::default();
+    let change = PayloadChange::Clear;
+    for outcome in [named.delete_where(&every), named.change_payload(Which::Filter(&every), &change)] {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DataLoss);
+    }
+    assert!(named.scroll(None, 100, None, Parts::NONE).unwrap().unseen.is_some());
+    for number in 30..40 {
+        assert_eq!(named.get(&id(number)).unwrap(), Some(got(id(number), number)), "nothing was changed");
+    }
+    // By id it is clear what is meant.
+    assert_eq!(named.delete(&[id(31)]).unwrap(), 1);
+}

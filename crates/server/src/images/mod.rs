@@ -39,6 +39,7 @@ use originals::Originals;
 use pool::Pool;
 use rebuild::Rebuilds;
 use store::Outcome;
+pub(crate) use target::has_pictures;
 
 /// Archives, folders and rebuilds that are worked on at the same time; the next is refused.
 const BULKS_MAX: usize = 4;

@@ -193,9 +193,16 @@ impl Work<'_> {
         });
         for _ in 0..PASSES_MAX {
             let generation = self.old.named.generation();
-            let moved = self.copy(&job, &new)? + self.prune(&new)?;
+            let mut unseen = None;
+            let moved = self.copy(&job, &new, &mut unseen)? + self.prune(&new, &mut unseen)?;
             if moved > 0 {
                 continue;
+            }
+            if let Some(error) = unseen {
+                return Err(error.context(format!(
+                    "\"{}\" stays what it is, since not all pictures could be seen",
+                    self.name
+                )));
             }
             let failed = held(&self.rebuild.failures).len();
             if failed > self.rebuild.max_failed {
@@ -236,14 +243,16 @@ impl Work<'_> {
         self.old.next_version(&self.registry, dims, &self.rebuild.model)
     }
 
-    /// Takes over what the new collection does not have, and payloads that have changed. How many.
-    fn copy(&self, job: &Arc<Job>, new: &Target) -> Result<u64> {
+    /// Takes over what the new collection does not have, and payloads that have changed. How many; in `unseen`, why that
+    /// may not be all.
+    fn copy(&self, job: &Arc<Job>, new: &Target, unseen: &mut Option<Error>) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
         // What failed in an earlier pass is not tried again, and is no failure once it is removed.
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
         let mut lacking = BTreeSet::new();
         loop {
             let page = self.old.named.scroll(from.as_ref(), PAGE, None, Parts::PAYLOAD)?;
+            *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             seen += ids.len() as u64;
             let mut missing = Vec::new();
@@ -323,11 +332,12 @@ impl Work<'_> {
         Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
     }
 
-    /// Removes what the old collection has no more. How many.
-    fn prune(&self, new: &Target) -> Result<u64> {
+    /// Removes what the old collection has no more. How many; in `unseen`, why that may not be all.
+    fn prune(&self, new: &Target, unseen: &mut Option<Error>) -> Result<u64> {
         let (mut from, mut removed) = (None, 0);
         loop {
             let page = new.named.scroll(from.as_ref(), PAGE, None, Parts::NONE)?;
+            *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             let there = self.old.named.get_parts(&ids, Parts::NONE);
             let gone = ids.iter().zip(there).filter(|(_, there)| matches!(there, Ok(None)));

@@ -60,6 +60,10 @@ impl ::search::Scorer for Matcher {
     }
 
     fn score(&self, record: &[u8], scratch: &mut matching::Scratch) -> Result<f32> {
+        // A point that was put in without a picture has no keypoints that could match.
+        if record.is_empty() {
+            return Ok(0.0);
+        }
         matching::score(&self.0, record, scratch)
     }
 }
@@ -329,6 +333,14 @@ mod tests {
         assert_eq!(order(5), [3, 4, 5, 2, 1]);
         assert_eq!(order(1), [3]);
         assert!(ranked(Vec::new(), 100.0, 3).is_empty());
+    }
+
+    #[test]
+    fn a_point_without_keypoints_is_like_nothing_and_no_damage() {
+        use ::search::Scorer;
+        let matcher = Matcher(Arc::new(Probe::new(&Graph::default(), matching::Options::default())));
+        assert_eq!(matcher.score(&[], &mut matcher.scratch()), Ok(0.0));
+        assert!(matcher.score(&[1], &mut matcher.scratch()).is_err());
     }
 
     #[test]

@@ -50,6 +50,11 @@ pub(super) struct Target {
     pub(super) space: String,
 }
 
+/// Whether a collection is one of pictures.
+pub(crate) fn has_pictures(named: &Named) -> bool {
+    named.settings().extra.get(SECTION).is_some()
+}
+
 /// What a collection of pictures is to be.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {

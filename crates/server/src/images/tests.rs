@@ -378,6 +378,26 @@ fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
 }
 
 #[test]
+fn a_rebuild_does_not_go_over_while_pictures_cannot_be_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
+    let begun = served(dir.path(), |_| {});
+    begun.put("/v1/images/photos?model=colour", &picture(0)).good();
+    begun.app.registry().unwrap().get("photos").unwrap().collection().seal().unwrap();
+    drop(begun);
+    let segment = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
+    let path = files_below(&dir.path().join("collections")).into_iter().find(segment).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let served = serve(dir.path(), |_| {});
+    assert!(served.app.registry().unwrap().wait_open(WAIT_MAX));
+    let refused = rebuilt(&served, &json!({ "model": "other", "switch": true }));
+    assert_eq!(refused["state"], "failed", "{refused}");
+    assert!(refused["error"].as_str().unwrap().contains("could be seen"), "{refused}");
+}
+
+#[test]
 fn a_classifier_is_no_embedding_model_unless_it_is_named() {
     let dir = tempfile::tempdir().unwrap();
     publish(&dir.path().join("models/classes/1"), CLASSES, &[]).unwrap();

@@ -1,6 +1,6 @@
 //! Changes of points and payloads. Each is durable before it is acknowledged.
 
-use base::Result;
+use base::{Error, Result};
 use protocol::qdrant::{self as wire, Operation, Selector, SetPayload, What};
 use search::points::{NewPoint, PayloadChange, PointId, Which};
 use search::registry::{Named, Registry};
@@ -79,6 +79,13 @@ pub(super) fn batch(registry: &Registry, place: &Place, body: &[u8]) -> Result<V
 }
 
 fn write(named: &Named, asked: wire::Upsert) -> Result<()> {
+    if crate::images::has_pictures(named) {
+        return Err(Error::precondition(format!(
+            "collection \"{}\" is one of pictures, and a point of it needs a picture's keypoints, which this interface \
+             does not have; put pictures in by /v1/images. Payloads can be changed here",
+            named.name()
+        )));
+    }
     let settings = named.settings();
     let mut points: Vec<(PointId, Vec<f32>, _)> = Vec::new();
     for wire::Point { id, vector, payload } in asked.points(&settings.vector_name)? {

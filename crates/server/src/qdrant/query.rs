@@ -22,6 +22,8 @@ const PREFETCHES_MAX: usize = 16;
 /// Candidates that answers which differ from each other are chosen from; each is compared with each that is
 /// chosen.
 const DIVERSE_MAX: usize = 1024;
+/// Examples of one query, liked and disliked together.
+const EXAMPLES_MAX: usize = 1024;
 /// Queries of one batch.
 const BATCH_MAX: usize = 1024;
 
@@ -102,7 +104,7 @@ fn run(
     };
     let (query, diversity) = diversity(query, limit, count)?;
     let depth = diversity.map_or(count, |(_, candidates)| candidates);
-    let goal = goal(named, query)?;
+    let goal = goal(named, place, query)?;
     let mut ranked = if asked.prefetch.is_empty() {
         nearest(named, thread, place, &goal, depth, &asked.params, filter, threshold)?
     } else {
@@ -172,12 +174,20 @@ fn in_order(named: &Named, count: usize, filter: Option<&Clause>) -> Result<Rank
 }
 
 /// The vector that a query means.
-fn goal(named: &Named, query: Query) -> Result<Goal> {
+fn goal(named: &Named, place: &Place, query: Query) -> Result<Goal> {
     let settings = named.settings();
     let mut examples = Vec::new();
     let embedding = match query {
-        Query::Nearest(target) | Query::Diverse { target, .. } => vector(named, target, &mut examples)?,
+        Query::Nearest(target) | Query::Diverse { target, .. } => {
+            vectors(named, vec![target], &mut examples)?.pop().unwrap_or_default()
+        }
         Query::Recommend { positive, negative } => {
+            let count = positive.len() + negative.len();
+            if count > EXAMPLES_MAX {
+                return Err(Error::invalid(format!(
+                    "query: {count} examples are more than the {EXAMPLES_MAX} of one query"
+                )));
+            }
             let liked = mean(named, positive, &mut examples)?;
             if negative.is_empty() {
                 liked
@@ -187,29 +197,42 @@ fn goal(named: &Named, query: Query) -> Result<Goal> {
             }
         }
     };
+    if Instant::now() > place.deadline {
+        return Err(Error::deadline("query: the time was up once its examples were read"));
+    }
     let embedding = convert::embedding(&settings, embedding).map_err(|error| error.context("query"))?;
     Ok(Goal { embedding, examples })
 }
 
-fn vector(named: &Named, target: Target, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
-    let id = match target {
-        Target::Vector(values) => return Ok(values),
-        Target::Id(id) => convert::point_id(id)?,
-    };
+/// The vectors of targets, in their order. Points among them are read together, and added to `examples`.
+fn vectors(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
+    let mut ids = Vec::new();
+    for target in &targets {
+        if let Target::Id(id) = target {
+            ids.push(convert::point_id(*id)?);
+        }
+    }
     let parts = Parts { embedding: true, ..Parts::NONE };
-    let found = named.get_parts(&[id], parts).pop().unwrap_or(Ok(None))?;
-    let found =
-        found.ok_or_else(|| Error::not_found(format!("query: Not found: No point with id {id} found")))?;
-    examples.push(named.internal(&id));
-    Ok(found.embedding)
+    let mut found = named.get_parts(&ids, parts).into_iter().zip(&ids);
+    let mut vectors = Vec::with_capacity(targets.len());
+    for target in targets {
+        if let Target::Vector(values) = target {
+            vectors.push(values);
+            continue;
+        }
+        let Some((point, id)) = found.next() else { break };
+        let missing = || Error::not_found(format!("query: Not found: No point with id {id} found"));
+        vectors.push(point?.ok_or_else(missing)?.embedding);
+        examples.push(named.internal(id));
+    }
+    Ok(vectors)
 }
 
 fn mean(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
     let settings = named.settings();
     let count = targets.len() as f32;
     let mut sum = vec![0.0f32; settings.dims];
-    for target in targets {
-        let values = vector(named, target, examples)?;
+    for values in vectors(named, targets, examples)? {
         if values.len() != sum.len() {
             // Says what is wrong with it.
             convert::embedding(&settings, values)?;
@@ -226,8 +249,9 @@ fn without(filter: Option<Clause>, examples: &[u64]) -> Option<Clause> {
     if examples.is_empty() {
         return filter;
     }
-    let others = Clause { must_not: vec![Condition::has_id(examples.to_vec())], ..Clause::default() };
-    both(filter, Some(others))
+    // Outside, so that what the filter itself allows is kept for the next query.
+    let must = filter.map(Condition::Nested).into_iter().collect();
+    Some(Clause { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Clause::default() })
 }
 
 fn both(one: Option<Clause>, other: Option<Clause>) -> Option<Clause> {
@@ -333,7 +357,7 @@ fn one_prefetch(
             "mmr in a prefetch is not supported by this server; use it in the outer query",
         )),
         Some(query) => {
-            let goal = goal(named, query)?;
+            let goal = goal(named, place, query)?;
             nearest(named, thread, place, &goal, count, &prefetch.params, filter, prefetch.score_threshold)
         }
     }

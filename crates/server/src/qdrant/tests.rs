@@ -269,3 +269,40 @@ fn only_qdrants_clients_get_its_version() {
     assert!(with(header::ACCEPT, "application/json"));
     assert!(!with(header::USER_AGENT, "curl/8.1") && !with(header::ACCEPT, "*/*"));
 }
+
+#[test]
+fn points_get_into_a_collection_of_pictures_by_its_own_door_only() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let named = bench.registry().get("c").unwrap();
+    named
+        .change_extra(|extra| {
+            extra["images"] = json!({"kind": "photo"});
+            Ok(())
+        })
+        .unwrap();
+    let points = json!({"points": [{"id": 1, "vector": [1, 1]}]});
+    let error = bench.write(change::upsert, "c", &points).unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::FailedPrecondition && error.message().contains("/v1/images"),
+        "{error}"
+    );
+    let batch = json!({"operations": [{"upsert": points}]});
+    assert_eq!(bench.write(change::batch, "c", &batch).unwrap_err().kind(), ErrorKind::FailedPrecondition);
+    bench.write(change::set_payload, "c", &json!({"payload": {"x": 1}, "points": [1]})).unwrap();
+    let got = bench.read(look::fetch, "c", &json!({"ids": [1], "with_vector": true})).unwrap();
+    assert_eq!((&got[0]["payload"]["x"], &got[0]["vector"]), (&json!(1), &json!([3.0, 4.0])));
+}
+
+#[test]
+fn examples_are_bounded_and_read_together() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let recommend =
+        |count: usize| json!({"query": {"recommend": {"positive": vec![1; count], "negative": [[0, 1], 2]}}});
+    assert_eq!(bench.ids("c", &recommend(1022)), [json!(UUID)]);
+    let error = bench.read(query::query, "c", &recommend(1023)).unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("1024"), "{error}");
+    let mixed = json!({"query": {"recommend": {"positive": [1, 77, 2]}}});
+    assert_eq!(bench.read(query::query, "c", &mixed).unwrap_err().kind(), ErrorKind::NotFound);
+}

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use base::{Error, ErrorKind, Result};
 
 use crate::directory::refusal;
-use crate::medium::{Medium, Writer};
+use crate::medium::{Medium, Salvaged, Writer};
 
 pub use frame::PAYLOAD_BYTES_MAX;
 pub use replay::{Damage, Replay};
@@ -51,10 +51,12 @@ struct State {
 
 impl Log {
     /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn end is
-    /// cut off, holes before it are closed, and what is damaged is reported and skipped.
+    /// cut off, holes before it are closed, and what is damaged is reported and skipped. A log with pages that cannot
+    /// be read stays as it is, in case they can be later, and takes no more payloads: appending to it fails as after
+    /// a failed flush.
     ///
     /// # Errors
-    /// What the medium says. Damaged bytes are no error.
+    /// What the medium says. Damaged bytes are no error, nor are pages that it cannot read.
     pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
         Log::open_from(medium, name, 1)
     }
@@ -66,25 +68,19 @@ impl Log {
     pub fn open_from(medium: &Arc<dyn Medium>, name: &str, first: u64) -> Result<(Log, Replay)> {
         let first = first.max(1);
         let (mut writer, replay) = match medium.reopen(name) {
-            Ok(writer) => (writer, replay::replay(&medium.load(name)?, first)),
+            Ok(writer) => (writer, replay::replay(&medium.salvage(name)?, first)),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                (medium.create(name)?, replay::replay(&[], first))
+                (medium.create(name)?, replay::replay(&Salvaged::default(), first))
             }
             Err(error) => return Err(error),
         };
-        if let Some(end) = replay.torn_tail {
-            writer.truncate(end)?;
+        let mut failed = None;
+        if replay.unreadable > 0 {
+            let pages = replay.unreadable;
+            failed = Some(Error::data_loss(format!("{pages} of its pages cannot be read")));
+        } else {
+            mend(&mut *writer, &replay)?;
         }
-        for hole in &replay.holes {
-            if let Some(head) = frame::closing(hole.bytes, hole.lost.end) {
-                writer.write_at(hole.offset, &head)?;
-            }
-        }
-        if writer.bytes() < frame::HEADER_BYTES as u64 {
-            writer.truncate(0)?;
-            writer.append(&frame::header(replay.next))?;
-        }
-        writer.persist()?;
         medium.persist_names()?;
         for damage in &replay.damaged {
             tracing::error!(
@@ -102,7 +98,7 @@ impl Log {
             next: replay.next,
             durable: replay.next,
             flushes: 0,
-            failed: None,
+            failed,
         };
         Ok((Log { name: name.to_owned(), state: Mutex::new(state), flushed: Condvar::new() }, replay))
     }
@@ -220,6 +216,23 @@ impl Log {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Puts what a loss of power left of a log in order.
+fn mend(writer: &mut dyn Writer, replay: &Replay) -> Result<()> {
+    if let Some(end) = replay.torn_tail {
+        writer.truncate(end)?;
+    }
+    for hole in &replay.holes {
+        if let Some(head) = frame::closing(hole.bytes, hole.lost.end) {
+            writer.write_at(hole.offset, &head)?;
+        }
+    }
+    if writer.bytes() < frame::HEADER_BYTES as u64 {
+        writer.truncate(0)?;
+        writer.append(&frame::header(replay.next))?;
+    }
+    writer.persist()
 }
 
 impl std::fmt::Debug for Log {

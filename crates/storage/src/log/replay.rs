@@ -6,6 +6,8 @@
 //! what was being written when the power failed, as sectors reach a disk in any order. Nothing in the bytes
 //! can stop the opening.
 
+use crate::medium::Salvaged;
+
 use super::frame::{self, ALIGNMENT, FRAME_BYTES, HEADER_BYTES, Head, Kind};
 
 /// A part of a log that could not be read.
@@ -31,15 +33,19 @@ pub struct Replay {
     /// What is missing among the last frames, and whole frames after it. As far as the log can tell it was
     /// never acknowledged. Opening closes these holes, so that they are not met again.
     pub holes: Vec<Damage>,
-    /// What was durable and is lost.
+    /// What was durable and is lost, or cannot be read, which may have been.
     pub damaged: Vec<Damage>,
+    /// Pages that the medium could not read. Where there are any, nothing of the log is changed.
+    pub unreadable: usize,
     /// The number that the next payload gets.
     pub next: u64,
 }
 
 /// Reads the bytes of a log; in an empty one, numbers start at `first`.
-pub(super) fn replay(log: &[u8], first: u64) -> Replay {
-    let mut replay = Replay { next: frame::first(log).unwrap_or(first).max(1), ..Replay::default() };
+pub(super) fn replay(found: &Salvaged, first: u64) -> Replay {
+    let log = &found.bytes[..];
+    let (next, unreadable) = (frame::first(log).unwrap_or(first).max(1), found.lost.len());
+    let mut replay = Replay { next, unreadable, ..Replay::default() };
     if log.is_empty() {
         return replay;
     }
@@ -48,13 +54,23 @@ pub(super) fn replay(log: &[u8], first: u64) -> Replay {
     let header_lost = frame::first(log).is_none();
     let mut gaps = Vec::new();
     let durable = scan(log, !header_lost, &mut replay, &mut gaps);
-    let (damaged, holes) = gaps.into_iter().partition(|gap| gap.lost.start < durable);
+    let is_damage = |gap: &Damage| {
+        gap.lost.start < durable || found.lacks(gap.offset..gap.offset.saturating_add(gap.bytes))
+    };
+    let (damaged, holes) = gaps.into_iter().partition(is_damage);
     (replay.damaged, replay.holes) = (damaged, holes);
     if header_lost && replay.records.is_empty() {
         replay.torn_tail = Some(0);
         replay.holes.clear();
     } else if header_lost {
         replay.damaged.insert(0, Damage { offset: 0, bytes: HEADER_BYTES as u64, lost: 0..0 });
+    }
+    // What cannot be read at the end may have been acknowledged, unlike what is there and not whole.
+    if let Some(offset) = replay.torn_tail.filter(|&start| found.lacks(start..log.len() as u64)) {
+        let bytes = log.len() as u64 - offset;
+        let most = bytes.div_ceil(FRAME_BYTES as u64);
+        replay.torn_tail = None;
+        replay.damaged.push(Damage { offset, bytes, lost: replay.next..replay.next.saturating_add(most) });
     }
     replay
 }

@@ -18,7 +18,7 @@ use base::{Error, Result};
 
 use crate::buffer::Buffer;
 use crate::directory::{Directory, FileWriter, io_error};
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -115,6 +115,10 @@ impl Medium for UringMedium {
 
     fn load(&self, name: &str) -> Result<Vec<u8>> {
         self.directory.load(name)
+    }
+
+    fn salvage(&self, name: &str) -> Result<Salvaged> {
+        self.directory.salvage(name)
     }
 
     fn remove(&self, name: &str) -> Result<()> {

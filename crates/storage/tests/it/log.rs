@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use base::{ErrorKind, Result};
 use proptest::prelude::*;
 use storage::log::{LOG_BYTES_MAX, Log, PAYLOAD_BYTES_MAX};
-use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use storage::{FaultMedium, FaultPlan, Medium, MediumKind, ReadFault, Reader, ReaderOptions, Sealed, Writer};
 use tempfile::TempDir;
 
 use crate::{media, pattern, volatile, write};
@@ -472,4 +472,30 @@ fn the_layout_is_what_the_document_says() {
         (&b"mpfr"[..], &[8, 0, 0, 0, 0, 0, 0, 0][..], &[8, 0, 0, 0, 0, 0, 0, 0][..])
     );
     assert_eq!(bytes.len(), 136);
+}
+
+#[test]
+fn a_page_that_cannot_be_read_costs_what_is_on_it_and_nothing_is_changed() {
+    const COUNT: u64 = 200;
+    let whole = log_of(COUNT);
+    for page in 0..whole.len().div_ceil(4096) as u64 {
+        let inner = volatile();
+        write(&*inner, "log", &whole);
+        let damage = vec![("log".into(), page, ReadFault::Error)];
+        let plan = FaultPlan { damage, ..FaultPlan::default() };
+        let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(inner.clone(), plan).unwrap());
+        let (log, replay) = Log::open(&medium, "log").unwrap();
+        assert_eq!((replay.unreadable, replay.torn_tail), (1, None), "page {page}");
+        assert!(replay.holes.is_empty(), "page {page}");
+        let there: Vec<u64> = replay.records.iter().map(|(number, _)| *number).collect();
+        assert!(replay.records.iter().all(|(number, record)| *record == payload(*number)));
+        assert!(there.len() > 150 && there.len() < COUNT as usize, "page {page}: {}", there.len());
+        let named = |number: &u64| replay.damaged.iter().any(|damage| damage.lost.contains(number));
+        assert!((1..=COUNT).all(|number| there.contains(&number) != named(&number)), "page {page}");
+        // It can be read again one day: nothing is cut off, closed or appended.
+        assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+        log.commit(log.next() - 1).unwrap();
+        drop(log);
+        assert_eq!(inner.load("log").unwrap(), whole, "page {page}");
+    }
 }
