@@ -100,7 +100,11 @@ pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::
         return Err(Error::invalid("compressed bodies are not supported; send it as it is"));
     }
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    let limits = BodyLimits { bytes_max: app.doors.body_bytes_max, piece_timeout: app.doors.client_timeout };
+    let limits = BodyLimits {
+        bytes_max: app.doors.body_bytes_max,
+        piece_timeout: app.doors.client_timeout,
+        total_timeout: app.doors.request_timeout,
+    };
     body::read(body, announced, limits).await
 }
 
