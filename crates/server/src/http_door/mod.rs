@@ -9,7 +9,9 @@ mod tfs;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
@@ -18,7 +20,7 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{api_key, exporter, images, page, qdrant, recordings};
+use crate::{admin, api_key, exporter, images, page, qdrant, recordings};
 pub(crate) use reply::Reply;
 
 /// What handlers share.
@@ -58,9 +60,24 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The routes of collections and pictures, behind the key where there is one.
+/// The routes of collections and pictures, behind the key where there is one, and closed to pages of other sites.
 fn collections(app: &Arc<App>) -> Router<Arc<App>> {
-    api_key::guarded(qdrant::routes().merge(images::routes()), app.collections.config().api_key.as_deref())
+    let own = middleware::from_fn_with_state(app.clone(), own_page);
+    let routes = qdrant::routes().merge(images::routes()).route_layer(own);
+    api_key::guarded(routes, app.collections.config().api_key.as_deref())
+}
+
+/// Refuses what a page of another site would change or have done.
+async fn own_page(State(app): Shared, request: Request, next: Next) -> Response {
+    let keyed = app.collections.config().api_key.is_some();
+    let allowed = match request.method().is_safe() {
+        true => Ok(()),
+        false => admin::own_page(&app.doors, keyed, request.headers()),
+    };
+    match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => Reply::error(&error).into_response(),
+    }
 }
 
 /// The page for browsers, a few lines of text for everybody else.
