@@ -34,6 +34,7 @@ mod run;
 mod runs;
 mod stats;
 mod threads;
+mod unpack;
 mod view;
 mod warmup;
 

@@ -1,6 +1,8 @@
 //! The gRPC door: both protocols on one port, told apart by the service's name in the path.
 
 mod oip;
+#[cfg(test)]
+mod tests;
 mod tfs;
 
 use std::convert::Infallible;
@@ -16,6 +18,7 @@ use protocol::tensorflow::serving::model_service_server::ModelServiceServer;
 use protocol::tensorflow::serving::prediction_service_server::PredictionServiceServer;
 use tokio::sync::watch;
 use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
 use tonic::server::NamedService;
 use tower::Service;
 
@@ -33,14 +36,22 @@ type ModelServer = ModelServiceServer<tfs::Tfs>;
 /// Once `stopped` says so, streams end after the request that is being answered.
 pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> Admitted {
     let limit = app.doors.body_bytes_max;
+    // Requests may come compressed; the limit is that of the message as well.
+    let (gzip, deflate) = (CompressionEncoding::Gzip, CompressionEncoding::Deflate);
     Admitted {
         oip: OipServer::new(oip::Oip { app: app.clone(), stopped })
+            .accept_compressed(gzip)
+            .accept_compressed(deflate)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(usize::MAX),
         predict: PredictServer::new(tfs::Tfs(app.clone()))
+            .accept_compressed(gzip)
+            .accept_compressed(deflate)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(usize::MAX),
         model: ModelServer::new(tfs::Tfs(app.clone()))
+            .accept_compressed(gzip)
+            .accept_compressed(deflate)
             .max_decoding_message_size(limit),
         app,
     }

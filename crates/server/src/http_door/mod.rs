@@ -4,6 +4,8 @@
 mod oip;
 mod reply;
 mod repository;
+#[cfg(test)]
+mod tests;
 mod tfs;
 
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{admin, api_key, exporter, images, page, qdrant, recordings};
+use crate::{admin, api_key, exporter, images, page, qdrant, recordings, unpack};
 pub(crate) use reply::Reply;
 
 /// What handlers share.
@@ -109,20 +111,20 @@ async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
     Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// Reads a request's body within the door's limits, undoing gzip or deflate is not offered: such a body is refused.
+/// Reads a request's body within the door's limits, which hold for what is decompressed too.
 pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
-    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
-        && encoding.as_bytes() != b"identity"
-    {
-        return Err(Error::invalid("compressed bodies are not supported; send it as it is"));
-    }
+    let coding = unpack::coding(headers)?;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     let limits = BodyLimits {
         bytes_max: app.doors.body_bytes_max,
         piece_timeout: app.doors.client_timeout,
         total_timeout: app.doors.request_timeout,
     };
-    body::read(body, announced, limits).await
+    let body = body::read(body, announced, limits).await?;
+    let Some(coding) = coding else { return Ok(body) };
+    // Some megabytes take longer than a door's thread should be away.
+    let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(coding, &body, limits.bytes_max)).await;
+    unpacked.map_err(|error| Error::internal(format!("decompressing: {error}")))?
 }
 
 /// A version number from a path segment.
