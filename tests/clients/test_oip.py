@@ -159,6 +159,28 @@ def test_http_answers_all_outputs_as_binary_where_asked(server):
     assert answer.content[length:] == np.float32(2.5).tobytes()
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_requests(client, algorithm):
+    inputs = triton_inputs(module_of(client), X)
+    name = "compression_algorithm" if module_of(client) is tritonclient.grpc else "request_compression_algorithm"
+    result = client.infer("half_plus_two", inputs, **{name: algorithm})
+    np.testing.assert_array_equal(result.as_numpy("y"), Y)
+
+
+def test_a_load_takes_no_settings_along(client):
+    with pytest.raises(InferenceServerException, match=r"millpond\.toml"):
+        client.load_model("half_plus_two", config="{}")
+    with pytest.raises(InferenceServerException, match=r"millpond\.toml"):
+        client.load_model("half_plus_two", config="{}", files={"file:1/model.onnx": b"onnx"})
+
+
+def test_an_output_is_asked_for_once(client):
+    module = module_of(client)
+    wanted = [module.InferRequestedOutput("y")] * 2
+    with pytest.raises(InferenceServerException, match="twice"):
+        client.infer("half_plus_two", triton_inputs(module, X), outputs=wanted)
+
+
 def test_bytes_that_are_no_text(client):
     """BYTES are bytes: nothing may ask whether they are UTF-8."""
     module = module_of(client)

@@ -90,13 +90,16 @@ impl Signature {
         }
     }
 
-    /// Checks that every requested output exists.
+    /// Checks that every requested output exists and is asked for once: each would be copied into the answer.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the first that does not.
-    pub fn check_outputs<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
-        for name in names {
+    /// `InvalidArgument` naming the first that does not, or that comes again.
+    pub fn check_outputs<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
+        for (position, name) in names.clone().enumerate() {
             self.output(name).ok_or_else(|| self.unknown("output", name, &self.outputs))?;
+            if names.clone().take(position).any(|earlier| earlier == name) {
+                return Err(Error::invalid(format!("output \"{name}\" is asked for twice")));
+            }
         }
         Ok(())
     }
@@ -173,5 +176,16 @@ mod tests {
         assert!(check(&[input("c", &[3])]).unwrap_err().contains("no input \"c\""));
         assert!(check(&[input("a", &[3, 2]), input("b", &[4])]).unwrap_err().contains("axis \"n\""));
         assert!(check(&[input("a", &[3, 2]), input("a", &[3, 2])]).unwrap_err().contains("twice"));
+    }
+
+    #[test]
+    fn each_output_is_asked_for_once() {
+        let signature = Signature { inputs: vec![], outputs: vec![spec("y", &[-1]), spec("z", &[-1])] };
+        let check = |names: &[&str]| {
+            signature.check_outputs(names.iter().copied()).map_err(|error| error.message().to_owned())
+        };
+        assert_eq!((check(&[]), check(&["z", "y"])), (Ok(()), Ok(())));
+        assert!(check(&["y", "x"]).unwrap_err().contains("no output \"x\""));
+        assert!(check(&["y", "z", "y"]).unwrap_err().contains("\"y\" is asked for twice"));
     }
 }

@@ -33,6 +33,27 @@ pub type Level = Gauge<i64, AtomicI64>;
 /// A value in seconds that goes up and down.
 pub type Seconds = Gauge<f64, AtomicU64>;
 
+/// The protocols that requests are counted by.
+pub const PROTOCOLS: [&str; 4] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http"];
+/// How a request may end.
+pub const STATUSES: [&str; 15] = [
+    "ok",
+    "invalid_argument",
+    "too_large",
+    "not_found",
+    "already_exists",
+    "failed_precondition",
+    "permission_denied",
+    "resource_exhausted",
+    "unavailable",
+    "deadline_exceeded",
+    "client_timeout",
+    "cancelled",
+    "unimplemented",
+    "data_loss",
+    "internal",
+];
+
 /// One answered request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
@@ -40,9 +61,9 @@ pub struct RequestLabels {
     pub model: Arc<str>,
     /// Version that answered; 0 where none did.
     pub version: u64,
-    /// "oip-grpc", "oip-http", "tfs-grpc", "tfs-http".
+    /// One of [`PROTOCOLS`].
     pub protocol: &'static str,
-    /// "ok" or the error kind in snake case.
+    /// One of [`STATUSES`]: "ok" or the error kind in snake case.
     pub status: &'static str,
 }
 
@@ -340,6 +361,10 @@ impl Metrics {
 
     /// Forgets the per-version series of a version that is gone, so that swaps do not grow the exposition.
     pub fn forget_version(&self, model: &Arc<str>, version: u64) {
+        // A family does not tell which series it has.
+        for (protocol, status) in PROTOCOLS.iter().flat_map(|by| STATUSES.iter().map(move |how| (by, how))) {
+            self.requests.remove(&RequestLabels { model: model.clone(), version, protocol, status });
+        }
         for phase in ["queue", "compute", "total"] {
             self.request_seconds.remove(&PhaseLabels { model: model.clone(), version, phase });
         }
@@ -378,7 +403,14 @@ mod tests {
         ));
         assert!(text.contains("millpond_request_seconds_bucket"));
         assert!(text.contains("millpond_swaps_total{model=\"ctr\"} 1"));
+        let other = RequestLabels { version: 4, ..labels };
+        metrics.requests.get_or_create(&other).inc();
         metrics.forget_version(&model, 3);
-        assert!(!metrics.encode().contains("millpond_request_seconds_bucket"));
+        let text = metrics.encode();
+        assert!(
+            !text.contains("millpond_request_seconds_bucket") && !text.contains("version=\"3\""),
+            "{text}"
+        );
+        assert!(text.contains("version=\"4\""));
     }
 }

@@ -8,6 +8,7 @@ use lifecycle::LoadSpec;
 use tokio::sync::oneshot;
 
 use crate::app::App;
+use crate::config::DoorConfig;
 use crate::listen::Peer;
 
 /// Browsers say with it which page a request comes from; no page can change it.
@@ -55,15 +56,36 @@ pub(crate) fn same_site(headers: &HeaderMap) -> Result<()> {
 /// `PermissionDenied`, with what to do.
 pub(crate) fn same_page(app: &App, headers: &HeaderMap) -> Result<()> {
     same_site(headers)?;
-    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-    let named = origin.to_str().ok().and_then(authority).is_some_and(is_a_foreign_name);
-    if named && !app.doors.allow_remote_admin {
+    if opened_by_a_foreign_name(headers) && !app.doors.allow_remote_admin {
         return Err(Error::denied(
             "models are loaded and unloaded from a page opened as localhost or by IP address only; \
              open it as http://localhost:PORT, or start the server with --allow-remote-admin",
         ));
     }
     Ok(())
+}
+
+/// Refuses changes of collections and pictures that another site's page asks for, as [`same_page`] does. Callers of
+/// a server that other machines reach, or that wants a key, may know it by any name: their pages only have to be its own.
+///
+/// # Errors
+/// `PermissionDenied`, with what to do.
+pub(crate) fn own_page(doors: &DoorConfig, keyed: bool, headers: &HeaderMap) -> Result<()> {
+    same_site(headers)?;
+    let private = doors.host.is_loopback() && !doors.allow_remote_admin && !keyed;
+    if private && opened_by_a_foreign_name(headers) {
+        return Err(Error::denied(
+            "collections and pictures are changed from a page opened as localhost or by IP address only; \
+             open it as http://localhost:PORT, or start the server with --api-key or --allow-remote-admin",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a browser's page was opened under a name that somebody else may own. What is no browser has no page.
+fn opened_by_a_foreign_name(headers: &HeaderMap) -> bool {
+    let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    origin.and_then(authority).is_some_and(is_a_foreign_name)
 }
 
 /// Host and port of an origin, `None` for "null" and what is no origin of a page.
@@ -144,6 +166,29 @@ mod tests {
         assert!(site("cross-site"));
         assert!(site("same-site"));
         assert!(!refused(&[(header::HOST, "localhost:8501")]), "programs send neither");
+    }
+
+    #[test]
+    fn a_page_that_only_looks_like_ours_changes_nothing() {
+        let asked = |host: &str, keyed, origin: Option<&str>, doors: &DoorConfig| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            if let Some(origin) = origin {
+                headers.insert(header::ORIGIN, origin.parse().unwrap());
+            }
+            own_page(doors, keyed, &headers).is_ok()
+        };
+        let here = DoorConfig::default();
+        let (evil, page) = ("evil.example:8501", Some("http://evil.example:8501"));
+        assert!(!asked(evil, false, page, &here), "its name may point here");
+        assert!(asked(evil, false, None, &here), "programs use any name");
+        assert!(asked("localhost:8501", false, Some("http://localhost:8501"), &here));
+        assert!(!asked("localhost:8501", true, page, &here));
+        assert!(asked(evil, true, page, &here), "such a page does not know the key");
+        let everywhere = DoorConfig { host: std::net::IpAddr::from([0, 0, 0, 0]), ..DoorConfig::default() };
+        assert!(asked(evil, false, page, &everywhere), "others may open our page by the machine's name");
+        let allowed = DoorConfig { allow_remote_admin: true, ..DoorConfig::default() };
+        assert!(asked(evil, false, page, &allowed));
     }
 
     #[test]

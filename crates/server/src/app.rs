@@ -1,7 +1,7 @@
 //! What all doors share: finding the version, admitting the request, handing it to the workers, counting it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, NamedTensor, Result, VersionId};
@@ -39,6 +39,8 @@ pub(crate) struct App {
     pub(crate) images: Images,
     /// Collections and what they may take.
     pub(crate) collections: Collections,
+    /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what another is about to show.
+    pub(crate) scrape: Mutex<()>,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -81,6 +83,7 @@ impl App {
             recordings: Recordings::new(config.audio.clone()),
             images: Images::new(config.search.clone(), core.metrics.clone()),
             collections: Collections::new(config.search.clone()),
+            scrape: Mutex::new(()),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
@@ -123,6 +126,12 @@ impl App {
         })
     }
 
+    /// Requests that have room now.
+    #[cfg(test)]
+    pub(crate) fn places_taken(&self) -> usize {
+        self.doors.requests_max - self.admitted.available_permits()
+    }
+
     pub(crate) fn begin(protocol: &'static str) -> Ticket {
         Ticket { protocol, started: Instant::now() }
     }
@@ -163,7 +172,9 @@ impl App {
     /// # Errors
     /// Those of the signature check, the scheduler and the engine; `DeadlineExceeded` when the time is up.
     pub(crate) async fn answer(&self, ticket: &Ticket, call: Call) -> Result<Answer> {
-        let id = call.servable.id.clone();
+        // Held until all is counted: what is counted of a version that was released meanwhile would stay for ever.
+        let servable = call.servable.clone();
+        let id = servable.id.clone();
         let (items, batch_max) = (items(&call), call.servable.schedule().max_batch);
         let completion = match self.run(ticket, call).await {
             Ok(completion) => completion,

@@ -1,10 +1,15 @@
-//! Reading request bodies: bounded in size and in the time between two pieces.
+//! Reading request bodies: bounded in size, in the time between two pieces, and in the time for all.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
 use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
+use hyper::body::{Body, Frame};
+
+use crate::patience::Patience;
 
 /// Limits for one body.
 #[derive(Clone, Copy, Debug)]
@@ -13,16 +18,36 @@ pub(crate) struct BodyLimits {
     pub(crate) bytes_max: usize,
     /// Longest wait for the next piece.
     pub(crate) piece_timeout: Duration,
+    /// Longest wait for all of it.
+    pub(crate) total_timeout: Duration,
+}
+
+/// A body's next frame, or its end.
+pub(crate) type Next<B> = Option<std::result::Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
+
+/// What comes of a body within `patience`; the error says what was too long.
+pub(crate) fn poll_within<B: Body + Unpin>(
+    body: &mut B,
+    patience: &mut Patience,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Next<B>>> {
+    match Pin::new(body).poll_frame(cx) {
+        Poll::Ready(frame) => {
+            patience.moved();
+            Poll::Ready(Ok(frame))
+        }
+        Poll::Pending => patience.poll_over(cx).map(|()| Err(patience.error())),
+    }
 }
 
 /// The whole body; a body of one piece is not copied.
 ///
 /// # Errors
 /// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
-/// stalls, `InvalidArgument` when it breaks off.
+/// stalls or takes too long, `InvalidArgument` when it breaks off.
 pub(crate) async fn read<B>(mut body: B, announced: Option<u64>, limits: BodyLimits) -> Result<Bytes>
 where
-    B: hyper::body::Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     let too_large = || {
@@ -34,15 +59,11 @@ where
     if announced.is_some_and(|length| length > limits.bytes_max as u64) {
         return Err(too_large());
     }
+    let mut patience = Patience::new(limits.piece_timeout, limits.total_timeout);
     let mut first = Bytes::new();
     let mut rest: Option<BytesMut> = None;
-    loop {
-        let frame = match tokio::time::timeout(limits.piece_timeout, body.frame()).await {
-            Err(_) => return Err(stalled(limits.piece_timeout)),
-            Ok(None) => break,
-            Ok(Some(Err(error))) => return Err(Error::invalid(format!("the body broke off: {error}"))),
-            Ok(Some(Ok(frame))) => frame,
-        };
+    while let Some(frame) = poll_fn(|cx| poll_within(&mut body, &mut patience, cx)).await? {
+        let frame = frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
         if so_far + data.len() > limits.bytes_max {
@@ -65,20 +86,24 @@ where
     Ok(rest.map_or(first, BytesMut::freeze))
 }
 
-fn stalled(after: Duration) -> Error {
-    Error::new(ErrorKind::ClientTimeout, format!("the client sent nothing for {} s", after.as_secs_f32()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http_body_util::Full;
+    use base::ErrorKind;
+    use http_body_util::{Full, StreamBody};
 
-    const LIMITS: BodyLimits = BodyLimits { bytes_max: 8, piece_timeout: Duration::from_secs(5) };
+    const LIMITS: BodyLimits = BodyLimits {
+        bytes_max: 8,
+        piece_timeout: Duration::from_secs(600),
+        total_timeout: Duration::from_millis(50),
+    };
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
 
     fn kind(body: &'static [u8], announced: Option<u64>) -> std::result::Result<Bytes, ErrorKind> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(read(Full::new(Bytes::from_static(body)), announced, LIMITS)).map_err(|e| e.kind())
+        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS)).map_err(|e| e.kind())
     }
 
     #[test]
@@ -86,5 +111,24 @@ mod tests {
         assert_eq!(kind(b"12345678", None), Ok(Bytes::from_static(b"12345678")));
         assert_eq!(kind(b"123456789", None), Err(ErrorKind::TooLarge));
         assert_eq!(kind(b"", Some(9)), Err(ErrorKind::TooLarge));
+    }
+
+    /// Pieces that always come in time, for ever.
+    #[test]
+    fn a_body_that_dribbles_ends() {
+        use tokio_stream::StreamExt;
+        let endless = tokio_stream::iter(std::iter::repeat_with(|| {
+            Ok::<_, std::convert::Infallible>(Frame::data(Bytes::new()))
+        }));
+        let dribbling = async |stream| read(StreamBody::new(Box::pin(stream)), None, LIMITS).await;
+        let pause = Duration::from_millis(5);
+        let read = run(async {
+            dribbling(endless.then(async |piece| {
+                tokio::time::sleep(pause).await;
+                piece
+            }))
+            .await
+        });
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::ClientTimeout);
     }
 }

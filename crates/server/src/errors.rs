@@ -44,3 +44,18 @@ pub(crate) fn label(kind: ErrorKind) -> &'static str {
         _ => "internal",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A label that the metrics do not know would stay in the exposition for ever.
+    #[test]
+    fn the_metrics_know_every_label() {
+        let statuses = (100..600).map(|status| label(protocol::status::from_http(status)));
+        let codes = (0..17).map(|code| label(protocol::status::from_grpc(code)));
+        for label in statuses.chain(codes) {
+            assert!(metrics::STATUSES.contains(&label), "{label}");
+        }
+    }
+}

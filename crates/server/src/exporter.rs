@@ -1,6 +1,6 @@
 //! `/metrics`: mirrors the state of the components into gauges, then encodes.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use memory::CpuQuota;
@@ -20,6 +20,7 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 /// The exposition, as of now.
 pub(crate) fn exposition(app: &App) -> String {
+    let _alone = app.scrape.lock().unwrap_or_else(PoisonError::into_inner);
     windows(app);
     memory(app);
     versions(app);

@@ -10,10 +10,13 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::patience::{Patience, written};
 
 /// Bytes that wait for the end of a turn; what is larger goes straight to the socket.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
@@ -31,6 +34,7 @@ struct Outgoing {
     gathered: Vec<u8>,
     /// How much of it is written.
     written: usize,
+    patience: Patience,
 }
 
 impl Outgoing {
@@ -38,7 +42,8 @@ impl Outgoing {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.gathered.len() {
             let rest = &self.gathered[self.written..];
-            match ready!(Pin::new(&mut self.socket).poll_write(cx, rest)) {
+            let polled = Pin::new(&mut self.socket).poll_write(cx, rest);
+            match ready!(written(polled, &mut self.patience, cx)) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => self.written += count,
                 Err(error) => {
@@ -62,7 +67,8 @@ impl Outgoing {
             return Poll::Ready(Ok(bytes));
         }
         ready!(self.poll_drain(cx))?;
-        Pin::new(&mut self.socket).poll_write_vectored(cx, pieces)
+        let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, pieces);
+        written(polled, &mut self.patience, cx)
     }
 }
 
@@ -75,8 +81,9 @@ impl Turn {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a connection and writes what it gathered after each of its turns.
-    pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> T {
+    /// Runs a connection and writes what it gathered after each of its turns; `None` where the client took nothing of
+    /// that for too long.
+    pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> Option<T> {
         let mut connection = pin!(connection);
         let mut ended = None;
         poll_fn(|cx| {
@@ -88,7 +95,11 @@ impl Turn {
             // A socket that fails here fails the connection's next read as well.
             let drained = self.with(|outgoing| outgoing.poll_drain(cx));
             match (drained, ended.take()) {
-                (Poll::Ready(_), Some(output)) => Poll::Ready(output),
+                (Poll::Ready(_), Some(output)) => Poll::Ready(Some(output)),
+                // This one has not failed: the client goes on sending, perhaps, and does not read.
+                (Poll::Ready(Err(error)), None) if error.kind() == io::ErrorKind::TimedOut => {
+                    Poll::Ready(None)
+                }
                 (Poll::Pending, output) => {
                     ended = output;
                     Poll::Pending
@@ -110,10 +121,13 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
-    /// Splits `stream`; the turn must drive the connection that is given the stream.
-    pub(crate) fn new(stream: TcpStream) -> (Gather, Turn) {
+    /// Splits `stream`; the turn must drive the connection that is given the stream. `stall` is how long a write may
+    /// wait for the client.
+    pub(crate) fn new(stream: TcpStream, stall: Duration) -> (Gather, Turn) {
         let (incoming, socket) = stream.into_split();
-        let turn = Turn(Arc::new(Mutex::new(Outgoing { socket, gathered: Vec::new(), written: 0 })));
+        let patience = Patience::between_pieces(stall);
+        let outgoing = Outgoing { socket, gathered: Vec::new(), written: 0, patience };
+        let turn = Turn(Arc::new(Mutex::new(outgoing)));
         (Gather { incoming, surplus: Vec::new(), taken: 0, turn: turn.clone() }, turn)
     }
 
@@ -192,8 +206,10 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
     async fn pair() -> (TcpStream, TcpStream) {
@@ -206,7 +222,7 @@ mod tests {
     fn writes_of_a_turn_arrive_together_and_in_order() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, turn) = Gather::new(server);
+            let (mut stream, turn) = Gather::new(server, LONG);
             turn.drive(async {
                 stream.write_all(b"data").await.unwrap();
                 stream.flush().await.unwrap();
@@ -232,7 +248,7 @@ mod tests {
                 sizes.iter().enumerate().map(|(index, &size)| vec![index as u8; size]).collect();
             let expected = sent.concat();
             let writing = async move {
-                let (mut stream, turn) = Gather::new(server);
+                let (mut stream, turn) = Gather::new(server, LONG);
                 turn.drive(async {
                     for piece in &sent {
                         stream.write_all(piece).await.unwrap();
@@ -251,11 +267,42 @@ mod tests {
         });
     }
 
+    /// It sends all the same, which keeps neither what is gathered nor what goes straight to the socket alive.
+    #[test]
+    fn a_client_that_reads_nothing_is_given_up() {
+        run(async {
+            for size in [GATHERED_BYTES_MAX / 2, 2 * GATHERED_BYTES_MAX] {
+                let (server, mut client) = pair().await;
+                let (mut stream, turn) = Gather::new(server, Duration::from_millis(50));
+                let answering = turn.drive(async move {
+                    loop {
+                        if stream.write_all(&vec![0; size]).await.is_err() {
+                            return;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                });
+                let sending = async {
+                    loop {
+                        // Fails once nobody is there to take it.
+                        let _ = client.write_all(b"ping").await;
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                };
+                let ended = tokio::select! {
+                    ended = tokio::time::timeout(LONG, answering) => ended,
+                    () = sending => unreachable!(),
+                };
+                assert!(ended.is_ok(), "{size}");
+            }
+        });
+    }
+
     #[test]
     fn small_buffers_get_everything_that_arrived() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, _turn) = Gather::new(server);
+            let (mut stream, _turn) = Gather::new(server, LONG);
             let sent: Vec<u8> = (0..200_000u32).map(|index| index as u8).collect();
             let writing = async {
                 client.write_all(&sent).await.unwrap();

@@ -14,6 +14,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+use crate::patience::{Patience, written};
+
 /// Even: between requests. Odd: a head has begun. Each head has its own number.
 #[derive(Default)]
 struct State {
@@ -69,10 +71,20 @@ impl Drop for Answering {
     }
 }
 
-/// A stream whose reads are watched.
+/// A stream whose reads are watched, and whose writes fail once the client neither takes nor sends anything.
+///
+/// Sending counts because many clients read nothing before they have sent everything.
 pub(crate) struct Watched<T> {
-    pub(crate) stream: T,
-    pub(crate) watch: HeadWatch,
+    stream: T,
+    watch: HeadWatch,
+    patience: Patience,
+}
+
+impl<T> Watched<T> {
+    /// `stall` is how long a write may wait.
+    pub(crate) fn new(stream: T, watch: HeadWatch, stall: Duration) -> Watched<T> {
+        Watched { stream, watch, patience: Patience::between_pieces(stall) }
+    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
@@ -85,6 +97,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > before {
             self.watch.bytes_read();
+            self.patience.moved();
         }
         polled
     }
@@ -92,7 +105,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        written(polled, &mut self.patience, cx)
     }
 
     fn poll_write_vectored(
@@ -100,7 +114,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        written(polled, &mut self.patience, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -118,6 +133,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     const LIMIT: Duration = Duration::from_millis(20);
@@ -144,5 +161,38 @@ mod tests {
         assert!(run(async { tokio::time::timeout(5 * LIMIT, watch.overdue(LIMIT)).await }).is_err());
         watch.bytes_read();
         assert!(run(async { tokio::time::timeout(LONG, watch.overdue(LIMIT)).await }).is_ok());
+    }
+
+    /// The other side of a pipe that holds eight bytes.
+    fn full() -> (tokio::io::DuplexStream, Watched<tokio::io::DuplexStream>) {
+        let (client, server) = tokio::io::duplex(8);
+        (client, Watched::new(server, HeadWatch::default(), LIMIT))
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_given_up() {
+        let (_client, mut stream) = full();
+        let written = run(async { tokio::time::timeout(LONG, stream.write_all(&[0; 64])).await });
+        assert_eq!(written.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// It takes nothing before it has sent all, which lasts far longer than the limit.
+    #[test]
+    fn a_client_that_still_sends_is_not() {
+        let (mut client, stream) = full();
+        let (mut reading, mut writing) = tokio::io::split(stream);
+        let uploading = async {
+            for _ in 0..20 {
+                tokio::time::sleep(LIMIT / 4).await;
+                client.write_all(b"piece").await.unwrap();
+            }
+            let mut all = [0; 64];
+            client.read_exact(&mut all).await.unwrap();
+        };
+        let taking = async {
+            let mut piece = [0; 100];
+            reading.read_exact(&mut piece).await.unwrap();
+        };
+        run(async { tokio::join!(uploading, taking, async { writing.write_all(&[0; 64]).await.unwrap() }) });
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::DoorConfig;
 use crate::gather::Gather;
+use crate::given::Given;
 use crate::head_watch::{HeadWatch, Watched};
 use crate::lanes::Lanes;
 
@@ -23,6 +24,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// HTTP/2: the server pings a silent client this often and closes when there is no answer in time.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a client may take nothing of an answer before its connection is closed.
+const WRITE_STALL_MAX: Duration = Duration::from_secs(60);
 /// Pause after a failed accept (out of descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of headers a request may have.
@@ -81,9 +84,9 @@ pub(crate) struct Door<S> {
 
 impl<S, B> Door<S>
 where
-    S: tower::Service<http::Request<Incoming>, Response = http::Response<B>> + Clone + Send + 'static,
+    S: tower::Service<http::Request<Given>, Response = http::Response<B>> + Clone + Send + 'static,
     S::Future: Send,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
     B: hyper::body::Body + Send + 'static,
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -146,14 +149,20 @@ where
         let service = self.service.clone();
         let watch = HeadWatch::default();
         let head = (self.wire == Wire::Http1).then(|| watch.clone());
-        let answer = hyper::service::service_fn(move |mut request: http::Request<Incoming>| {
+        let answer = hyper::service::service_fn(move |request: http::Request<Incoming>| {
             let answering = head.as_ref().map(HeadWatch::complete);
-            request.extensions_mut().insert(Peer(address));
+            let (mut parts, incoming) = request.into_parts();
+            let (body, lender) = Given::new(incoming, head.as_ref().map(|_| &parts.headers));
+            parts.extensions.insert(Peer(address));
             // For answers that begin while the body still comes: their handler goes on watching.
-            request.extensions_mut().insert(head.clone().unwrap_or_default());
+            parts.extensions.insert(head.clone().unwrap_or_default());
+            let request = http::Request::from_parts(parts, body);
             let answer = tower::ServiceExt::oneshot(service.clone(), request);
             async move {
-                let response = answer.await;
+                let mut response = answer.await;
+                if let (Some(lender), Ok(response)) = (lender, &mut response) {
+                    lender.settle(response.headers_mut()).await;
+                }
                 drop(answering);
                 response
             }
@@ -173,7 +182,7 @@ where
             }
             let ended = match wire {
                 Wire::Http1 => {
-                    let stream = Watched { stream, watch: watch.clone() };
+                    let stream = Watched::new(stream, watch.clone(), WRITE_STALL_MAX);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     tokio::select! {
                         ended = watcher.watch(connection) => ended,
@@ -184,9 +193,10 @@ where
                     }
                 }
                 Wire::Http2 => {
-                    let (stream, turn) = Gather::new(stream);
+                    let (stream, turn) = Gather::new(stream, WRITE_STALL_MAX);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-                    turn.drive(watcher.watch(connection)).await
+                    let ended = turn.drive(watcher.watch(connection)).await;
+                    ended.unwrap_or_else(|| Err("the client takes nothing".into()))
                 }
             };
             if let Err(error) = ended {

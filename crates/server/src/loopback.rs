@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use crate::app::App;
 use crate::compose::Core;
 use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
-use crate::http_door;
 use crate::listen::{Door, Wire};
+use crate::{grpc, http_door};
 
 /// How long anything may take.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -24,6 +24,7 @@ pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Loopback {
     pub(crate) app: Arc<App>,
     pub(crate) address: SocketAddr,
+    pub(crate) grpc: SocketAddr,
     stop: watch::Sender<bool>,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -69,20 +70,36 @@ impl Loopback {
         let app = Arc::new(App::new(config, core));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-        let address = listener.local_addr().unwrap();
+        let listen = || runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let (http, grpc) = (listen(), listen());
+        let (address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
         let door = Door {
             name: "http",
             wire: Wire::Http1,
-            listener,
+            listener: http,
             service: http_door::service(app.clone()),
             metrics: app.metrics.clone(),
             config: app.doors.clone(),
             lanes: None,
         };
+        runtime.spawn(door.serve(stopped.clone()));
+        let door = Door {
+            name: "grpc",
+            wire: Wire::Http2,
+            listener: grpc,
+            service: grpc::service(app.clone(), stopped.clone()),
+            metrics: app.metrics.clone(),
+            config: app.doors.clone(),
+            lanes: None,
+        };
         runtime.spawn(door.serve(stopped));
-        Loopback { app, address, stop, runtime: Some(runtime) }
+        Loopback { app, address, grpc: grpc_address, stop, runtime: Some(runtime) }
+    }
+
+    /// As a signal does.
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

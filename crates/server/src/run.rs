@@ -83,7 +83,7 @@ async fn serve(
         name: "grpc",
         wire: Wire::Http2,
         listener: grpc,
-        service: grpc::service(app.clone()),
+        service: grpc::service(app.clone(), stopped.clone()),
         metrics: app.metrics.clone(),
         config: app.doors.clone(),
         lanes: Some(lanes),

@@ -94,7 +94,8 @@ mod tests {
         // The name is the new thread's own to set.
         let named = (0..1000).any(|_| {
             std::thread::yield_now();
-            count_of("backing") == 1
+            // Servers of other tests have such threads too.
+            count_of("backing") >= 1
         });
         assert!(named && count_of("other") >= 1);
         drop(stop);

@@ -27,21 +27,26 @@ pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
 /// The states of a model's versions, newest first as TensorFlow Serving lists them.
 ///
 /// # Errors
-/// `NotFound` for an unknown model or version.
+/// `NotFound` for an unknown model or version, and for a model that has no versions.
 pub(crate) fn version_states(app: &App, model: &str, version: Option<u64>) -> Result<Vec<VersionState>> {
-    let status = app
-        .lifecycle
-        .catalog()
-        .status(model)
-        .ok_or_else(|| Error::not_found(format!("no model \"{model}\" is served here")))?;
+    let status = app.lifecycle.catalog().status(model);
+    let status = status.ok_or_else(|| Error::not_found(format!("no model \"{model}\" is served here")))?;
+    states_of(&status, version)
+}
+
+fn states_of(status: &ModelStatus, version: Option<u64>) -> Result<Vec<VersionState>> {
+    let model = &status.name;
     let mut states: Vec<VersionState> = status
         .versions
         .iter()
         .filter(|known| version.is_none_or(|wanted| wanted == known.version))
         .map(version_state)
         .collect();
-    if let (Some(version), true) = (version, states.is_empty()) {
-        return Err(Error::not_found(format!("model \"{model}\" has no version {version}")));
+    if states.is_empty() {
+        return Err(Error::not_found(match version {
+            Some(version) => format!("model \"{model}\" has no version {version}"),
+            None => format!("could not find any versions of model \"{model}\""),
+        }));
     }
     states.sort_by_key(|state| std::cmp::Reverse(state.version));
     Ok(states)
@@ -155,4 +160,19 @@ pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
         levels: options.priorities.iter().map(|level| limits(level.queue_max, level.timeout)).collect(),
         default_level: number(options.default_priority),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_model_without_versions_has_no_states() {
+        let status = ModelStatus { name: "m".into(), versions: Vec::new(), error: None, unloaded: true };
+        for version in [None, Some(1)] {
+            assert_eq!(states_of(&status, version).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+    }
 }

@@ -14,7 +14,8 @@ use super::{
 use crate::inference::infer_parameter::ParameterChoice;
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::inference::model_infer_response::InferOutputTensor;
-use crate::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
+use crate::inference::model_repository_parameter::ParameterChoice as LoadParameter;
+use crate::inference::{InferParameter, ModelInferRequest, ModelInferResponse, ModelRepositoryParameter};
 use crate::wire;
 
 pub use super::describe::{model_config, model_metadata, model_statistics, repository_index};
@@ -33,6 +34,9 @@ pub struct InferRequest {
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
 }
+
+/// Millpond's own parameter of a load: which version, where one is meant.
+const VERSION: &str = "version";
 
 type Parameters = BTreeMap<String, InferParameter>;
 
@@ -76,6 +80,21 @@ fn priority(parameters: &Parameters) -> Result<usize> {
     }
     let level = whole(parameters, PRIORITY).ok_or_else(no_priority)?;
     Ok(usize::try_from(level).unwrap_or(usize::MAX))
+}
+
+/// The version that a load asks for, from its `version` parameter; `None` where it names none.
+///
+/// # Errors
+/// `Unimplemented` for parameters that bring settings or files along, `InvalidArgument` for a version that is no
+/// number.
+pub fn load_version(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> Result<Option<u64>> {
+    parameters.keys().try_for_each(|name| super::check_load_parameter(name))?;
+    let Some(version) = parameters.get(VERSION) else { return Ok(None) };
+    match version.parameter_choice {
+        Some(LoadParameter::Int64Param(version)) if version >= 0 => Ok(Some(version.unsigned_abs())),
+        None => Ok(None),
+        Some(_) => Err(Error::invalid("\"version\" must be a whole number")),
+    }
 }
 
 fn refuse_shared_memory(name: &str, parameters: &Parameters) -> Result<()> {

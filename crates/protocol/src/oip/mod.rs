@@ -51,6 +51,22 @@ fn no_classification(name: &str) -> Error {
     Error::unimplemented(format!("classification of \"{name}\" is not offered; ask for the output itself"))
 }
 
+/// Refuses the parameters of a load that bring a model's settings or files along: what is loaded lies in the model's
+/// directory, and ignoring them would load something else than was asked for.
+///
+/// # Errors
+/// `Unimplemented` for `config` and `file:...`, with what to do.
+pub fn check_load_parameter(name: &str) -> Result<()> {
+    if name != "config" && !name.starts_with("file:") {
+        return Ok(());
+    }
+    // The name is the client's: shown, but not at any length.
+    let shown: String = name.chars().take(64).collect();
+    Err(Error::unimplemented(format!(
+        "a load does not take \"{shown}\"; put files and settings (millpond.toml) into the model's directory"
+    )))
+}
+
 fn dtype_of(name: &str, datatype: &str) -> Result<base::DType> {
     from_datatype(datatype).ok_or_else(|| {
         // The text is the client's: shown, but not at any length.

@@ -1,6 +1,8 @@
 //! The gRPC door: both protocols on one port, told apart by the service's name in the path.
 
 mod oip;
+#[cfg(test)]
+mod tests;
 mod tfs;
 
 use std::convert::Infallible;
@@ -10,32 +12,47 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base::Error;
-use hyper::body::Incoming;
+use hyper::body::{Frame, SizeHint};
 use protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use protocol::tensorflow::serving::model_service_server::ModelServiceServer;
 use protocol::tensorflow::serving::prediction_service_server::PredictionServiceServer;
+use tokio::sync::watch;
 use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
 use tonic::server::NamedService;
 use tower::Service;
 
 use crate::app::App;
+use crate::body::poll_within;
 use crate::errors::grpc_status;
+use crate::given::Given;
+use crate::patience::Patience;
 
 type OipServer = GrpcInferenceServiceServer<oip::Oip>;
 type PredictServer = PredictionServiceServer<tfs::Tfs>;
 type ModelServer = ModelServiceServer<tfs::Tfs>;
 
 /// The door's service: admission in front, then the services by name.
-pub(crate) fn service(app: Arc<App>) -> Admitted {
+/// Once `stopped` says so, streams end after the request that is being answered.
+pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> Admitted {
     let limit = app.doors.body_bytes_max;
+    // Requests may come compressed; the limit is that of the message as well.
+    let (gzip, deflate) = (CompressionEncoding::Gzip, CompressionEncoding::Deflate);
     Admitted {
-        oip: OipServer::new(oip::Oip(app.clone()))
+        oip: OipServer::new(oip::Oip { app: app.clone(), stopped })
+            .accept_compressed(gzip)
+            .accept_compressed(deflate)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(usize::MAX),
         predict: PredictServer::new(tfs::Tfs(app.clone()))
+            .accept_compressed(gzip)
+            .accept_compressed(deflate)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(usize::MAX),
-        model: ModelServer::new(tfs::Tfs(app.clone())).max_decoding_message_size(limit),
+        model: ModelServer::new(tfs::Tfs(app.clone()))
+            .accept_compressed(gzip)
+            .accept_compressed(deflate)
+            .max_decoding_message_size(limit),
         app,
     }
 }
@@ -57,7 +74,7 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 impl Admitted {
     fn route(
         &mut self,
-        request: http::Request<Incoming>,
+        request: http::Request<Timed>,
     ) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
         let name = request.uri().path().split('/').nth(1).unwrap_or_default();
         if name == OipServer::NAME {
@@ -78,7 +95,42 @@ fn refused(error: &Error) -> BoxFuture<Result<http::Response<Body>, Infallible>>
     Box::pin(std::future::ready(Ok(grpc_status(error).into_http())))
 }
 
-impl Service<http::Request<Incoming>> for Admitted {
+/// A request's body that ends with an error where the client takes too long to send it.
+struct Timed {
+    body: Given,
+    /// None for a stream of requests, which may be silent as long as it likes.
+    patience: Option<Patience>,
+}
+
+impl hyper::body::Body for Timed {
+    type Data = bytes::Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, Self::Error>>> {
+        let Timed { body, patience } = &mut *self;
+        let polled = match patience {
+            Some(patience) => poll_within(body, patience, cx),
+            None => Pin::new(body).poll_frame(cx).map(Ok),
+        };
+        polled.map(|polled| match polled {
+            Ok(frame) => frame.map(|frame| frame.map_err(Self::Error::from)),
+            Err(overdue) => Some(Err(Self::Error::from(grpc_status(&overdue)))),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Service<http::Request<Given>> for Admitted {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Result<Self::Response, Infallible>>;
@@ -87,7 +139,11 @@ impl Service<http::Request<Incoming>> for Admitted {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: http::Request<Given>) -> Self::Future {
+        let limits = &self.app.doors;
+        let streams = request.uri().path().ends_with("/ModelStreamInfer");
+        let patience = (!streams).then(|| Patience::new(limits.client_timeout, limits.request_timeout));
+        let request = request.map(|body| Timed { body, patience });
         let path = request.uri().path();
         if !path.ends_with("/ModelInfer") && !path.ends_with("/Predict") {
             return self.route(request);
@@ -120,23 +176,4 @@ pub(crate) fn timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duratio
         "n" => Duration::from_nanos(value),
         _ => return None,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timeouts_in_every_unit() {
-        let parse = |text: &str| {
-            let mut metadata = tonic::metadata::MetadataMap::new();
-            metadata.insert("grpc-timeout", text.parse().unwrap());
-            timeout(&metadata)
-        };
-        assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
-        assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
-        assert_eq!(parse("5x"), None);
-        assert_eq!(parse("m"), None);
-        assert_eq!(parse("123456789S"), None);
-    }
 }

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
@@ -24,7 +24,11 @@ const PROTOCOL: &str = "oip-grpc";
 type Answered<T> = std::result::Result<Response<T>, Status>;
 
 /// The service.
-pub(crate) struct Oip(pub(crate) Arc<App>);
+pub(crate) struct Oip {
+    pub(crate) app: Arc<App>,
+    /// Told when the server stops.
+    pub(crate) stopped: watch::Receiver<bool>,
+}
 
 /// The version a request names; none when the field is empty.
 pub(crate) fn parse_version(text: &str) -> Result<Option<u64>> {
@@ -66,6 +70,63 @@ async fn infer(
     oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)
 }
 
+async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()> {
+    let version = oip::grpc::load_version(&request.parameters)?;
+    admin::load(app, &request.model_name, LoadSpec { version, ..LoadSpec::default() }).await
+}
+
+type Streamed = std::result::Result<pb::ModelStreamInferResponse, Status>;
+
+/// Answers the requests of one stream in turn, until it ends, the client goes, or the server stops.
+async fn converse(
+    app: Arc<App>,
+    mut requests: Streaming<pb::ModelInferRequest>,
+    answers: mpsc::Sender<Streamed>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    loop {
+        let request = tokio::select! {
+            biased;
+            _ = stopped.wait_for(|stopped| *stopped) => {
+                Some(Err(grpc_status(&Error::unavailable("the server is shutting down"))))
+            }
+            () = answers.closed() => return,
+            request = requests.next() => request,
+        };
+        let (answer, last) = match request {
+            None => return,
+            // What is no request ends the stream, and the client learns why.
+            Some(Err(status)) => (Err(status), true),
+            Some(Ok(request)) => tokio::select! {
+                answer = one_of_many(&app, request) => (Ok(answer), false),
+                // Dropping the request takes it from its queue.
+                () = answers.closed() => return,
+            },
+        };
+        if answers.send(answer).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// One request of a stream: its error is its own, and the stream goes on.
+async fn one_of_many(app: &App, request: pb::ModelInferRequest) -> pb::ModelStreamInferResponse {
+    let ticket = App::begin(PROTOCOL);
+    let answer = match app.admit() {
+        Ok(_permit) => infer(app, &ticket, request, None).await,
+        Err(error) => {
+            app.reject(&ticket, &error);
+            Err(error)
+        }
+    };
+    match answer {
+        Ok(response) => {
+            pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+        }
+        Err(error) => pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None },
+    }
+}
+
 #[tonic::async_trait]
 impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     type ModelStreamInferStream =
@@ -76,13 +137,13 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     }
 
     async fn server_ready(&self, _: Request<pb::ServerReadyRequest>) -> Answered<pb::ServerReadyResponse> {
-        answered(Ok(pb::ServerReadyResponse { ready: self.0.ready() }))
+        answered(Ok(pb::ServerReadyResponse { ready: self.app.ready() }))
     }
 
     async fn model_ready(&self, request: Request<pb::ModelReadyRequest>) -> Answered<pb::ModelReadyResponse> {
         let request = request.into_inner();
         let ready = parse_version(&request.version).map(|version| pb::ModelReadyResponse {
-            ready: self.0.find(&request.name, version, None).is_ok(),
+            ready: self.app.find(&request.name, version, None).is_ok(),
         });
         answered(ready)
     }
@@ -104,8 +165,8 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     ) -> Answered<pb::ModelMetadataResponse> {
         let request = request.into_inner();
         answered(parse_version(&request.version).and_then(|version| {
-            let servable = self.0.find(&request.name, version, None)?;
-            let versions = view::ready_versions(&self.0, &servable.id.model);
+            let servable = self.app.find(&request.name, version, None)?;
+            let versions = view::ready_versions(&self.app, &servable.id.model);
             Ok(oip::grpc::model_metadata(
                 &servable.id.model,
                 &versions,
@@ -121,7 +182,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     ) -> Answered<pb::ModelConfigResponse> {
         let request = request.into_inner();
         answered(parse_version(&request.version).and_then(|version| {
-            let servable = self.0.find(&request.name, version, None)?;
+            let servable = self.app.find(&request.name, version, None)?;
             let config = oip::grpc::model_config(
                 &servable.id.model,
                 view::platform(servable.engine),
@@ -136,34 +197,16 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     async fn model_infer(&self, request: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
         let ticket = App::begin(PROTOCOL);
         let timeout = super::timeout(request.metadata());
-        answered(infer(&self.0, &ticket, request.into_inner(), timeout).await)
+        answered(infer(&self.app, &ticket, request.into_inner(), timeout).await)
     }
 
     async fn model_stream_infer(
         &self,
         request: Request<Streaming<pb::ModelInferRequest>>,
     ) -> Answered<Self::ModelStreamInferStream> {
-        let app = self.0.clone();
-        let mut requests = request.into_inner();
         let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-        tokio::spawn(async move {
-            while let Some(Ok(request)) = requests.next().await {
-                let ticket = App::begin(PROTOCOL);
-                let answer = match infer(&app, &ticket, request, None).await {
-                    Ok(response) => pb::ModelStreamInferResponse {
-                        error_message: String::new(),
-                        infer_response: Some(response),
-                    },
-                    Err(error) => pb::ModelStreamInferResponse {
-                        error_message: error.to_string(),
-                        infer_response: None,
-                    },
-                };
-                if sender.send(Ok(answer)).await.is_err() {
-                    break; // the client has gone
-                }
-            }
-        });
+        let (app, stopped) = (self.app.clone(), self.stopped.clone());
+        tokio::spawn(converse(app, request.into_inner(), sender, stopped));
         answered(Ok(Box::pin(ReceiverStream::new(receiver)) as Self::ModelStreamInferStream))
     }
 
@@ -173,7 +216,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     ) -> Answered<pb::ModelStatisticsResponse> {
         let request = request.into_inner();
         answered(parse_version(&request.version).and_then(|version| {
-            let entries = view::statistics(&self.0, &request.name, version)?;
+            let entries = view::statistics(&self.app, &request.name, version)?;
             Ok(oip::grpc::model_statistics(&entries))
         }))
     }
@@ -182,7 +225,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         &self,
         request: Request<pb::RepositoryIndexRequest>,
     ) -> Answered<pb::RepositoryIndexResponse> {
-        let index = view::repository_index(&self.0, request.into_inner().ready);
+        let index = view::repository_index(&self.app, request.into_inner().ready);
         answered(Ok(oip::grpc::repository_index(&index)))
     }
 
@@ -190,10 +233,10 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         &self,
         request: Request<pb::RepositoryModelLoadRequest>,
     ) -> Answered<pb::RepositoryModelLoadResponse> {
-        let allowed = admin::allowed(&self.0, peer(&request));
+        let allowed = admin::allowed(&self.app, peer(&request));
         let request = request.into_inner();
         let loaded = match allowed {
-            Ok(()) => admin::load(&self.0, &request.model_name, LoadSpec::default()).await,
+            Ok(()) => load(&self.app, &request).await,
             Err(error) => Err(error),
         };
         answered(loaded.map(|()| pb::RepositoryModelLoadResponse {}))
@@ -203,10 +246,10 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         &self,
         request: Request<pb::RepositoryModelUnloadRequest>,
     ) -> Answered<pb::RepositoryModelUnloadResponse> {
-        let allowed = admin::allowed(&self.0, peer(&request));
+        let allowed = admin::allowed(&self.app, peer(&request));
         let request = request.into_inner();
         let unloaded = match allowed {
-            Ok(()) => admin::unload(&self.0, &request.model_name).await,
+            Ok(()) => admin::unload(&self.app, &request.model_name).await,
             Err(error) => Err(error),
         };
         answered(unloaded.map(|()| pb::RepositoryModelUnloadResponse {}))

@@ -4,12 +4,16 @@
 mod oip;
 mod reply;
 mod repository;
+#[cfg(test)]
+mod tests;
 mod tfs;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
@@ -18,7 +22,7 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{api_key, exporter, images, page, qdrant, recordings};
+use crate::{admin, api_key, exporter, images, page, qdrant, recordings, unpack};
 pub(crate) use reply::Reply;
 
 /// What handlers share.
@@ -58,9 +62,24 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The routes of collections and pictures, behind the key where there is one.
+/// The routes of collections and pictures, behind the key where there is one, and closed to pages of other sites.
 fn collections(app: &Arc<App>) -> Router<Arc<App>> {
-    api_key::guarded(qdrant::routes().merge(images::routes()), app.collections.config().api_key.as_deref())
+    let own = middleware::from_fn_with_state(app.clone(), own_page);
+    let routes = qdrant::routes().merge(images::routes()).route_layer(own);
+    api_key::guarded(routes, app.collections.config().api_key.as_deref())
+}
+
+/// Refuses what a page of another site would change or have done.
+async fn own_page(State(app): Shared, request: Request, next: Next) -> Response {
+    let keyed = app.collections.config().api_key.is_some();
+    let allowed = match request.method().is_safe() {
+        true => Ok(()),
+        false => admin::own_page(&app.doors, keyed, request.headers()),
+    };
+    match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => Reply::error(&error).into_response(),
+    }
 }
 
 /// The page for browsers, a few lines of text for everybody else.
@@ -92,16 +111,20 @@ async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
     Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// Reads a request's body within the door's limits, undoing gzip or deflate is not offered: such a body is refused.
+/// Reads a request's body within the door's limits, which hold for what is decompressed too.
 pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
-    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
-        && encoding.as_bytes() != b"identity"
-    {
-        return Err(Error::invalid("compressed bodies are not supported; send it as it is"));
-    }
+    let coding = unpack::coding(headers)?;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    let limits = BodyLimits { bytes_max: app.doors.body_bytes_max, piece_timeout: app.doors.client_timeout };
-    body::read(body, announced, limits).await
+    let limits = BodyLimits {
+        bytes_max: app.doors.body_bytes_max,
+        piece_timeout: app.doors.client_timeout,
+        total_timeout: app.doors.request_timeout,
+    };
+    let body = body::read(body, announced, limits).await?;
+    let Some(coding) = coding else { return Ok(body) };
+    // Some megabytes take longer than a door's thread should be away.
+    let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(coding, &body, limits.bytes_max)).await;
+    unpacked.map_err(|error| Error::internal(format!("decompressing: {error}")))?
 }
 
 /// A version number from a path segment.

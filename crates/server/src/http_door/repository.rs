@@ -1,5 +1,7 @@
 //! The repository extension over HTTP: index, load, unload.
 
+use std::collections::BTreeMap;
+
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -39,6 +41,9 @@ struct LoadRequest {
 #[derive(Default, serde::Deserialize)]
 struct LoadParameters {
     version: Option<u64>,
+    /// By name; what they say is not looked at.
+    #[serde(flatten)]
+    others: BTreeMap<String, serde::de::IgnoredAny>,
 }
 
 pub(super) async fn load(
@@ -52,6 +57,7 @@ pub(super) async fn load(
         admin::allowed(&app, Some(peer))?;
         admin::same_page(&app, &headers)?;
         let request = json_or_default::<LoadRequest>(&app, &headers, body).await?;
+        request.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
         let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
         admin::load(&app, &target.model, spec).await
     };

@@ -1,0 +1,281 @@
+//! The door as clients meet it: over a socket, with the fake engine behind real workers.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{NamedTensor, Tensor};
+use bytes::Bytes;
+use engine::fake::FakeEngine;
+use engine::fake::publish::publish;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use protocol::inference as pb;
+use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use protocol::inference::model_repository_parameter::ParameterChoice;
+use protocol::oip;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
+use tonic::{Code, Status};
+
+use super::timeout;
+use crate::config::{Config, DoorConfig};
+use crate::loopback::{self, Loopback, WAIT_MAX};
+
+const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+const LONG: Duration = Duration::from_secs(600);
+const SHORT: Duration = Duration::from_millis(500);
+
+/// A server with one model, and what its engine does.
+fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> (Loopback, Arc<FakeEngine>) {
+    publish(&dir.join("models/echo/1"), ECHO, &[]).unwrap();
+    let mut config = loopback::configuration(dir, &dir.join("models"));
+    change(&mut config);
+    let engine = Arc::new(FakeEngine::new());
+    (Loopback::start(&config, engine.clone()), engine)
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever") })
+}
+
+/// A connection whose requests are written as a test makes them.
+async fn connect<B>(served: &Loopback) -> SendRequest<B>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// Whatever a generated client takes for a channel.
+macro_rules! client {
+    ($served:expr) => {{
+        let sender: SendRequest<Body> = connect(&$served).await;
+        let send = tower::service_fn(move |request: http::Request<Body>| {
+            let mut sender = sender.clone();
+            async move { sender.send_request(request).await }
+        });
+        GrpcInferenceServiceClient::with_origin(send, format!("http://{}", $served.grpc).parse().unwrap())
+    }};
+}
+
+fn request(elements: usize) -> pb::ModelInferRequest {
+    let x = NamedTensor::new("x", Tensor::from_vec(&[elements][..], vec![1f32; elements]).unwrap());
+    oip::grpc::encode_request("echo", None, &[x], &[]).unwrap()
+}
+
+fn post(served: &Loopback, path: &str) -> http::request::Builder {
+    let uri = format!("http://{}/inference.GRPCInferenceService/{path}", served.grpc);
+    http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers")
+}
+
+type Pieces = std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> + Send>>;
+
+/// A byte now and then, for ever; or, with `first` only, nothing after that.
+fn pieces(dribble: bool) -> StreamBody<Pieces> {
+    let piece = || Ok(Frame::data(Bytes::from_static(&[0])));
+    let first = tokio_stream::iter([piece()]);
+    if !dribble {
+        return StreamBody::new(Box::pin(first.chain(tokio_stream::pending())));
+    }
+    let endless = tokio_stream::iter(std::iter::repeat_with(piece)).then(async |piece| {
+        tokio::time::sleep(SHORT / 20).await;
+        piece
+    });
+    StreamBody::new(Box::pin(endless))
+}
+
+/// As many calls as there are places, whose bodies never end; then one that is answered.
+fn never_ending_bodies(dribble: bool, change: impl FnOnce(&mut DoorConfig)) {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| {
+        config.doors.requests_max = 2;
+        change(&mut config.doors);
+    });
+    run(async {
+        let mut sender = connect(&served).await;
+        for _ in 0..2 {
+            let calls = [(); 2]
+                .map(|()| sender.send_request(post(&served, "ModelInfer").body(pieces(dribble)).unwrap()));
+            for call in calls {
+                let answer = call.await.unwrap();
+                let status = answer.headers().get("grpc-status").cloned();
+                let message = answer.headers().get("grpc-message").cloned();
+                assert_eq!(status.unwrap(), "4", "{message:?}");
+            }
+        }
+        client!(served).model_infer(request(1)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_stalled_body_ends_its_call() {
+    never_ending_bodies(false, |doors| (doors.client_timeout, doors.request_timeout) = (SHORT, LONG));
+}
+
+#[test]
+fn a_dribbled_body_ends_its_call() {
+    never_ending_bodies(true, |doors| (doors.client_timeout, doors.request_timeout) = (LONG, SHORT));
+}
+
+#[test]
+fn a_message_that_is_none_ends_its_stream_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.body_bytes_max = 4096);
+    run(async {
+        let requests =
+            tokio_stream::iter([request(1), request(2000), request(1)]).chain(tokio_stream::pending());
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        let first = answers.next().await.unwrap().unwrap();
+        assert_eq!(first.error_message, "");
+        let second = answers.next().await.unwrap().unwrap_err();
+        assert_eq!(second.code(), Code::OutOfRange, "{second}");
+        assert!(answers.next().await.is_none());
+    });
+}
+
+#[test]
+fn each_message_of_a_stream_takes_a_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.requests_max = 1);
+    run(async {
+        let (sender, receiver) = mpsc::channel(1);
+        let requests = ReceiverStream::new(receiver);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        let place = served.app.admit().unwrap();
+        sender.send(request(1)).await.unwrap();
+        let refused = answers.next().await.unwrap().unwrap();
+        assert!(refused.error_message.contains("--max-requests"), "{}", refused.error_message);
+        drop(place);
+        sender.send(request(1)).await.unwrap();
+        assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        until(|| served.app.places_taken() == 0).await;
+    });
+}
+
+#[test]
+fn a_silent_stream_ends_when_the_server_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    run(async {
+        let requests = tokio_stream::iter([request(1)]).chain(tokio_stream::pending());
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        answers.next().await.unwrap().unwrap();
+        served.stop();
+        let status = answers.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+    });
+}
+
+/// A gate that opens again even where a test fails: a worker that stands before it would never end.
+struct Closed(Arc<FakeEngine>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.0.run_gate().open();
+    }
+}
+
+async fn until(what: impl Fn() -> bool) {
+    while !what() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn a_stream_whose_client_has_gone_takes_its_request_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, engine) = served(dir.path(), |_| {});
+    engine.run_gate().close();
+    let closed = Closed(engine);
+    run(async {
+        // Both workers are kept busy, so that what the stream brings waits for one.
+        let client = client!(served);
+        let busy = [client.clone(), client]
+            .map(|mut client| tokio::spawn(async move { client.model_infer(request(1)).await }));
+        until(|| closed.0.run_gate().waiting() == 2).await;
+        let (requests, receiver) = mpsc::channel(1);
+        let answers = client!(served).model_stream_infer(ReceiverStream::new(receiver)).await.unwrap();
+        requests.send(request(1)).await.unwrap();
+        until(|| served.app.scheduler.queued() == 1).await;
+        // A stream is cancelled once neither of its ends is held.
+        drop((requests, answers));
+        until(|| served.app.places_taken() == 2).await;
+        drop(closed);
+        for answered in busy {
+            answered.await.unwrap().unwrap();
+        }
+        let cancelled =
+            || served.app.scheduler.snapshot().models.iter().map(|model| model.cancelled).sum::<u64>();
+        until(|| cancelled() == 1).await;
+    });
+}
+
+#[test]
+fn a_load_takes_a_version_and_no_settings_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    let ask = async |name: &str, choice: ParameterChoice| {
+        let parameter = pb::ModelRepositoryParameter { parameter_choice: Some(choice) };
+        let request = pb::RepositoryModelLoadRequest {
+            model_name: "echo".into(),
+            parameters: [(name.to_owned(), parameter)].into(),
+            ..Default::default()
+        };
+        client!(served)
+            .repository_model_load(request)
+            .await
+            .map(|_| ())
+            .map_err(|status: Status| status.code())
+    };
+    run(async {
+        let text = |text: &str| ParameterChoice::StringParam(text.into());
+        assert_eq!(ask("config", text("{}")).await, Err(Code::Unimplemented));
+        let file = ParameterChoice::BytesParam(Bytes::from_static(b"onnx"));
+        assert_eq!(ask("file:1/model.onnx", file).await, Err(Code::Unimplemented));
+        assert_eq!(ask("version", text("one")).await, Err(Code::InvalidArgument));
+        let unknown = ask("version", ParameterChoice::Int64Param(7)).await;
+        assert!(unknown.is_err(), "there is no version 7");
+        assert_eq!(ask("version", ParameterChoice::Int64Param(1)).await, Ok(()));
+    });
+}
+
+#[test]
+fn compressed_requests_are_understood_within_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.body_bytes_max = 64 << 10);
+    run(async {
+        for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+            let mut client = client!(served).send_compressed(encoding);
+            let answer = client.model_infer(request(10_000)).await.unwrap().into_inner();
+            assert_eq!(answer.raw_output_contents[0].len(), 40_000);
+            let status = client.model_infer(request(20_000)).await.unwrap_err();
+            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        }
+    });
+}
+
+#[test]
+fn timeouts_in_every_unit() {
+    let parse = |text: &str| {
+        let mut metadata = tonic::metadata::MetadataMap::new();
+        metadata.insert("grpc-timeout", text.parse().unwrap());
+        timeout(&metadata)
+    };
+    assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
+    assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+    assert_eq!(parse("5x"), None);
+    assert_eq!(parse("m"), None);
+    assert_eq!(parse("123456789S"), None);
+}
