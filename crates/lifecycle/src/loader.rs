@@ -92,12 +92,14 @@ impl Loader {
 
     fn convert_and_load(self: &Arc<Self>, gentle: &mut Gentle, mut job: LoadJob) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
+        // Of files that were replaced while the load waited. Removed here, as it may be large.
+        job.converted.take_if(|(of, _)| *of != job.fingerprint);
         let foreign = job.kind.is_some_and(|kind| kind.converted);
         if self.home == ParameterHome::Pool && foreign && job.converted.is_none() {
             let (loader, of) = (self.clone(), job.clone());
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
-            job.converted = Some(self.attempt(gentle, &what, &job.stop, convert)?);
+            job.converted = Some((job.fingerprint, self.attempt(gentle, &what, &job.stop, convert)?));
         }
         let (loader, stop) = (self.clone(), job.stop.clone());
         let what = format!("loading {}", job.id);
@@ -147,7 +149,7 @@ impl Loader {
             .with_recogniser(job.recogniser.clone());
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
-            converted: job.converted.clone(),
+            converted: job.converted.clone().map(|(_, converted)| converted),
             fingerprint: job.fingerprint,
             cost,
             note,
@@ -170,7 +172,7 @@ impl Loader {
         {
             return self.place_as_is(job, kind, attempt);
         }
-        let dir = job.converted.as_ref().map_or(job.dir.as_path(), Converted::dir);
+        let dir = job.converted.as_ref().map_or(job.dir.as_path(), |(_, converted)| converted.dir());
         let artifact = Artifact::open(dir)?;
         if self.home == ParameterHome::Heap && !artifact.manifest.tensors.is_empty() {
             let reason = "parameters in the heap take a model file that holds them; this version has none";

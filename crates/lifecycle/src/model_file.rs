@@ -139,20 +139,12 @@ impl ModelFile {
     }
 }
 
-/// Reads the file of `base_path`; `None` where there is none.
-pub(crate) fn read(base_path: &Path) -> Result<Option<ModelFile>, String> {
-    let path = base_path.join(MODEL_FILE);
-    let at = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(at(&error)),
-        Ok(meta) if meta.len() > MODEL_FILE_BYTES_MAX => {
-            return Err(at(&"larger than a settings file can be"));
-        }
-        Ok(_) => {}
+/// The text of the file at `path`, which has so many bytes.
+pub(crate) fn read(path: &Path, bytes: u64) -> Result<String, String> {
+    if bytes > MODEL_FILE_BYTES_MAX {
+        return Err("larger than a settings file can be".into());
     }
-    let text = std::fs::read_to_string(&path).map_err(|error| at(&error))?;
-    ModelFile::parse(&text).map(Some).map_err(|error| at(&error))
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
 fn one_line(text: &str, error: &toml::de::Error) -> String {
