@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
@@ -136,17 +136,19 @@ impl Loader {
         };
         let session = self.open(&mut placed, job, attempt)?;
         cost.load_seconds = attempt.began.elapsed().as_secs_f64();
+        let (settings, signature) = ((job.schedule.clone(), &job.session), session.signature().clone());
+        let (engine, bytes) = (placed.engine.name(), placed.parameter_bytes);
+        let mut servable = Servable::new(job.id.clone(), engine, bytes, session, settings)?
+            .with_recogniser(job.recogniser.clone());
         let started = Instant::now();
         self.stage(&job.id, State::Warming, None);
-        let note = warmup::warm(&*session, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
+        let of = (&servable, &signature);
+        let note = warmup::warm(of, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
         cost.warm_seconds = started.elapsed().as_secs_f64();
         go_on(&attempt.stop)?;
         meter.count(&mut cost);
         cost.hurried = attempt.pace == Pace::Hurried;
-        let settings = (job.schedule.clone(), &job.session);
-        let (engine, bytes) = (placed.engine.name(), placed.parameter_bytes);
-        let servable = Servable::new(job.id.clone(), engine, bytes, session, settings)?
-            .with_recogniser(job.recogniser.clone());
+        servable.ready_at = SystemTime::now();
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
             converted: job.converted.clone().map(|(_, converted)| converted),
