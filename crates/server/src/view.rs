@@ -185,8 +185,8 @@ mod tests {
             index_entries(&model).remove(0).reason
         };
         assert_eq!(shown(version(State::Ready, None), None), "a note");
-        let error = Some("m/millpond.toml: line 1: unknown field `polcy`");
-        assert_eq!(shown(version(State::Ready, None), error), format!("a note; {}", error.unwrap()));
-        assert_eq!(shown(version(State::Failed, Some("why")), error), format!("why; {}", error.unwrap()));
+        let error = "m/millpond.toml: line 1: unknown field `polcy`";
+        assert_eq!(shown(version(State::Ready, None), Some(error)), format!("a note; {error}"));
+        assert_eq!(shown(version(State::Failed, Some("why")), Some(error)), format!("why; {error}"));
     }
 }
