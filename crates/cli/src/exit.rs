@@ -25,6 +25,8 @@ pub(crate) enum Exit {
     CannotStart = 3,
     /// It ran, and what it found is not right.
     Wrong = 4,
+    /// Not now; the same may go well another time. Only the server sees it, of its own child.
+    TryAgain = lifecycle::Converter::TRY_AGAIN as isize,
 }
 
 /// An error for the person at the terminal.

@@ -101,12 +101,12 @@ fn check_place(to: &Path, name: &str) -> Outcome {
 }
 
 /// Converts, at the priority of the load thread that started it. The parent reads the last line of standard error as the
-/// reason, so an error is exactly one line, without a prefix.
+/// reason, so an error is exactly one line, without a prefix; the exit code says whether another time may do.
 pub(crate) fn convert(args: &ConvertArgs) -> Outcome {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
         eprintln!("{}", error.message().replace('\n', " "));
-        Failure::silent(Exit::Failed)
+        Failure::silent(if lifecycle::transient(error.kind()) { Exit::TryAgain } else { Exit::Failed })
     })
 }
 

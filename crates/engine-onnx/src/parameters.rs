@@ -10,7 +10,8 @@ use engine::BoundTensor;
 use crate::publish::initializers;
 
 /// Checks that `bound` is what the graph at `path` wants: every one of them an initialiser of that name, type and
-/// shape, and every initialiser that lies in another file among them (else the library would map that file, and
+/// shape, the name given to nothing else in any graph of the model (the library binds wherever it finds the name), and
+/// every initialiser that lies in another file among them (else the library would map that file, and
 /// its pages would be read in by the threads that serve). Nothing bound is in order: then the library places
 /// everything itself.
 ///
@@ -27,13 +28,19 @@ pub(crate) fn check(path: &Path, bound: &[BoundTensor]) -> Result<()> {
             return Err(Error::invalid(format!("parameter \"{}\" is given twice", parameter.name)));
         }
     }
-    for wanted in &graph {
+    for wanted in &graph.main {
         match given.remove(wanted.name.as_str()) {
             Some(got) if wanted.dtype != Some(got.dtype) || wanted.dims != got.dims => {
                 let dtype = wanted.dtype.map_or("another type", |dtype| dtype.name());
                 return Err(Error::invalid(format!(
                     "parameter \"{}\" is {} of shape {:?}, the graph says {dtype} of shape {:?}",
                     wanted.name, got.dtype, got.dims, wanted.dims
+                )));
+            }
+            Some(_) if !graph.only(&wanted.name) => {
+                let name = &wanted.name;
+                return Err(Error::invalid(format!(
+                    "the graph gives the name \"{name}\" to several parameters"
                 )));
             }
             None if wanted.external => {
@@ -45,5 +52,40 @@ pub(crate) fn check(path: &Path, bound: &[BoundTensor]) -> Result<()> {
     match given.keys().min() {
         Some(unknown) => Err(Error::invalid(format!("the graph has no parameter {unknown:?}"))),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use base::DType;
+    use memory::{PoolConfig, Rate, SlotPool};
+
+    use super::*;
+    use crate::publish::build::ModelBuilder;
+
+    fn bound(name: &str, dims: &[usize]) -> BoundTensor {
+        let config = PoolConfig { bytes_max: 16 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let region = SlotPool::new(config).unwrap().allocate(4096).unwrap();
+        let bytes = 4 * dims.iter().product::<usize>();
+        let region = Arc::new(region.freeze());
+        BoundTensor { name: name.into(), dtype: DType::F32, dims: dims.into(), region, offset: 0, bytes }
+    }
+
+    /// The library would bind the array to both, and read past its end for the larger one.
+    #[test]
+    fn a_name_that_is_given_twice_is_not_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("graph.onnx");
+        let refusal = |model: ModelBuilder| {
+            std::fs::write(&path, model.encode()).unwrap();
+            check(&path, &[bound("w", &[2])])
+        };
+        let model = || ModelBuilder::new("twice", 17).floats("w", &[2], &[1.0, 2.0]);
+        assert_eq!(refusal(model().floats("v", &[3], &[0.0; 3])), Ok(()));
+        let error = refusal(model().floats("w", &[3], &[0.0; 3])).unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::InvalidArgument);
+        assert!(error.message().contains("the name \"w\" to several parameters"), "{error}");
     }
 }

@@ -138,13 +138,19 @@ pub enum ParameterHome {
 }
 
 /// The program that turns a foreign version directory into the mappable layout. The source directory and an
-/// empty destination directory are appended to its arguments.
+/// empty destination directory are appended to its arguments. Where it fails, the last line of its standard error is the
+/// reason, and [`Converter::TRY_AGAIN`] as its exit code says that the same files may do another time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converter {
     /// The program.
     pub program: PathBuf,
     /// Its leading arguments.
     pub args: Vec<String>,
+}
+
+impl Converter {
+    /// What it exits with where the reason may pass (no space left, no memory): `EX_TEMPFAIL` of sysexits(3).
+    pub const TRY_AGAIN: i32 = 75;
 }
 
 /// Everything the lifecycle is told.

@@ -6,11 +6,11 @@
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::{Error, Result, VersionId};
+use base::{Error, ErrorKind, Result, VersionId};
 use memory::Turns;
 
 use crate::Converter;
@@ -31,7 +31,7 @@ const LOCK_NAME: &str = "lock";
 pub(crate) struct Cache {
     dir: PathBuf,
     next: AtomicU64,
-    _lock: File,
+    lock: Mutex<File>,
 }
 
 /// A converted version; its directory is removed when the last holder drops it.
@@ -60,15 +60,16 @@ impl Cache {
         let lock = File::create(starting.join(LOCK_NAME)).map_err(|e| Error::io(&starting, &e))?;
         lock.lock().map_err(|e| Error::io(&starting, &e))?;
         std::fs::rename(&starting, &dir).map_err(|e| Error::io(&dir, &e))?;
-        Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), _lock: lock }))
+        Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
     }
 
     /// Converts `source` with a child process; see [`Converter`]. Ends early when the attempt is stopped, and a gentle one
     /// where the child starves.
     ///
     /// # Errors
-    /// `InvalidArgument` with the last line the child said, `Cancelled` when ended early, `DeadlineExceeded` when it
-    /// took too long, `Internal` when it could not be started.
+    /// `InvalidArgument` with the last line the child said, or `Unavailable` where it said that another time may do (see
+    /// [`Converter`]); `ResourceExhausted` when it was killed, as the system does where memory is short; `Cancelled` when
+    /// ended early, `DeadlineExceeded` when it took too long, `Internal` when it could not be started.
     pub(crate) fn convert(
         self: &Arc<Self>,
         converter: &Converter,
@@ -78,7 +79,8 @@ impl Cache {
     ) -> Result<Converted> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let dir = self.dir.join(format!("{number}-{}", id.version));
-        std::fs::create_dir(&dir).map_err(|e| Error::io(&dir, &e))?;
+        self.make_home()?;
+        std::fs::create_dir(&dir).map_err(|e| here(&dir, &e))?;
         let converted = Converted(Arc::new(Directory { path: dir, _cache: self.clone() }));
         let said_path = self.dir.join(format!("{number}.log"));
         let outcome = run(converter, source, converted.dir(), &said_path, attempt);
@@ -89,8 +91,39 @@ impl Cache {
         if status.success() {
             return Ok(converted);
         }
-        let reason = said.unwrap_or_else(|| format!("the converter ended with {status}"));
-        Err(Error::invalid(format!("conversion failed: {reason}")))
+        Err(failure(status, said))
+    }
+
+    /// Makes the directory of this run again where somebody has removed it, as those who clean up temporary files do.
+    fn make_home(&self) -> Result<()> {
+        let path = self.dir.join(LOCK_NAME);
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if path.exists() {
+            return Ok(());
+        }
+        std::fs::create_dir_all(&self.dir).map_err(|e| here(&self.dir, &e))?;
+        let file = File::create(&path).map_err(|e| here(&path, &e))?;
+        file.lock().map_err(|e| here(&path, &e))?;
+        *lock = file;
+        Ok(())
+    }
+}
+
+/// An error of the file system about what is our own: that it is not there says nothing about the version.
+fn here(path: &Path, error: &std::io::Error) -> Error {
+    let error = Error::io(path, error);
+    match error.kind() {
+        ErrorKind::NotFound => Error::internal(error.message()),
+        _ => error,
+    }
+}
+
+fn failure(status: ExitStatus, said: Option<String>) -> Error {
+    let reason = said.unwrap_or_else(|| format!("the converter ended with {status}"));
+    match status.code() {
+        None => Error::exhausted(format!("conversion failed: the converter was killed ({status})")),
+        Some(Converter::TRY_AGAIN) => Error::unavailable(format!("conversion failed: {reason}")),
+        Some(_) => Error::invalid(format!("conversion failed: {reason}")),
     }
 }
 
@@ -138,7 +171,7 @@ fn run(
     said: &Path,
     attempt: &Attempt,
 ) -> Result<ExitStatus> {
-    let said = File::create(said).map_err(|e| Error::io(said, &e))?;
+    let said = File::create(said).map_err(|e| here(said, &e))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args).arg(source).arg(dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
@@ -238,13 +271,39 @@ mod tests {
     }
 
     #[test]
+    fn what_may_pass_is_told_from_what_the_model_is() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        let kind = |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let (killed, later) = (kind("kill -9 $$"), kind("echo no space left >&2; exit 75"));
+        assert_eq!(killed.kind(), ErrorKind::ResourceExhausted, "{killed}");
+        assert_eq!(
+            (later.kind(), later.message()),
+            (ErrorKind::Unavailable, "conversion failed: no space left")
+        );
+        assert_eq!(kind("exit 1").kind(), ErrorKind::InvalidArgument);
+        assert!(crate::transient(killed.kind()) && crate::transient(later.kind()));
+    }
+
+    #[test]
+    fn a_place_that_was_cleaned_away_is_made_again() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        std::fs::remove_dir_all(&cache.dir).unwrap();
+        let converted = cache.convert(&shell("touch \"$2/out\""), &id(), root.path(), &go()).unwrap();
+        assert!(converted.dir().join("out").exists());
+        let _second = Cache::open(root.path()).unwrap();
+        assert!(converted.dir().exists(), "it is marked as in use again");
+    }
+
+    #[test]
     fn stopping_kills_the_child() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         let attempt = go();
         attempt.stop.store(true, Ordering::Relaxed);
         let error = cache.convert(&shell("exec sleep 600"), &id(), root.path(), &attempt).err().unwrap();
-        assert_eq!(error.kind(), base::ErrorKind::Cancelled);
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
     }
 
     #[test]

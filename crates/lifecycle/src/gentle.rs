@@ -132,6 +132,9 @@ impl Gentle {
         match outcome {
             Some(Err(error)) if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) => {}
             Some(outcome) => return outcome,
+            None if stop.load(Ordering::Relaxed) => {
+                return Err(Error::cancelled("stopped; what got no processor time ends by itself"));
+            }
             None => {}
         }
         tracing::info!("{what}: goes on at ordinary priority, as it got next to no processor time");
@@ -157,7 +160,8 @@ impl Gentle {
         Ok(told)
     }
 
-    /// What it came to; `None` where the thread starves and does not give up, or has panicked.
+    /// What it came to; `None` where the thread starves and does not give up, be it to be hurried or because nobody wants the
+    /// work any more, or has panicked.
     fn wait<T>(
         &mut self,
         told: &Receiver<Result<T>>,
@@ -165,13 +169,19 @@ impl Gentle {
         stop: &AtomicBool,
     ) -> Option<Result<T>> {
         let turns = self.idle.as_ref().and_then(|idle| idle.turns.as_ref());
-        let share = turns.and_then(|turns| Share::new(turns, self.patience));
+        let share = || turns.and_then(|turns| Share::new(turns, self.patience));
+        let (mut share, since_now) = (share(), share);
         loop {
             match told.recv_timeout(LOOK_EVERY) {
                 Ok(outcome) => return Some(outcome),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
-                    attempt.stop.store(true, Ordering::Relaxed);
+                    if !attempt.stop.swap(true, Ordering::Relaxed) {
+                        // All that it still has to do is to give up.
+                        share = since_now();
+                    } else if share.as_ref().is_some_and(Share::starves) {
+                        break;
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) if share.as_ref().is_some_and(Share::starves) => {
                     attempt.stop.store(true, Ordering::Relaxed);
@@ -293,6 +303,24 @@ mod tests {
             busy(attempt, Duration::from_secs(3600))
         };
         assert_eq!(gentle.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+
+    #[test]
+    fn who_wants_no_more_of_what_starves_waits_no_longer_than_others() {
+        let (mut gentle, hogs) = (gentle(), Hogs::start());
+        let (stop, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (set, ended) = (stop.clone(), end.clone());
+        let work = move |attempt: &Attempt| {
+            assert_eq!(attempt.pace, Pace::Gentle, "nobody wants it, so nothing of it is hurried");
+            set.store(true, Ordering::Relaxed);
+            // Deaf, as an engine is.
+            while !ended.load(Ordering::Relaxed) {}
+            Ok(())
+        };
+        assert_eq!(gentle.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert!(gentle.idle.is_none(), "the thread that is inside the work is left alone");
+        drop(hogs);
+        end.store(true, Ordering::Relaxed);
     }
 
     #[test]

@@ -41,6 +41,12 @@ pub use status::{
 };
 pub use warmup::{Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
 
+/// Whether a load that failed with an error of this kind may go well with the same files another time.
+pub fn transient(kind: base::ErrorKind) -> bool {
+    use base::ErrorKind::{DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unimplemented};
+    !matches!(kind, InvalidArgument | DataLoss | NotFound | FailedPrecondition | Unimplemented)
+}
+
 /// A retired version that is still in use after this long is reported, and waited for further.
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);
 /// Shutdown waits so long for requests that still run.

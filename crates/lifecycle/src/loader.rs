@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
@@ -92,12 +92,14 @@ impl Loader {
 
     fn convert_and_load(self: &Arc<Self>, gentle: &mut Gentle, mut job: LoadJob) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
+        // Of files that were replaced while the load waited. Removed here, as it may be large.
+        job.converted.take_if(|(of, _)| *of != job.fingerprint);
         let foreign = job.kind.is_some_and(|kind| kind.converted);
         if self.home == ParameterHome::Pool && foreign && job.converted.is_none() {
             let (loader, of) = (self.clone(), job.clone());
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
-            job.converted = Some(self.attempt(gentle, &what, &job.stop, convert)?);
+            job.converted = Some((job.fingerprint, self.attempt(gentle, &what, &job.stop, convert)?));
         }
         let (loader, stop) = (self.clone(), job.stop.clone());
         let what = format!("loading {}", job.id);
@@ -134,20 +136,22 @@ impl Loader {
         };
         let session = self.open(&mut placed, job, attempt)?;
         cost.load_seconds = attempt.began.elapsed().as_secs_f64();
+        let (settings, signature) = ((job.schedule.clone(), &job.session), session.signature().clone());
+        let (engine, bytes) = (placed.engine.name(), placed.parameter_bytes);
+        let mut servable = Servable::new(job.id.clone(), engine, bytes, session, settings)?
+            .with_recogniser(job.recogniser.clone());
         let started = Instant::now();
         self.stage(&job.id, State::Warming, None);
-        let note = warmup::warm(&*session, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
+        let of = (&servable, &signature);
+        let note = warmup::warm(of, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
         cost.warm_seconds = started.elapsed().as_secs_f64();
         go_on(&attempt.stop)?;
         meter.count(&mut cost);
         cost.hurried = attempt.pace == Pace::Hurried;
-        let settings = (job.schedule.clone(), &job.session);
-        let (engine, bytes) = (placed.engine.name(), placed.parameter_bytes);
-        let servable = Servable::new(job.id.clone(), engine, bytes, session, settings)?
-            .with_recogniser(job.recogniser.clone());
+        servable.ready_at = SystemTime::now();
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
-            converted: job.converted.clone(),
+            converted: job.converted.clone().map(|(_, converted)| converted),
             fingerprint: job.fingerprint,
             cost,
             note,
@@ -170,7 +174,7 @@ impl Loader {
         {
             return self.place_as_is(job, kind, attempt);
         }
-        let dir = job.converted.as_ref().map_or(job.dir.as_path(), Converted::dir);
+        let dir = job.converted.as_ref().map_or(job.dir.as_path(), |(_, converted)| converted.dir());
         let artifact = Artifact::open(dir)?;
         if self.home == ParameterHome::Heap && !artifact.manifest.tensors.is_empty() {
             let reason = "parameters in the heap take a model file that holds them; this version has none";

@@ -211,10 +211,10 @@ impl Manager {
         let Some(model) = self.models.get_mut(name) else { return };
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
+            model.drop_pointless_loads(&self.gear, now);
+            model.drop_vain_reloads();
             let views = model.views(now);
             let choice = model.choice(&views);
-            model.drop_pointless_loads(&self.gear, &choice);
-            let views = model.views(now);
             match policy::plan(model.config.transition, &views, &choice) {
                 Some(Action::Load(version)) => model.begin_load(&mut self.gear, version),
                 Some(Action::Unload(version)) => model.unload(&mut self.gear, version),

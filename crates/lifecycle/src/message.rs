@@ -50,8 +50,8 @@ pub(crate) struct LoadJob {
     /// What the directory without a manifest is a version of; `None` for one with a manifest.
     pub(crate) kind: Option<Kind>,
     pub(crate) fingerprint: Fingerprint,
-    /// What an earlier try converted it to.
-    pub(crate) converted: Option<Converted>,
+    /// What an earlier try converted the files of that fingerprint to.
+    pub(crate) converted: Option<(Fingerprint, Converted)>,
     pub(crate) session: SessionOptions,
     pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
@@ -67,7 +67,7 @@ pub(crate) enum Outcome {
     /// There is no room yet; what was converted is kept for the next try.
     Deferred {
         reason: String,
-        converted: Option<Converted>,
+        converted: Option<(Fingerprint, Converted)>,
     },
     Failed {
         error: Error,

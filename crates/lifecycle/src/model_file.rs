@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::str::FromStr;
 
 use engine::{Device, ScheduleFile, SignatureFile};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de};
 
 use crate::{ModelConfig, Transition, VersionPolicy};
 
@@ -21,6 +22,8 @@ const BATCH_SIZE_MAX: usize = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct ModelFile {
+    /// The server's own settings call it `versions`.
+    #[serde(default, alias = "versions", deserialize_with = "policy")]
     policy: Option<PolicyText>,
     transition: Option<TransitionText>,
     intra_op_threads: Option<usize>,
@@ -39,6 +42,34 @@ enum PolicyText {
     Latest(usize),
     All,
     Specific(BTreeSet<u64>),
+}
+
+impl FromStr for PolicyText {
+    type Err = String;
+
+    /// As the server's own settings have it: "latest", "latest:2", "all", "3,5".
+    fn from_str(text: &str) -> Result<PolicyText, String> {
+        let wrong = |_| format!("\"{text}\" is no policy; use latest, latest:N, all, or numbers as in 3,5");
+        match text {
+            "all" => Ok(PolicyText::All),
+            "latest" => Ok(PolicyText::Latest(1)),
+            _ => match text.strip_prefix("latest:") {
+                Some(count) => count.parse().map(PolicyText::Latest).map_err(wrong),
+                None => {
+                    let numbers = text.split(',').map(|number| number.trim().parse::<u64>().map_err(wrong));
+                    numbers.collect::<Result<_, _>>().map(PolicyText::Specific)
+                }
+            },
+        }
+    }
+}
+
+/// A text, or a table such as `{ latest = 2 }`.
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PolicyText>, D::Error> {
+    match toml::Value::deserialize(from)? {
+        toml::Value::String(text) => text.parse().map(Some).map_err(de::Error::custom),
+        table => table.try_into().map(Some).map_err(|error| de::Error::custom(error.message())),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -139,20 +170,12 @@ impl ModelFile {
     }
 }
 
-/// Reads the file of `base_path`; `None` where there is none.
-pub(crate) fn read(base_path: &Path) -> Result<Option<ModelFile>, String> {
-    let path = base_path.join(MODEL_FILE);
-    let at = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(at(&error)),
-        Ok(meta) if meta.len() > MODEL_FILE_BYTES_MAX => {
-            return Err(at(&"larger than a settings file can be"));
-        }
-        Ok(_) => {}
+/// The text of the file at `path`, which has so many bytes.
+pub(crate) fn read(path: &Path, bytes: u64) -> Result<String, String> {
+    if bytes > MODEL_FILE_BYTES_MAX {
+        return Err("larger than a settings file can be".into());
     }
-    let text = std::fs::read_to_string(&path).map_err(|error| at(&error))?;
-    ModelFile::parse(&text).map(Some).map_err(|error| at(&error))
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
 fn one_line(text: &str, error: &toml::de::Error) -> String {
@@ -210,6 +233,82 @@ mod tests {
         assert_eq!(applied(""), base);
         assert_eq!(applied("policy = \"all\"").policy, VersionPolicy::All);
         assert_eq!(applied("policy.latest = 3").policy, VersionPolicy::Latest(3));
+        assert_eq!(
+            applied("versions = \"latest:3\"").policy,
+            VersionPolicy::Latest(3),
+            "as the server's file"
+        );
+        assert_eq!(applied("versions = \"2, 5\"").policy, VersionPolicy::Specific([2, 5].into()));
+        assert_eq!(applied("versions = { latest = 2 }").policy, VersionPolicy::Latest(2));
+    }
+
+    /// `docs/model.toml` with every line of it switched on.
+    #[test]
+    fn the_documented_file_has_every_key() {
+        let text = include_str!("../../../docs/model.toml");
+        let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
+        let lines = text.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
+        let file = ModelFile::parse(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+        // Taken apart, so that a new key is documented as well.
+        let ModelFile {
+            policy,
+            transition,
+            intra_op_threads,
+            device,
+            trusted,
+            signature,
+            recogniser,
+            schedule,
+            warmup,
+            labels,
+        } = file.clone();
+        assert!(policy.is_some() && transition.is_some() && intra_op_threads.is_some() && device.is_some());
+        assert!(trusted.is_some() && recogniser.is_some() && labels.is_some());
+        let SignatureFile { inputs, outputs } = signature.unwrap();
+        assert!(inputs[0].dtype.is_some() && inputs[0].shape.is_some() && !outputs.is_empty());
+        let WarmupFile { enabled, batch_sizes, iterations, dims, fail_on_error } = warmup.unwrap();
+        assert!(enabled.is_some() && batch_sizes.is_some() && iterations.is_some());
+        assert!(dims.is_some() && fail_on_error.is_some());
+        documents_every_key(schedule.unwrap());
+        // The settings go together, and those with a default are it.
+        let (base, config) = (
+            ModelConfig::new("m", "/models/m"),
+            ModelFile::apply(&file, &ModelConfig::new("m", "/models/m")),
+        );
+        let config = config.unwrap();
+        assert_eq!((config.policy, config.transition), (base.policy, base.transition));
+        assert_eq!(config.session.intra_op_threads, base.session.intra_op_threads);
+        assert_eq!(config.warmup.batch_sizes, base.warmup.batch_sizes);
+    }
+
+    fn documents_every_key(schedule: ScheduleFile) {
+        let ScheduleFile {
+            mode,
+            threads,
+            weight,
+            max_batch,
+            max_queue_delay,
+            preferred_batch_sizes,
+            always_merge,
+            queue,
+            timeout,
+            default_priority,
+            priorities,
+            merge,
+            inputs,
+            outputs,
+        } = schedule;
+        assert!(mode.is_some() && threads.is_some() && weight.is_some() && max_batch.is_some());
+        assert!(max_queue_delay.is_some() && preferred_batch_sizes.is_some() && always_merge.is_some());
+        assert!(queue.is_some() && timeout.is_some() && default_priority.is_some() && merge.is_some());
+        assert!(priorities.unwrap()[0].queue.is_some());
+        let input = inputs.unwrap().into_values().next().unwrap();
+        let engine::PadText { axes, value, buckets, similarity, slack_bytes, mask, length } = input;
+        assert!(!axes.is_empty() && !buckets.is_empty() && value.is_some() && similarity.is_some());
+        assert!(slack_bytes.is_some() && mask.is_some() && length.is_some());
+        let output = outputs.unwrap().into_values().next().unwrap().remove(0);
+        let engine::CutText { axis: _, input: _, input_axis: _, divisor, rounding, offset } = output;
+        assert!(divisor.is_some() && rounding.is_some() && offset.is_some());
     }
 
     #[test]
@@ -217,7 +316,9 @@ mod tests {
         let error = |text: &str| ModelFile::parse(text).unwrap_err();
         assert!(error("policy = \"all\"\npolcy = 1").starts_with("line 2: unknown field `polcy`"));
         assert!(error("[warmup]\nruns = 1").contains("unknown field `runs`"));
-        assert!(error("policy = \"newest\"").contains("unknown variant `newest`"));
+        assert!(error("policy = \"newest\"").starts_with("line 1: \"newest\" is no policy; use latest"));
+        assert!(error("policy = { newest = 1 }").contains("unknown variant `newest`"));
+        assert!(error("policy = \"all\"\nversions = \"all\"").contains("duplicate field"));
         assert!(error("policy = { latest = 0 }").contains("at least 1"));
         assert!(error("intra-op-threads = 0").contains("1 to"));
         assert!(error("transition = 1").starts_with("line 1"));

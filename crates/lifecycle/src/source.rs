@@ -45,11 +45,19 @@ pub(crate) struct Snapshot {
 pub(crate) struct ModelScan {
     /// As configured; roots give their models default settings.
     pub(crate) base: ModelConfig,
-    /// Its `millpond.toml`, if it has one, or what is wrong with it.
-    pub(crate) settings: Arc<Result<Option<ModelFile>, String>>,
-    /// Its versions, or why they could not be looked at.
-    pub(crate) versions: Result<Vec<VersionScan>>,
+    /// What its directory holds, or why it could not be looked at.
+    pub(crate) contents: Result<Contents>,
 }
+
+/// What a model's directory holds.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    pub(crate) settings: Settings,
+    pub(crate) versions: Vec<VersionScan>,
+}
+
+/// A model's `millpond.toml`, if it has one, or what is wrong with it.
+pub(crate) type Settings = Arc<Result<Option<ModelFile>, String>>;
 
 /// Looks, and remembers what it saw before.
 pub(crate) struct Scanner {
@@ -65,11 +73,20 @@ pub(crate) struct Scanner {
 }
 
 /// Length, modification time and inode: what a file's content is told apart by.
-type Stamp = Option<(u64, Option<SystemTime>, u64)>;
+type Stamp = (u64, Option<SystemTime>, u64);
 
+/// What a file that could be read said.
 struct SettingsMemory {
     stamp: Stamp,
-    settings: Arc<Result<Option<ModelFile>, String>>,
+    settings: Settings,
+}
+
+/// The entries of a model's directory that matter.
+struct Listing {
+    /// The version directories, lowest first.
+    versions: Vec<(u64, PathBuf)>,
+    /// Whether there is a settings file.
+    settings: bool,
 }
 
 impl Scanner {
@@ -126,28 +143,47 @@ impl Scanner {
     }
 
     fn look_at(&mut self, base: ModelConfig, now: Instant) -> ModelScan {
-        let settings = self.settings_of(&base.base_path);
-        let versions = steady(&base.base_path, || self.versions_of(&base.base_path, now));
-        ModelScan { base, settings, versions }
+        let contents = steady(&base.base_path, || self.contents_of(&base.base_path, now));
+        ModelScan { base, contents }
     }
 
     /// As for [`steady`].
-    fn versions_of(&mut self, base_path: &Path, now: Instant) -> Result<Option<Vec<VersionScan>>> {
+    fn contents_of(&mut self, base_path: &Path, now: Instant) -> Result<Option<Contents>> {
+        let Some(listing) = list(base_path)? else { return Ok(None) };
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
             version::look((version, dir), &self.kinds, memory, self.poll, now)
         };
-        Ok(version_numbers(base_path)?.into_iter().map(look).collect())
+        let Some(versions) = listing.versions.into_iter().map(look).collect() else { return Ok(None) };
+        Ok(Some(Contents { settings: self.settings_of(base_path, listing.settings), versions }))
     }
 
-    fn settings_of(&mut self, base_path: &Path) -> Arc<Result<Option<ModelFile>, String>> {
-        let stamp = stamp(&base_path.join(MODEL_FILE));
+    /// The settings beside the versions. There are none only where the file cannot be found and was not `listed` either: a
+    /// directory that is moved away for a moment must not make a model forget its settings.
+    fn settings_of(&mut self, base_path: &Path, listed: bool) -> Settings {
+        let path = base_path.join(MODEL_FILE);
+        let unreadable =
+            |error: &dyn std::fmt::Display| Arc::new(Err(format!("{}: {error}", path.display())));
+        let stamp = match stamp(&path) {
+            Ok(stamp) => stamp,
+            Err(error) if error.kind() == ErrorKind::NotFound && !listed => {
+                self.settings.remove(base_path);
+                return Arc::new(Ok(None));
+            }
+            Err(error) => return unreadable(&error),
+        };
         if let Some(memory) = self.settings.get(base_path)
             && memory.stamp == stamp
         {
             return memory.settings.clone();
         }
-        let settings = Arc::new(model_file::read(base_path));
+        // What could not be read is read again at the next look: nothing about the file need change for it to go well.
+        let text = match model_file::read(&path, stamp.0) {
+            Ok(text) => text,
+            Err(error) => return unreadable(&error),
+        };
+        let parsed = ModelFile::parse(&text).map(Some);
+        let settings = Arc::new(parsed.map_err(|error| format!("{}: {error}", path.display())));
         let memory = SettingsMemory { stamp, settings: settings.clone() };
         self.settings.insert(base_path.to_owned(), memory);
         settings
@@ -159,12 +195,12 @@ impl Scanner {
         self.settings.retain(|base, _| bases.contains(base.as_path()));
         let seen: BTreeSet<&Path> = models
             .iter()
-            .flat_map(|model| model.versions.iter().flatten())
+            .flat_map(|model| model.contents.iter().flat_map(|contents| &contents.versions))
             .map(|version| version.dir.as_path())
             .collect();
         let unreadable: BTreeSet<&Path> = models
             .iter()
-            .filter(|model| model.versions.is_err())
+            .filter(|model| model.contents.is_err())
             .map(|model| model.base.base_path.as_path())
             .collect();
         self.versions.retain(|dir, _| {
@@ -173,10 +209,10 @@ impl Scanner {
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> std::io::Result<Stamp> {
     use std::os::unix::fs::MetadataExt;
-    let meta = std::fs::metadata(path).ok()?;
-    Some((meta.len(), meta.modified().ok(), meta.ino()))
+    let meta = std::fs::metadata(path)?;
+    Ok((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
 /// What `list` sees in `dir`. It returns `None` where something that it found listed had gone when it looked there: the
@@ -199,14 +235,17 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
         let entry = entry.map_err(|e| Error::io(root, &e))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = entry.path();
-        let model = || known.contains(&name) || version_numbers(&path).is_ok_and(|all| !all.is_empty());
         if name.starts_with('.') {
             continue;
         }
-        if path.is_dir() && model() {
+        let model = match std::fs::metadata(&path) {
+            Ok(meta) => meta.is_dir() && (known.contains(&name) || holds_versions(&path)),
+            Err(error) if error.kind() == ErrorKind::NotFound && gone(&path) => return Ok(None),
+            // It may still be there. What a look at the model itself then says is shown as the model's error.
+            Err(_) => known.contains(&name),
+        };
+        if model {
             names.insert(name);
-        } else if std::fs::symlink_metadata(&path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
-            return Ok(None);
         }
     }
     while names.len() > ROOT_MODELS_MAX {
@@ -215,26 +254,48 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
     Ok(Some(names))
 }
 
-/// The version directories of `base_path`, lowest first.
-fn version_numbers(base_path: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let mut found = BTreeMap::new();
+/// Whether nothing of that name is there any more, not even a link that leads nowhere.
+fn gone(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+fn holds_versions(dir: &Path) -> bool {
+    matches!(list(dir), Ok(Some(listing)) if !listing.versions.is_empty())
+}
+
+/// What is in `base_path`. As for [`steady`].
+fn list(base_path: &Path) -> Result<Option<Listing>> {
+    let (mut found, mut settings) = (BTreeMap::new(), false);
     for entry in std::fs::read_dir(base_path).map_err(|e| Error::io(base_path, &e))? {
         let entry = entry.map_err(|e| Error::io(base_path, &e))?;
-        if let Some(version) = version_number(&entry.file_name())
-            && entry.file_type().is_ok_and(|kind| kind.is_dir() || kind.is_symlink())
-        {
-            // "7" and "007" are one version: the shorter name wins, whatever the order.
-            let path = entry.path();
-            let dir = found.entry(version).or_insert_with(|| path.clone());
-            if path.as_os_str().len() < dir.as_os_str().len() {
-                *dir = path;
-            }
+        settings |= entry.file_name() == MODEL_FILE;
+        let Some(version) = version_number(&entry.file_name()) else { continue };
+        match perhaps_directory(entry.file_type()) {
+            Some(true) => {}
+            Some(false) => continue,
+            None => return Ok(None),
+        }
+        // "7" and "007" are one version: the shorter name wins, whatever the order.
+        let path = entry.path();
+        let dir = found.entry(version).or_insert_with(|| path.clone());
+        if path.as_os_str().len() < dir.as_os_str().len() {
+            *dir = path;
         }
     }
     while found.len() > VERSIONS_MAX {
         found.pop_first();
     }
-    Ok(found.into_iter().collect())
+    Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
+}
+
+/// Whether an entry is a directory or may be one; `None` where it has gone. Some file systems do not say in the listing,
+/// and asking can fail: that is no reason to take a version for absent.
+fn perhaps_directory(kind: std::io::Result<std::fs::FileType>) -> Option<bool> {
+    match kind {
+        Ok(kind) => Some(kind.is_dir() || kind.is_symlink()),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(_) => Some(true),
+    }
 }
 
 /// A version number is decimal digits that fit an `int64`, as TensorFlow Serving has it.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{DType, Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec};
-use engine::Session;
+use engine::Servable;
 
 use crate::WarmupConfig;
 
@@ -29,6 +29,14 @@ const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// Where recorded requests come from.
 pub trait WarmupSource: Send + Sync {
+    /// Adds to recorded `inputs` what the server fills for its clients where they leave it out (masks, real sizes).
+    ///
+    /// # Errors
+    /// When there is nothing to fill them from.
+    fn complete(&self, _servable: &Servable, _inputs: &mut Vec<NamedTensor>) -> Result<()> {
+        Ok(())
+    }
+
     /// The recorded requests of the version in `version_dir`, each a full set of inputs. None: requests are
     /// generated from the signature.
     ///
@@ -47,13 +55,14 @@ impl WarmupSource for Unrecorded {
     }
 }
 
-/// Runs what `source` has for the version, or generated requests. Gives a note where something is worth knowing.
+/// Runs what `source` has for the version, or generated requests: those fill all inputs that the session's own
+/// `signature` has. Gives a note where something is worth knowing.
 ///
 /// # Errors
 /// When a recorded request fails, or a generated one where the settings say that this matters; `Cancelled` when
 /// stopped.
 pub(crate) fn warm(
-    session: &dyn Session,
+    (servable, signature): (&Servable, &Signature),
     version_dir: &Path,
     source: &dyn WarmupSource,
     config: &WarmupConfig,
@@ -62,21 +71,21 @@ pub(crate) fn warm(
     if !config.enabled {
         return Ok(None);
     }
-    let signature = session.signature();
-    let mut recorded =
-        source.requests(version_dir, signature).map_err(|e| e.context("recorded warm-up requests"))?;
+    let recorded = source.requests(version_dir, servable.signature());
+    let mut recorded = recorded.map_err(|e| e.context("recorded warm-up requests"))?;
     if !recorded.is_empty() {
         recorded.truncate(WARMUP_REQUESTS_MAX);
-        for (number, inputs) in recorded.iter().enumerate() {
-            signature
-                .check_inputs(inputs)
+        for (number, inputs) in recorded.iter_mut().enumerate() {
+            let checked = servable.signature().check_inputs(inputs);
+            checked
+                .and_then(|()| source.complete(servable, inputs))
                 .map_err(|e| e.context(format!("recorded warm-up request {number}")))?;
         }
-        return run_all(session, &recorded, config, stop)
+        return run_all(servable, &recorded, config, stop)
             .map(|()| None)
             .map_err(|e| e.context("warm-up with recorded requests"));
     }
-    let outcome = generate(signature, config).and_then(|requests| run_all(session, &requests, config, stop));
+    let outcome = generate(signature, config).and_then(|requests| run_all(servable, &requests, config, stop));
     match outcome {
         Ok(()) => Ok(None),
         Err(error) if config.fail_on_error || stop.load(Ordering::Relaxed) => {
@@ -87,7 +96,7 @@ pub(crate) fn warm(
 }
 
 fn run_all(
-    session: &dyn Session,
+    servable: &Servable,
     requests: &[Vec<NamedTensor>],
     config: &WarmupConfig,
     stop: &AtomicBool,
@@ -106,7 +115,7 @@ fn run_all(
                 return Ok(());
             }
             let began = Instant::now();
-            drop(session.run(inputs, &[])?);
+            drop(servable.run(inputs, &[])?);
             std::thread::sleep(began.elapsed().clamp(PAUSE_MIN, PAUSE_MAX));
         }
     }

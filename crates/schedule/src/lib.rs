@@ -199,6 +199,15 @@ impl Drop for Scheduler {
     }
 }
 
+/// Adds the inputs that the server makes for `servable`'s clients (masks, real sizes), as for every request. For those who
+/// run it without a scheduler.
+///
+/// # Errors
+/// `InvalidArgument` where there is nothing to fill one from.
+pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
+    fill::fill(servable.plan(), inputs)
+}
+
 fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = memory::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");

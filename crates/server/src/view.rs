@@ -91,9 +91,15 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
             State::Draining => "UNLOADING",
             State::Released | State::Failed => "UNAVAILABLE",
         },
-        reason: version.reason.clone().or_else(|| version.note.clone()).unwrap_or_default(),
+        reason: reason(version, model.error.as_deref()),
     };
     model.versions.iter().map(entry).collect()
+}
+
+/// What there is to say of a version, and of its model's directory and settings file, which may be why it is as it is.
+fn reason(version: &VersionStatus, of_model: Option<&str>) -> String {
+    let own = version.reason.as_deref().or(version.note.as_deref());
+    own.into_iter().chain(of_model).collect::<Vec<_>>().join("; ")
 }
 
 /// Statistics of one version, of all ready versions of a model, or (empty name) of all models.
@@ -164,6 +170,8 @@ pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use base::ErrorKind;
 
     use super::*;
@@ -174,5 +182,26 @@ mod tests {
         for version in [None, Some(1)] {
             assert_eq!(states_of(&status, version).unwrap_err().kind(), ErrorKind::NotFound);
         }
+    }
+
+    #[test]
+    fn a_settings_file_that_is_not_used_shows_beside_what_serves() {
+        let version = |state, reason: Option<&str>| VersionStatus {
+            version: 1,
+            state,
+            reason: reason.map(str::to_owned),
+            note: Some("a note".into()),
+            parameter_bytes: 0,
+            since: SystemTime::now(),
+        };
+        let shown = |version, error: Option<&str>| {
+            let (name, error) = ("m".into(), error.map(str::to_owned));
+            let model = ModelStatus { name, versions: vec![version], error, unloaded: false };
+            index_entries(&model).remove(0).reason
+        };
+        assert_eq!(shown(version(State::Ready, None), None), "a note");
+        let error = "m/millpond.toml: line 1: unknown field `polcy`";
+        assert_eq!(shown(version(State::Ready, None), Some(error)), format!("a note; {error}"));
+        assert_eq!(shown(version(State::Failed, Some("why")), Some(error)), format!("why; {error}"));
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use base::units::MIB;
 use base::{Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
+use engine::Servable;
 use lifecycle::WarmupSource;
 
 /// Where TensorFlow Serving keeps recorded requests.
@@ -32,6 +33,10 @@ impl WarmupSource for RecordedRequests {
         }
         let files = json_files(&version_dir.join(JSON_DIR))?;
         files.iter().map(|path| request(path, signature)).collect()
+    }
+
+    fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
+        schedule::fill_inputs(servable, inputs)
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use base::{DType, Result};
 
 use super::encode::WIRE_BYTES;
+use super::names::Names;
 use super::schema::{self, graph, model};
 use super::source::WALK_BYTES;
 use super::tensor::TensorHead;
@@ -22,12 +23,27 @@ pub(crate) struct Initializer {
     pub(crate) external: bool,
 }
 
-/// Reads the initialisers of the main graph of the model at `path`, skipping over everything else.
+/// The parameters of a model.
+pub(crate) struct Parameters {
+    /// Those of the main graph.
+    pub(crate) main: Vec<Initializer>,
+    names: Names,
+}
+
+impl Parameters {
+    /// Whether the name is given to one parameter only, in the main graph and all graphs inside it.
+    pub(crate) fn only(&self, name: &str) -> bool {
+        self.names.bindable(name.as_bytes()).is_some()
+    }
+}
+
+/// Reads what the model at `path` says of its parameters, skipping over everything else.
 ///
 /// # Errors
-/// `DataLoss` when it is not protobuf; I/O errors.
-pub(crate) fn read(path: &Path) -> Result<Vec<Initializer>> {
+/// `DataLoss` when it is not protobuf, or has no graph; I/O errors.
+pub(crate) fn read(path: &Path) -> Result<Parameters> {
     let mut walker = Walker::open(path, WALK_BYTES, false)?;
+    let names = Names::collect(&mut walker)?;
     let mut found = Vec::new();
     let whole = walker.whole();
     for graph in fields(&mut walker, whole, model::GRAPH)? {
@@ -41,7 +57,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Initializer>> {
             });
         }
     }
-    Ok(found)
+    Ok(Parameters { main: found, names })
 }
 
 /// The payloads of the message fields `number` of the message in `range`.

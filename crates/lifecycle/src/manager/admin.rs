@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-use super::model::{Disk, Model};
+use super::model::{Disk, Model, Version};
 use super::{Gear, Manager, Touched};
 use crate::State;
 use crate::lifecycle::{Done, LoadSpec};
@@ -188,35 +188,45 @@ impl Model {
                 chosen
             }
         };
-        for number in targets.iter().filter(|_| spec.reload) {
+        let stale: Vec<u64> =
+            targets.iter().copied().filter(|number| self.stale(*number, spec.reload)).collect();
+        for number in &stale {
+            if !self.versions.get(number).map_or(Ok(true), |version| version.complete(*number, patient))? {
+                return Ok(None);
+            }
+        }
+        for number in &stale {
             if let Some(version) = self.versions.get_mut(number) {
-                version.reload = version.serving.is_some() && version.load.is_none();
+                version.reload = version.load.is_none();
             }
         }
         Ok(Some(targets))
+    }
+
+    /// Whether a ready version is to be loaded again: because its files have changed, or `anyway`.
+    fn stale(&self, number: u64, anyway: bool) -> bool {
+        let Some(version) = self.versions.get(&number) else { return false };
+        let changed = |fingerprint| version.disk.as_ref().is_some_and(|disk| disk.differs_from(fingerprint));
+        version.serving.as_ref().is_some_and(|serving| anyway || changed(serving.fingerprint))
     }
 
     /// Pins a version that an administrator named. False while it still settles.
     fn pin(&mut self, number: u64, patient: bool) -> Result<bool> {
         let name = self.name.clone();
         let missing = || Error::not_found(format!("model \"{name}\" has no version {number} on disk"));
-        let version = self.versions.get_mut(&number).ok_or_else(missing)?;
-        match &version.disk.as_ref().ok_or_else(missing)?.found {
-            Found::Settling(_) if patient => return Ok(false),
-            Found::Settling(reason) | Found::Unusable(reason) => {
-                return Err(Error::precondition(format!("version {number}: {reason}")));
-            }
-            Found::Published(_) | Found::Foreign { .. } => {}
-        }
-        version.pinned = true;
-        Ok(true)
+        let version = self.versions.get_mut(&number).filter(|version| version.disk.is_some());
+        let version = version.ok_or_else(missing)?;
+        let complete = version.complete(number, patient)?;
+        version.pinned |= complete;
+        Ok(complete)
     }
 
     fn nothing_to_load(&self) -> Error {
         let reason = self.versions.iter().rev().find_map(|(number, version)| match &version.disk {
-            Some(Disk { found: Found::Settling(reason) | Found::Unusable(reason), .. }) => {
-                Some(format!("version {number}: {reason}"))
-            }
+            Some(Disk {
+                found: Found::Settling(reason) | Found::Unusable(reason) | Found::Unreadable(reason),
+                ..
+            }) => Some(format!("version {number}: {reason}")),
             _ => None,
         });
         let reason = self.path_error.clone().or(reason).unwrap_or_else(|| "its directory holds none".into());
@@ -249,6 +259,21 @@ impl Model {
             }
         }
         Verdict::Done(Ok(()))
+    }
+}
+
+impl Version {
+    /// Whether its files are there to be loaded; false while they still settle.
+    fn complete(&self, number: u64, patient: bool) -> Result<bool> {
+        let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
+        match self.disk.as_ref().map(|disk| &disk.found) {
+            None => wrong("its directory has gone"),
+            Some(Found::Settling(_)) if patient => Ok(false),
+            Some(Found::Settling(reason) | Found::Unusable(reason) | Found::Unreadable(reason)) => {
+                wrong(reason)
+            }
+            Some(Found::Published(_) | Found::Foreign { .. }) => Ok(true),
+        }
     }
 }
 

@@ -3,15 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use base::{Error, ErrorKind};
+use base::Error;
 
-use super::model::{Failure, Load, Model, Serving};
+use super::model::{Disk, Failure, Load, Model, Serving};
 use super::{DEFER_PAUSE, Gear, Manager};
 use crate::convert::Converted;
 use crate::message::{Fresh, LoadJob, Outcome};
-use crate::policy::Choice;
-use crate::source::Fingerprint;
-use crate::{Event, State, Transition};
+use crate::source::{Fingerprint, Found};
+use crate::{Event, State, Transition, transient};
 
 impl Manager {
     /// Gives queued loads to free threads.
@@ -80,9 +79,11 @@ impl Model {
     }
 
     /// Stops loads whose version has gone or is not wanted at all, and takes back queued ones that the policy no
-    /// longer chooses. A load under way that was overtaken by a newer version goes on: otherwise versions that
-    /// come faster than they load would keep each other from ever serving.
-    pub(super) fn drop_pointless_loads(&mut self, gear: &Gear, choice: &Choice) {
+    /// longer chooses, or whose files are being changed: those are for a later load. A load under way that was
+    /// overtaken by a newer version goes on: otherwise versions that come faster than they load would keep each
+    /// other from ever serving.
+    pub(super) fn drop_pointless_loads(&mut self, gear: &Gear, now: Instant) {
+        let choice = self.choice(&self.views(now));
         let none = self.down || self.gone;
         let numbers: Vec<u64> = self
             .versions
@@ -93,10 +94,36 @@ impl Model {
         for number in numbers {
             let Some(version) = self.versions.get_mut(&number) else { continue };
             let queued = version.load.as_ref().is_some_and(|load| !load.dispatched);
-            if none || version.disk.is_none() || (queued && !choice.aspired.contains(&number)) {
+            let incomplete = version.disk.as_ref().is_some_and(|disk| !disk.complete());
+            if none || version.disk.is_none() || (queued && (incomplete || !choice.aspired.contains(&number)))
+            {
                 version.stop_load();
+                // Whoever asked for another load of what serves still waits for one.
+                version.reload |= queued && incomplete && !none && version.serving.is_some();
                 self.show_disk(gear, number);
             }
+        }
+    }
+
+    /// Ends the wish for another load where there is nothing that could be loaded, and will not be without somebody's doing.
+    pub(super) fn drop_vain_reloads(&mut self) {
+        for version in self.versions.values_mut().filter(|version| version.reload) {
+            let (error, fingerprint) = match &version.disk {
+                Some(Disk { found: Found::Unusable(reason), fingerprint, .. }) => {
+                    (Error::precondition(reason.as_str()), Some(*fingerprint))
+                }
+                Some(Disk { found: Found::Unreadable(reason), fingerprint, .. }) => {
+                    (Error::unavailable(reason.as_str()), Some(*fingerprint))
+                }
+                None => (Error::unavailable("its directory has gone"), None),
+                Some(_) => continue,
+            };
+            version.reload = false;
+            // Without anything that serves, the version's state says it.
+            let Some(serving) = &version.serving else { continue };
+            version.note = Some(format!("loading it again failed: {error}"));
+            let fingerprint = fingerprint.unwrap_or(serving.fingerprint);
+            version.failure = Some(Failure { error, fingerprint, tries: 1, retry_at: None });
         }
     }
 
@@ -130,7 +157,7 @@ impl Model {
         gear: &mut Gear,
         number: u64,
         (load, reason): (Load, String),
-        converted: Option<Converted>,
+        converted: Option<(Fingerprint, Converted)>,
     ) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
@@ -154,12 +181,13 @@ impl Model {
         gear.set_state(self, number, State::Ready, None);
         let loaded = Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };
         gear.observer.event(&loaded);
-        if let Some(vacated) = self.vacated.take() {
-            self.tell_swap(gear, (vacated.version, vacated.drain, vacated.unload), (number, cost));
-        } else if let Some(old) = old {
-            self.retire(gear, number, old, Some((number, cost)));
-        } else {
-            self.published = Some((number, cost));
+        match (old, self.vacated.take()) {
+            // Nothing was unloaded for it, whatever went before.
+            (Some(old), _) => self.retire(gear, number, old, Some((number, cost))),
+            (None, Some(vacated)) => {
+                self.tell_swap(gear, (vacated.version, vacated.drain, vacated.unload), (number, cost));
+            }
+            (None, None) => self.published = Some((number, cost)),
         }
     }
 
@@ -174,7 +202,7 @@ impl Model {
         let before = version.failure.take().filter(|failure| failure.fingerprint == fingerprint);
         let tries = before.map_or(0, |failure| failure.tries) + 1;
         let serving = version.serving.is_some();
-        let again = !serving && !costly && transient(&error) && tries <= gear.retries.max;
+        let again = !serving && !costly && transient(error.kind()) && tries <= gear.retries.max;
         let retry_at = again.then(|| Instant::now() + gear.retries.interval);
         let reason = match (again, tries) {
             (true, _) => {
@@ -191,21 +219,9 @@ impl Model {
             return;
         }
         // Files that changed meanwhile are another matter: they are tried as soon as they are complete.
-        if version.disk.as_ref().is_none_or(|disk| disk.fingerprint != fingerprint) {
+        if version.disk.as_ref().is_none_or(|disk| disk.differs_from(fingerprint)) {
             version.failure = None;
         }
         gear.set_state(self, number, if again { State::Discovered } else { State::Failed }, Some(reason));
     }
-}
-
-/// Whether trying again with the same files may help.
-fn transient(error: &Error) -> bool {
-    !matches!(
-        error.kind(),
-        ErrorKind::InvalidArgument
-            | ErrorKind::DataLoss
-            | ErrorKind::NotFound
-            | ErrorKind::FailedPrecondition
-            | ErrorKind::Unimplemented
-    )
 }

@@ -3,13 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use base::Result;
-
 use super::model::{Disk, Model};
 use super::{Gear, Manager};
 use crate::State;
-use crate::model_file::{MODEL_FILE, ModelFile};
-use crate::source::{Found, ModelScan, Snapshot, VersionScan};
+use crate::model_file::MODEL_FILE;
+use crate::source::{Contents, Found, ModelScan, Settings, Snapshot, VersionScan};
 
 impl Manager {
     pub(super) fn looked(&mut self, snapshot: Snapshot) {
@@ -27,27 +25,29 @@ impl Manager {
     }
 
     fn looked_at(&mut self, scan: ModelScan) {
-        let ModelScan { base, settings, versions } = scan;
+        let ModelScan { base, contents } = scan;
         let name = base.name.clone();
         let model = self.models.entry(name.clone()).or_insert_with(|| {
             tracing::info!(model = %name, path = %base.base_path.display(), "found a model");
             Model::new(base.clone(), self.catalog.add(&name))
         });
         model.gone = false;
-        model.configure(&mut self.gear, &base, &settings);
-        model.see(&self.gear, versions);
+        match contents {
+            Ok(Contents { settings, versions }) => {
+                model.path_error = None;
+                model.configure(&mut self.gear, &base, &settings);
+                model.see(&self.gear, versions);
+            }
+            // Its settings stay as they are too.
+            Err(error) => model.not_seen(error.to_string()),
+        }
     }
 }
 
 impl Model {
     /// Takes over new settings; wrong ones are told and change nothing.
-    fn configure(
-        &mut self,
-        gear: &mut Gear,
-        base: &crate::ModelConfig,
-        settings: &Result<Option<ModelFile>, String>,
-    ) {
-        let settings = settings.as_ref().map_err(String::clone).and_then(|file| match file {
+    fn configure(&mut self, gear: &mut Gear, base: &crate::ModelConfig, settings: &Settings) {
+        let settings = settings.as_ref().as_ref().map_err(String::clone).and_then(|file| match file {
             None => Ok(base.clone()),
             Some(file) => file.apply(base).map_err(|error| {
                 let path = base.base_path.join(MODEL_FILE);
@@ -73,19 +73,14 @@ impl Model {
         }
     }
 
-    fn see(&mut self, gear: &Gear, versions: Result<Vec<VersionScan>>) {
-        let versions = match versions {
-            Ok(versions) => versions,
-            Err(error) => {
-                let error = error.to_string();
-                if self.path_error.as_ref() != Some(&error) {
-                    tracing::error!(model = %self.name, error, "its directory cannot be read; what serves stays");
-                }
-                self.path_error = Some(error);
-                return;
-            }
-        };
-        self.path_error = None;
+    fn not_seen(&mut self, error: String) {
+        if self.path_error.as_ref() != Some(&error) {
+            tracing::error!(model = %self.name, error, "its directory cannot be read; what serves stays");
+        }
+        self.path_error = Some(error);
+    }
+
+    fn see(&mut self, gear: &Gear, versions: Vec<VersionScan>) {
         let seen: BTreeSet<u64> = versions.iter().map(|scan| scan.version).collect();
         for (_, version) in self.versions.iter_mut().filter(|(number, _)| !seen.contains(number)) {
             version.disk = None;
@@ -103,7 +98,9 @@ impl Model {
             return;
         };
         if version.disk.as_ref() != Some(&disk) {
-            if version.failure.as_ref().is_some_and(|failure| failure.fingerprint != disk.fingerprint) {
+            let changed =
+                version.failure.as_ref().is_some_and(|failure| disk.differs_from(failure.fingerprint));
+            if changed {
                 version.failure = None;
             }
             version.disk = Some(disk);
@@ -120,7 +117,9 @@ impl Model {
         }
         let (state, reason) = match version.disk.as_ref().map(|disk| &disk.found) {
             Some(Found::Settling(reason)) => (State::Discovered, Some(reason.clone())),
-            Some(Found::Unusable(reason)) => (State::Failed, Some(reason.clone())),
+            Some(Found::Unusable(reason) | Found::Unreadable(reason)) => {
+                (State::Failed, Some(reason.clone()))
+            }
             _ if version.state == State::Released => return,
             _ => (State::Discovered, None),
         };

@@ -69,6 +69,18 @@ pub(crate) struct Disk {
     pub(crate) found: Found,
 }
 
+impl Disk {
+    /// Whether it holds other files than those of `fingerprint`. What could not be looked at is not known to.
+    pub(crate) fn differs_from(&self, fingerprint: Fingerprint) -> bool {
+        !matches!(self.found, Found::Unreadable(_)) && self.fingerprint != fingerprint
+    }
+
+    /// Whether it holds a version.
+    pub(crate) fn complete(&self) -> bool {
+        matches!(self.found, Found::Published(_) | Found::Foreign { .. })
+    }
+}
+
 /// A loaded instance.
 pub(crate) struct Serving {
     pub(crate) servable: Arc<Servable>,
@@ -96,7 +108,8 @@ pub(crate) struct Load {
     pub(crate) dispatched: bool,
     /// Not before then.
     pub(crate) not_before: Option<Instant>,
-    pub(crate) converted: Option<Converted>,
+    /// What an earlier try made of the files of that fingerprint.
+    pub(crate) converted: Option<(Fingerprint, Converted)>,
 }
 
 /// What went wrong.
@@ -137,10 +150,7 @@ impl Version {
 
     /// Whether a load of it may be tried at `now`.
     pub(crate) fn loadable(&self, now: Instant) -> bool {
-        let complete = self
-            .disk
-            .as_ref()
-            .is_some_and(|disk| matches!(disk.found, Found::Published(_) | Found::Foreign { .. }));
+        let complete = self.disk.as_ref().is_some_and(Disk::complete);
         complete && self.failure.as_ref().is_none_or(|failure| failure.retry_at.is_some_and(|at| at <= now))
     }
 
@@ -305,8 +315,8 @@ impl Model {
 fn status(number: u64, version: &Version) -> VersionStatus {
     let changed = || {
         let (serving, disk) = (version.serving.as_ref()?, version.disk.as_ref()?);
-        let changed = serving.fingerprint != disk.fingerprint;
-        changed.then(|| "its files have changed since it was loaded; load it to serve them".to_owned())
+        disk.differs_from(serving.fingerprint)
+            .then(|| "its files have changed since it was loaded; load it to serve them".to_owned())
     };
     let again =
         || (version.serving.is_some() && version.load.is_some()).then(|| "being loaded again".to_owned());

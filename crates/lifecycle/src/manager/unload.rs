@@ -6,14 +6,15 @@ use super::Gear;
 use super::model::{Model, Serving, Vacated};
 use crate::message::{Fresh, Release, Retired};
 use crate::status::{LoadCost, SwapReport};
-use crate::{Event, State, Transition};
+use crate::{Event, State, Transition, transient};
 
 impl Model {
     /// Takes `number` out of the catalogue and has it released once nobody uses it.
     pub(super) fn unload(&mut self, gear: &mut Gear, number: u64) {
-        let Some(serving) = self.versions.get_mut(&number).and_then(|version| version.serving.take()) else {
-            return;
-        };
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let Some(serving) = version.serving.take() else { return };
+        // It is that of another load, and no reason to refuse a load of this version once it is wanted again.
+        version.failure = version.failure.take().filter(|failure| !transient(failure.error.kind()));
         self.publish();
         gear.set_state(self, number, State::Draining, None);
         let successor = self.published.take().filter(|(to, _)| *to != number && !self.down && !self.gone);

@@ -1,5 +1,6 @@
 //! The files of a version directory, and telling whether they are still the same.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -31,29 +32,41 @@ pub(crate) struct File {
     inode: u64,
 }
 
-/// All files below `dir`, in order of path.
+/// All files below `dir`, in order of path; `None` where one that was listed had gone when it was looked at.
 ///
 /// # Errors
 /// When something cannot be looked at, or there is too much of it.
-pub(crate) fn list(dir: &Path) -> Result<Vec<File>> {
+pub(crate) fn list(dir: &Path) -> Result<Option<Vec<File>>> {
     let mut files = Vec::new();
-    walk(dir, Path::new(""), 0, &mut files)?;
+    if !walk(dir, Path::new(""), 0, &mut files)? {
+        return Ok(None);
+    }
     files.sort();
-    Ok(files)
+    Ok(Some(files))
 }
 
-fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result<()> {
+/// False where something had gone.
+fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result<bool> {
     let here = dir.join(below);
-    for entry in std::fs::read_dir(&here).map_err(|e| Error::io(&here, &e))? {
+    let entries = match std::fs::read_dir(&here) {
+        Err(error) if error.kind() == ErrorKind::NotFound && depth > 0 => return Ok(false),
+        entries => entries.map_err(|e| Error::io(&here, &e))?,
+    };
+    for entry in entries {
         let entry = entry.map_err(|e| Error::io(&here, &e))?;
         let path = below.join(entry.file_name());
         let full = dir.join(&path);
-        let meta = std::fs::metadata(&full).map_err(|e| Error::io(&full, &e))?;
+        let meta = match std::fs::metadata(&full) {
+            Err(error) if error.kind() == ErrorKind::NotFound && super::gone(&full) => return Ok(false),
+            meta => meta.map_err(|e| Error::io(&full, &e))?,
+        };
         if meta.is_dir() {
             if depth == DEPTH_MAX {
                 return Err(Error::invalid(format!("{}: directories nested too deep", full.display())));
             }
-            walk(dir, &path, depth + 1, files)?;
+            if !walk(dir, &path, depth + 1, files)? {
+                return Ok(false);
+            }
         } else {
             let modified = (meta.mtime(), meta.mtime_nsec());
             files.push(File { path, bytes: meta.len(), modified, mode: meta.mode(), inode: meta.ino() });
@@ -62,7 +75,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result
             return Err(Error::invalid(format!("{}: more than {FILES_MAX} files", dir.display())));
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The fingerprint of those of `files` that `chosen` picks.

@@ -35,7 +35,7 @@ impl Bench {
         let snapshot = self.scanner.look(0, self.now);
         let mut words = Vec::new();
         for model in snapshot.models {
-            match model.versions {
+            match model.contents.map(|contents| contents.versions) {
                 Err(_) => words.push(format!("{}:unreadable", model.base.name)),
                 Ok(versions) if versions.is_empty() => words.push(format!("{}:empty", model.base.name)),
                 Ok(versions) => words.extend(versions.into_iter().map(|version| {
@@ -44,6 +44,7 @@ impl Bench {
                         Found::Foreign { .. } => "foreign",
                         Found::Settling(_) => "settling",
                         Found::Unusable(_) => "unusable",
+                        Found::Unreadable(_) => "cannot-be-read",
                     };
                     format!("{}/{}:{what}", model.base.name, version.version)
                 })),
@@ -94,8 +95,8 @@ fn what_is_no_version() {
     bench.write("m/9223372036854775808/model.onnx", "too large a number");
     bench.write("n/notes/readme.txt", "no model");
     std::os::unix::fs::symlink("6", bench.root.path().join("m/6")).unwrap();
-    assert_eq!(bench.look(), "m/1:settling m/2:settling m/6:unusable");
-    assert_eq!(bench.look(), "m/1:unusable m/2:unusable m/6:unusable");
+    assert_eq!(bench.look(), "m/1:settling m/2:settling m/6:cannot-be-read");
+    assert_eq!(bench.look(), "m/1:unusable m/2:unusable m/6:cannot-be-read");
 }
 
 #[test]
@@ -124,14 +125,86 @@ fn an_unreadable_root_keeps_its_models() {
     assert_eq!(bench.look(), "m/1:unusable");
 }
 
+/// A link that leads nowhere for a moment, or cannot be followed, is no directory that has gone.
+#[test]
+fn a_model_that_cannot_be_looked_at_stays_a_model() {
+    let mut bench = Bench::new();
+    bench.write(".real/1/millpond.json", MANIFEST);
+    bench.write(".real/1/graph", "gg");
+    let link = bench.root.path().join("m");
+    let lead_to = |to: &str| {
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(to, &link).unwrap();
+    };
+    lead_to("m");
+    assert_eq!(bench.look(), "", "what never was a model does not become one");
+    lead_to(".real");
+    assert_eq!(bench.look(), "m/1:published");
+    lead_to("m");
+    assert_eq!(bench.look(), "m:unreadable", "it leads to itself");
+    lead_to(".elsewhere");
+    assert_eq!(bench.look(), "m:unreadable", "it leads nowhere");
+    lead_to(".real");
+    assert_eq!(bench.look(), "m/1:published");
+    fs::remove_file(&link).unwrap();
+    assert_eq!(bench.look(), "");
+}
+
+/// Where the file system does not say in the listing what an entry is, asking can fail.
+#[test]
+fn an_entry_of_unknown_kind_may_be_a_version() {
+    let failing = |kind: ErrorKind| perhaps_directory(Err(kind.into()));
+    assert_eq!(failing(ErrorKind::NotFound), None);
+    assert_eq!(failing(ErrorKind::PermissionDenied), Some(true));
+    let kind = |path: &str| perhaps_directory(fs::symlink_metadata(path).map(|meta| meta.file_type()));
+    assert_eq!((kind("/"), kind("/proc/version")), (Some(true), Some(false)));
+}
+
+fn settings(bench: &mut Bench) -> Settings {
+    let snapshot = bench.scanner.look(0, bench.now);
+    snapshot.models.into_iter().next().unwrap().contents.unwrap().settings
+}
+
+#[test]
+fn settings_that_cannot_be_read_are_not_absent_and_are_read_again() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "x");
+    let file = bench.root.path().join("m/millpond.toml");
+    // What was read and what could not be have the same length, time and inode.
+    fs::create_dir(&file).unwrap();
+    assert!(settings(&mut bench).as_ref().as_ref().unwrap_err().contains("millpond.toml: "));
+    assert!(bench.scanner.settings.is_empty(), "an error of reading is not kept");
+    fs::remove_dir(&file).unwrap();
+    std::os::unix::fs::symlink("nowhere", &file).unwrap();
+    assert!(settings(&mut bench).is_err(), "it is listed");
+    bench.write("m/nowhere", "policy = \"all\"");
+    assert!(matches!(&*settings(&mut bench), Ok(Some(_))));
+    fs::remove_file(&file).unwrap();
+    assert_eq!(*settings(&mut bench), Ok(None));
+}
+
+/// Unlike a manifest that is wrong, one that cannot be read may be fine another time, although nothing about it changes.
+#[test]
+fn what_could_not_be_read_is_not_a_last_answer() {
+    let mut bench = Bench::new();
+    bench.write("m/1/graph", "gg");
+    bench.write("m/1/millpond.json", "{}");
+    bench.look();
+    assert_eq!(bench.look(), "m/1:unusable");
+    let kept = |bench: &Bench| bench.scanner.versions.values().any(|memory| memory.knows());
+    assert!(kept(&bench));
+    // Reading it fails; its length is as before.
+    fs::remove_file(bench.root.path().join("m/1/millpond.json")).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", bench.root.path().join("m/1/millpond.json")).unwrap();
+    bench.look();
+    assert_eq!(bench.look(), "m/1:cannot-be-read");
+    assert!(!kept(&bench));
+}
+
 #[test]
 fn settings_are_read_again_when_they_change() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "x");
-    let settings = |bench: &mut Bench| {
-        let snapshot = bench.scanner.look(0, bench.now);
-        snapshot.models.into_iter().next().unwrap().settings
-    };
     assert_eq!(*settings(&mut bench), Ok(None));
     bench.write("m/millpond.toml", "polcy = 1");
     assert!(settings(&mut bench).as_ref().as_ref().unwrap_err().contains("millpond.toml: line 1"));
@@ -142,10 +215,11 @@ fn settings_are_read_again_when_they_change() {
 }
 
 /// Moved away and back all the time, a model's directory is there or cannot be read; seen without versions, what serves
-/// would be taken down.
+/// would be taken down, and seen without settings, the model would have others.
 #[test]
 fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
     let mut bench = Bench::new();
+    bench.write("m/millpond.toml", "policy = \"all\"");
     bench.write("m/1/millpond.json", MANIFEST);
     bench.write("m/1/graph", "ab");
     let (here, away) = (bench.root.path().join("m"), bench.root.path().join(".away"));
@@ -160,7 +234,11 @@ fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
             }
         });
         let seen: BTreeSet<String> = (0..2000).map(|_| bench.look_again()).collect();
+        let models = (0..2000).flat_map(|_| bench.scanner.look(0, bench.now).models);
+        let without = models.filter_map(|model| model.contents.ok()).filter(|it| *it.settings == Ok(None));
+        let without = without.count();
         stop.store(true, Ordering::Relaxed);
+        assert_eq!(without, 0, "seen without settings");
         assert!(seen.contains("m/1:published") && !seen.contains("m:empty"), "{seen:?}");
     });
 }

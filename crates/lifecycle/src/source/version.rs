@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::Result;
+use base::{ErrorKind, Result};
 use engine::layout::{Artifact, MANIFEST_NAME, TENSOR_ALIGNMENT};
 use engine::{Engine, ParameterUse};
 use memory::{SHARE_MIN, SlotPool};
@@ -58,6 +58,8 @@ pub(crate) enum Found {
     Settling(String),
     /// Complete, and no version.
     Unusable(String),
+    /// It could not be looked at, which says nothing about what it holds.
+    Unreadable(String),
 }
 
 impl Found {
@@ -121,17 +123,13 @@ pub(crate) fn look(
     poll: Duration,
     now: Instant,
 ) -> Option<VersionScan> {
-    let files = match files::list(&dir) {
+    let files = match super::steady(&dir, || files::list(&dir)) {
         Ok(files) => files,
-        Err(_)
-            if std::fs::symlink_metadata(&dir).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) =>
-        {
-            return None;
-        }
+        Err(_) if super::gone(&dir) => return None,
         Err(error) => {
             memory.last = None;
             let (fingerprint, found) =
-                (files::fingerprint(&[], |_| true), Found::Unusable(error.to_string()));
+                (files::fingerprint(&[], |_| true), Found::Unreadable(error.to_string()));
             return Some(VersionScan { version, dir, fingerprint, found });
         }
     };
@@ -139,8 +137,8 @@ pub(crate) fn look(
     // A little less than a poll, because timers are not exact.
     let settled = seen.looks >= LOOKS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
-        let answer = classify(&dir, kinds, &files, (seen.files, settled));
-        if settled || matches!(answer.1, Found::Published(_)) {
+        let (answer, last) = classify(&dir, kinds, &files, (seen.files, settled));
+        if last {
             seen.answer = Some(answer.clone());
         }
         answer
@@ -149,6 +147,12 @@ pub(crate) fn look(
 }
 
 impl Memory {
+    /// Whether an answer is kept.
+    #[cfg(test)]
+    pub(crate) fn knows(&self) -> bool {
+        self.last.as_ref().is_some_and(|seen| seen.answer.is_some())
+    }
+
     fn see(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
         let seen = match self.last.take() {
             Some(seen) if seen.files == files => Seen { looks: seen.looks.saturating_add(1), ..seen },
@@ -158,12 +162,13 @@ impl Memory {
     }
 }
 
+/// What `files` are, and whether that holds for as long as they stay the same.
 fn classify(
     dir: &Path,
     kinds: &[Kind],
     files: &[File],
     (all, settled): (Fingerprint, bool),
-) -> (Fingerprint, Found) {
+) -> ((Fingerprint, Found), bool) {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let unless_settled = |reason: String| {
         let found = if settled { Found::Unusable(reason) } else { Found::Settling(reason) };
@@ -174,19 +179,28 @@ fn classify(
         return match opened {
             Ok((parameters, artifact)) => {
                 let own = files::fingerprint(files, |path| is_of(&artifact, path));
-                (own, Found::Published(Arc::new(parameters)))
+                ((own, Found::Published(Arc::new(parameters))), true)
             }
-            Err(error) => unless_settled(error.to_string()),
+            Err(error) => match error.kind() {
+                ErrorKind::DataLoss | ErrorKind::InvalidArgument => {
+                    (unless_settled(error.to_string()), settled)
+                }
+                // Never there, or moved away for a moment.
+                ErrorKind::NotFound => (unless_settled(error.to_string()), false),
+                // The same files may be readable another time.
+                _ => ((all, Found::Unreadable(error.to_string())), false),
+            },
         };
     }
     let Some(&kind) = kinds.iter().find(|kind| has(kind.file)) else {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.file).collect();
-        return unless_settled(format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor ")));
+        let reason = format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor "));
+        return (unless_settled(reason), settled);
     };
     if !settled {
-        return (all, Found::Settling("waiting for its files to stop changing".into()));
+        return ((all, Found::Settling("waiting for its files to stop changing".into())), false);
     }
-    (all, Found::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind })
+    ((all, Found::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind }), true)
 }
 
 fn is_of(artifact: &Artifact, path: &Path) -> bool {

@@ -67,17 +67,18 @@ fn loads_at_the_same_time_are_one() {
 }
 
 #[test]
-fn a_changed_version_is_loaded_again_only_when_asked() {
+fn a_changed_version_is_loaded_again_when_a_load_is_asked_for() {
     let world = World::with_model();
     // The same number with another content: y = x + 5.
     engine::fake::publish::affine(&world.dir("m", 1), 1.0, 5.0).unwrap();
     let changed = || world.version("m", 1).unwrap().note.is_some_and(|note| note.contains("changed since"));
     eventually("a note", changed);
     assert_eq!(world.fake.counters().loads(), 1);
+    world.looks();
+    assert_eq!(world.fake.counters().loads(), 1, "it goes on as it is");
     world.load("m", LoadSpec::default()).unwrap();
-    assert_eq!(world.fake.counters().loads(), 1, "a load without reload leaves what is ready");
-    world.load("m", RELOAD).unwrap();
-    assert_eq!(world.fake.counters().loads(), 2);
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.fake.counters().loads(), 2, "what has not changed is left alone");
     assert!(!changed());
     let servable = world.lifecycle().catalog().get("m", None).unwrap();
     let answer = servable.run(&[crate::world::input(1.0)], &[]).unwrap();
@@ -97,6 +98,71 @@ fn a_reload_that_fails_changes_nothing() {
     assert!(status.note.unwrap().contains("loading it again failed"));
     world.load("m", RELOAD).unwrap();
     assert_eq!(world.version("m", 1).unwrap().note, None);
+}
+
+#[test]
+fn a_reload_of_what_is_no_version_any_more_is_refused() {
+    let world = World::with_model();
+    let manifest = world.dir("m", 1).join("millpond.json");
+    let good = std::fs::read(&manifest).unwrap();
+    std::fs::write(&manifest, "{").unwrap();
+    for spec in [RELOAD, LoadSpec::default(), version(1)] {
+        let error = world.load("m", spec).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+        assert!(error.message().contains("millpond.json"), "{error}");
+    }
+    std::fs::write(&manifest, &good).unwrap();
+    world.load("m", RELOAD).unwrap();
+    // The same while the load waits for its turn.
+    world.fake.load_gate().close();
+    world.publish("n", 1);
+    world.fake.load_gate().wait_for(1);
+    let answer = world.load_later("m", RELOAD);
+    let again = || world.version("m", 1).unwrap().note.is_some_and(|note| note == "being loaded again");
+    eventually("it is queued", again);
+    std::fs::write(&manifest, "{").unwrap();
+    let error = answer.recv().unwrap().unwrap_err();
+    assert!(error.message().contains("millpond.json"), "{error}");
+    assert_eq!((world.ask("m").unwrap(), again()), (1.0, false));
+    std::fs::write(&manifest, &good).unwrap();
+    let answer = world.load_later("m", RELOAD);
+    world.fake.load_gate().open();
+    answer.recv().unwrap().unwrap();
+    assert_eq!(world.version("m", 1).unwrap().note, None);
+}
+
+#[test]
+fn a_reload_that_failed_for_a_while_does_not_stand_in_the_way_of_going_back() {
+    let world = World::with_model();
+    world.publish("m", 2);
+    world.until_ready("m", 2);
+    world.until("m", 1, State::Released);
+    world.fake.fail_loads(1);
+    assert!(world.load("m", RELOAD).is_err());
+    world.publish("m", 3);
+    world.until("m", 2, State::Released);
+    world.remove("m", 3);
+    eventually("back at 2", || world.ready("m") == "2");
+}
+
+/// A swap that began by unloading is finished by the load after it; one that needs nothing unloaded has its own end.
+#[test]
+fn the_instance_that_a_reload_replaces_is_released_by_an_unload_thread() {
+    let mut world = World::prepare(64 * crate::world::MIB);
+    world.settings("m", "transition = \"resource-preserving\"\npolicy = \"all\"");
+    (1..=3).for_each(|version| world.publish("m", version));
+    world.start(crate::world::Setting::default());
+    eventually("all", || world.ready("m") == "1 2 3");
+    for version in 1..=2 {
+        world.remove("m", version);
+        eventually("it is forgotten", || world.version("m", version).is_none());
+    }
+    world.settings("m", "policy = \"all\"");
+    world.looks();
+    world.load("m", RELOAD).unwrap();
+    eventually("the first instance is released", || world.fake.counters().live() == 1);
+    let releases = world.threads.releases.lock().unwrap().clone();
+    assert!(releases.len() == 3 && releases.iter().all(|name| name.starts_with("unload-")), "{releases:?}");
 }
 
 #[test]

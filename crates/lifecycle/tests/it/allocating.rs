@@ -11,7 +11,7 @@ use engine::{Capabilities, Device, Engine, LoadRequest, ParameterUse, Session, S
 use lifecycle::{ParameterHome, State};
 use memory::RegionMut;
 
-use crate::world::{MIB, Setting, World};
+use crate::world::{MIB, Setting, World, eventually};
 
 /// Bytes of the arena per byte of the graph.
 const ARENA_FACTOR: usize = 1 << 16;
@@ -108,6 +108,29 @@ fn what_does_not_fit_is_refused_and_the_old_version_stays() {
     let status = world.until("m", 2, State::Failed);
     assert!(status.reason.as_deref().unwrap().contains("raise --pool"), "{:?}", status.reason);
     assert_eq!(world.ask("m").unwrap(), 1.0);
+}
+
+#[test]
+fn a_load_that_waits_for_memory_waits_for_files_too() {
+    let mut world = World::prepare(16 * MIB);
+    world.place("big", 1, |dir| fs::write(dir.join("model.pt"), graph(1) + &"\n".repeat(100)).unwrap());
+    world.start(Setting::default());
+    world.until_ready("big", 1);
+    let held = world.lifecycle().catalog().get("big", None).unwrap();
+    fs::rename(world.model_dir("big"), world.root.path().join(".big")).unwrap();
+    eventually("it drains", || world.state("big", 1) == Some(State::Draining));
+    let text = graph(2) + &"\n".repeat(80);
+    place(&world, 2, &text);
+    eventually("it waits", || world.version("m", 2).is_some_and(|version| version.reason.is_some()));
+    // Changed again and again, so that its turn comes while it settles.
+    for round in 0..40 {
+        fs::write(world.dir("m", 2).join("model.pt"), text.clone() + &"\n".repeat(round % 2)).unwrap();
+        world.looks();
+        assert_ne!(world.state("m", 2), Some(State::Failed), "{:?}", world.version("m", 2));
+    }
+    drop(held);
+    world.until_ready("m", 2);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
 }
 
 #[test]

@@ -105,6 +105,45 @@ fn a_file_that_grows_is_never_loaded() {
     assert_eq!(world.fake.counters().failed_loads(), 0);
 }
 
+/// What the version's directory has in "published" is the conversion.
+fn copying() -> lifecycle::Converter {
+    let args = vec!["-c".into(), "cp \"$1\"/published/* \"$2\"/".into(), "sh".into()];
+    lifecycle::Converter { program: "/bin/sh".into(), args }
+}
+
+/// A conversion that waits for memory is one of files that may be replaced meanwhile.
+#[test]
+fn files_that_are_replaced_while_their_load_waits_are_converted_anew() {
+    let mut world = World::prepare(8 * MIB);
+    world.publish_tables("big", 1, &[1.0, 2.0]);
+    world.start(Setting { change: |config| config.converter = copying(), ..Setting::default() });
+    world.until_ready("big", 1);
+    let held = world.lifecycle().catalog().get("big", None).unwrap();
+    fs::rename(world.model_dir("big"), world.root.path().join(".big")).unwrap();
+    eventually("it drains", || world.state("big", 1) == Some(State::Draining));
+    let fill = |dir: &std::path::Path, factor: f32| {
+        world.publish_tables("scratch", factor as u64, &[3.0, 4.0]);
+        let _ = fs::remove_dir_all(dir.join("published"));
+        fs::rename(world.dir("scratch", factor as u64), dir.join("published")).unwrap();
+        fs::write(dir.join("model.onnx"), factor.to_string()).unwrap();
+    };
+    let waits = || {
+        let reason = world.version("m", 5).and_then(|version| version.reason).unwrap_or_default();
+        cached(&world) == 1 && !reason.contains("converted") && !reason.contains("stop changing")
+    };
+    world.place("m", 5, |dir| fill(dir, 6.0));
+    eventually("it is converted and waits", waits);
+    fill(&world.dir("m", 5), 7.0);
+    world.looks();
+    eventually("it is converted again", waits);
+    drop(held);
+    world.until_ready("m", 5);
+    let servable = world.lifecycle().catalog().get("m", None).unwrap();
+    let answer = servable.run(&[crate::world::input(1.0)], &[]).unwrap();
+    assert_eq!(answer[0].tensor.to_vec::<f32>().unwrap(), [7.0]);
+    assert_eq!(world.version("m", 5).unwrap().note, None, "it serves what is there");
+}
+
 #[test]
 fn a_load_waits_until_files_stop_changing() {
     let world = start();

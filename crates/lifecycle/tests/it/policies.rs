@@ -85,18 +85,56 @@ fn resource_preserving_goes_back_when_the_new_version_fails() {
 fn a_directory_that_cannot_be_read_takes_nothing_down() {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
+    world.publish("m", 2);
+    world.settings("m", "policy = \"all\"\n[labels]\nstable = 1");
     let models = vec![cold(&world, "m")];
     world.start(Setting { models, change: |config| config.roots.clear(), ..Setting::default() });
-    world.until_ready("m", 1);
+    eventually("both", || world.ready("m") == "1 2");
     let aside = world.root.path().join("aside");
     fs::rename(world.model_dir("m"), &aside).unwrap();
     eventually("the error shows", || world.status("m").unwrap().error.is_some());
     world.looks();
-    assert_eq!(world.ask("m").unwrap(), 1.0);
+    let stable = || world.lifecycle().catalog().by_label("m", "stable").map(|servable| servable.id.version);
+    assert_eq!((world.ready("m").as_str(), stable()), ("1 2", Ok(1)), "its settings hold as well");
     fs::rename(&aside, world.model_dir("m")).unwrap();
     eventually("the error goes", || world.status("m").unwrap().error.is_none());
-    assert_eq!(world.ask("m").unwrap(), 1.0);
-    assert_eq!(world.fake.counters().loads(), 1);
+    assert_eq!((world.ready("m").as_str(), stable()), ("1 2", Ok(1)));
+    assert_eq!(world.fake.counters().loads(), 2);
+}
+
+/// Tried again, it would cost the version that serves another time.
+#[test]
+fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_looked_at() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "transition = \"resource-preserving\"");
+    world.publish("m", 1);
+    world.start(Setting::default());
+    world.until_ready("m", 1);
+    let graph = "millpond-fake 1\nfail-load broken\n";
+    world.place("m", 7, |dir| engine::fake::publish::publish(dir, graph, &[]).unwrap());
+    world.until("m", 7, State::Failed);
+    world.until_ready("m", 1);
+    // Its own name leads elsewhere from now on, in one step each time.
+    let real = world.model_dir("m").join("real");
+    let lead_to = |to: &std::path::Path| {
+        let next = world.model_dir("m").join("next");
+        std::os::unix::fs::symlink(to, &next).unwrap();
+        fs::rename(next, world.dir("m", 2)).unwrap();
+    };
+    world.remove("m", 7);
+    fs::create_dir(&real).unwrap();
+    engine::fake::publish::publish(&real, graph, &[]).unwrap();
+    lead_to(&real);
+    world.until("m", 2, State::Failed);
+    world.until_ready("m", 1);
+    let counted = || (world.fake.counters().loads(), world.fake.counters().failed_loads());
+    let before = counted();
+    lead_to(std::path::Path::new("2"));
+    world.looks();
+    lead_to(&real);
+    world.looks();
+    assert_eq!((world.state("m", 1), counted()), (Some(State::Ready), before));
+    assert_eq!(world.version("m", 2).unwrap().reason.as_deref(), Some("broken"));
 }
 
 #[test]

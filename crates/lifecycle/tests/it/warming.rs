@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use base::{NamedTensor, Result, Signature};
+use base::{NamedTensor, Result, Signature, Tensor};
+use engine::Servable;
 use lifecycle::{State, WarmupSource};
 
 use crate::world::{MIB, Setting, World, input};
@@ -15,10 +16,23 @@ impl WarmupSource for Recorded {
     fn requests(&self, version_dir: &Path, _signature: &Signature) -> Result<Vec<Vec<NamedTensor>>> {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
+            Ok(number) if line.contains('.') => {
+                vec![NamedTensor::new("x", Tensor::from_vec(&[1usize, 1][..], vec![number]).unwrap())]
+            }
             Ok(number) => vec![input(number)],
             Err(_) => Vec::new(),
         };
         Ok(text.lines().map(input).collect())
+    }
+
+    /// What `schedule` does: ones of the masked input's shape.
+    fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
+        if servable.plan().fills() {
+            let count = inputs[0].tensor.elements();
+            let ones = Tensor::from_vec(inputs[0].tensor.shape(), vec![1.0f32; count])?;
+            inputs.push(NamedTensor::new("mask", ones));
+        }
+        Ok(())
     }
 }
 
@@ -72,6 +86,18 @@ fn a_recorded_request_that_fails_fails_the_load() {
     let world = serve("1\nnot an input\n", GRAPH, "");
     let reason = world.until("m", 1, State::Failed).reason.unwrap();
     assert_eq!(reason, "recorded warm-up request 1: input \"x\" is missing");
+}
+
+/// They are requests as clients send them.
+#[test]
+fn recorded_requests_leave_out_what_the_server_fills() {
+    let graph =
+        "millpond-fake 1\ninput x float32 n w\ninput mask float32 n w\noutput y float32 n w\ny = echo mask\n";
+    let settings = "[schedule.inputs.x]\naxes = [1]\nmask = \"mask\"\n\
+        [[schedule.outputs.y]]\naxis = 1\ninput = \"x\"\ninput-axis = 1\n[warmup]\niterations = 1\n";
+    let world = serve("1.5\n2.5\n", graph, settings);
+    world.until_ready("m", 1);
+    assert_eq!(world.fake.counters().runs(), 2);
 }
 
 #[test]
