@@ -4,8 +4,8 @@
 use base::{DType, Error, Result};
 use engine::BatchPlan;
 
-/// Parts that one request is cut into at most. An empty queue takes so many, however short it may get, so that a large
-/// batch need not be cut by the client; each part costs every look at the queue.
+/// Parts that one request is cut into at most. A queue that is half empty takes so many, however short it is, so that a
+/// large batch need not be cut by the client; each part costs every look at the queue.
 pub(crate) const PARTS_MAX: usize = 4096;
 /// Items of a request that is padded but not cut: only a tensor without elements has more.
 const ITEMS_MAX: usize = u32::MAX as usize;

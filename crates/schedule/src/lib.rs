@@ -138,7 +138,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority, has no room for all
-    /// parts of the request (an empty one has); `Unavailable` when the scheduler is shutting down; `InvalidArgument`
+    /// parts of the request (one that is half empty has); `Unavailable` when the scheduler is shutting down; `InvalidArgument`
     /// where the request would become too many parts, or an input that the server fills would be too large or has
     /// nothing to be filled from.
     pub fn submit(&self, job: Job) -> Result<()> {

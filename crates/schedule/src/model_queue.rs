@@ -119,7 +119,8 @@ impl ModelQueue {
     }
 
     /// Takes the entries of one request; or gives how many may wait and how many do, where the model's or their level's
-    /// queue has no room for all. An empty one has room for any request.
+    /// queue has no room for all. One that is half empty has room for any request: a large one would otherwise wait for a
+    /// moment in which nobody else asks.
     pub(crate) fn push(
         &mut self,
         entries: Vec<Entry>,
@@ -137,7 +138,8 @@ impl ModelQueue {
         }
         let full = |queue: &ModelQueue| {
             let bounds = [(model_max, queue.queued), (level_max, queue.levels[level].len())];
-            bounds.into_iter().find(|&(max, waiting)| waiting > 0 && waiting + entries.len() > max)
+            let room = |max: usize| entries.len().min(max.div_ceil(2));
+            bounds.into_iter().find(|&(max, waiting)| waiting + room(max) > max)
         };
         if full(self).is_some() {
             self.bury(now, dead);

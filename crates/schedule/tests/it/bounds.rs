@@ -98,19 +98,19 @@ fn lengths_of_rows_without_bytes_are_not_made() {
     assert_eq!(ok(&answers[0])[0].tensor.to_vec::<i64>().unwrap(), [5, 5, 5]);
 }
 
-/// Eight rows a part and four places: beside others a request may not take more, alone it may.
+/// Eight rows a part and four places: where less than half of them is free, only a small request fits.
 #[test]
-fn a_request_of_many_parts_fills_only_an_empty_queue() {
+fn a_request_of_many_parts_waits_for_half_a_queue() {
     let bench = Bench::new(1, 4);
     let (rows, servable) = model("m", merging(), PLAIN);
     let _opens = Opens(rows.gate.clone());
     bench.ask(0, &servable, x(1, 2, 0.0));
     rows.wait_running(1);
-    bench.ask(1, &servable, x(1, 2, 0.0));
+    bench.ask(1, &servable, x(3 * 8, 2, 0.0));
     let refusal = send(&bench, &servable, x(4 * 8, 2, 0.0)).unwrap_err();
     assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
     assert!(refusal.retry_after().is_some() && refusal.message().contains("4 batches"), "{refusal}");
-    bench.ask(2, &servable, x(3 * 8, 2, 0.0));
+    bench.ask(2, &servable, x(1, 2, 0.0));
     assert_eq!(bench.scheduler.queued(), 4);
     rows.gate.open();
     assert_eq!(bench.answers(3).len(), 3);

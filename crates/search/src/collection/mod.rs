@@ -60,6 +60,7 @@ pub use facet::{FACET_VALUES_MAX, Facet, FacetValue};
 pub use hurry::Waits;
 pub use look::{Count, IDS_MAX, IdList, Parts};
 pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
+pub(crate) use recover::may_pass;
 pub use resources::Resources;
 pub use search::{Found, Hit, Query, SearchThread};
 pub use status::{SegmentStatus, Status};

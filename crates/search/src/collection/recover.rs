@@ -253,7 +253,7 @@ impl Inner {
 }
 
 /// Whether what failed may work later: memory may be free then, or the medium have descriptors again.
-fn may_pass(error: &Error) -> bool {
+pub(crate) fn may_pass(error: &Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::ResourceExhausted

@@ -16,7 +16,7 @@ use super::named::Named;
 use super::options::{Media, RegistryOptions};
 use super::{Listed, ListedState};
 use crate::budget::{Budget, Reservation};
-use crate::collection::{Collection, OPEN_AGAIN, Options, Resources};
+use crate::collection::{Collection, OPEN_AGAIN, Options, Resources, may_pass};
 use crate::rerank::Shared;
 
 /// A collection's settings in its directory.
@@ -24,6 +24,8 @@ pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
 /// When a caller is advised to come again while a collection is being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
+/// A collection that could not be opened is tried again after so many times [`OPEN_AGAIN`]: its whole log is read anew.
+const BROKEN_ROUNDS: u32 = 6;
 /// Points of one collection that are not sealed take twice this much at most.
 const PART_BYTES_MAX: u64 = 32 << 20;
 /// A part's share of the memory: two parts of a few collections, and what sealing needs, leave most of it for codes.
@@ -119,10 +121,35 @@ impl Core {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens what was there at the start, one after the other.
+    /// Opens what was there at the start, one after the other, and again what may be opened later.
     pub(super) fn open_all(&self) {
-        let mut again = Vec::new();
         let names: Vec<String> = self.read().entries.keys().cloned().collect();
+        let (mut again, mut broken) = (Vec::new(), Vec::new());
+        self.open_each(names, &mut again, &mut broken);
+        if self.stopped() {
+            return;
+        }
+        self.opened.store(true, Ordering::Relaxed);
+        self.resources.tell();
+        // Behind everything else: there may be a million files.
+        let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
+        leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
+        let mut round = 0u32;
+        while !(again.is_empty() && broken.is_empty()) && !self.stopped() {
+            self.pause(OPEN_AGAIN);
+            again.retain(|named| !named.removed() && named.collection().open_segments());
+            round += 1;
+            if round.is_multiple_of(BROKEN_ROUNDS) {
+                let names =
+                    std::mem::take(&mut broken).into_iter().filter(|name| self.begins_anew(name)).collect();
+                self.open_each(names, &mut again, &mut broken);
+            }
+        }
+    }
+
+    /// Opens collections: those of which segments could not be opened yet are added to `again`, those that may be opened
+    /// later as a whole to `broken`.
+    fn open_each(&self, names: Vec<String>, again: &mut Vec<Arc<Named>>, broken: &mut Vec<String>) {
         for name in names {
             if self.stopped() {
                 return;
@@ -135,25 +162,31 @@ impl Core {
                     Entry::Broken(error.clone())
                 }
             };
-            self.write().entries.insert(name, entry);
+            self.write().entries.insert(name.clone(), entry);
             self.resources.tell();
-            if let Ok(named) = opened
-                && named.collection().open_segments()
-            {
-                again.push(named);
+            match opened {
+                Ok(named) if named.collection().open_segments() => again.push(named),
+                Err(error) if may_pass(&error) => broken.push(name),
+                _ => {}
             }
         }
-        self.opened.store(true, Ordering::Relaxed);
-        self.resources.tell();
-        // Behind everything else: there may be a million files.
-        let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
-        leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
-        while !again.is_empty() && !self.stopped() {
-            let until = Instant::now() + OPEN_AGAIN;
-            while !self.stopped() && Instant::now() < until {
-                self.resources.wait_past(self.resources.events(), until - Instant::now());
+    }
+
+    /// Takes a broken collection for one that is being opened; false where it is not broken any more, but removed, say.
+    fn begins_anew(&self, name: &str) -> bool {
+        match self.write().entries.get_mut(name) {
+            Some(entry @ Entry::Broken(_)) => {
+                *entry = Entry::Opening;
+                true
             }
-            again.retain(|named| !named.removed() && named.collection().open_segments());
+            _ => false,
+        }
+    }
+
+    fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while !self.stopped() && Instant::now() < until {
+            self.resources.wait_past(self.resources.events(), until - Instant::now());
         }
     }
 
@@ -431,4 +464,31 @@ fn remove_directory(path: PathBuf) {
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coarse::Metric;
+
+    #[test]
+    fn what_could_not_be_opened_is_opened_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory.path())
+        };
+        let core = Core::open(options).unwrap();
+        drop(core.create("a", Settings::new(2, Metric::L2)).unwrap());
+        assert!(!core.begins_anew("a"), "it is served");
+        core.write().entries.insert("a".into(), Entry::Broken(Error::exhausted("no memory")));
+        assert!(core.begins_anew("a") && !core.begins_anew("a"), "once");
+        assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable, "not while it is opened");
+        let (mut again, mut broken) = (Vec::new(), Vec::new());
+        core.open_each(vec!["a".into()], &mut again, &mut broken);
+        assert!(core.get("a").is_ok() && again.is_empty() && broken.is_empty());
+        assert!(core.remove("a").unwrap());
+        assert!(!core.begins_anew("a"));
+    }
 }

@@ -195,9 +195,9 @@ pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()
     let work = move || {
         target.writing(&registry, &name)?.delete(&[id])?;
         let others = target.siblings(&registry);
-        Ok(others
-            .iter()
-            .any(|other| !matches!(other.named.get_parts(&[id], Parts::NONE).first(), Some(Ok(None)))))
+        let has =
+            |other: &Target| !matches!(other.named.get_parts(&[id], Parts::NONE).first(), Some(Ok(None)));
+        Ok(others.iter().any(has) || !target.siblings_are_known(&registry))
     };
     let wanted_elsewhere = app.images.pool.run(work).await?;
     if !wanted_elsewhere && let Ok(key) = key(&point) {
@@ -236,7 +236,7 @@ pub(crate) async fn drop_pictures(app: &Arc<App>, name: &str) -> Result<bool> {
 
 /// Whether it was the last that had its originals.
 fn remove(registry: &Registry, target: &Target) -> Result<bool> {
-    let last = target.siblings(registry).len() <= 1;
+    let last = target.siblings(registry).len() <= 1 && target.siblings_are_known(registry);
     registry.remove(target.named.name())?;
     Ok(last)
 }

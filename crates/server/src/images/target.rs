@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use search::coarse::Metric;
-use search::registry::{AliasChange, ListedState, Named, Registry, Settings, Writing};
+use search::registry::{AliasChange, Listed, ListedState, Named, Registry, Settings, Writing};
 use serde_json::{Value, json};
 
 /// Where the service's settings lie among those that doors keep with a collection.
@@ -188,6 +188,18 @@ impl Target {
             _ => None,
         });
         ready.filter(|target| target.space == self.space).collect()
+    }
+
+    /// Whether all that share its originals can be asked. One that is being opened, or is broken, may need them too: then
+    /// they stay, which costs only their place.
+    pub(super) fn siblings_are_known(&self, registry: &Registry) -> bool {
+        let unknown = |listed: &Listed| !matches!(listed.state, ListedState::Ready(_));
+        let found = registry.list().into_iter().find(unknown);
+        if let Some(other) = &found {
+            let (of, other) = (self.named.name(), &other.name);
+            tracing::warn!(collection = of, other, "originals stay, as another collection may need them");
+        }
+        found.is_none()
     }
 }
 
