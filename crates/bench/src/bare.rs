@@ -16,6 +16,11 @@ use crate::stats::{Latencies, median};
 
 /// Runs that a size is judged by.
 const CALIBRATION_RUNS: usize = 60;
+/// How long sizes are tried at least, as a core that was idle is slow at first, and at most.
+const CALIBRATION_MIN: Duration = Duration::from_secs(1);
+const CALIBRATION_MAX: Duration = Duration::from_secs(5);
+/// Two guesses are the same where they differ by no more than one part of so many.
+const CALIBRATION_STEPS: usize = 16;
 /// Rows tried at most.
 const ROWS_MAX: usize = 4096;
 
@@ -76,25 +81,24 @@ impl Bare {
         requests.iter().map(first).collect()
     }
 
-    /// How many rows take about `wanted`.
+    /// How many rows take about `wanted`, once the processor runs as fast as it will.
     pub(crate) fn rows_for(
         &self,
         wanted: Duration,
         inputs: impl Fn(usize) -> Result<Vec<NamedTensor>>,
     ) -> Result<usize> {
-        let wanted = wanted.as_secs_f64();
-        let (mut below, mut time_below) = (1, self.time(&inputs(1)?)?);
+        let mut rows = 1;
+        let start = Instant::now();
         loop {
-            let above = below * 2;
-            if time_below >= wanted || above > ROWS_MAX {
-                return Ok(below);
+            let time = self.time(&inputs(rows)?)?;
+            let share = wanted.as_secs_f64() / time.max(f64::MIN_POSITIVE);
+            // A row more costs little where the parameters are read for all of them: the next guess may be too high.
+            let next = (rows as f64 * share.min(2.0)).round().clamp(1.0, ROWS_MAX as f64) as usize;
+            let found = next.abs_diff(rows) <= rows / CALIBRATION_STEPS;
+            if (found && start.elapsed() >= CALIBRATION_MIN) || start.elapsed() >= CALIBRATION_MAX {
+                return Ok(next);
             }
-            let time_above = self.time(&inputs(above)?)?;
-            if time_above >= wanted {
-                let share = (wanted - time_below) / (time_above - time_below).max(f64::MIN_POSITIVE);
-                return Ok(below + (share * (above - below) as f64).round() as usize);
-            }
-            (below, time_below) = (above, time_above);
+            rows = next;
         }
     }
 
