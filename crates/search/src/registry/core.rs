@@ -135,7 +135,7 @@ impl Core {
         let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
         leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
         let mut round = 0u32;
-        while !(again.is_empty() && broken.is_empty()) && !self.stopped() {
+        while (!again.is_empty() || !broken.is_empty()) && !self.stopped() {
             self.pause(OPEN_AGAIN);
             again.retain(|named| !named.removed() && named.collection().open_segments());
             round += 1;
