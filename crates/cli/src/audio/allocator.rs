@@ -12,8 +12,10 @@ use crate::environment;
 /// Threads that share an arena.
 const THREADS_AN_ARENA: usize = 8;
 
-/// The others: freed pages go back within 20 ms, and a thread's cache keeps 32 objects of a size.
-const SETTINGS: &str = "max_background_threads:1,dirty_decay_ms:20,tcache_nslots_small_max:32";
+/// The others: freed pages go back within 20 ms, a thread's cache keeps 32 objects of a size, and sizes of which LibTorch
+/// has thousands of objects take more pages at once, as each such stretch costs 128 bytes beside it.
+const SETTINGS: &str = "max_background_threads:1,dirty_decay_ms:20,tcache_nslots_small_max:32,\
+                        slab_sizes:1-64:8|128-128:8|512-512:8|6144-6144:12";
 
 /// Starts this program anew, in this process, with settings for so many inference threads: jemalloc reads them before `main`
 /// begins. Nothing happens where the environment has settings, which then hold, and where there is no jemalloc.
