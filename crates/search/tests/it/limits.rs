@@ -1,0 +1,290 @@
+//! What a collection does not take or cannot do just now: memory that is used up, embeddings without an index, reads that fail.
+
+use std::sync::Arc;
+
+use base::ErrorKind;
+use memory::Rate;
+use search::budget::Budget;
+use search::coarse::Metric;
+use search::collection::{Collection, Options, Resources};
+use search::filter::{Clause, Condition, Match};
+use search::ingest::{Point, StoredPoint};
+use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+
+use crate::points::{DIMS, Model, PATIENCE, limits, memory_medium, open, options, point, shared, stored};
+
+#[test]
+fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
+    // Room for sealing, two parts, and little more: codes and ids of sealed points use it up.
+    let options = Options { memory_bytes: 5 * (64 << 10) + (5 << 20) + (160 << 10), ..options() };
+    let medium = memory_medium();
+    let collection = open(&medium, options.clone());
+    let mut written = 0;
+    let refusal = loop {
+        match collection.upsert(point(&stored(written, 1))) {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+        assert!(written < 100_000, "it must be full at some time");
+    };
+    assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
+    assert!(refusal.message().contains("budget"), "{refusal}");
+    let status = collection.status();
+    assert!(status.memory.peak <= options.memory_bytes && status.seals > 0, "{status:?}");
+    assert!(collection.get(0).unwrap().is_some() && collection.get(written - 1).unwrap().is_some());
+    collection.delete(0).unwrap();
+    drop(collection);
+    // With more memory it goes on.
+    let more = Options { memory_bytes: 32 << 20, ..options };
+    let collection = open(&medium, more);
+    assert_eq!(collection.count(), written - 1);
+    collection.upsert(point(&stored(written, 1))).unwrap();
+}
+
+#[test]
+fn what_can_never_be_written_is_refused() {
+    let collection = open(&memory_medium(), options());
+    let good = stored(1, 1);
+    let refused = |point| collection.upsert(point).unwrap_err().kind();
+    let short = search::ingest::Point { embedding: &good.embedding[1..], ..point(&good) };
+    assert_eq!(refused(short), ErrorKind::InvalidArgument);
+    let infinite = [f32::NAN; DIMS];
+    assert_eq!(
+        refused(search::ingest::Point { embedding: &infinite, ..point(&good) }),
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(
+        refused(search::ingest::Point { payload: b"[1]", ..point(&good) }),
+        ErrorKind::InvalidArgument
+    );
+    let long = vec![0; (1 << 20) + 1];
+    assert_eq!(refused(search::ingest::Point { record: &long, ..point(&good) }), ErrorKind::TooLarge);
+    assert_eq!(
+        refused(search::ingest::Point { record: &long[..100_000], ..point(&good) }),
+        ErrorKind::TooLarge
+    );
+    assert_eq!(collection.count(), 0);
+    let other = Options { shape: Options::new(DIMS, Metric::Dot, 1 << 20).shape, ..options() };
+    let medium = memory_medium();
+    drop(open(&medium, options()));
+    let error = Collection::open(medium, other, shared()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+}
+
+#[test]
+fn a_state_stays_as_it_was_while_everything_moves() {
+    let medium = memory_medium();
+    let collection = open(&medium, options());
+    for round in 0..4_u64 {
+        (0..20).for_each(|id| collection.upsert(point(&stored(round * 20 + id, 1))).unwrap());
+        collection.seal().unwrap();
+    }
+    (0..80).step_by(5).for_each(|id| collection.delete(id).unwrap());
+    while collection.merge().unwrap() {}
+    let status = collection.status();
+    assert_eq!((status.segments.len(), status.segments[0].deleted, status.points), (1, 0, 64));
+    let names: Vec<String> = medium.list().unwrap().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names.iter().filter(|name| name.starts_with("segment-")).count(), 1, "{names:?}");
+    assert_eq!(names.iter().filter(|name| name.starts_with("log-")).count(), 1, "{names:?}");
+}
+
+#[test]
+fn an_embedding_that_no_index_can_be_made_of_is_refused() {
+    for (metric, embedding, fits) in [
+        (Metric::Cosine, [1e-40, 0.0], false),
+        (Metric::Cosine, [1e-25, 1e-25], false),
+        (Metric::Cosine, [0.0, 0.0], true),
+        (Metric::Cosine, [1e-10, 0.0], true),
+        (Metric::Cosine, [3e20, 0.0], false),
+        (Metric::Dot, [1e20, 1e20], false),
+        (Metric::Dot, [1e-40, 0.0], true),
+        (Metric::L2, [-f32::MAX, f32::MAX], false),
+        (Metric::L2, [1e15, 1.0], true),
+    ] {
+        let collection =
+            open(&memory_medium(), Options { background: false, ..Options::new(2, metric, 32 << 20) });
+        let outcome = collection.upsert(Point { id: 77, embedding: &embedding, record: &[], payload: &[] });
+        match outcome {
+            Ok(()) => assert!(fits, "{metric:?} {embedding:?}"),
+            Err(error) => {
+                assert!(
+                    !fits && error.kind() == ErrorKind::InvalidArgument,
+                    "{metric:?} {embedding:?}: {error}"
+                );
+                assert!(error.message().contains("77"), "{error}");
+            }
+        }
+        collection.upsert(Point { id: 78, embedding: &[1.0, 2.0], record: &[], payload: &[] }).unwrap();
+        collection.seal().unwrap();
+        assert_eq!(collection.count(), 1 + u64::from(fits));
+    }
+}
+
+#[test]
+fn what_is_set_aside_for_sealing_is_there_again_after_a_failure() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    // Enough for a log and not for a segment.
+    let plan = FaultPlan { space: Some(32 << 10), ..FaultPlan::default() };
+    let medium = Arc::new(FaultMedium::new(memory_medium(), plan).unwrap());
+    let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
+    for id in 0..8 {
+        let stored = stored(id, 1);
+        let point = Point { record: &[], ..point(&stored) };
+        collection.upsert(point).unwrap();
+    }
+    collection.freeze().unwrap();
+    let before = resources.memory().used;
+    for _ in 0..3 {
+        assert!(collection.seal_oldest().is_err());
+        assert_eq!(resources.memory().used, before);
+    }
+    assert_eq!(collection.count(), 8);
+}
+
+#[test]
+fn a_segment_that_memory_has_no_room_for_is_opened_once_it_has() {
+    let medium = memory_medium();
+    let collection = open(&medium, options());
+    (0..40).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    collection.seal().unwrap();
+    drop(collection);
+    let resources = Resources::new(Budget::new(64 << 20), options().part_bytes, Rate::unlimited()).unwrap();
+    let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
+    let list = collection.ids_from(0, 100, None).unwrap();
+    assert_eq!(list.unseen.map(|error| error.kind()), Some(ErrorKind::Unavailable), "it is being opened");
+    let others = resources.budget().reserve(resources.budget().free(), "others").unwrap();
+    assert!(collection.open_segments(), "it is to be tried again");
+    assert!(collection.wait_open(PATIENCE));
+    let status = collection.status();
+    assert!(status.partial && status.quarantined.len() == 1, "{status:?}");
+    assert_eq!(collection.get(7).unwrap_err().kind(), ErrorKind::Unavailable);
+    collection.delete(8).unwrap();
+    drop(others);
+    assert!(!collection.open_segments());
+    let status = collection.status();
+    assert!(!status.partial && status.quarantined.is_empty(), "{status:?}");
+    assert_eq!((collection.get(7).unwrap(), collection.get(8).unwrap()), (Some(stored(7, 1)), None));
+    assert_eq!(collection.ids_from(0, 100, None).unwrap().unseen, None);
+}
+
+#[test]
+fn filters_are_kept_without_the_ids_they_exclude_and_large_ones_are_not() {
+    let resources = Resources::new(Budget::new(64 << 20), options().part_bytes, Rate::unlimited()).unwrap();
+    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    (0..40).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    collection.seal().unwrap();
+    let matching = |values: Vec<serde_json::Value>| Condition::Match {
+        key: "colour".into(),
+        matching: Match::Any(values),
+    };
+    let used = |clause: &Clause| {
+        let list = collection.ids_from(0, 100, Some(clause)).unwrap();
+        (list.ids, resources.memory().used)
+    };
+    let red = Clause { must: vec![matching(vec![2.into()])], ..Clause::default() };
+    let bare = resources.memory().used;
+    let (ids, kept) = used(&red);
+    assert!(kept > bare && ids.len() > 3);
+    for first in &ids {
+        let must_not = vec![Condition::has_id(vec![*first, 999])];
+        let others = Clause { must: vec![Condition::Nested(red.clone())], must_not, ..Clause::default() };
+        let wanted: Vec<u64> = ids.iter().copied().filter(|id| id != first).collect();
+        assert_eq!(used(&others), (wanted, kept), "{first}");
+        let all_but = Clause { must: Vec::new(), ..others };
+        assert_eq!((used(&all_but).0.len(), used(&all_but).1), (39, kept));
+    }
+    let large = Clause { must: vec![matching((0..2000).map(Into::into).collect())], ..Clause::default() };
+    assert_eq!(used(&large).1, kept);
+    let longer = Clause { must: vec![matching((0..200).map(Into::into).collect())], ..Clause::default() };
+    assert!(used(&longer).1 > kept + 200 * 8, "its values count");
+}
+
+/// A medium whose readers fail once, at this read, and go on.
+#[derive(Debug)]
+struct Stumbling(Arc<dyn Medium>, usize);
+
+struct Stumbles(Box<dyn Reader>, usize);
+
+impl Reader for Stumbles {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn submit(&mut self, read: storage::Read<'_>) -> base::Result<()> {
+        self.1 = self.1.wrapping_sub(1);
+        if self.1 == 0 { Err(base::Error::internal("it stumbles")) } else { self.0.submit(read) }
+    }
+
+    fn complete(
+        &mut self,
+        wait: usize,
+        each: &mut dyn FnMut(u64, base::Result<&[u8]>),
+    ) -> base::Result<usize> {
+        self.0.complete(wait, each)
+    }
+}
+
+impl Medium for Stumbling {
+    fn kind(&self) -> MediumKind {
+        self.0.kind()
+    }
+
+    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.0.create(name)
+    }
+
+    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.0.reopen(name)
+    }
+
+    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
+        self.0.open(name)
+    }
+
+    fn remove(&self, name: &str) -> base::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn list(&self) -> base::Result<Vec<(String, u64)>> {
+        self.0.list()
+    }
+
+    fn persist_names(&self) -> base::Result<()> {
+        self.0.persist_names()
+    }
+
+    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
+        Ok(Box::new(Stumbles(self.0.reader(options)?, self.1)))
+    }
+}
+
+#[test]
+fn reads_of_a_query_that_failed_do_not_come_to_the_next_one() {
+    const POINTS: u64 = 900;
+    let fault = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
+    let medium: Arc<dyn Medium> = Arc::new(Stumbling(fault, 4));
+    let collection = open(&medium, Options { part_bytes: 2 << 20, ..options() });
+    let mut model = Model::new();
+    for id in 0..POINTS {
+        let stored = StoredPoint { record: Vec::new(), ..stored(id, 1) };
+        collection.upsert(point(&stored)).unwrap();
+        model.insert(id, stored);
+    }
+    collection.seal().unwrap();
+    let mut thread = collection.thread(limits()).unwrap();
+    // They lie in several pages, each of which is a read.
+    let ids: Vec<u64> = (0..POINTS).collect();
+    let like = stored(5, 9).embedding;
+    assert_eq!(collection.scores(&mut thread, &like, &ids).unwrap_err().message(), "it stumbles");
+    assert!(thread.is_sound(), "reads are still under way");
+    let again = collection.scores(&mut thread, &like, &ids).unwrap();
+    for (id, score) in ids.iter().zip(again) {
+        let wanted = -crate::points::distance(&like, &model[id]);
+        assert!((score.unwrap() - wanted).abs() < 1e-3, "{id}");
+    }
+}

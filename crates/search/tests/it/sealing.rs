@@ -1,0 +1,266 @@
+//! Sealing and merging beside writers: what changes meanwhile, who gives way to whom, and who waits.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::ErrorKind;
+use memory::Rate;
+use search::budget::Budget;
+use search::collection::{Collection, Options, Resources};
+use search::ingest::Op;
+use storage::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+
+use crate::points::{Model, memory_medium, open, options, point, shared, stored};
+
+/// A medium that lets something happen when a segment begins to be written.
+#[derive(Debug)]
+struct Meanwhile {
+    inner: Arc<dyn Medium>,
+    happens: Mutex<Option<Happens>>,
+}
+
+struct Happens(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Happens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("something")
+    }
+}
+
+impl Medium for Meanwhile {
+    fn kind(&self) -> MediumKind {
+        self.inner.kind()
+    }
+
+    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        if name.starts_with("segment-") {
+            let happens = self.happens.lock().unwrap().take();
+            happens.into_iter().for_each(|happens| happens.0());
+        }
+        self.inner.create(name)
+    }
+
+    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.inner.reopen(name)
+    }
+
+    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
+        self.inner.open(name)
+    }
+
+    fn load(&self, name: &str) -> base::Result<Vec<u8>> {
+        self.inner.load(name)
+    }
+
+    fn remove(&self, name: &str) -> base::Result<()> {
+        self.inner.remove(name)
+    }
+
+    fn list(&self) -> base::Result<Vec<(String, u64)>> {
+        self.inner.list()
+    }
+
+    fn persist_names(&self) -> base::Result<()> {
+        self.inner.persist_names()
+    }
+
+    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
+        self.inner.reader(options)
+    }
+}
+
+#[test]
+fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
+    let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
+    let mut model = Model::new();
+    for round in 0..3_u64 {
+        (0..8).for_each(|id| {
+            collection.upsert(point(&stored(round * 10 + id, 1))).unwrap();
+            model.insert(round * 10 + id, stored(round * 10 + id, 1));
+        });
+        // While this round's points are sealed, one of them is replaced and one removed.
+        let during = collection.clone();
+        *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+            during.upsert(point(&stored(round * 10, 2))).unwrap();
+            during.delete(round * 10 + 1).unwrap();
+            assert_eq!(during.get(round * 10).unwrap(), Some(stored(round * 10, 2)));
+        })));
+        collection.seal().unwrap();
+        model.insert(round * 10, stored(round * 10, 2));
+        model.remove(&(round * 10 + 1));
+    }
+    let during = collection.clone();
+    *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+        during.upsert(point(&stored(2, 2))).unwrap();
+        during.delete(12).unwrap();
+        during.delete(20).unwrap();
+    })));
+    assert!(collection.merge().unwrap());
+    model.insert(2, stored(2, 2));
+    model.remove(&12);
+    model.remove(&20);
+    let check = |collection: &Collection| {
+        (0..30).for_each(|id| assert_eq!(collection.get(id).unwrap(), model.get(&id).cloned(), "{id}"));
+        assert_eq!(collection.count(), model.len() as u64);
+    };
+    check(&collection);
+    *medium.happens.lock().unwrap() = None;
+    drop(Arc::into_inner(collection));
+    check(&open(&medium.inner, options()));
+}
+
+#[test]
+fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_collection_wait() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let opened = |medium: &Arc<dyn Medium>| {
+        let collection = Collection::open_with(medium.clone(), options(), &resources, shared()).unwrap();
+        collection.open_segments();
+        Arc::new(collection)
+    };
+    let slow = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let (sealed, written) = (opened(&(slow.clone() as Arc<dyn Medium>)), opened(&memory_medium()));
+    (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
+    sealed.freeze().unwrap();
+    assert!(!sealed.seal_in_hurry().unwrap(), "nobody waits");
+    // Sealing one collection gets no further until a writer of the other one has waited for long.
+    let (blocked, blocks) = std::sync::mpsc::channel::<()>();
+    let (begun, begins) = std::sync::mpsc::channel();
+    *slow.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+        begun.send(()).unwrap();
+        blocks.recv().unwrap();
+    })));
+    let gentle = {
+        let sealed = sealed.clone();
+        std::thread::spawn(move || sealed.seal_oldest().unwrap())
+    };
+    begins.recv().unwrap();
+    let writer = {
+        let written = written.clone();
+        std::thread::spawn(move || (0..600).for_each(|id| written.upsert(point(&stored(id, 1))).unwrap()))
+    };
+    while !resources.waits().hurried {
+        assert!(!writer.is_finished(), "no write had to wait");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    blocked.send(()).unwrap();
+    assert!(!gentle.join().unwrap(), "what gives way was not given up");
+    assert_eq!((sealed.status().seals, sealed.count()), (0, 8));
+    while !writer.is_finished() {
+        written.seal_in_hurry().unwrap();
+    }
+    writer.join().unwrap();
+    assert_eq!(written.count(), 600);
+    assert!(sealed.seal_in_hurry().unwrap(), "hurry lasts");
+    assert_eq!((sealed.status().seals, sealed.count()), (1, 8));
+}
+
+#[test]
+fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    // Nobody seals by itself.
+    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    collection.open_segments();
+    let put = |id| {
+        let stored = stored(id, 1);
+        collection.try_apply(&[Op::Upsert(point(&stored))]).and_then(|applied| applied.commit())
+    };
+    let fill = |from: u64| {
+        let refused = (from..from + 10_000).find_map(|id| put(id).err().map(|error| (id, error)));
+        let (written, refusal) = refused.expect("memory is full at some time");
+        assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
+        assert!(refusal.retry_after().is_some(), "{refusal}");
+        written
+    };
+    let written = fill(0);
+    // Longer than a writer who waits is patient.
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(put(written).unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(resources.waits(), search::collection::Waits::default());
+    assert!(!collection.seal_in_hurry().unwrap());
+    assert!(collection.seal_oldest().unwrap());
+    let more = fill(written);
+    assert!(more > written, "there is room again");
+    assert_eq!(collection.count(), more);
+}
+
+#[test]
+fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
+    let part_bytes = options().part_bytes;
+    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    collection.open_segments();
+    let collection = Arc::new(collection);
+    let fill = |from: u64| {
+        let put = |id| {
+            collection.try_apply(&[Op::Upsert(point(&stored(id, 1)))]).and_then(|applied| applied.commit())
+        };
+        (from..).find(|&id| put(id).is_err()).unwrap()
+    };
+    collection.upsert(point(&stored(0, 1))).unwrap();
+    collection.keep_pace();
+    assert_eq!(resources.waits().slowed, 0, "no part waits to be sealed");
+    let written = fill(1);
+    // Sealing takes long, and someone waits for it.
+    let waiting = collection.clone();
+    let writer = std::thread::spawn(move || waiting.upsert(point(&stored(written, 1))).unwrap());
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(collection.seal_in_hurry().unwrap());
+    writer.join().unwrap();
+    // So a part that is nearly full beside one that waits must not go on filling for two seconds.
+    fill(written + 1);
+    let paced = collection.clone();
+    let slowed = std::thread::spawn(move || paced.keep_pace());
+    while resources.waits().slowed == 0 && !slowed.is_finished() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((resources.waits().slowed, resources.waits().hurried), (1, true));
+    collection.seal_in_hurry().unwrap();
+    slowed.join().unwrap();
+    let before = resources.waits().slowed;
+    collection.keep_pace();
+    assert_eq!((before, resources.waits().slowed), (1, 1), "nothing waits to be sealed any more");
+    assert_eq!(resources.waits().waited, 1);
+}
+
+#[test]
+fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
+    let collection = open(&memory_medium(), Options { seal_wait: Duration::ZERO, ..options() });
+    (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    assert!(!collection.seal_in_hurry().unwrap(), "nothing is full");
+    collection.freeze().unwrap();
+    assert!(!collection.seal_oldest().unwrap(), "it has waited for too long to give way to others");
+    assert!(collection.seal_in_hurry().unwrap());
+    assert_eq!((collection.status().seals, collection.count()), (1, 8));
+}
+
+#[test]
+fn segments_that_pile_up_are_left_to_a_thread_that_hurries() {
+    let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
+    let grow = |rounds: std::ops::Range<u64>| {
+        for round in rounds {
+            (0..8).for_each(|id| collection.upsert(point(&stored(round * 8 + id, 1))).unwrap());
+            collection.seal().unwrap();
+        }
+    };
+    grow(0..5);
+    assert!(!collection.merge_in_hurry().unwrap(), "5 are less than twice 3");
+    grow(5..6);
+    // Merging that gives way is at work when another thread takes over.
+    let (send, hurries) = std::sync::mpsc::channel();
+    let during = collection.clone();
+    *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+        send.send(std::thread::spawn(move || during.merge_in_hurry())).unwrap();
+        // It says so and then waits for this thread to give up.
+        std::thread::sleep(Duration::from_millis(500));
+    })));
+    assert!(!collection.merge().unwrap());
+    assert!(hurries.recv().unwrap().join().unwrap().unwrap());
+    let status = collection.status();
+    assert_eq!((status.merges, status.segments.len(), collection.count()), (1, 1, 48));
+    assert!(status.merge_error.is_none(), "{status:?}");
+    assert!(!collection.merge_in_hurry().unwrap() && !collection.merge().unwrap());
+}
