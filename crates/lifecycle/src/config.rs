@@ -30,7 +30,8 @@ pub enum Transition {
     /// Load the new version, then unload the old: never without an answer, needs room for both.
     #[default]
     AvailabilityPreserving,
-    /// Unload the old version, then load the new: a gap, and room for one.
+    /// Unload the old version, then load the new: a gap, and room for one. A new version that must be converted first is, while
+    /// the old one still serves.
     ResourcePreserving,
 }
 

@@ -101,6 +101,11 @@ impl Loader {
             let what = format!("converting {}", job.id);
             job.converted = Some((job.fingerprint, self.attempt(gentle, &what, &job.stop, convert)?));
         }
+        if job.converts_only
+            && let Some((of, converted)) = job.converted
+        {
+            return Ok(Outcome::Converted(of, converted));
+        }
         let (loader, stop) = (self.clone(), job.stop.clone());
         let what = format!("loading {}", job.id);
         self.attempt(gentle, &what, &stop, move |attempt| loader.load(&job, attempt))

@@ -78,6 +78,8 @@ pub(crate) struct Manager {
     catalog: Arc<Catalog>,
     models: BTreeMap<Arc<str>, Model>,
     gear: Gear,
+    /// Whether foreign versions are converted at all.
+    converts: bool,
     inbox: Receiver<Message>,
     jobs: Sender<LoadJob>,
     free_loaders: usize,
@@ -124,6 +126,7 @@ impl Manager {
             catalog,
             models: BTreeMap::new(),
             gear,
+            converts: home == ParameterHome::Pool,
             inbox: wires.inbox,
             jobs: wires.jobs,
             free_loaders: wires.load_threads,

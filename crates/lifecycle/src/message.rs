@@ -52,6 +52,8 @@ pub(crate) struct LoadJob {
     pub(crate) fingerprint: Fingerprint,
     /// What an earlier try converted the files of that fingerprint to.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
+    /// Whether it ends once they are converted.
+    pub(crate) converts_only: bool,
     pub(crate) session: SessionOptions,
     pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
@@ -69,6 +71,8 @@ pub(crate) enum Outcome {
         reason: String,
         converted: Option<(Fingerprint, Converted)>,
     },
+    /// It was to be converted, and no more.
+    Converted(Fingerprint, Converted),
     Failed {
         error: Error,
         fingerprint: Fingerprint,

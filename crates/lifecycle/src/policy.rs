@@ -22,6 +22,10 @@ pub(crate) struct View {
     pub(crate) pinned: bool,
     /// An administrator asked for it to be loaded again.
     pub(crate) reload: bool,
+    /// It must be converted before it can be loaded, which takes nothing of what those that serve need.
+    pub(crate) foreign: bool,
+    /// The load that is queued or under way only converts it.
+    pub(crate) converting: bool,
 }
 
 /// What should serve.
@@ -85,17 +89,29 @@ fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
     highest_missing(views, choice).or_else(again).map(Action::Load)
 }
 
+/// What must be converted is, before anything goes for it: the gap is as long as a load, and none where it cannot be done.
 fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
-    if may_empty(choice) {
-        let again = || views.iter().find(|view| again(view)).map(|view| view.version);
-        if let Some(version) = lowest_unwanted(views, choice).or_else(again) {
-            return Some(Action::Unload(version));
-        }
+    let again = || views.iter().find(|view| again(view)).map(|view| view.version);
+    let missing = highest_missing(views, choice);
+    if views.iter().any(|view| view.converting) {
+        return None;
+    }
+    let foreign = |version: &u64| views.iter().any(|view| view.version == *version && view.foreign);
+    if views.iter().any(|view| view.ready)
+        && !views.iter().any(|view| view.loading)
+        && let Some(version) = missing.or_else(again).filter(foreign)
+    {
+        return Some(Action::Load(version));
+    }
+    if may_empty(choice)
+        && let Some(version) = lowest_unwanted(views, choice).or_else(again)
+    {
+        return Some(Action::Unload(version));
     }
     if views.iter().any(|view| view.loading || view.releasing) {
         return None;
     }
-    highest_missing(views, choice).map(Action::Load)
+    missing.map(Action::Load)
 }
 
 /// Whether what is not chosen may go although nothing takes its place.
@@ -142,12 +158,14 @@ mod tests {
                     releasing: flags.contains('d'),
                     pinned: flags.contains('p'),
                     reload: flags.contains('a'),
+                    foreign: flags.contains('f'),
+                    converting: flags.contains('c'),
                 }
             })
             .collect()
     }
 
-    /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again.
+    /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again, f foreign, c converting.
     #[track_caller]
     fn check(policy: VersionPolicy, transition: Transition, state: &str, expected: Option<Action>) {
         let views = views(state);
@@ -186,6 +204,21 @@ mod tests {
         check("1r 2h", None);
         check("1ra", Some(Unload(1)));
         check("1rg 2h", None);
+    }
+
+    #[test]
+    fn what_is_foreign_is_converted_before_anything_goes_for_it() {
+        let check = |state, expected| check(VersionPolicy::Latest(1), Resource, state, expected);
+        check("1r 2f", Some(Load(2)));
+        check("1r 2flc", None);
+        check("1r 2", Some(Unload(1)));
+        check("1r 2fh", None);
+        check("1raf", Some(Load(1)));
+        check("1rflc", None);
+        check("1ra", Some(Unload(1)));
+        check("1f", Some(Load(1)));
+        check("1d 2f", None);
+        check("1rg 2l 3f", Some(Unload(1)));
     }
 
     #[test]
@@ -244,9 +277,13 @@ mod tests {
                 Happens::Heals(version) => views[at(version)].held = false,
                 Happens::LoadEnds(well) => {
                     for view in views.iter_mut().filter(|view| view.loading) {
-                        (view.loading, view.reload) = (false, false);
+                        let converted = view.converting && *well;
                         view.held = !well && !view.ready;
-                        view.ready |= well;
+                        view.reload = converted && view.ready;
+                        view.ready |= *well && !view.converting;
+                        // What was converted is used up by the load after it.
+                        view.foreign = view.version % 2 == 0 && !converted;
+                        (view.loading, view.converting) = (false, false);
                     }
                 }
                 Happens::ReleaseEnds => views.iter_mut().for_each(|view| view.releasing = false),
@@ -265,12 +302,15 @@ mod tests {
                 match action {
                     Action::Load(version) => {
                         prop_assert!(self.views.iter().all(|view| !view.loading), "two loads at a time");
+                        let converting = transition == Resource && self.views.iter().any(|view| view.ready);
                         let view = &mut self.views[version as usize - 1];
                         prop_assert!(view.on_disk && !view.held);
-                        view.loading = true;
+                        (view.loading, view.converting) = (true, converting && view.foreign);
                         // Unloading comes first: a load never brings more instances than were chosen.
-                        let live = self.views.iter().filter(|v| v.ready || v.loading || v.releasing).count();
-                        prop_assert!(transition == Available || live <= choice.aspired.len());
+                        let takes = |v: &&View| v.ready || (v.loading && !v.converting) || v.releasing;
+                        let live = self.views.iter().filter(takes).count();
+                        let converting = self.views.iter().any(|view| view.converting);
+                        prop_assert!(transition == Available || converting || live <= choice.aspired.len());
                     }
                     Action::Unload(version) => {
                         let view = &mut self.views[version as usize - 1];
@@ -284,7 +324,8 @@ mod tests {
     }
 
     fn world() -> World {
-        let views = (1..6).map(|version| View { version, ..View::default() }).collect();
+        let view = |version| View { version, foreign: version % 2 == 0, ..View::default() };
+        let views = (1..6).map(view).collect();
         World { views, policy: VersionPolicy::Latest(1) }
     }
 

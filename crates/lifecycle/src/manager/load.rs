@@ -43,8 +43,13 @@ enum Ready {
 impl Model {
     /// Queues a load of `number`.
     pub(super) fn begin_load(&mut self, gear: &mut Gear, number: u64) {
+        let vacates = self.config.transition == Transition::ResourcePreserving
+            && self.versions.values().any(|version| version.serving.is_some());
         let Some(version) = self.versions.get_mut(&number) else { return };
-        (version.load, version.reload) = (Some(Load::default()), false);
+        let converts_only = vacates && self.converts && version.foreign();
+        let converted = version.converted.take();
+        version.load = Some(Load { converts_only, converted, ..Load::default() });
+        version.reload = false;
         gear.queue.push_back(self.id(number));
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
             gear.set_state(self, number, State::Discovered, None);
@@ -69,6 +74,7 @@ impl Model {
             kind: disk.found.kind(),
             fingerprint: disk.fingerprint,
             converted: load.converted.take(),
+            converts_only: load.converts_only,
             session: self.config.session.clone(),
             schedule: self.config.schedule.clone(),
             warmup: self.config.warmup.clone(),
@@ -85,6 +91,9 @@ impl Model {
     pub(super) fn drop_pointless_loads(&mut self, gear: &Gear, now: Instant) {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.gone;
+        for (number, version) in &mut self.versions {
+            version.converted.take_if(|_| none || !choice.aspired.contains(number));
+        }
         let numbers: Vec<u64> = self
             .versions
             .iter()
@@ -142,13 +151,27 @@ impl Model {
         match outcome {
             Outcome::Ready(fresh) if stopped => self.discard(gear, number, *fresh),
             Outcome::Ready(fresh) => self.serve(gear, number, *fresh),
-            Outcome::Deferred { .. } | Outcome::Failed { .. } if stopped => {
-                if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
-                    gear.set_state(self, number, State::Discovered, None);
-                }
+            Outcome::Deferred { .. } | Outcome::Converted(..) | Outcome::Failed { .. } if stopped => {
+                self.put_back(gear, number, None);
             }
             Outcome::Deferred { reason, converted } => self.defer(gear, number, (load, reason), converted),
-            Outcome::Failed { error, fingerprint } => self.fail(gear, number, error, fingerprint),
+            Outcome::Converted(fingerprint, converted) => {
+                version.converted = Some((fingerprint, converted));
+                // Whoever asked for another load of what serves still waits for it.
+                version.reload |= version.serving.is_some();
+                let reason = "converted; loaded once what it takes the place of has been unloaded";
+                self.put_back(gear, number, Some(reason.to_owned()));
+            }
+            Outcome::Failed { error, fingerprint } => {
+                self.fail(gear, number, (error, fingerprint), load.converts_only);
+            }
+        }
+    }
+
+    /// A load ended without an outcome for the version; one that serves goes on as it did.
+    fn put_back(&mut self, gear: &Gear, number: u64, reason: Option<String>) {
+        if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
+            gear.set_state(self, number, State::Discovered, reason);
         }
     }
 
@@ -162,7 +185,7 @@ impl Model {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
         let not_before = Some(Instant::now() + DEFER_PAUSE);
-        version.load = Some(Load { stop: load.stop, dispatched: false, not_before, converted });
+        version.load = Some(Load { dispatched: false, not_before, converted, ..load });
         gear.queue.push_back(id);
         if version.serving.is_none() {
             gear.set_state(self, number, State::Discovered, Some(reason));
@@ -191,9 +214,16 @@ impl Model {
         }
     }
 
-    fn fail(&mut self, gear: &Gear, number: u64, error: Error, fingerprint: Fingerprint) {
+    fn fail(
+        &mut self,
+        gear: &Gear,
+        number: u64,
+        (error, fingerprint): (Error, Fingerprint),
+        converting: bool,
+    ) {
         // While something else could serve, a try that must unload it first would cost more than it gives.
         let costly = self.config.transition == Transition::ResourcePreserving
+            && !converting
             && self
                 .versions
                 .iter()

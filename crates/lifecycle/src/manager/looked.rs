@@ -29,7 +29,7 @@ impl Manager {
         let name = base.name.clone();
         let model = self.models.entry(name.clone()).or_insert_with(|| {
             tracing::info!(model = %name, path = %base.base_path.display(), "found a model");
-            Model::new(base.clone(), self.catalog.add(&name))
+            Model::new(base.clone(), self.catalog.add(&name), self.converts)
         });
         model.gone = false;
         match contents {

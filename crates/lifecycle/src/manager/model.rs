@@ -21,6 +21,8 @@ use crate::{Event, ModelConfig, ModelStatus, Observer, State, VersionStatus};
 pub(crate) struct Model {
     pub(crate) name: Arc<str>,
     pub(crate) entry: Arc<Entry>,
+    /// Whether foreign versions are converted at all.
+    pub(crate) converts: bool,
     /// As configured, with its `millpond.toml` on top.
     pub(crate) config: ModelConfig,
     pub(crate) versions: BTreeMap<u64, Version>,
@@ -56,6 +58,8 @@ pub(crate) struct Version {
     pub(crate) load: Option<Load>,
     /// Instances that are draining or being released, each with the version that took its place.
     pub(crate) draining: Vec<Option<(u64, LoadCost)>>,
+    /// What was made of the files of that fingerprint, for the load that comes next.
+    pub(crate) converted: Option<(Fingerprint, Converted)>,
     pub(crate) failure: Option<Failure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
@@ -108,6 +112,8 @@ pub(crate) struct Load {
     pub(crate) dispatched: bool,
     /// Not before then.
     pub(crate) not_before: Option<Instant>,
+    /// It ends once the version is converted.
+    pub(crate) converts_only: bool,
     /// What an earlier try made of the files of that fingerprint.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
 }
@@ -133,6 +139,7 @@ impl Version {
             serving: None,
             load: None,
             draining: Vec::new(),
+            converted: None,
             failure: None,
             pinned: false,
             reload: false,
@@ -158,7 +165,14 @@ impl Version {
         matches!(self.disk, Some(Disk { found: Found::Settling(_), .. }))
     }
 
-    fn view(&self, version: u64, now: Instant) -> View {
+    /// Whether what is on disk must be converted, and has not been.
+    pub(crate) fn foreign(&self) -> bool {
+        let Some(disk) = &self.disk else { return false };
+        let converted = self.converted.as_ref().is_some_and(|(of, _)| *of == disk.fingerprint);
+        disk.found.kind().is_some_and(|kind| kind.converted) && !converted
+    }
+
+    fn view(&self, version: u64, now: Instant, converts: bool) -> View {
         View {
             version,
             on_disk: self.disk.is_some(),
@@ -168,6 +182,8 @@ impl Version {
             releasing: !self.draining.is_empty(),
             pinned: self.pinned,
             reload: self.reload,
+            foreign: converts && self.foreign(),
+            converting: self.load.as_ref().is_some_and(|load| load.converts_only),
         }
     }
 
@@ -187,10 +203,11 @@ impl Version {
 }
 
 impl Model {
-    pub(crate) fn new(config: ModelConfig, entry: Arc<Entry>) -> Model {
+    pub(crate) fn new(config: ModelConfig, entry: Arc<Entry>, converts: bool) -> Model {
         Model {
             name: config.name.clone(),
             entry,
+            converts,
             config,
             versions: BTreeMap::new(),
             path_error: None,
@@ -207,7 +224,7 @@ impl Model {
     }
 
     pub(crate) fn views(&self, now: Instant) -> Vec<View> {
-        self.versions.iter().map(|(&number, version)| version.view(number, now)).collect()
+        self.versions.iter().map(|(&number, version)| version.view(number, now, self.converts)).collect()
     }
 
     /// What should serve; nothing while it is down or gone.

@@ -79,6 +79,33 @@ fn foreign_again(world: &World) {
     assert_eq!(world.ask("m").unwrap(), 2.0);
 }
 
+/// Where the old version goes first, it does not go for one that cannot be converted.
+#[test]
+fn resource_preserving_converts_first() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "transition = \"resource-preserving\"");
+    foreign(&world, 1, GRAPH);
+    world.start(Setting::default());
+    world.until_ready("m", 1);
+    foreign(&world, 2, "bad");
+    world.until("m", 2, State::Failed);
+    assert!(!world.events.states("m").contains("1:draining"));
+    foreign_again(&world);
+    world.until("m", 1, State::Released);
+    let states = world.events.states("m");
+    assert!(states.find("1:released").unwrap() < states.find("2:loading").unwrap(), "{states}");
+    assert_eq!((cached(&world), world.fake.counters().loads()), (1, 2), "converted once, loaded once");
+    // The same for a load of changed files.
+    fs::write(world.dir("m", 2).join("model.onnx"), "bad").unwrap();
+    world.looks();
+    assert!(world.load("m", LoadSpec::default()).is_err());
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("2", 2.0));
+    fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2")).unwrap();
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!((world.fake.counters().loads(), world.ask("m").unwrap()), (3, 2.0));
+    eventually("what it replaced is removed", || cached(&world) == 1);
+}
+
 #[test]
 fn a_file_that_grows_is_never_loaded() {
     let mut world = World::prepare(64 * MIB);
