@@ -138,6 +138,14 @@ impl Inner {
         }
     }
 
+    /// Forgets that `file` is not served: it is not there any more.
+    pub(super) fn quarantined_no_more(&self, file: &str) {
+        let mut noted = lock(&self.noted);
+        let before = noted.quarantined.len();
+        noted.quarantined.retain(|what| what.file != file);
+        noted.quarantined_count -= (before - noted.quarantined.len()) as u64;
+    }
+
     /// For the input and output of sealing: paces it, unless a writer waits for it or there is nobody to leave it to, and ends
     /// it where it is left to others or the collection is closed.
     pub(super) fn seal_step(&self, bytes: u64, left: Option<Instant>) -> Result<()> {

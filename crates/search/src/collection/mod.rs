@@ -382,10 +382,10 @@ impl Collection {
     }
 
     /// Gives up a segment that cannot be opened: its points are lost for good, and answers are no longer partial
-    /// because of it.
+    /// because of it. Its file is removed.
     ///
     /// # Errors
-    /// `NotFound` where there is no such segment, `FailedPrecondition` for one that is served.
+    /// `NotFound` where there is no such segment, `FailedPrecondition` for one that is served or is still being opened.
     pub fn give_up(&self, name: &str) -> Result<()> {
         let inner = &self.inner;
         {
@@ -397,12 +397,15 @@ impl Collection {
                 Content::Closed(closed) if closed.reason.is_some() => live.merged(&[number], None),
                 _ => {
                     return Err(Error::precondition(format!(
-                        "{name} is served; nothing of it need be given up"
+                        "{name} is not damaged; nothing of it need be given up"
                     )));
                 }
             }
         }
-        inner.publish()
+        tracing::warn!(name, "a damaged segment was given up; its points are lost");
+        inner.publish()?;
+        inner.quarantined_no_more(name);
+        Ok(())
     }
 
     /// What it holds, what it uses, and what is wrong with it.

@@ -210,7 +210,8 @@ impl Inner {
         if let Some(slot) = lock(&self.live).waiting_is_full() {
             let name = File::Segment(slot.number).name();
             return Err(Error::precondition(format!(
-                "{name} cannot be opened and too much was changed since; mend or drop it"
+                "{name} cannot be opened and too much was changed since; put its file back from a \
+                 copy and start anew, or give it up"
             )));
         }
         if writer.logs.len() > LOGS_MAX {

@@ -207,6 +207,7 @@ fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
     let collection = open(&medium, options());
     assert_eq!(collection.give_up("segment-000000000999").unwrap_err().kind(), ErrorKind::NotFound);
     collection.give_up(&name).unwrap();
+    assert_eq!((collection.status().quarantined, collection.status().partial), (Vec::new(), false));
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(1, 1);
     assert!(!collection.nearest(&mut thread, &Query::nearest(&like.embedding, 5)).unwrap().partial);

@@ -41,6 +41,12 @@ pub(super) fn remove(registry: &Registry, place: &Place, _: &[u8]) -> Result<boo
     registry.remove(&place.collection)
 }
 
+/// Gives a damaged segment up. Qdrant has no such call.
+pub(super) fn give_up(registry: &Registry, place: &Place, _: &[u8]) -> Result<bool> {
+    registry.get(&place.collection)?.collection().give_up(&place.item)?;
+    Ok(true)
+}
+
 /// Merges metadata; everything else that may be changed is a hint that means nothing here.
 pub(super) fn update(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
     let named = registry.get(&place.collection)?;

@@ -1,7 +1,7 @@
 //! What a collection is, as its clients read it.
 
 use base::Result;
-use search::collection::SearchThread;
+use search::collection::{SearchThread, Status};
 use search::registry::Named;
 use serde_json::{Map, Value, json};
 
@@ -42,7 +42,7 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         }
         defaults
     };
-    let error = status.seal_error.or(status.merge_error).unwrap_or_default();
+    let error = status.seal_error.as_ref().or(status.merge_error.as_ref());
     let schema: Map<String, Value> = kept(&settings.extra, "payload_schema")
         .into_iter()
         .map(|(field, schema)| {
@@ -52,6 +52,7 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         .collect();
     let metadata = kept(&settings.extra, "metadata");
     Ok(json!({
+        "warnings": warnings(&status),
         "status": state,
         "optimizer_status": if failed { json!({ "error": error }) } else { json!("ok") },
         "points_count": status.points,
@@ -74,4 +75,13 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         },
         "payload_schema": schema,
     }))
+}
+
+/// What is damaged, by name.
+fn warnings(status: &Status) -> Vec<Value> {
+    let quarantined = status.quarantined.iter().map(ToString::to_string);
+    let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
+    let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
+    let more = (more > 0).then(|| format!("{more} more that are not named here"));
+    quarantined.chain(more).chain(mended).map(|message| json!({ "message": message })).collect()
 }

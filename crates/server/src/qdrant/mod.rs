@@ -55,6 +55,10 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             "/collections/{collection}/index/{item}",
             delete(|call: Call| call.write(catalogue::drop_index)),
         )
+        .route(
+            "/collections/{collection}/segments/{item}",
+            delete(|call: Call| call.write(catalogue::give_up)).fallback(unsupported),
+        )
         .route("/collections/{collection}/facet", post(|call: Call| call.read(look::facet)))
         .route("/cluster", get(|call: Call| call.at_once(catalogue::cluster)))
         .merge(points())

@@ -98,6 +98,44 @@ fn three(bench: &Bench, distance: &str) {
 }
 
 #[test]
+fn what_is_damaged_is_named_and_can_be_given_up() {
+    let mut bench = Bench::new();
+    three(&bench, "Cosine");
+    bench.registry().get("c").unwrap().collection().seal().unwrap();
+    let describe = |bench: &Bench| bench.read(info::describe, "c", &Value::Null).unwrap();
+    let healthy = describe(&bench);
+    assert_eq!((&healthy["status"], &healthy["warnings"]), (&json!("green"), &json!([])));
+    let give_up = |bench: &Bench, name: &str| catalogue::give_up(bench.registry(), &place("c", name), b"");
+
+    drop(bench.registry.take());
+    let files = walkdir(bench.directory.path());
+    let file = files.iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("segment-"));
+    let (file, mut bytes) = (file.unwrap(), std::fs::read(file.unwrap()).unwrap());
+    bytes[..4096].fill(0);
+    std::fs::write(file, bytes).unwrap();
+    bench.restart();
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let damaged = describe(&bench);
+    assert_eq!(damaged["status"], "red");
+    assert!(damaged["warnings"][0]["message"].as_str().unwrap().starts_with(name), "{damaged}");
+
+    assert_eq!(give_up(&bench, "segment-9").unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(give_up(&bench, name).unwrap());
+    for _ in 0..2 {
+        let given_up = describe(&bench);
+        assert_eq!((&given_up["status"], &given_up["warnings"]), (&json!("green"), &json!([])));
+        assert_eq!(given_up["points_count"], 0);
+        bench.restart();
+    }
+}
+
+/// All files below `directory`.
+fn walkdir(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walkdir(&path) } else { vec![path] }).collect()
+}
+
+#[test]
 fn scores_and_thresholds_follow_the_distance() {
     for (distance, threshold, scores, ids) in [
         ("Cosine", 0.1, vec![1.0, 0.8], vec![json!(2), json!(1)]),
