@@ -30,5 +30,5 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def long(tmp_path_factory) -> pathlib.Path:
-    """Longer than one of the pieces that a long recording is cut into."""
-    return wave(tmp_path_factory.mktemp("long") / "long.wav", speech(200))
+    """Longer than two of the pieces that a long recording is cut into."""
+    return wave(tmp_path_factory.mktemp("long") / "long.wav", speech(540))

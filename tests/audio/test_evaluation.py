@@ -6,14 +6,17 @@ MILLPOND_AUDIO_DATA names a folder with speech/*.flac (one speaker each) and spe
 import os
 import pathlib
 
+import numpy as np
 import pytest
 from listening import command, listen
+from recordings import RATE_HZ, read, wave
 from reference import segments
 from test_truth import assert_same
 
 DATA = os.environ.get("MILLPOND_AUDIO_DATA")
 CLIPS_HEARD = 20
 CLIPS_ENROLLED = 3
+HOUR_S = 3600
 
 pytestmark = pytest.mark.skipif(not DATA, reason="MILLPOND_AUDIO_DATA names no folder of recordings")
 
@@ -22,6 +25,13 @@ pytestmark = pytest.mark.skipif(not DATA, reason="MILLPOND_AUDIO_DATA names no f
 def test_voice_activity_on_many_speakers(clip):
     paths = sorted(pathlib.Path(DATA, "speech").glob("*.flac"))
     path = paths[clip * len(paths) // CLIPS_HEARD]
+    assert_same(listen("vad", path).spans(), segments(path, "vad"))
+
+
+def test_voice_activity_in_an_hour(tmp_path):
+    """Many borders of pieces, in speech as different as there is: the clips of all speakers, one after the other."""
+    joined = np.concatenate([read(path) for path in sorted(pathlib.Path(DATA, "speech").glob("*.flac"))])
+    path = wave(tmp_path / "hour.wav", joined[: HOUR_S * RATE_HZ])
     assert_same(listen("vad", path).spans(), segments(path, "vad"))
 
 
