@@ -12,10 +12,10 @@ use engine_onnx::OnnxEngine;
 use memory::{Chunk, ParameterStore, PoolConfig, Rate, SLOT_BYTES, SlotPool, StoreConfig};
 
 use crate::BenchEnv;
-use crate::stats::{Latencies, median};
+use crate::stats::Latencies;
 
-/// Runs that a size is judged by.
-const CALIBRATION_RUNS: usize = 60;
+/// How long each size is run to judge it.
+const CALIBRATION_TURN: Duration = Duration::from_millis(250);
 /// How long sizes are tried at least, as a core that was idle is slow at first, and at most.
 const CALIBRATION_MIN: Duration = Duration::from_secs(1);
 const CALIBRATION_MAX: Duration = Duration::from_secs(5);
@@ -90,7 +90,9 @@ impl Bare {
         let mut rows = 1;
         let start = Instant::now();
         loop {
-            let time = self.time(&inputs(rows)?)?;
+            // As the bench itself runs it: on the thread that had just made the model's files it took a third longer.
+            let run = self.run(&[inputs(rows)?], 1, Duration::ZERO, CALIBRATION_TURN)?;
+            let time = run.latencies.summary().p50_ms / 1e3;
             let share = wanted.as_secs_f64() / time.max(f64::MIN_POSITIVE);
             // A row more costs little where the parameters are read for all of them: the next guess may be too high.
             let next = (rows as f64 * share.min(2.0)).round().clamp(1.0, ROWS_MAX as f64) as usize;
@@ -100,17 +102,6 @@ impl Bare {
             }
             rows = next;
         }
-    }
-
-    /// Median seconds of a run.
-    fn time(&self, inputs: &[NamedTensor]) -> Result<f64> {
-        let mut times = Vec::with_capacity(CALIBRATION_RUNS);
-        for _ in 0..CALIBRATION_RUNS {
-            let start = Instant::now();
-            self.session.run(inputs, &[])?;
-            times.push(start.elapsed().as_secs_f64());
-        }
-        Ok(median(times))
     }
 
     /// Runs requests in turn on `threads` threads for `warm_up` and then, counted, for `time`.
