@@ -402,8 +402,8 @@ impl Collection {
                 }
             }
         }
-        tracing::warn!(name, "a damaged segment was given up; its points are lost");
         inner.publish()?;
+        tracing::warn!(name, "a damaged segment was given up; its points are lost");
         inner.quarantined_no_more(name);
         Ok(())
     }
