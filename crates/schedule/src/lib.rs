@@ -212,13 +212,13 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = memory::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");
     }
-    let mut ran = None;
+    let (mut ran, mut meter) = (None, run::Meter::start());
     while let Some(work) = jobs.next(worker, ran.take()) {
         match work {
             Work::Bury(dead) => run::bury(dead),
             Work::Run(batch) => {
                 let (model, cores) = (batch.model(), batch.cores);
-                ran = Some((model, run::run(batch), cores));
+                ran = Some((model, run::run(batch, &mut meter), cores));
             }
         }
     }

@@ -24,40 +24,36 @@ enum Failure {
 }
 
 /// Runs a batch and answers its requests.
-pub(crate) fn run(work: Batch) -> Ran {
+pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
     let Batch { entries, form, charge, cores, .. } = work;
     let Some(first) = entries.first() else { return Ran::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
-    let meter = Meter::start(&servable);
     let (answers, mut ran) = answer(&servable, &entries, form.as_ref());
-    ran.time = meter.stop();
+    let compute = started.elapsed();
+    let processor = meter.lap();
+    // It does not count what others took of the core, but knows of this thread only.
+    ran.time = if servable.threads_per_run == 1 { processor } else { compute };
     (ran.charge, ran.cores) = (charge, cores);
     (ran.instance, ran.weight) = (servable.instance(), servable.schedule().weight);
-    let compute = started.elapsed();
     deliver(servable, entries, answers, (started, compute, ran.items));
     ran
 }
 
-/// Processor time where the run is on this thread only: it does not count what others took of the core.
-enum Meter {
-    Processor(Duration),
-    Wall(Instant),
-}
+/// A worker's processor time: read once a run, as the kernel is asked for it. So the few microseconds of giving out
+/// a run's answers are charged to the next.
+pub(crate) struct Meter(Duration);
 
 impl Meter {
-    fn start(servable: &Servable) -> Meter {
-        match servable.threads_per_run {
-            1 => Meter::Processor(memory::thread::cpu_time()),
-            _ => Meter::Wall(Instant::now()),
-        }
+    /// Of the calling thread, from now on.
+    pub(crate) fn start() -> Meter {
+        Meter(memory::thread::cpu_time())
     }
 
-    fn stop(&self) -> Duration {
-        match self {
-            Meter::Processor(start) => memory::thread::cpu_time().saturating_sub(*start),
-            Meter::Wall(start) => start.elapsed(),
-        }
+    /// What was used since it was last asked.
+    fn lap(&mut self) -> Duration {
+        let before = std::mem::replace(&mut self.0, memory::thread::cpu_time());
+        self.0.saturating_sub(before)
     }
 }
 
@@ -221,7 +217,7 @@ mod tests {
         let servable = model("m", lingering(Duration::ZERO));
         let entries = request(&servable, 1, Instant::now());
         let form = entries[0].form.clone();
-        let mut ran = run(Batch { entries, form, cores: 4, charge: 0.0 });
+        let mut ran = run(Batch { entries, form, cores: 4, charge: 0.0 }, &mut Meter::start());
         assert_eq!(ran.cores, 4);
         ran.time = Duration::from_millis(1);
         let mut queue = ModelQueue::new(&servable.id.model);

@@ -22,6 +22,18 @@ pub(crate) struct BodyLimits {
     pub(crate) total_timeout: Duration,
 }
 
+impl BodyLimits {
+    fn check(&self, length: Option<u64>) -> Result<()> {
+        match length {
+            Some(length) if length > self.bytes_max as u64 => Err(Error::too_large(format!(
+                "the body is larger than {} bytes; send less or raise --max-body",
+                self.bytes_max
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A body's next frame, or its end.
 pub(crate) type Next<B> = Option<std::result::Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
 
@@ -40,25 +52,33 @@ pub(crate) fn poll_within<B: Body + Unpin>(
     }
 }
 
-/// The whole body; a body of one piece is not copied.
+/// The whole body, whose length may be `announced`; a body of one piece is not copied.
 ///
 /// # Errors
 /// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
 /// stalls or takes too long, `InvalidArgument` when it breaks off.
-pub(crate) async fn read<B>(mut body: B, announced: Option<u64>, limits: BodyLimits) -> Result<Bytes>
+pub(crate) async fn read<B>(body: B, announced: Option<u64>, limits: BodyLimits) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    let too_large = || {
-        Error::too_large(format!(
-            "the body is larger than {} bytes; send less or raise --max-body",
-            limits.bytes_max
-        ))
-    };
-    if announced.is_some_and(|length| length > limits.bytes_max as u64) {
-        return Err(too_large());
-    }
+    limits.check(announced)?;
+    read_told(body, |_| announced, limits).await
+}
+
+/// As [`read`], for a body whose first piece may tell its length.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_told<B>(
+    mut body: B,
+    told: impl Fn(&[u8]) -> Option<u64>,
+    limits: BodyLimits,
+) -> Result<Bytes>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
     let mut patience = Patience::new(limits.piece_timeout, limits.total_timeout);
     let mut first = Bytes::new();
     let mut rest: Option<BytesMut> = None;
@@ -66,17 +86,17 @@ where
         let frame = frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
-        if so_far + data.len() > limits.bytes_max {
-            return Err(too_large());
-        }
+        limits.check(Some((so_far + data.len()) as u64))?;
         match &mut rest {
             Some(rest) => rest.extend_from_slice(&data),
-            None if first.is_empty() => first = data,
+            None if first.is_empty() => {
+                limits.check(told(&data))?;
+                first = data;
+            }
             None => {
-                // The announced length is a hint from outside: trust it only up to the limit already checked.
-                let mut joined = BytesMut::with_capacity(
-                    announced.map_or(0, |n| n as usize).max(first.len() + data.len()),
-                );
+                // A hint from outside, and not above the limit.
+                let announced = told(&first).unwrap_or(0) as usize;
+                let mut joined = BytesMut::with_capacity(announced.max(first.len() + data.len()));
                 joined.extend_from_slice(&first);
                 joined.extend_from_slice(&data);
                 rest = Some(joined);

@@ -26,6 +26,8 @@ const READ_BYTES_MAX: usize = 64 << 10;
 thread_local! {
     /// Where a read lands before it is handed on: one a thread, so that idle connections hold nothing.
     static LANDING: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
+    /// The memory of the last writes, for the next: one a thread, as most connections have nothing to write.
+    static SPARE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The write side, shared by the stream and the one that ends the turn.
@@ -48,21 +50,37 @@ impl Outgoing {
                 Ok(count) => self.written += count,
                 Err(error) => {
                     // Nothing of it will ever arrive; keeping it would make every later turn fail the same way.
-                    self.gathered = Vec::new();
-                    self.written = 0;
+                    self.clear();
                     return Poll::Ready(Err(error));
                 }
             }
         }
-        // The memory goes back: ten thousand idle connections would otherwise hold it.
-        self.gathered = Vec::new();
-        self.written = 0;
+        self.clear();
         Poll::Ready(Ok(()))
+    }
+
+    /// The memory goes back: ten thousand idle connections would otherwise hold it.
+    fn clear(&mut self) {
+        self.written = 0;
+        if self.gathered.capacity() == 0 {
+            return;
+        }
+        let mut gathered = std::mem::take(&mut self.gathered);
+        gathered.clear();
+        SPARE.with_borrow_mut(|spare| {
+            if spare.capacity() < gathered.capacity() {
+                *spare = gathered;
+            }
+        });
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         if self.gathered.len() + bytes <= GATHERED_BYTES_MAX {
+            if self.gathered.capacity() == 0 {
+                self.gathered = SPARE.take();
+            }
+            self.gathered.reserve(bytes);
             pieces.iter().for_each(|piece| self.gathered.extend_from_slice(piece));
             return Poll::Ready(Ok(bytes));
         }

@@ -154,8 +154,10 @@ where
             let (mut parts, incoming) = request.into_parts();
             let (body, lender) = Given::new(incoming, head.as_ref().map(|_| &parts.headers));
             parts.extensions.insert(Peer(address));
-            // For answers that begin while the body still comes: their handler goes on watching.
-            parts.extensions.insert(head.clone().unwrap_or_default());
+            if let Some(head) = &head {
+                // For answers that begin while the body still comes: their handler goes on watching.
+                parts.extensions.insert(head.clone());
+            }
             let request = http::Request::from_parts(parts, body);
             let answer = tower::ServiceExt::oneshot(service.clone(), request);
             async move {
@@ -223,7 +225,9 @@ fn connection_builder(wire: Wire, config: &DoorConfig) -> auto::Builder<TokioExe
         .max_header_list_size(HEADER_BYTES_MAX as u32)
         .max_concurrent_streams(config.requests_max.min(u32::MAX as usize) as u32)
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        // No gRPC server sends it, and no client reads it.
+        .auto_date_header(false);
     match wire {
         Wire::Http1 => builder.http1_only(),
         Wire::Http2 => builder.http2_only(),

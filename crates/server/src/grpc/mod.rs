@@ -4,6 +4,7 @@ mod oip;
 #[cfg(test)]
 mod tests;
 mod tfs;
+mod unary;
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -89,6 +90,20 @@ impl Admitted {
         let error = Error::unimplemented(format!("there is no gRPC service \"{name}\" here"));
         refused(&error)
     }
+
+    fn timed(&self, request: http::Request<Given>) -> http::Request<Timed> {
+        let limits = &self.app.doors;
+        let streams = request.uri().path().ends_with("/ModelStreamInfer");
+        let patience = (!streams).then(|| Patience::new(limits.client_timeout, limits.request_timeout));
+        request.map(|body| Timed { body, patience })
+    }
+}
+
+/// The calls that take a place and are answered without tonic's streams.
+#[derive(Clone, Copy)]
+enum Inference {
+    ModelInfer,
+    Predict,
 }
 
 fn refused(error: &Error) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
@@ -140,30 +155,38 @@ impl Service<http::Request<Given>> for Admitted {
     }
 
     fn call(&mut self, request: http::Request<Given>) -> Self::Future {
-        let limits = &self.app.doors;
-        let streams = request.uri().path().ends_with("/ModelStreamInfer");
-        let patience = (!streams).then(|| Patience::new(limits.client_timeout, limits.request_timeout));
-        let request = request.map(|body| Timed { body, patience });
-        let path = request.uri().path();
-        if !path.ends_with("/ModelInfer") && !path.ends_with("/Predict") {
-            return self.route(request);
-        }
+        let inference = match request.uri().path() {
+            "/inference.GRPCInferenceService/ModelInfer" => Inference::ModelInfer,
+            "/tensorflow.serving.PredictionService/Predict" => Inference::Predict,
+            _ => return self.route(self.timed(request)),
+        };
         let permit = match self.app.admit() {
             Ok(permit) => permit,
             Err(error) => return refused(&error),
         };
-        let answer = self.route(request);
+        if unary::compressed(request.headers()) {
+            let answer = self.route(self.timed(request));
+            return Box::pin(async move {
+                let response = answer.await;
+                drop(permit);
+                response
+            });
+        }
+        let app = self.app.clone();
         Box::pin(async move {
-            let response = answer.await;
+            let response = match inference {
+                Inference::ModelInfer => oip::model_infer(&app, request).await,
+                Inference::Predict => tfs::predict_call(&app, request).await,
+            };
             drop(permit);
-            response
+            Ok(response)
         })
     }
 }
 
 /// The client's deadline from the `grpc-timeout` header: digits and one of H, M, S, m, u, n.
-pub(crate) fn timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+pub(crate) fn timeout(headers: &http::HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     // The protocol allows eight digits; more would be somebody's mistake.
     let value: u64 = if digits.len() <= 8 { digits.parse().ok()? } else { return None };

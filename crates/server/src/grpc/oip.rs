@@ -10,10 +10,13 @@ use protocol::oip;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::unary;
 use crate::app::{App, Call, Ticket};
 use crate::errors::grpc_status;
+use crate::given::Given;
 use crate::listen::Peer;
 use crate::{admin, view};
 
@@ -68,6 +71,14 @@ async fn infer(
     };
     let answer = app.answer(ticket, call).await?;
     oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)
+}
+
+/// ModelInfer.
+pub(super) async fn model_infer(app: &App, request: http::Request<Given>) -> http::Response<Body> {
+    unary::response(match unary::read(app, PROTOCOL, request).await {
+        Ok(unary::Asked { ticket, message, timeout }) => infer(app, &ticket, message, timeout).await,
+        Err(error) => Err(error),
+    })
 }
 
 async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()> {
@@ -196,7 +207,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
 
     async fn model_infer(&self, request: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
         let ticket = App::begin(PROTOCOL);
-        let timeout = super::timeout(request.metadata());
+        let timeout = super::timeout(request.metadata().as_ref());
         answered(infer(&self.app, &ticket, request.into_inner(), timeout).await)
     }
 

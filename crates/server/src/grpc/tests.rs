@@ -8,10 +8,11 @@ use base::{NamedTensor, Tensor};
 use bytes::Bytes;
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use protocol::Message;
 use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::inference::model_repository_parameter::ParameterChoice;
@@ -266,12 +267,84 @@ fn compressed_requests_are_understood_within_the_limit() {
     });
 }
 
+/// A call's answer where its body comes in these pieces: the gRPC status, and the message.
+async fn call(served: &Loopback, pieces: Vec<Bytes>) -> (String, Bytes) {
+    let pieces = tokio_stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
+    let body: StreamBody<Pieces> = StreamBody::new(Box::pin(pieces));
+    let answer =
+        connect(served).await.send_request(post(served, "ModelInfer").body(body).unwrap()).await.unwrap();
+    let refused = answer.headers().get("grpc-status").cloned();
+    let collected = answer.into_body().collect().await.unwrap();
+    let status = refused.or_else(|| collected.trailers()?.get("grpc-status").cloned()).unwrap();
+    (status.to_str().unwrap().to_owned(), collected.to_bytes())
+}
+
+fn prefixed(flag: u8, message: &[u8], length: usize) -> Bytes {
+    let mut frame = vec![flag];
+    frame.extend_from_slice(&(length as u32).to_be_bytes());
+    frame.extend_from_slice(message);
+    frame.into()
+}
+
+#[test]
+fn a_message_comes_in_pieces_of_any_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    let message = request(5000).encode_to_vec();
+    let frame = prefixed(0, &message, message.len());
+    run(async {
+        for size in [1, 4, 5, 6, 4096, frame.len() - 1, frame.len()] {
+            // One byte a piece is for the beginning: twenty thousand frames would only take long.
+            let (slow, rest) = frame.split_at(if size == 1 { 16 } else { 0 });
+            let pieces =
+                slow.chunks(1).chain(rest.chunks(size.max(100))).map(Bytes::copy_from_slice).collect();
+            let (status, answer) = call(&served, pieces).await;
+            assert_eq!(status, "0", "{size}");
+            assert_eq!(answer[0], 0);
+            assert_eq!(u32::from_be_bytes(answer[1..5].try_into().unwrap()) as usize, answer.len() - 5);
+            let answer = pb::ModelInferResponse::decode(answer.slice(5..)).unwrap();
+            assert_eq!(answer.raw_output_contents[0].len(), 20_000);
+        }
+    });
+}
+
+#[test]
+fn what_is_not_one_message_is_refused_with_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.body_bytes_max = 1 << 20);
+    let message = request(4).encode_to_vec();
+    let whole = prefixed(0, &message, message.len());
+    let wrong: [(&str, Vec<Bytes>, &str); 8] = [
+        ("nothing", vec![], "3"),
+        ("half a prefix", vec![whole.slice(..3)], "3"),
+        ("cut off", vec![whole.slice(..whole.len() - 1)], "3"),
+        ("two messages", vec![whole.clone(), whole.clone()], "3"),
+        ("a byte too many", vec![whole.clone(), Bytes::from_static(&[7])], "3"),
+        ("compressed in secret", vec![prefixed(1, &message, message.len())], "3"),
+        ("no protobuf", vec![prefixed(0, &[0xff; 9], 9)], "3"),
+        ("announced too large", vec![prefixed(0, &message, (1 << 20) + 1)], "8"),
+    ];
+    run(async {
+        for (what, pieces, wanted) in wrong {
+            let (status, answer) = call(&served, pieces).await;
+            assert_eq!((status.as_str(), answer.len()), (wanted, 0), "{what}");
+        }
+        until(|| served.app.places_taken() == 0).await;
+        assert_eq!(call(&served, vec![whole]).await.0, "0");
+    });
+    let refused = |status| {
+        let labels = metrics::RequestLabels { model: "".into(), version: 0, protocol: "oip-grpc", status };
+        served.app.metrics.requests.get_or_create(&labels).get()
+    };
+    assert_eq!((refused("invalid_argument"), refused("too_large")), (7, 1));
+}
+
 #[test]
 fn timeouts_in_every_unit() {
     let parse = |text: &str| {
-        let mut metadata = tonic::metadata::MetadataMap::new();
-        metadata.insert("grpc-timeout", text.parse().unwrap());
-        timeout(&metadata)
+        let mut headers = http::HeaderMap::new();
+        headers.insert("grpc-timeout", text.parse().unwrap());
+        timeout(&headers)
     };
     assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
     assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));

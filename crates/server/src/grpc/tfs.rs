@@ -5,10 +5,13 @@ use std::sync::Arc;
 use base::{Error, Result};
 use protocol::tensorflow::serving as pb;
 use protocol::tfs;
+use tonic::body::Body;
 use tonic::{Request, Response, Status};
 
+use super::unary;
 use crate::app::{App, Call, Ticket};
 use crate::errors::grpc_status;
+use crate::given::Given;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
@@ -43,11 +46,19 @@ async fn predict(
     tfs::grpc::encode_predict(&answer.id, answer.outputs)
 }
 
+/// Predict.
+pub(super) async fn predict_call(app: &App, request: http::Request<Given>) -> http::Response<Body> {
+    unary::response(match unary::read(app, PROTOCOL, request).await {
+        Ok(unary::Asked { ticket, message, timeout }) => predict(app, &ticket, message, timeout).await,
+        Err(error) => Err(error),
+    })
+}
+
 #[tonic::async_trait]
 impl pb::prediction_service_server::PredictionService for Tfs {
     async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
         let ticket = App::begin(PROTOCOL);
-        let timeout = super::timeout(request.metadata());
+        let timeout = super::timeout(request.metadata().as_ref());
         answered(predict(&self.0, &ticket, request.into_inner(), timeout).await)
     }
 
