@@ -35,8 +35,8 @@ pub fn set_yielding(yielding: bool) -> Result<()> {
 /// Nice value of background work that others wait for in the end: 1/28 of an ordinary thread's share. With 10 queries
 /// noticed it more, and with 19 it often fell so far behind that it had to be hurried (docs/adr/0010).
 const LOW_NICE: libc::c_int = 15;
-/// Longest turn of such a thread before others that want its core are looked at. The kernel's shortest.
-const LOW_SLICE: Duration = Duration::from_micros(100);
+/// Longest turn of a thread before others that want its core are looked at, where it should be short. The kernel's shortest.
+const SHORT_TURN: Duration = Duration::from_micros(100);
 
 /// Gives the calling thread 1/28 of what an ordinary thread gets of a core that both want, in turns of 0.1 ms (from Linux
 /// 6.12 on; older systems choose the turn). For work that must get on however busy others are, which work of idle priority
@@ -45,6 +45,26 @@ const LOW_SLICE: Duration = Duration::from_micros(100);
 /// # Errors
 /// `PermissionDenied` when the system refuses.
 pub fn set_low_priority() -> Result<()> {
+    check(set_short_turns_at(LOW_NICE), "low priority")
+}
+
+/// Lets the calling thread, and those that it starts, take its core in turns of 0.1 ms (from Linux 6.12 on): its share stays,
+/// but when it wakes it need not wait for the whole turn of a thread that computes. For threads that give others their
+/// work. A thread of another class than the ordinary one stays as it is.
+///
+/// # Errors
+/// `PermissionDenied` when the system refuses.
+pub fn set_short_turns() -> Result<()> {
+    // SAFETY: takes a number only; 0 names the calling thread.
+    if unsafe { libc::sched_getscheduler(0) } != libc::SCHED_OTHER {
+        return Ok(());
+    }
+    // SAFETY: takes numbers only; 0 names the calling thread.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    check(set_short_turns_at(nice), "short turns")
+}
+
+fn set_short_turns_at(nice: libc::c_int) -> libc::c_int {
     /// `struct sched_attr` of linux/sched/types.h, first version.
     #[repr(C)]
     struct Attributes {
@@ -61,15 +81,14 @@ pub fn set_low_priority() -> Result<()> {
         size: size_of::<Attributes>() as u32,
         policy: libc::SCHED_OTHER as u32,
         flags: 0,
-        nice: LOW_NICE,
+        nice,
         priority: 0,
-        runtime: LOW_SLICE.as_nanos() as u64,
+        runtime: SHORT_TURN.as_nanos() as u64,
         deadline: 0,
         period: 0,
     };
     // SAFETY: reads one struct of the size that it names; 0 names the calling thread, the last 0 is for flags.
-    let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-    check(status as libc::c_int, "low priority")
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) as libc::c_int }
 }
 
 /// What a background thread does first that others wait for in the end: low priority, and allocations from the arena of its
@@ -185,6 +204,22 @@ mod tests {
         // SAFETY: takes numbers only; 0 names the calling thread.
         let nice = aside(|| set_low_priority().map(|()| unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }));
         assert_eq!(nice, Ok(LOW_NICE));
+    }
+
+    #[test]
+    fn short_turns_leave_the_priority() {
+        let before_and_after = aside(|| {
+            // SAFETY: takes numbers only; 0 names the calling thread.
+            let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+            // SAFETY: as above.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) };
+            set_short_turns().map(|()| nice())
+        });
+        assert_eq!(before_and_after, Ok(3));
+        // SAFETY: takes a number only.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let idle = aside(move || set_idle_priority().and_then(|()| set_short_turns()).map(|()| policy()));
+        assert_eq!(idle, Ok(libc::SCHED_IDLE));
     }
 
     #[test]

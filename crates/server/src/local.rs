@@ -79,7 +79,8 @@ impl Local {
     }
 
     /// A recogniser and the model that it runs. Runs that wait are dropped when `stop` is set, which should be the
-    /// flag that also stops the pipeline.
+    /// flag that also stops the pipeline. From now on the calling thread, which should be the pipeline's, takes its core in
+    /// short turns: workers that wait for their next run would otherwise wait for each other's turns as well.
     ///
     /// # Errors
     /// `NotFound` for a model that is not served or is no recogniser, `FailedPrecondition` where its section
@@ -89,6 +90,9 @@ impl Local {
         name: &str,
         stop: &Arc<AtomicBool>,
     ) -> Result<(Recogniser, Arc<dyn audio::Model>)> {
+        if let Err(error) = memory::thread::set_short_turns() {
+            tracing::debug!(%error, "the pipeline waits for whole turns");
+        }
         let (recogniser, servable) = recordings::find(self.core.lifecycle.catalog(), name)?;
         let model = recordings::ServedModel::new(self.core.scheduler.clone(), servable, stop.clone());
         Ok((recogniser, Arc::new(model)))
