@@ -194,13 +194,51 @@ pub(crate) fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -
     })
 }
 
-fn client_thread(plan: Plan, index: usize, judge: Arc<dyn Judge>, sink: Arc<dyn Sink>) -> Result<()> {
+/// Runs `work` beside a client that never sleeps, as with [`Plan::spin`], and asks nothing.
+///
+/// # Errors
+/// `ResourceExhausted` when there is no thread for the client.
+pub(crate) fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let stopped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = Stop(&stopped);
+        let spin = || {
+            LocalSet::new().block_on(&client_runtime()?, async {
+                while !stopped.load(Ordering::Relaxed) {
+                    tokio::task::yield_now().await;
+                }
+            });
+            Ok(())
+        };
+        let client = std::thread::Builder::new()
+            .name("client".into())
+            .spawn_scoped(scope, spin)
+            .map_err(|e| Error::exhausted(format!("cannot start a client thread: {e}")))?;
+        let done = work();
+        drop(stop);
+        client.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked")))?;
+        Ok(done)
+    })
+}
+
+/// What a client's thread runs on, and how.
+fn client_runtime() -> Result<tokio::runtime::Runtime> {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), CLIENT_NICE);
     memory::thread::set_serving_timers();
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
+        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))
+}
+
+fn client_thread(plan: Plan, index: usize, judge: Arc<dyn Judge>, sink: Arc<dyn Sink>) -> Result<()> {
+    let runtime = client_runtime()?;
     let local = LocalSet::new();
     local.block_on(&runtime, async move {
         let client = Rc::new(Client::connect(plan, index, judge, sink).await?);
