@@ -24,8 +24,10 @@ pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     /// What all are padded to; `None` where the only one runs as it is.
     pub(crate) form: Option<Form>,
-    /// Cores that the run takes.
+    /// Cores that the run is charged for.
     pub(crate) cores: usize,
+    /// Cores that nobody else may have meanwhile.
+    pub(crate) taken: usize,
     /// Time charged to the model in advance.
     pub(crate) charge: f64,
 }
@@ -287,7 +289,7 @@ impl ModelQueue {
         let weight = f64::from(servable.schedule().weight);
         self.used += self.charge / weight;
         let cores = servable.threads_per_run.min(workers);
-        Batch { entries, form: group.form, cores, charge: self.charge }
+        Batch { entries, form: group.form, cores, taken: cores, charge: self.charge }
     }
 }
 

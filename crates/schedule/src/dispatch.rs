@@ -3,13 +3,15 @@
 //! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor time as the good:
 //! the model that has used the least, divided by its weight, goes first, and one that comes back from idleness starts
 //! at the virtual time of the others, so that it cannot save up. A run of a model with several threads takes as many
-//! cores as it has threads, and is charged for them all; while too few are free nobody overtakes it.
+//! cores as it has threads, unless these are on top of the workers, and is charged for them all; while too few are free
+//! nobody overtakes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::SchedulerConfig;
 use crate::choose::{Batch, Next};
 use crate::entry::{Dead, Entry};
 use crate::model_queue::{ModelQueue, Ran};
@@ -41,6 +43,8 @@ struct State {
     /// The one of them that wakes by itself when a lingering batch is due, and when that is.
     timer: Option<(usize, Instant)>,
     cores_free: usize,
+    /// Whether a run takes as many of them as it has threads.
+    count_threads: bool,
     virtual_time: f64,
     closed: bool,
 }
@@ -56,12 +60,14 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    pub(crate) fn new(queue_max: usize, workers: usize) -> Dispatch {
+    pub(crate) fn new(config: &SchedulerConfig) -> Dispatch {
+        let SchedulerConfig { workers, queue_max, count_threads, .. } = *config;
         let state = State {
             models: HashMap::new(),
             idle: Vec::with_capacity(workers),
             timer: None,
             cores_free: workers,
+            count_threads,
             virtual_time: 0.0,
             closed: false,
         };
@@ -124,8 +130,8 @@ impl Dispatch {
     /// The next work for `worker`, waiting for some; `None` once closed and empty. `ran` is what its last run has shown.
     pub(crate) fn next(&self, worker: usize, ran: Option<(Arc<str>, Ran, usize)>) -> Option<Work> {
         let mut state = self.lock();
-        if let Some((model, ran, cores)) = ran {
-            state.cores_free += cores;
+        if let Some((model, ran, taken)) = ran {
+            state.cores_free += taken;
             if let Some(queue) = state.models.get_mut(&model) {
                 queue.finish(&ran);
             }
@@ -236,7 +242,7 @@ impl State {
             if queue.runs_enough(workers) {
                 continue;
             }
-            if queue.cores(workers) > self.cores_free {
+            if self.count_threads && queue.cores(workers) > self.cores_free {
                 // Nobody overtakes it: it would never find enough cores free.
                 break;
             }
@@ -245,8 +251,8 @@ impl State {
                 Next::Run(mut batch) => {
                     self.virtual_time = self.virtual_time.max(used);
                     // Another version than the one at the head may want more cores than were asked about.
-                    batch.cores = batch.cores.min(self.cores_free);
-                    self.cores_free -= batch.cores;
+                    batch.taken = if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
+                    self.cores_free -= batch.taken;
                     return Next::Run(batch);
                 }
                 Next::Stale => return Next::Stale,
@@ -283,7 +289,12 @@ mod tests {
         let long = ScheduleOptions { always_merge: true, ..lingering(Duration::from_secs(10)) };
         let short = ScheduleOptions { max_queue_delay: Duration::from_millis(1), ..long.clone() };
         let (late, soon) = (model("late", long), model("soon", short));
-        let dispatch = Arc::new(Dispatch::new(512, 2));
+        let dispatch = Arc::new(Dispatch::new(&SchedulerConfig {
+            workers: 2,
+            queue_max: 512,
+            pin: false,
+            count_threads: true,
+        }));
         let (sender, receiver) = mpsc::channel();
         let worker = |index: usize| {
             let (dispatch, sender) = (dispatch.clone(), sender.clone());

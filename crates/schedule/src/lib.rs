@@ -58,6 +58,9 @@ pub struct SchedulerConfig {
     pub queue_max: usize,
     /// Pin worker `i` to core `i`.
     pub pin: bool,
+    /// Whether the threads of all runs together are no more than the workers: a run of several threads then waits until as
+    /// many workers are free as it has threads. Otherwise as many runs go side by side as there are workers.
+    pub count_threads: bool,
 }
 
 /// What became of a job.
@@ -116,7 +119,7 @@ impl Scheduler {
         if config.queue_max == 0 {
             return Err(Error::invalid("the queue must have room for one request"));
         }
-        let dispatch = Arc::new(Dispatch::new(config.queue_max, config.workers));
+        let dispatch = Arc::new(Dispatch::new(config));
         let mut workers = Vec::with_capacity(config.workers);
         for index in 0..config.workers {
             let (jobs, pin) = (dispatch.clone(), config.pin);
@@ -217,8 +220,8 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
         match work {
             Work::Bury(dead) => run::bury(dead),
             Work::Run(batch) => {
-                let (model, cores) = (batch.model(), batch.cores);
-                ran = Some((model, run::run(batch, &mut meter), cores));
+                let (model, taken) = (batch.model(), batch.taken);
+                ran = Some((model, run::run(batch, &mut meter), taken));
             }
         }
     }

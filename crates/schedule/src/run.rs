@@ -217,7 +217,7 @@ mod tests {
         let servable = model("m", lingering(Duration::ZERO));
         let entries = request(&servable, 1, Instant::now());
         let form = entries[0].form.clone();
-        let mut ran = run(Batch { entries, form, cores: 4, charge: 0.0 }, &mut Meter::start());
+        let mut ran = run(Batch { entries, form, cores: 4, taken: 4, charge: 0.0 }, &mut Meter::start());
         assert_eq!(ran.cores, 4);
         ran.time = Duration::from_millis(1);
         let mut queue = ModelQueue::new(&servable.id.model);

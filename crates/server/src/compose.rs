@@ -52,33 +52,34 @@ impl Config {
 }
 
 impl Core {
-    /// Starts the workers and begins to load the models, which may ask for `run_threads_max` threads inside one run.
+    /// Starts the workers and begins to load the models. The threads of all runs together are no more than the workers.
     /// Thread counts must have been planned.
     ///
     /// # Errors
     /// `NotFound` or `FailedPrecondition` when ONNX Runtime cannot be used, `InvalidArgument` for settings that
     /// contradict each other.
-    pub(crate) fn compose(config: &Config, run_threads_max: usize) -> Result<Core> {
+    pub(crate) fn compose(config: &Config) -> Result<Core> {
         let onnx = OnnxEngine::open(&config.onnxruntime)?;
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
-        Core::start(config, vec![Arc::new(onnx), torch(config)], engine_version, run_threads_max)
+        Core::start(config, vec![Arc::new(onnx), torch(config)], engine_version, Some(config.data.workers))
     }
 
-    /// The same with each engine's library loaded by the first model that needs it, which finds out where it is missing.
+    /// The same with each engine's library loaded by the first model that needs it, which finds out where it is missing; and
+    /// threads inside runs are on top of the workers, as who asks for them is the one who waits for the answers.
     ///
     /// # Errors
     /// `InvalidArgument` for settings that contradict each other.
-    pub(crate) fn compose_lazily(config: &Config, run_threads_max: usize) -> Result<Core> {
+    pub(crate) fn compose_lazily(config: &Config) -> Result<Core> {
         let onnx = LazyOnnxEngine::new(config.onnxruntime.clone());
-        Core::start(config, vec![Arc::new(onnx), torch(config)], String::new(), run_threads_max)
+        Core::start(config, vec![Arc::new(onnx), torch(config)], String::new(), None)
     }
 
-    /// The same with these engines.
+    /// The same with these engines. Runs take no more threads, each and all together, than `run_threads_max`, if there is one.
     pub(crate) fn start(
         config: &Config,
         engines: Vec<Arc<dyn Engine>>,
         engine_version: String,
-        run_threads_max: usize,
+        run_threads_max: Option<usize>,
     ) -> Result<Core> {
         let store = parameter_store(&config.memory)?;
         let (metrics, stats) = (Arc::new(Metrics::default()), Arc::new(Stats::default()));
@@ -86,6 +87,7 @@ impl Core {
             workers: config.data.workers,
             queue_max: config.data.queue_max,
             pin: config.data.pin,
+            count_threads: run_threads_max.is_some(),
         })?;
         let observer = Arc::new(MetricsObserver { metrics: metrics.clone(), stats: stats.clone() });
         let lifecycle = Lifecycle::start(
@@ -115,7 +117,7 @@ fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
     Ok(ParameterStore::new(pool, StoreConfig { read_rate: rate(config.load_rate), direct: config.direct }))
 }
 
-fn lifecycle_config(config: &Config, run_threads_max: usize) -> LifecycleConfig {
+fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> LifecycleConfig {
     let models = &config.models;
     let converter =
         lifecycle::Converter { program: models.converter.0.clone(), args: models.converter.1.clone() };
@@ -130,7 +132,7 @@ fn lifecycle_config(config: &Config, run_threads_max: usize) -> LifecycleConfig 
         swap_reserve: config.memory.swap_reserve,
         home: config.memory.home,
         background: models.background,
-        threads_max: run_threads_max,
+        threads_max: run_threads_max.unwrap_or(usize::MAX),
         ..LifecycleConfig::new(models.cache_dir.clone(), converter)
     }
 }

@@ -32,8 +32,7 @@ impl Local {
     pub fn open(config: &Config, timeout: Duration, progress: &mut dyn FnMut(&str)) -> Result<Local> {
         let mut config = config.clone();
         config.plan_threads()?;
-        // Who asks for more threads than there are workers is the one who waits for the answer.
-        let local = Local { core: Core::compose_lazily(&config, usize::MAX)? };
+        let local = Local { core: Core::compose_lazily(&config)? };
         local.wait(timeout, progress)?;
         Ok(local)
     }

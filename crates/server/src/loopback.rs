@@ -65,7 +65,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
 impl Loopback {
     /// Serves once every model is loaded or has failed.
     pub(crate) fn start(config: &Config, engine: Arc<dyn Engine>) -> Loopback {
-        let core = Core::start(config, vec![engine], "fake 1".to_owned(), 2).unwrap();
+        let core = Core::start(config, vec![engine], "fake 1".to_owned(), Some(2)).unwrap();
         assert!(core.lifecycle.wait_settled(WAIT_MAX));
         let app = Arc::new(App::new(config, core));
         let runtime =

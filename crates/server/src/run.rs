@@ -26,7 +26,7 @@ pub fn run(mut config: Config) -> Result<()> {
     raise_open_files();
     let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
     let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
-    let app = Arc::new(App::new(&config, Core::compose(&config, config.data.workers)?));
+    let app = Arc::new(App::new(&config, Core::compose(&config)?));
     start_gpu(&config);
     app.collections.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -37,7 +37,7 @@ pub(crate) struct EngineArgs {
     /// Use only this many of the machine's cores, decoding included [default: all]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) cores: Option<usize>,
-    /// Threads inside one operator of the model [default: 1]
+    /// Threads inside one operator of the model, for each run [default: 1]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) intra_op: Option<usize>,
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]

@@ -100,7 +100,8 @@ fn rig(workers: usize, queue_max: usize, panics: bool) -> Rig {
         )
         .unwrap(),
     );
-    let scheduler = Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).unwrap();
+    let scheduler =
+        Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true }).unwrap();
     Rig { scheduler, gate, runs, servable, answers: mpsc::channel() }
 }
 
@@ -206,6 +207,9 @@ fn the_servable_is_let_go_before_the_callback() {
 #[test]
 fn bad_sizes_are_refused() {
     for (workers, queue_max) in [(0, 1), (millpond_schedule::WORKERS_MAX + 1, 1), (1, 0)] {
-        assert!(Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).is_err());
+        assert!(
+            Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true })
+                .is_err()
+        );
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use engine::{Mode, PriorityOptions, ScheduleOptions, SessionOptions};
+use millpond_schedule::SchedulerConfig;
 
 use crate::Opens;
 use crate::rows::{Bench, Kind, With, merging, model, model_with, ok, tags, x};
@@ -200,6 +201,22 @@ fn a_wide_model_at_its_limit_leaves_cores_to_others() {
     assert_eq!(tags(&bench.answers(1)), [3]);
     slow.gate.open();
     assert_eq!(bench.answers(2).len(), 2);
+}
+
+/// Threads inside runs that are on top of the workers hold nobody back.
+#[test]
+fn wide_runs_go_side_by_side_where_their_threads_are_extra() {
+    let wide = SessionOptions { intra_op_threads: 4, ..SessionOptions::default() };
+    let config = SchedulerConfig { workers: 2, queue_max: 100, pin: false, count_threads: false };
+    let bench = Bench::with(&config);
+    let (rows, servable) = model_with("m", (ScheduleOptions::default(), &wide), PLAIN);
+    let _opens = Opens(rows.gate.clone());
+    for tag in 0..3 {
+        bench.ask(tag, &servable, x(1, 2, 0.0));
+    }
+    rows.wait_running(2);
+    rows.gate.open();
+    assert_eq!(bench.answers(3).len(), 3);
 }
 
 #[test]

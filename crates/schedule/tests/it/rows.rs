@@ -164,7 +164,11 @@ impl Default for With {
 
 impl Bench {
     pub(crate) fn new(workers: usize, queue_max: usize) -> Bench {
-        let scheduler = Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false }).unwrap();
+        Bench::with(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true })
+    }
+
+    pub(crate) fn with(config: &SchedulerConfig) -> Bench {
+        let scheduler = Scheduler::start(config).unwrap();
         let (sender, receiver) = mpsc::channel();
         Bench { scheduler, sender, receiver }
     }
