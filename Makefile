@@ -152,7 +152,7 @@ test: ## everything that CI runs
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 
 # Also makes target/debug/millpond, as the command line's own tests start it.
 .PHONY: tests-built
@@ -161,7 +161,7 @@ tests-built: system
 	cargo test --workspace --locked --no-run
 
 .PHONY: test-rust
-test-rust: tests-built .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(CACHE)/models/ready
+test-rust: tests-built .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(PRETEND_GPU) $(CACHE)/models/ready
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 

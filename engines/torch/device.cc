@@ -61,6 +61,13 @@ std::optional<c10::Stream> stream_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
+std::optional<c10::Stream> default_stream_of(at::Device device) {
+  if (device.is_cpu()) {
+    return std::nullopt;
+  }
+  return c10::impl::VirtualGuardImpl(device.type()).getDefaultStream(device);
+}
+
 void finish(at::Device device) {
   if (!device.is_cpu()) {
     c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();

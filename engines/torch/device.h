@@ -15,10 +15,11 @@ void open_cuda();
 // The device of a number as in `mpt_load`.
 at::Device device_of(int32_t cuda);
 
-// One of `device`'s streams; none for the processor.
+// One of `device`'s streams, or the one that a thread is on which was never given any; none for the processor.
 std::optional<c10::Stream> stream_of(at::Device device);
+std::optional<c10::Stream> default_stream_of(at::Device device);
 
-// Waits until `device` has done what this thread has asked for outside any scope.
+// Waits until `device` has done what was asked for on this thread's stream: that of its scope, or the default one.
 void finish(at::Device device);
 
 // While it lives, the thread's work on `device` goes to the stream `own`, or to one of the thread's.

@@ -66,19 +66,21 @@ bool unfold(Graph &graph, Node *node) {
 
 bool hides_its_body(const Node *node) { return node->hasAttribute(c10::attr::Subgraph) && !runs_apart(node); }
 
-// Puts all that `graph` calls into the graph itself.
-void flatten(Graph &graph) {
+// Puts all that `graph` calls into the graph itself. Gives whether some of it is forked.
+bool flatten(Graph &graph) {
+  bool forked = false;
   std::unordered_set<const Node *> kept;
   for (;;) {
     torch::jit::Inline(graph);
     std::vector<Node *> apart;
     each_node(graph.block(), [&](Node *node) {
+      forked = forked || node->kind() == c10::prim::fork;
       if (runs_apart(node) && kept.count(node) == 0) {
         apart.push_back(node);
       }
     });
     if (apart.empty()) {
-      return;
+      return forked;
     }
     for (Node *node : apart) {
       if (unfold(graph, node)) {
@@ -156,10 +158,10 @@ namespace millpond {
 
 Effects effects_of(const torch::jit::Module &module) {
   auto graph = torch::jit::toGraphFunction(module.get_method("forward").function()).graph()->copy();
-  flatten(*graph);
+  Effects effects;
+  effects.threads = flatten(*graph);
   evaluate(graph);
 
-  Effects effects;
   std::vector<Node *> reads;
   bool containers = false;
   each_node(graph->block(), [&](Node *node) {
@@ -169,6 +171,7 @@ Effects effects_of(const torch::jit::Module &module) {
     } else if (kind == c10::prim::CallMethod || hides_its_body(node) || updates_statistics(node)) {
       // A call through an interface: what is behind it shows only when it runs.
       effects.stateful = effects.written_unknown = true;
+      effects.threads = effects.threads || kind == c10::prim::CallMethod;
     } else if (kind == c10::prim::GetAttr) {
       // What an object holds is read by itself.
       if (node->output()->type()->kind() != c10::TypeKind::ClassType) {

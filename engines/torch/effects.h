@@ -17,6 +17,8 @@ struct Effects {
   std::vector<std::vector<std::string>> written;
   // Some that are written to could not be named: any may be.
   bool written_unknown = false;
+  // Parts may run on LibTorch's own threads.
+  bool threads = false;
 };
 
 // Looks at `forward` as it is in evaluation. Where the graph leaves doubt, the answer is the careful one.

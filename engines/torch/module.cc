@@ -84,7 +84,8 @@ mpt_module *load_script(const mpt_load &load) {
   common->result_type = schema.returns().at(0).type();
   common->results = millpond::result_names(common->result_type);
   common->declaration = c10::toString(schema);
-  return new mpt_module{std::move(common), std::move(forward), std::nullopt};
+  auto stream = common->effects.threads ? millpond::default_stream_of(common->device) : std::nullopt;
+  return new mpt_module{std::move(common), std::move(forward), stream};
 }
 
 // The trap: LibTorch keeps the count a thread, and a thread that never said gets as many as there are processors.
@@ -125,26 +126,25 @@ c10::IValue argument(const mpt_value &value, const Argument &wanted, const Commo
   return own ? tensor.clone() : tensor;
 }
 
-std::vector<millpond::Result> run(const mpt_module &module, const mpt_value *values, size_t count) {
-  const auto &common = *module.common;
-  const c10::InferenceMode inference;
-  const millpond::StreamScope stream(common.device, module.stream);
-  if (!module.forward) {
-    std::vector<at::Tensor> inputs;
-    const Argument any{"", "", MPT_TENSOR, false, {}};
-    for (size_t i = 0; i < count; i++) {
-      inputs.push_back(argument(values[i], any, common).toTensor());
-    }
-    const auto outputs = common.package->boxed_run(std::move(inputs));
-    std::vector<millpond::Result> results;
-    for (size_t i = 0; i < outputs.size(); i++) {
-      // A constant of the package's lies in memory that goes with it.
-      const auto &output = outputs[i];
-      const bool shared = output.use_count() > 1 || output.storage().use_count() > 1;
-      results.push_back({"output_" + std::to_string(i), millpond::outgoing(output, shared)});
-    }
-    return results;
+std::vector<millpond::Result> run_package(const Common &common, const mpt_value *values, size_t count) {
+  std::vector<at::Tensor> inputs;
+  const Argument any{"", "", MPT_TENSOR, false, {}};
+  for (size_t i = 0; i < count; i++) {
+    inputs.push_back(argument(values[i], any, common).toTensor());
   }
+  const auto outputs = common.package->boxed_run(std::move(inputs));
+  std::vector<millpond::Result> results;
+  for (size_t i = 0; i < outputs.size(); i++) {
+    // A constant of the package's lies in memory that goes with it.
+    const auto &output = outputs[i];
+    const bool shared = output.use_count() > 1 || output.storage().use_count() > 1;
+    results.push_back({"output_" + std::to_string(i), millpond::outgoing(output, shared)});
+  }
+  return results;
+}
+
+std::vector<millpond::Result> run_script(const mpt_module &module, const mpt_value *values, size_t count) {
+  const auto &common = *module.common;
   TORCH_CHECK(count == common.arguments.size(), "forward takes ", common.arguments.size(), " arguments, not ", count);
   std::vector<c10::IValue> arguments;
   arguments.reserve(count + 1);
@@ -153,6 +153,15 @@ std::vector<millpond::Result> run(const mpt_module &module, const mpt_value *val
   }
   const auto value = torch::jit::Method(*module.forward)(std::move(arguments));
   return millpond::results_of(value, common.result_type, common.effects.stateful);
+}
+
+std::vector<millpond::Result> run(const mpt_module &module, const mpt_value *values, size_t count) {
+  const auto &common = *module.common;
+  const c10::InferenceMode inference;
+  const millpond::StreamScope stream(common.device, module.stream);
+  auto results = module.forward ? run_script(module, values, count) : run_package(common, values, count);
+  millpond::finish(common.device);
+  return results;
 }
 
 } // namespace
@@ -211,7 +220,7 @@ MPT_EXPORT int32_t mpt_module_fork(const mpt_module *module, mpt_module **out) {
     TORCH_CHECK(module->forward.has_value(), "a package keeps no state");
     const c10::InferenceMode inference;
     const auto &common = *module->common;
-    auto own = millpond::stream_of(common.device);
+    auto own = common.effects.threads ? millpond::default_stream_of(common.device) : millpond::stream_of(common.device);
     const millpond::StreamScope stream(common.device, own);
     auto object = millpond::fork_object(*module->forward->owner()._ivalue(), common.written);
     auto &function = module->forward->function();

@@ -47,7 +47,9 @@ struct mpt_module {
   // Absent in a package.
   std::optional<torch::jit::Method> forward;
   // Where a fork on a GPU is made and runs, whichever thread asks for it: work on one stream is done in order, and the
-  // memory of a state goes back to the stream that it was taken on.
+  // memory of a state goes back to the stream that it was taken on. Without one it is the asking thread's. A module
+  // whose parts run on LibTorch's own threads, which are on the default stream, is there as a whole: nothing would have
+  // one stream wait for the other.
   std::optional<c10::Stream> stream;
 };
 

@@ -96,8 +96,12 @@ at::Tensor outgoing(const at::Tensor &tensor, bool shared) {
   TORCH_CHECK(tensor.defined(), "forward returns a tensor that is not there");
   TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(),
               "forward returns a tensor that is sparse or quantized; only dense ones can be served");
-  const at::Tensor plain = tensor.to(at::kCPU).resolve_conj().resolve_neg();
-  return shared ? plain.clone(at::MemoryFormat::Contiguous) : plain.contiguous();
+  const at::Tensor plain = tensor.resolve_conj().resolve_neg();
+  if (plain.is_cpu()) {
+    return shared ? plain.clone(at::MemoryFormat::Contiguous) : plain.contiguous();
+  }
+  const auto pinned = at::TensorOptions(plain.scalar_type()).pinned_memory(true);
+  return at::empty(plain.sizes(), pinned).copy_(plain.contiguous(), /*non_blocking=*/true);
 }
 
 std::vector<Result> results_of(const c10::IValue &value, const c10::TypePtr &type, bool shared) {

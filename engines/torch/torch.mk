@@ -33,3 +33,13 @@ $(TORCH_SHIM): $(TORCH_SOURCES:engines/torch/%.cc=$(TORCH_SHIM_DIR)/%.o)
 
 .venv/torch-ready: $(TORCH_SHIM)
 	@touch $@
+
+# GPUs that are none, for tests on machines without one: under the name of LibTorch's CUDA library, away from the server.
+PRETEND_GPU := $(CACHE)/pretend-gpu/libtorch_cuda.so
+$(PRETEND_GPU): engines/torch/pretend/gpu.cc .venv/torch-packages
+	$(call say,Pretended GPUs for tests: $@)
+	@mkdir -p $(@D)
+	@torch=$$(echo .venv/lib/python3*/site-packages/torch); \
+	$(TORCH_CXX) $(TORCH_CXXFLAGS) -isystem "$$torch/include" -shared -o $@.tmp $< -L"$$torch/lib" -ltorch_cpu -lc10 \
+		-Wl,--no-undefined,--allow-shlib-undefined
+	@mv $@.tmp $@

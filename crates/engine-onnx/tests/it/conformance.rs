@@ -1,8 +1,8 @@
 //! ONNX Runtime does what every engine must do.
 
 use base::DType;
-use engine::Engine;
 use engine::conformance::{Fixture, check};
+use engine::{Device, Engine};
 
 use crate::support::{models, onnx};
 
@@ -23,6 +23,7 @@ fn onnxruntime_conforms() {
             extension: "onnx".into(),
             scratch: scratch.path().to_owned(),
             signatures: Default::default(),
+            device: Device::Cpu,
         },
     );
 }

@@ -7,7 +7,7 @@ use engine::conformance::{Fixture, TABLE_COLUMNS, TABLE_ROWS, check};
 use engine::{Engine, SignatureFile};
 use engine_torch::build::{self, Parameter};
 
-use crate::support::{text, torch};
+use crate::support::{device, text, torch};
 
 #[test]
 fn libtorch_conforms() {
@@ -48,6 +48,7 @@ fn libtorch_conforms() {
         extension: "pt".into(),
         scratch: scratch.path().to_owned(),
         signatures,
+        device: device(),
     };
     check(&engine, &fixture);
 }

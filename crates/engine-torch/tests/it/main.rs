@@ -1,5 +1,6 @@
 //! Tests of `engine-torch` from outside, in one binary. They need the shim in `.venv` (`make torch` builds it;
-//! `MILLPOND_TEST_LIBTORCH` names another) and one of them a model (`make test-rust` fetches it), and fail without.
+//! `MILLPOND_TEST_LIBTORCH` names another), some of them a model and a pretended GPU (`make test-rust` fetches and builds
+//! them), and fail without.
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
 // Under the name that other crates use it by.
@@ -7,6 +8,7 @@ extern crate millpond_engine_torch as engine_torch;
 
 mod conformance;
 mod damage;
+mod device;
 mod library;
 mod memory_use;
 mod package;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use base::{NamedTensor, Result, Tensor};
-use engine::{Arena, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText};
+use engine::{Arena, Device, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText};
 use engine_torch::TorchEngine;
 use engine_torch::build::{self, Parameter};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
@@ -23,6 +23,14 @@ pub(crate) fn torch() -> TorchEngine {
     TorchEngine::find_library(&search())
         .unwrap_or_else(|e| panic!("these tests need LibTorch, run `make torch`: {e}"));
     TorchEngine::new(search())
+}
+
+/// Names the device that sessions are loaded to, where it is not the processor.
+pub(crate) const DEVICE: &str = "MILLPOND_TEST_DEVICE";
+
+/// Where sessions are loaded to: see the tests in `device`, which run others anew.
+pub(crate) fn device() -> Device {
+    std::env::var(DEVICE).map_or(Device::Cpu, |device| device.parse().unwrap())
 }
 
 /// A pool of its own, so that what a test counts is its own too.
@@ -65,7 +73,7 @@ impl Written {
 }
 
 pub(crate) fn load(graph: &Path, signature: SignatureFile, arena: Option<Arena>) -> Result<Box<dyn Session>> {
-    let options = SessionOptions { signature, ..SessionOptions::default() };
+    let options = SessionOptions { signature, device: device(), ..SessionOptions::default() };
     torch().load(&LoadRequest { graph: graph.to_owned(), arena, options, ..LoadRequest::default() })
 }
 
@@ -89,11 +97,19 @@ pub(crate) static ALONE: LazyLock<std::sync::Mutex<()>> = LazyLock::new(Default:
 /// Runs one test of this binary in a process of its own, with `key` set to `value`. The test does its work only where
 /// `key` is set.
 pub(crate) fn child(test: &str, key: &str, value: &std::ffi::OsStr) {
+    let out = children(&["--exact", test], &[(key, value)]);
+    assert!(out.contains("1 passed"), "{test}: {out}");
+}
+
+/// Runs tests of this binary in a process of their own, with `environment` set, and gives what they print.
+pub(crate) fn children(which: &[&str], environment: &[(&str, &std::ffi::OsStr)]) -> String {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(key, value)
+        .args(which)
+        .args(["--nocapture", "--test-threads=1"])
+        .envs(environment.iter().copied())
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("1 passed"), "{test}: {out}\n{err}");
+    assert!(output.status.success(), "{which:?}: {}: {out}\n{err}", output.status);
+    out.into_owned()
 }

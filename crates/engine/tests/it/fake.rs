@@ -1,6 +1,7 @@
 //! The fake engine conforms, and what it publishes is an artifact.
 
 use base::DType;
+use engine::Device;
 use engine::conformance::{self, Fixture, TABLE_COLUMNS, TABLE_ROWS};
 use engine::fake::FakeEngine;
 use engine::fake::publish::HALF_PLUS_TWO;
@@ -40,6 +41,7 @@ fn fake_conforms() {
         extension: "fake".into(),
         scratch,
         signatures: Default::default(),
+        device: Device::Cpu,
     };
     let engine = FakeEngine::new();
     conformance::check(&engine, &fixture);
