@@ -173,7 +173,7 @@ test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/r
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
 
 .PHONY: test-audio
-test-audio: tests-built recognisers ## audio recognition against its Python references (MILLPOND_AUDIO_DATA=DIR adds evaluations)
+test-audio: tests-built recognisers $(PRETEND_GPU) ## audio recognition against its Python references (MILLPOND_AUDIO_DATA=DIR adds evaluations)
 	$(call say,audio recognition against its Python references)
 	.venv-audio/bin/python -m pytest -c tests/audio/pytest.ini $(AUDIO_TESTS)
 

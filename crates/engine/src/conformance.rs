@@ -96,7 +96,8 @@ impl Suite<'_> {
         let graph = self.fixture.graphs.join(format!("{name}.{}", self.fixture.extension));
         let signature = self.fixture.signatures.get(name).cloned().unwrap_or_default();
         let mut request = LoadRequest { graph, ..LoadRequest::default() };
-        request.options = SessionOptions { signature, device: self.fixture.device, ..SessionOptions::default() };
+        request.options =
+            SessionOptions { signature, device: self.fixture.device, ..SessionOptions::default() };
         if self.allocates() {
             let bytes = self.engine.arena_bytes(&request.graph)?;
             request.arena = Some(Arena { store: self.store.clone(), bytes, stop: Arc::default() });

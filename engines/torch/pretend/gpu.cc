@@ -329,6 +329,19 @@ void kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   in_kernel = before;
 }
 
+// The one operator of recurrent networks that the processor does not have: gates in the order of `at::lstm_cell`.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor &input, const at::Tensor &hidden,
+                                                         const at::Tensor &cell, const std::optional<at::Tensor> &input_bias,
+                                                         const std::optional<at::Tensor> &hidden_bias) {
+  auto gates = input + hidden;
+  for (const auto &bias : {input_bias, hidden_bias}) {
+    gates = bias && bias->defined() ? gates + *bias : gates;
+  }
+  const auto parts = gates.chunk(4, 1);
+  const auto next = parts[1].sigmoid() * cell + parts[0].sigmoid() * parts[2].tanh();
+  return {parts[3].sigmoid() * next.tanh(), next, gates};
+}
+
 const bool registered = [] {
   static DeviceMemory *const memory = new DeviceMemory;
   c10::SetAllocator(c10::kCUDA, memory);
@@ -352,6 +365,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);
+  m.impl("_thnn_fused_lstm_cell", lstm_cell);
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&kernel>()); }

@@ -81,8 +81,7 @@ fn threads_have_streams_of_their_own_and_pinned_memory() {
         });
         return;
     }
-    let (_, log) =
-        on("cuda:0", &["--exact", "device::threads_have_streams_of_their_own_and_pinned_memory"]);
+    let (_, log) = on("cuda:0", &["--exact", "device::threads_have_streams_of_their_own_and_pinned_memory"]);
     let streams = |copy: &str| {
         let lines = log.iter().filter_map(|line| line.strip_prefix(copy)?.strip_prefix(" on "));
         let all: Vec<&str> = lines.collect();
@@ -94,7 +93,11 @@ fn threads_have_streams_of_their_own_and_pinned_memory() {
     let (outputs, streams_out) = streams("copy device to pinned");
     assert_eq!((outputs, streams_out), (THREADS * RUNS, streams_in), "{log:?}");
     let (parameters, loading) = streams("copy pageable to device");
-    assert_eq!((parameters, loading), (1, BTreeSet::from(["0".to_owned()])), "only the load may wait: {log:?}");
+    assert_eq!(
+        (parameters, loading),
+        (1, BTreeSet::from(["0".to_owned()])),
+        "only the load may wait: {log:?}"
+    );
     assert_eq!(log.last().unwrap(), "empty");
 }
 

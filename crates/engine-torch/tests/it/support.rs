@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use base::{NamedTensor, Result, Tensor};
-use engine::{Arena, Device, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText};
+use engine::{
+    Arena, Device, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText,
+};
 use engine_torch::TorchEngine;
 use engine_torch::build::{self, Parameter};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
