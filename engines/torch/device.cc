@@ -40,7 +40,8 @@ at::Device device_of(int32_t cuda) {
   const auto name = "cuda:" + std::to_string(cuda);
   if (!open_library()) {
     const char *why = dlerror();
-    throw NoDevice{name + ": LibTorch's CUDA library does not load: " + (why == nullptr ? "" : why)};
+    throw NoDevice{name + ": LibTorch's CUDA library does not load (`make torch-cuda` installs what it needs): " +
+                   (why == nullptr ? "" : why)};
   }
   const auto count = c10::impl::hasDeviceGuardImpl(at::kCUDA)
                          ? c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount()

@@ -17,6 +17,12 @@ torch: .venv/torch-ready ## the LibTorch engine in .venv (550 MB to fetch the fi
 		--requirement requirements/torch.txt
 	@touch $@
 
+.PHONY: torch-cuda
+torch-cuda: .venv/torch-ready requirements/torch-cuda.txt ## CUDA beside the LibTorch engine, for `device = "cuda"` (5 GB in .venv)
+	$(call say,CUDA libraries of LibTorch into .venv (5 GB))
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--requirement requirements/torch-cuda.txt
+
 $(TORCH_SHIM_DIR)/%.o: engines/torch/%.cc $(TORCH_HEADERS) .venv/torch-packages
 	@mkdir -p $(TORCH_SHIM_DIR)
 	@echo "$(TORCH_CXX) $<"
