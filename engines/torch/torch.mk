@@ -18,8 +18,8 @@ torch: .venv/torch-ready ## the LibTorch engine in .venv (550 MB to fetch the fi
 	@touch $@
 
 .PHONY: torch-cuda
-torch-cuda: .venv/torch-ready requirements/torch-cuda.txt ## CUDA beside the LibTorch engine, for `device = "cuda"` (5 GB in .venv)
-	$(call say,CUDA libraries of LibTorch into .venv (5 GB))
+torch-cuda: .venv/torch-ready requirements/torch-cuda.txt ## CUDA beside the LibTorch engine, for `device = "cuda"` (3 GB in .venv)
+	$(call say,CUDA libraries of LibTorch into .venv (3 GB))
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--requirement requirements/torch-cuda.txt
 

@@ -7,7 +7,8 @@
 // * what need not be waited for, kernels' results too, is there as late as can be: when its own stream is waited for;
 // * memory that was freed is overwritten, in the order of the stream it was taken on, and given out again there only;
 // * pinned memory is read late; other memory is read at once.
-// Kernels are the processor's. With PRETEND_GPU_LOG, each transfer and each new stream is a line of that file.
+// Kernels are the processor's. With PRETEND_GPU_LOG, each transfer and each new stream is a line of that file, and so is
+// "empty" whenever no memory of the devices is in use.
 
 #include <fcntl.h>
 #include <sys/mman.h>
