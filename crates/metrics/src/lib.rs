@@ -170,6 +170,8 @@ pub struct Metrics {
     pub loader_shared_bytes: Family<ModelLabels, Counter>,
     /// Requests waiting for a worker, and how many may.
     pub queue: Family<KindLabels, Level>,
+    /// Memory of requests in flight: "max", "used", and the "peak" since the start.
+    pub request_memory_bytes: Family<KindLabels, Level>,
     /// Open connections by door.
     pub connections: Family<KindLabels, Level>,
     /// Threads by kind.
@@ -226,6 +228,7 @@ impl Default for Metrics {
             loader_read_bytes: Family::default(),
             loader_shared_bytes: Family::default(),
             queue: Family::default(),
+            request_memory_bytes: Family::default(),
             connections: Family::default(),
             threads: Family::default(),
             scheduling: Scheduling::default(),
@@ -336,6 +339,12 @@ impl Metrics {
             "queue",
             "Requests waiting for a worker (kind=length) and how many may (kind=max)",
             self.queue.clone(),
+        );
+        r.register_with_unit(
+            "request_memory",
+            "Memory of requests in flight: used now (kind=used), allowed (kind=max), and the most so far (kind=peak)",
+            Unit::Bytes,
+            self.request_memory_bytes.clone(),
         );
         r.register("connections", "Open connections by door", self.connections.clone());
         r.register("threads", "Threads by kind", self.threads.clone());

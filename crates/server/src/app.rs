@@ -12,6 +12,7 @@ use schedule::{Completion, Job, Scheduler};
 use search::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::byte_budget::ByteBudget;
 use crate::collections::Collections;
 use crate::compose::Core;
 use crate::config::{Config, DoorConfig};
@@ -41,6 +42,8 @@ pub(crate) struct App {
     pub(crate) collections: Collections,
     /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what another is about to show.
     pub(crate) scrape: Mutex<()>,
+    /// Bytes that requests in flight hold.
+    pub(crate) request_memory: Arc<ByteBudget>,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -84,6 +87,7 @@ impl App {
             images: Images::new(config.search.clone(), core.metrics.clone()),
             collections: Collections::new(config.search.clone()),
             scrape: Mutex::new(()),
+            request_memory: ByteBudget::new(request_memory_bytes(&config.doors), core.metrics.clone()),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
@@ -221,6 +225,12 @@ impl App {
             Err(_) => Err(Error::deadline("the deadline passed before the answer was ready")),
         }
     }
+}
+
+/// Returns the budget of requests in flight in bytes: the setting, or the default for this machine.
+fn request_memory_bytes(doors: &DoorConfig) -> u64 {
+    let machine = || memory::process::machine().map_or(0, |machine| machine.total);
+    doors.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
 }
 
 /// Deadline of a request that brings none: its priority level's, else the model's, else (`None`) the server's.

@@ -46,6 +46,9 @@ pub struct DoorConfig {
     pub connections_max: usize,
     /// Requests being answered at the same time on all doors.
     pub requests_max: usize,
+    /// Bytes that all requests in flight may hold together, from the body to the unsent answer; `None` is an eighth of
+    /// the memory of the machine or container, from 256 MiB to 8 GiB.
+    pub request_memory_bytes: Option<u64>,
     /// A request without a deadline of its own gets this one; also the longest allowed.
     pub request_timeout: Duration,
     /// How long a client may take to send its headers, and between two pieces of its body.
@@ -66,6 +69,7 @@ impl Default for DoorConfig {
             body_bytes_max: 64 * MIB as usize,
             connections_max: 16_384,
             requests_max: 1024,
+            request_memory_bytes: None,
             request_timeout: Duration::from_secs(60),
             client_timeout: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(30),

@@ -30,6 +30,9 @@ pub(crate) fn exposition(app: &App) -> String {
     let metrics = &app.metrics;
     level(&metrics.queue, "length", app.scheduler.queued() as u64);
     level(&metrics.queue, "max", app.scheduler.queue_max() as u64);
+    level(&metrics.request_memory_bytes, "max", app.request_memory.max());
+    level(&metrics.request_memory_bytes, "used", app.request_memory.used());
+    level(&metrics.request_memory_bytes, "peak", app.request_memory.peak());
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }

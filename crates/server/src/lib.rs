@@ -8,6 +8,7 @@ mod admin;
 mod api_key;
 mod app;
 mod body;
+mod byte_budget;
 mod collections;
 mod compose;
 mod config;

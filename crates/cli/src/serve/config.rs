@@ -45,6 +45,7 @@ fn doors(options: &ServerOptions) -> DoorConfig {
         body_bytes_max: options.max_body.map_or(default.body_bytes_max, |Size(bytes)| bytes as usize),
         connections_max: options.max_connections.unwrap_or(default.connections_max),
         requests_max: options.max_requests.unwrap_or(default.requests_max),
+        request_memory_bytes: options.request_memory.map(|Size(bytes)| bytes),
         request_timeout: time(options.request_timeout, default.request_timeout),
         client_timeout: time(options.client_timeout, default.client_timeout),
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
@@ -215,6 +216,7 @@ mod tests {
     #[test]
     fn the_example_shows_the_defaults() {
         let mut file = example();
+        file.server.request_memory = None;
         assert_eq!(format!("{:?}", doors(&file.server)), format!("{:?}", DoorConfig::default()));
         assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
         (file.memory.pool, file.memory.swap_reserve) = (None, None);

@@ -39,6 +39,10 @@ pub(crate) struct ServerOptions {
     /// Requests being answered at the same time; the next one is refused [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) max_requests: Option<usize>,
+    /// Memory that all requests in flight may hold together, from the body to the unsent answer; a request over it is
+    /// refused [default: an eighth of the machine's memory, from 256MiB to 8GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) request_memory: Option<Size>,
     /// Deadline of a request that brings none, and the longest one allowed [default: 60s]
     #[arg(long, value_name = "TIME")]
     pub(crate) request_timeout: Option<Span>,
@@ -265,6 +269,7 @@ impl ServerOptions {
             max_body: self.max_body.or(under.max_body),
             max_connections: self.max_connections.or(under.max_connections),
             max_requests: self.max_requests.or(under.max_requests),
+            request_memory: self.request_memory.or(under.request_memory),
             request_timeout: self.request_timeout.or(under.request_timeout),
             client_timeout: self.client_timeout.or(under.client_timeout),
             shutdown_grace: self.shutdown_grace.or(under.shutdown_grace),

@@ -27,6 +27,8 @@ const CONNECTIONS_MAX: usize = 1 << 20;
 const RECORDINGS_MAX: usize = 1024;
 /// Bytes of one request: gRPC's own limit of a message.
 const BODY_BYTES_MAX: u64 = i32::MAX as u64;
+/// Least memory that requests in flight need together.
+const REQUEST_MEMORY_MIN: u64 = 1 << 20;
 /// Shortest time between two looks at the directories.
 const POLL_MIN: Duration = Duration::from_millis(10);
 /// Longest time of any kind.
@@ -159,6 +161,11 @@ impl Settings {
             && !(1..=BODY_BYTES_MAX).contains(&bytes)
         {
             return Err(Failure::usage("--max-body must be between 1 byte and 2 GiB less one"));
+        }
+        if let Some(Size(bytes)) = server.request_memory
+            && bytes < REQUEST_MEMORY_MIN
+        {
+            return Err(Failure::usage("--request-memory must be at least 1 MiB"));
         }
         if let (Some(Size(pool)), Some(Size(reserve))) = (self.memory.pool, self.memory.swap_reserve)
             && reserve > pool
@@ -363,6 +370,7 @@ mod tests {
             (&["--http-port", "5", "--grpc-port", "5"], "both 5"),
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),
             (&["--max-body", "3GiB"], "--max-body"),
+            (&["--request-memory", "1KiB"], "--request-memory must be at least"),
             (&["--threads", "1025"], "--threads is 1025"),
             (&["--max-batch", "0"], "[schedule]: max-batch must be 1 to"),
             (&["--max-queue-delay", "1m"], "[schedule]: max-queue-delay must be at most 10 s"),

@@ -1,0 +1,162 @@
+//! One budget of bytes for all requests in flight.
+//!
+//! A request's cost is not its length: a small compressed body can become a large message, and a small message a large
+//! answer. Handlers therefore reserve bytes for what a request becomes (its body, the body after decompression, the
+//! decoded message, tensors, decoded images, the answer until it is sent) before they allocate them, and are refused if
+//! the budget has no room. The budget never blocks: a refusal is immediate and tells the client when to try again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::units::{GIB, MIB};
+use base::{Error, Result};
+use metrics::{KindLabels, Metrics};
+
+/// Share of the memory of the machine, or of its container, that the budget takes if no flag says otherwise.
+const DEFAULT_SHARE: f64 = 0.125;
+/// Smallest and largest default budget in bytes.
+const DEFAULT_MIN: u64 = 256 * MIB;
+const DEFAULT_MAX: u64 = 8 * GIB;
+/// Advice to a client that is refused because other requests hold the budget.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// Counts the bytes that requests in flight hold, and refuses reservations above a maximum.
+pub(crate) struct ByteBudget {
+    max: u64,
+    used: AtomicU64,
+    peak: AtomicU64,
+    metrics: Arc<Metrics>,
+}
+
+impl ByteBudget {
+    /// Makes a budget of `max` bytes.
+    pub(crate) fn new(max: u64, metrics: Arc<Metrics>) -> Arc<ByteBudget> {
+        Arc::new(ByteBudget { max, used: AtomicU64::new(0), peak: AtomicU64::new(0), metrics })
+    }
+
+    /// Returns the default budget in bytes for `memory` bytes of machine or container: an eighth, from 256 MiB to 8 GiB.
+    pub(crate) fn default_bytes(memory: u64) -> u64 {
+        ((memory as f64 * DEFAULT_SHARE) as u64).clamp(DEFAULT_MIN, DEFAULT_MAX)
+    }
+
+    /// Reserves `bytes` until the reservation is dropped.
+    ///
+    /// # Errors
+    /// `TooLarge` if the budget could never hold `bytes`, `ResourceExhausted` with retry advice if it cannot now.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        let mut reservation = Reservation { budget: self.clone(), bytes: 0 };
+        reservation.grow(bytes)?;
+        Ok(reservation)
+    }
+
+    /// Returns the maximum in bytes.
+    pub(crate) fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// Returns the bytes reserved now.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Returns the most bytes that were ever reserved at once.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> Result<()> {
+        let room = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.max);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(before) => {
+                self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(used) => Err(self.refusal(bytes, used)),
+        }
+    }
+
+    fn refusal(&self, bytes: u64, used: u64) -> Error {
+        self.metrics.refused.get_or_create(&KindLabels { kind: "request_memory" }).inc();
+        let max = self.max;
+        if bytes > max {
+            return Error::too_large(format!(
+                "the request needs {bytes} bytes of memory and all requests together may use {max}; send less or raise \
+                 --request-memory"
+            ));
+        }
+        Error::exhausted(format!(
+            "the request needs {bytes} bytes of memory and requests in flight use {used} of {max}; try again later or \
+             raise --request-memory"
+        ))
+        .with_retry_after(RETRY_AFTER)
+    }
+}
+
+/// Bytes of the budget that one request holds; they are given back on drop.
+pub(crate) struct Reservation {
+    budget: Arc<ByteBudget>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Reserves `bytes` more. On an error the reservation stays as it was.
+    ///
+    /// # Errors
+    /// Those of [`ByteBudget::reserve`].
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
+        self.budget.take(bytes)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives back all bytes above `bytes`.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        let freed = self.bytes.saturating_sub(bytes);
+        self.bytes -= freed;
+        self.budget.used.fetch_sub(freed, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes held.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn reservations_stay_within_the_maximum_and_come_back() {
+        let budget = ByteBudget::new(100, Arc::new(Metrics::default()));
+        let mut first = budget.reserve(60).unwrap();
+        let error = budget.reserve(41).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+        assert!(error.retry_after().is_some(), "{error}");
+        assert_eq!(first.grow(41).unwrap_err().kind(), ErrorKind::ResourceExhausted);
+        assert_eq!((first.bytes(), budget.used()), (60, 60));
+        first.grow(40).unwrap();
+        first.shrink_to(10);
+        assert_eq!((budget.used(), budget.peak()), (10, 100));
+        drop(first);
+        assert_eq!(budget.used(), 0);
+        assert_eq!(budget.reserve(101).map(drop).unwrap_err().kind(), ErrorKind::TooLarge);
+        assert_eq!(budget.reserve(u64::MAX).map(drop).unwrap_err().kind(), ErrorKind::TooLarge);
+    }
+
+    #[test]
+    fn the_default_follows_the_machine_within_bounds() {
+        assert_eq!(ByteBudget::default_bytes(8 * GIB), GIB);
+        assert_eq!(ByteBudget::default_bytes(64 * MIB), 256 * MIB);
+        assert_eq!(ByteBudget::default_bytes(1024 * GIB), 8 * GIB);
+    }
+}
