@@ -148,7 +148,7 @@ demo-audio: build recognisers ## serve the recognisers; drop a recording on http
 .PHONY: test
 test: ## everything that CI runs
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench test-attack
 	$(call say,all tests passed)
 
 .PHONY: test-ready
@@ -165,7 +165,7 @@ test-rust: tests-built .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(PRETEND_
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
-test-clients test-audio test-page: export MILLPOND_PROGRAM = $(TESTED)
+test-clients test-audio test-page test-attack: export MILLPOND_PROGRAM = $(TESTED)
 
 .PHONY: test-clients
 test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
@@ -186,6 +186,16 @@ test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE
 test-bench: tests-built recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (that they work; the figures mean nothing))
 	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
+
+.PHONY: test-attack
+test-attack: tests-built .venv-test/ready recognisers
+	$(call say,a short attack on the program)
+	.venv-test/bin/python tests/attack/attack.py --smoke --json $(CACHE)/attack-smoke.json
+
+.PHONY: attack
+attack: export MILLPOND_PROGRAM = $(MILLPOND)
+attack: build .venv-test/ready recognisers ## bombs, floods, slow clients, damaged files, a full disk and 100 kills; report in JSON=OUT (10 min)
+	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
 
 .PHONY: lint
 lint: system ## formatting, clippy, the rules of the workspace, generated code
