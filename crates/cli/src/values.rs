@@ -118,6 +118,14 @@ impl FromStr for Source {
     }
 }
 
+/// Parses a port.
+///
+/// # Errors
+/// The message if it is no number from 0 to 65535.
+pub(crate) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
+}
+
 /// Checks that `name` can stand in a URL path and be a directory's name.
 ///
 /// # Errors

@@ -45,7 +45,9 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
     }
     let inside = [real.join(FILE), real.join(IN_ENVIRONMENT).join(FILE)];
     let found = inside.into_iter().find(|path| path.is_file());
-    found.ok_or_else(|| missing(&format!("there is no {FILE} in this directory")))
+    found.ok_or_else(|| {
+        missing(&format!("there is no {FILE} in this directory; `make torch` in a checkout makes it"))
+    })
 }
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &InferArgs) -> Outcome {
     }
     let labels = args.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
     let mut text = format!(
-        "{} version {}, {:.2} ms with the way there and back\n",
+        "{} version {}, {:.2} ms round trip\n",
         answer.model,
         answer.version,
         elapsed.as_secs_f64() * 1e3
