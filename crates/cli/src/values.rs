@@ -74,7 +74,7 @@ impl FromStr for Versions {
     fn from_str(text: &str) -> Result<Versions> {
         let wrong = || {
             Error::invalid(format!(
-                "\"{text}\" is no version policy; use latest, latest:N, all, or numbers as in 3,5"
+                "\"{text}\" is not a version policy; use latest, latest:N, all, or numbers as in 3,5"
             ))
         };
         match text {
@@ -134,7 +134,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
         return Err(Error::invalid(format!(
-            "\"{name}\" is no model name; use letters, digits, \"_\", \"-\" and \".\", not starting with \".\""
+            "\"{name}\" is not a model name; use letters, digits, \"_\", \"-\" and \".\", not starting with \".\""
         )));
     }
     Ok(())

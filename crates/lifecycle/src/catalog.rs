@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use base::{Error, ErrorKind, Result, nearest};
 use engine::Servable;
 
-use crate::status::{ModelStatus, VersionStatus};
+use crate::status::{ModelStatus, State, VersionStatus};
 
 /// Most names of models in a message.
 const NAMES_SHOWN_MAX: usize = 8;
@@ -182,6 +182,9 @@ fn summary(status: &ModelStatus) -> String {
 
 fn describe(version: &VersionStatus) -> String {
     match &version.reason {
+        Some(reason) if version.state == State::Failed => {
+            format!("version {} failed: {reason}", version.version)
+        }
         Some(reason) => format!("version {} is {}: {reason}", version.version, version.state),
         None => format!("version {} is {}", version.version, version.state),
     }

@@ -135,7 +135,7 @@ fn from_file(spec: &Spec, path: &Path, image: &ImageArgs, sound: &SoundArgs) -> 
         }
         Some("json") => {
             let value = serde_json::from_slice(&bytes)
-                .map_err(|error| Failure::failed(format!("{} is no JSON: {error}", path.display())))?;
+                .map_err(|error| Failure::failed(format!("{} is not JSON: {error}", path.display())))?;
             json::tensor_for(spec, &value)
         }
         Some("png" | "jpg" | "jpeg") => image::tensor(spec, &bytes, image).map_err(named),

@@ -95,7 +95,7 @@ fn request(args: &InferArgs, client: &Client, model: &str) -> Outcome<wire::Requ
     {
         let body = read_file(Path::new(file))?;
         serde_json::from_slice::<Value>(&body)
-            .map_err(|error| Failure::failed(format!("{file} is no JSON: {error}")))?;
+            .map_err(|error| Failure::failed(format!("{file} is not JSON: {error}")))?;
         return Ok(wire::Request { json_bytes: body.len(), body });
     }
     let mut given: Vec<Given> = args.input.iter().map(|text| Given::from_file_argument(text)).collect();

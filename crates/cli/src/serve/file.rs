@@ -186,7 +186,7 @@ mod tests {
         let error = parse("[server]\nhttp-port = 70000\n").unwrap_err();
         assert!(error.starts_with("m.toml:2: "), "{error}");
         let error = parse("[models.\"a/b\"]\npath = \"x\"\n").unwrap_err();
-        assert!(error.contains("\"a/b\" is no model name"), "{error}");
+        assert!(error.contains("\"a/b\" is not a model name"), "{error}");
     }
 
     /// The example parses with every line of it switched on, and has every flag.

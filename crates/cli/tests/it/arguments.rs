@@ -159,7 +159,7 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["swerve"], 2, "unrecognized subcommand 'swerve'");
     check_error(&["serve", ".", "--pool", "lots"], 2, "\"lots\" does not start with a number");
     check_error(&["serve", ".", "--http-port", "70000"], 2, "a port is a number from 0 to 65535");
-    check_error(&["serve", ".", "--versions", "newest"], 2, "is no version policy");
+    check_error(&["serve", ".", "--versions", "newest"], 2, "is not a version policy");
     check_error(&["serve", ".", "--queue", "0"], 2, "error: --queue is 0; it must be 1 to");
     check_error(&["serve"], 2, "error: nothing to serve");
     check_error(&["serve", "/no/such/dir"], 2, "error: cannot serve /no/such/dir: No such file or directory");

@@ -137,7 +137,7 @@ fn the_servers_own_words_reach_the_person() {
     fails(&["infer", "quarter", "x=[1]"], "the server answered 404: ");
     fails(&["infer", "half", "z=[1]"], "the model has no input \"z\"; it has x");
     fails(&["infer", "half", "x=[[1],[2]]"], "the server answered 400: ");
-    fails(&["infer", "half", "x=[true]"], "input \"x\": true is no float32");
+    fails(&["infer", "half", "x=[true]"], "input \"x\": true is not float32");
     fails(&["infer", "half", "x=[1]", "--version", "9"], "the server answered 404: ");
     fails(&["models", "load", "quarter"], "the server answered 404: ");
 
@@ -174,5 +174,5 @@ fn what_lies_in_the_wrong_place_is_told() {
     let root = dir.path().to_str().unwrap();
     let serve = ["serve", root, "--http-port", &port, "--grpc-port", "0"];
     check_error(&serve, 3, "ranker holds model.onnx itself: put it into");
-    check_error(&[&serve[..], &["--log", "verbose"]].concat(), 2, "\"verbose\" is no level");
+    check_error(&[&serve[..], &["--log", "verbose"]].concat(), 2, "\"verbose\" is not a level");
 }
