@@ -38,7 +38,11 @@ class Server:
             *flags,
         ]  # fmt: skip
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
+            # Collections that nobody placed are the test's own, and not those of the user who runs it.
+            environment = {**os.environ, "XDG_DATA_HOME": str(log.parent / "data")}
+            self.process = subprocess.Popen(
+                command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=environment
+            )
 
     def wait_ready(self) -> "Server":
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -9,6 +9,7 @@ compile_error!("Millpond's tensors are little-endian in memory and on the wire")
 mod dtype;
 mod error;
 mod ident;
+mod nearest;
 mod signature;
 mod tensor;
 pub mod units;
@@ -16,5 +17,6 @@ pub mod units;
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
 pub use ident::{VersionId, VersionNumber};
+pub use nearest::nearest;
 pub use signature::{Dim, Signature, TensorSpec};
 pub use tensor::{Data, NamedTensor, Shape, Tensor};

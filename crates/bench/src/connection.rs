@@ -15,7 +15,9 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
+
+use crate::port::{Spoken, spoken};
 
 /// An answer larger than this is counted as failed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -247,12 +249,31 @@ pub(crate) fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -
         .enable_all()
         .build()
         .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
-    runtime.block_on(async {
+    let answer = runtime.block_on(async {
         let call = async { Connection::open(endpoint).await?.call(template, body).await };
         tokio::time::timeout(CALL_TIMEOUT, call)
             .await
             .unwrap_or_else(|_| Err(Error::deadline(format!("no answer from {}", endpoint.authority))))
+    });
+    answer.map_err(|error| match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => other_protocol(endpoint).unwrap_or(error),
+        _ => error,
     })
+}
+
+/// Says that the port speaks the other protocol, if it does.
+pub(crate) fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
+    let authority = &endpoint.authority;
+    let message = match (endpoint.transport, spoken(authority)?) {
+        (Transport::Grpc, Spoken::Http1) => {
+            format!("{authority} is an HTTP port; use http://{authority}, or the gRPC port (8500 by default)")
+        }
+        (Transport::Http, Spoken::Http2) => {
+            format!("{authority} is a gRPC port; use grpc://{authority}, or the HTTP port (8501 by default)")
+        }
+        _ => return None,
+    };
+    Some(Error::invalid(message))
 }
 
 async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<Answer> {

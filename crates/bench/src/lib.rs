@@ -38,6 +38,7 @@ mod models;
 pub mod overhead;
 pub mod overload;
 mod plot;
+pub mod port;
 mod process;
 mod random;
 mod report;

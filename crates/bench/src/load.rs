@@ -37,6 +37,7 @@ const INDEX_MAX: u64 = 2;
 /// the figure of interest is how many answers a second come. Requests are made up from the model's own metadata
 /// unless --request gives one.
 #[derive(Args, Clone, Debug)]
+#[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
 pub struct LoadArgs {
     /// Where the server listens: grpc://HOST:PORT or http://HOST:PORT
     #[arg(long)]
@@ -48,7 +49,7 @@ pub struct LoadArgs {
     #[arg(long)]
     pub model: String,
     /// Open loop: requests a second
-    #[arg(long, required_unless_present = "clients", conflicts_with = "clients")]
+    #[arg(long)]
     pub rate: Option<f64>,
     /// Closed loop: clients that each wait for their answer
     #[arg(long)]

@@ -30,6 +30,9 @@ const PAGE_BYTES_MAX: u64 = 16 << 20;
 /// Lines of the server's log that are shown when it fails.
 const LOG_LINES_SHOWN: usize = 12;
 
+/// The flag that says where a server's collections are.
+const COLLECTIONS_FLAG: &str = "--collections-dir";
+
 /// What to start.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerPlan {
@@ -211,6 +214,10 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
+    // The user's own collections may be served by another process, which would keep this one from starting.
+    if !plan.args.iter().any(|argument| argument == COLLECTIONS_FLAG) {
+        command.args([COLLECTIONS_FLAG, "none"]);
+    }
     if let Some(settings) = plan.malloc_conf {
         command.env("MALLOC_CONF", settings);
     }
@@ -343,5 +350,6 @@ mod tests {
         };
         let error = ServerProcess::start(&env, &plan).unwrap_err();
         assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
+        assert!(error.message().contains("--collections-dir none"), "{error}");
     }
 }

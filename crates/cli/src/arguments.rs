@@ -7,6 +7,7 @@ use crate::bench::{BenchArgs, DemoCommand};
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
 use crate::exit::{EXIT_CODES_HELP, Outcome};
+use crate::foreign;
 use crate::images::ImagesArgs;
 use crate::infer::InferArgs;
 use crate::models::ModelsArgs;
@@ -44,7 +45,7 @@ enum Command {
     Images(Box<ImagesArgs>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
-    /// Find and write the settings with which a model serves most within a latency target
+    /// Find and write the settings with the highest throughput within a latency target
     Tune(Box<TuneCommand>),
     /// Serve real models under load and swap one of them every few seconds
     Demo(DemoCommand),
@@ -65,8 +66,12 @@ pub(crate) fn command() -> clap::Command {
 }
 
 /// Parses the process's arguments. Help and version end the process with 0, a wrong argument with 2.
-pub(crate) fn parse() -> Arguments {
-    Arguments::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
+///
+/// # Errors
+/// A usage failure for a flag of another server.
+pub(crate) fn parse() -> Outcome<Arguments> {
+    let parsed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
+    parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
 }
 
 /// The version and what it is made of.

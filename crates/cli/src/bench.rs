@@ -61,10 +61,10 @@ pub(crate) struct DemoCommand {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
 pub(crate) struct Places {
-    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Where made models and logs are kept [default: the user's cache directory]

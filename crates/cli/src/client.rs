@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bench::port::{Spoken, spoken};
 use clap::Args;
 use serde_json::Value;
 
@@ -207,9 +208,23 @@ impl Client {
     }
 
     fn unreachable(&self, error: &ureq::Error) -> Failure {
+        let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
+        let authority = authority.split('/').next().unwrap_or_default();
+        // A port that answers in another protocol breaks off: what it speaks says why.
+        if !refused(error) && spoken(authority) == Some(Spoken::Http2) {
+            return Failure::failed(format!("{authority} is a gRPC port: it does not speak HTTP/1.1"))
+                .hint("give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's");
+        }
         Failure::failed(format!("no answer from {}: {error}", self.base))
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
     }
+}
+
+/// Whether nothing was there to answer.
+fn refused(error: &ureq::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error, ureq::Error::HostNotFound)
+        || matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 fn refusal(status: u16, body: &[u8]) -> Failure {
@@ -231,7 +246,7 @@ fn error_text(body: &[u8]) -> String {
 
 fn parse_json(body: &[u8]) -> Outcome<Value> {
     serde_json::from_slice(body).map_err(|_| {
-        Failure::failed(format!("the answer is no JSON: {}", error_text(body)))
+        Failure::failed(format!("the answer is not JSON: {}", error_text(body)))
             .hint("is --url a Millpond server?")
     })
 }

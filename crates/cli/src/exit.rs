@@ -11,7 +11,7 @@ Exit codes:
   0  done
   1  failed: the message says why
   2  usage: wrong arguments or settings file
-  3  cannot start: port in use, ONNX Runtime missing or too old
+  3  cannot start: port in use, collections in use, ONNX Runtime missing or too old
   4  wrong: answers were wrong or lost, or `doctor` found that nothing can be served";
 
 /// Why the process ends with something else than 0.
@@ -95,10 +95,18 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let failure = Failure::failed(error.message());
         match error.kind() {
-            ErrorKind::PermissionDenied => failure.hint("the user who runs this may not do it"),
+            ErrorKind::PermissionDenied => failure.hint(format!(
+                "this runs as {}; give that user the permission, or run it as the owner",
+                user()
+            )),
             _ => failure,
         }
     }
+}
+
+/// The user that the process runs as, for messages.
+pub(crate) fn user() -> String {
+    format!("user {}", rustix::process::geteuid().as_raw())
 }
 
 /// Writes `text` to standard output. A reader that has gone (`millpond models ls | head -1`) is no failure.

@@ -92,7 +92,7 @@ fn in_root(root: &Path, inside: &[Inside]) -> Vec<String> {
 fn wrong_versions(dir: &Path, inside: &[Inside]) -> Option<String> {
     let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
     let (from, dir) = (found.dir.display(), dir.display());
-    Some(format!("{from} is no version, as its name is no number: call it {dir}/1"))
+    Some(format!("{from} is not a version, as its name is not a number: call it {dir}/1"))
 }
 
 /// The first file in `dir` that makes it a version.
@@ -154,8 +154,18 @@ mod tests {
             (&["a/model.onnx"], "", true, "R/a holds model.onnx itself: put it into R/a/1/"),
             (&["a/model.onnx"], "a", true, "R/a holds model.onnx itself: put it into R/a/NAME/1/"),
             (&["a/model.onnx"], "a", false, "R/a holds model.onnx itself: put it into R/a/1/"),
-            (&["a/v1/model.pt"], "", true, "R/a/v1 is no version, as its name is no number: call it R/a/1"),
-            (&["a/v1/model.pt"], "a", false, "R/a/v1 is no version, as its name is no number: call it R/a/1"),
+            (
+                &["a/v1/model.pt"],
+                "",
+                true,
+                "R/a/v1 is not a version, as its name is not a number: call it R/a/1",
+            ),
+            (
+                &["a/v1/model.pt"],
+                "a",
+                false,
+                "R/a/v1 is not a version, as its name is not a number: call it R/a/1",
+            ),
             (&["a/"], "a", false, "R/a has no version yet: a directory 1, 2, 3..."),
         ] {
             assert_eq!(said(places, below, is_root), wanted, "{places:?} {below}");

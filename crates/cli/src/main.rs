@@ -12,6 +12,7 @@ mod completion;
 mod doctor;
 mod environment;
 mod exit;
+mod foreign;
 mod images;
 mod infer;
 mod layout;
@@ -34,7 +35,7 @@ use std::process::ExitCode;
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    match arguments::parse().run() {
+    match arguments::parse().and_then(|arguments| arguments.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -1,11 +1,16 @@
 //! `millpond models`: what a running server serves, and telling it to load and unload.
 
+use std::collections::BTreeMap;
+
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::client::{Client, ServerArgs, segment};
 use crate::exit::{Exit, Failure, Outcome, print};
 use crate::table::Table;
+
+/// Most characters of a reason in a row of `models ls`.
+const REASON_CHARS_MAX: usize = 80;
 
 /// `millpond models ACTION`.
 #[derive(Args, Debug)]
@@ -22,7 +27,7 @@ enum Action {
     Load(LoadArgs),
     /// Unload a model
     Unload(NameArgs),
-    /// Show the state of each version, with the reason where it is not served
+    /// Show the state of each version, and why it is not served
     Status(StatusArgs),
 }
 
@@ -76,19 +81,91 @@ pub(crate) fn run(args: &ModelsArgs) -> Outcome {
 }
 
 fn list(args: &LsArgs) -> Outcome {
-    let index = Client::new(&args.server)?.post("/v2/repository/index", &json!({}))?;
+    let client = Client::new(&args.server)?;
+    let index = client.post("/v2/repository/index", &json!({}))?;
     if args.json {
         return print(&pretty(&index));
     }
-    let models = index.as_array().map(Vec::as_slice).unwrap_or_default();
-    if models.is_empty() {
+    let rows = rows(&client, &index)?;
+    if rows.is_empty() {
         return print("no models\n");
     }
     let mut table = Table::new(["NAME", "VERSION", "STATE", "REASON"]);
-    for model in models {
-        table.row([text(model, "name"), text(model, "version"), text(model, "state"), text(model, "reason")]);
+    let mut cut = false;
+    for Row { name, version, state, reason } in rows {
+        let (shown, more) = excerpt(&reason);
+        cut |= more;
+        table.row([name, version, state.to_owned(), shown]);
     }
-    print(&table.text())
+    print(&table.text())?;
+    if cut {
+        eprintln!("hint: millpond models status NAME shows reasons in full");
+    }
+    Ok(())
+}
+
+/// One version for people.
+struct Row {
+    name: String,
+    version: String,
+    state: &'static str,
+    reason: String,
+}
+
+/// The rows of a repository index. What it calls UNAVAILABLE is looked up, because it stands for `failed` too.
+fn rows(client: &Client, index: &Value) -> Outcome<Vec<Row>> {
+    let mut statuses: BTreeMap<String, Value> = BTreeMap::new();
+    let mut rows = Vec::new();
+    for entry in index.as_array().into_iter().flatten() {
+        let (name, version) = (text(entry, "name"), text(entry, "version"));
+        let mut failed = false;
+        if text(entry, "state") == "UNAVAILABLE" && !version.is_empty() {
+            if !statuses.contains_key(&name) {
+                statuses.insert(name.clone(), client.get(&format!("/v1/models/{}", segment(&name)))?);
+            }
+            let same = |known: &&Value| text(known, "version") == version;
+            let status = statuses.get(&name).and_then(|status| versions(status).iter().find(same));
+            failed = status.is_some_and(|version| !error_message(version).is_empty());
+        }
+        let state = state(&text(entry, "state"), failed);
+        rows.push(Row { name, version, state, reason: text(entry, "reason") });
+    }
+    Ok(rows)
+}
+
+/// The word for a state of the repository index.
+fn state(index: &str, failed: bool) -> &'static str {
+    match index {
+        "READY" => "ready",
+        "LOADING" => "loading",
+        "UNLOADING" => "unloading",
+        _ if failed => "failed",
+        _ => "unavailable",
+    }
+}
+
+/// The word for a version's state in TensorFlow Serving's terms.
+fn status_state(version: &Value) -> &'static str {
+    match text(version, "state").as_str() {
+        "AVAILABLE" => "ready",
+        "START" => "waiting",
+        "LOADING" => "loading",
+        "UNLOADING" => "unloading",
+        _ if error_message(version).is_empty() => "unloaded",
+        _ => "failed",
+    }
+}
+
+fn error_message(version: &Value) -> String {
+    version.get("status").map(|status| text(status, "error_message")).unwrap_or_default()
+}
+
+/// The start of a long reason, and whether something was left out.
+fn excerpt(reason: &str) -> (String, bool) {
+    if reason.chars().count() <= REASON_CHARS_MAX {
+        return (reason.to_owned(), false);
+    }
+    (reason.chars().take(REASON_CHARS_MAX - 3).chain("...".chars()).collect(), true)
 }
 
 fn load(args: &LoadArgs) -> Outcome {
@@ -125,9 +202,10 @@ fn ready_versions(client: &Client, name: &str) -> Outcome<String> {
 
 fn status(args: &StatusArgs) -> Outcome {
     let client = Client::new(&args.server)?;
+    let index = client.post("/v2/repository/index", &json!({}))?;
     let names = match &args.name {
         Some(name) => vec![name.clone()],
-        None => names(&client.post("/v2/repository/index", &json!({}))?),
+        None => names(&index),
     };
     let mut models = Vec::new();
     for name in names {
@@ -138,22 +216,32 @@ fn status(args: &StatusArgs) -> Outcome {
             models.into_iter().map(|(status, name)| (name, status)).collect();
         return print(&pretty(&Value::Object(object)));
     }
-    let mut table = Table::new(["NAME", "VERSION", "STATE", "REASON"]);
-    let mut answering = true;
+    let mut table = Table::new(["NAME", "VERSION", "STATE"]);
+    let (mut answering, mut reasons) = (true, String::new());
     for (status, name) in &models {
         answering &= versions(status).iter().any(|version| text(version, "state") == "AVAILABLE");
         for version in versions(status) {
-            let reason =
-                version.get("status").map(|status| text(status, "error_message")).unwrap_or_default();
-            table.row([name.clone(), text(version, "version"), text(version, "state"), reason]);
+            let number = text(version, "version");
+            let reason = reason(&index, name, &number, error_message(version));
+            if !reason.is_empty() {
+                reasons.push_str(&format!("\n{name} {number}: {}\n", reason.replace('\n', " ")));
+            }
+            table.row([name.clone(), number, status_state(version).to_owned()]);
         }
     }
-    print(&table.text())?;
+    print(&format!("{}{reasons}", table.text()))?;
     match &args.name {
         // A script asks about one model to learn whether it answers.
         Some(_) if !answering => Err(Failure::silent(Exit::Failed)),
         _ => Ok(()),
     }
+}
+
+/// What the index says of a version, which includes what is wrong with its model; else `otherwise`.
+fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String {
+    let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version") == version;
+    let entry = index.as_array().into_iter().flatten().find(same);
+    entry.map(|entry| text(entry, "reason")).filter(|reason| !reason.is_empty()).unwrap_or(otherwise)
 }
 
 /// The names in a repository index, each once.
@@ -181,4 +269,25 @@ fn text(object: &Value, key: &str) -> String {
 /// JSON for people, with a line break at the end.
 pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_words_for_people() {
+        let version = |state: &str, error: &str| json!({"state": state, "status": {"error_message": error}});
+        assert_eq!(status_state(&version("AVAILABLE", "")), "ready");
+        assert_eq!(status_state(&version("END", "no such operator")), "failed");
+        assert_eq!(status_state(&version("END", "")), "unloaded");
+        assert_eq!([state("READY", false), state("UNAVAILABLE", true)], ["ready", "failed"]);
+    }
+
+    #[test]
+    fn long_reasons_do_not_fill_a_column() {
+        let (shown, cut) = excerpt(&"settings ".repeat(50));
+        assert!(cut && shown.chars().count() == REASON_CHARS_MAX && shown.ends_with("..."), "{shown}");
+        assert_eq!(excerpt("short"), ("short".to_owned(), false));
+    }
 }

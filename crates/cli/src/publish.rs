@@ -57,6 +57,7 @@ pub(crate) fn run(args: &PublishArgs) -> Outcome {
     let name = args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     check_name(&name).map_err(|error| Failure::usage(format!("--to {}: {error}", args.to.display())))?;
     check_place(&args.to, &name)?;
+    check_kind(&args.source, &args.to)?;
     let options = PublishOptions {
         source: args.source.clone(),
         dest_root: args.to.clone(),
@@ -98,6 +99,19 @@ fn check_place(to: &Path, name: &str) -> Outcome {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses a file of LibTorch, which is served as it is.
+fn check_kind(source: &Path, to: &Path) -> Outcome {
+    let extension = source.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    let file = match extension.as_deref() {
+        Some("pt" | "pth") => "model.pt",
+        Some("pt2") => "model.pt2",
+        _ => return Ok(()),
+    };
+    let (shown, to) = (source.display(), to.display());
+    Err(Failure::usage(format!("publish takes ONNX models, and {shown} is a model of PyTorch"))
+        .hint(format!("TorchScript is served without publishing: copy the file to {to}/1/{file}")))
 }
 
 /// Converts, at the priority of the load thread that started it. The parent reads the last line of standard error as the

@@ -74,7 +74,7 @@ impl FromStr for Versions {
     fn from_str(text: &str) -> Result<Versions> {
         let wrong = || {
             Error::invalid(format!(
-                "\"{text}\" is no version policy; use latest, latest:N, all, or numbers as in 3,5"
+                "\"{text}\" is not a version policy; use latest, latest:N, all, or numbers as in 3,5"
             ))
         };
         match text {
@@ -118,6 +118,14 @@ impl FromStr for Source {
     }
 }
 
+/// Parses a port.
+///
+/// # Errors
+/// The message if it is no number from 0 to 65535.
+pub(crate) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
+}
+
 /// Checks that `name` can stand in a URL path and be a directory's name.
 ///
 /// # Errors
@@ -126,7 +134,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
         return Err(Error::invalid(format!(
-            "\"{name}\" is no model name; use letters, digits, \"_\", \"-\" and \".\", not starting with \".\""
+            "\"{name}\" is not a model name; use letters, digits, \"_\", \"-\" and \".\", not starting with \".\""
         )));
     }
     Ok(())

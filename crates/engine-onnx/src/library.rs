@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
-use engine::LibrarySearch;
+use engine::{LibrarySearch, package_dirs};
 
 /// What a file of the library is called, up to its version.
 const FILE_PREFIX: &str = "libonnxruntime.so";
@@ -16,9 +16,11 @@ const SYSTEM_DIRS: [&str; 6] = [
     "/usr/lib64",
     "/usr/lib",
 ];
+/// Where the Python package has it, below the directory of packages.
+const IN_PACKAGES: &str = "onnxruntime/capi";
 /// What to do about a missing or unfit library.
-pub(crate) const REMEDY: &str = "run `make build`, or `pip install onnxruntime` in the virtual environment, or give \
-                                 --onnxruntime PATH";
+pub(crate) const REMEDY: &str = "run `pip install onnxruntime` in the environment that has this program, or activate one \
+                                 that has it, or give --onnxruntime PATH; in a checkout, `make build` installs it";
 
 /// The library's absolute path.
 ///
@@ -29,11 +31,18 @@ pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
         return find_explicit(explicit);
     }
     search
-        .environments()
-        .find_map(|environment| in_virtual_env(&environment))
+        .package_dirs()
+        .find_map(|packages| newest_in(&packages.join(IN_PACKAGES)))
         .or_else(|| SYSTEM_DIRS.iter().find_map(|dir| newest_in(Path::new(dir))))
         .and_then(|path| std::fs::canonicalize(path).ok())
-        .ok_or_else(|| Error::not_found(format!("ONNX Runtime was not found: {REMEDY}")))
+        .ok_or_else(|| missing(search))
+}
+
+/// Says where the library was looked for, and the remedy.
+fn missing(search: &LibrarySearch) -> Error {
+    let places = search.places().into_iter().chain(SYSTEM_DIRS.map(str::to_owned));
+    let places = places.collect::<Vec<_>>().join(", ");
+    Error::not_found(format!("ONNX Runtime was not found: {REMEDY}. Looked in {places}"))
 }
 
 fn find_explicit(path: &Path) -> Result<PathBuf> {
@@ -57,13 +66,7 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
 
 /// The library that the `onnxruntime` package brings into a virtual environment.
 fn in_virtual_env(environment: &Path) -> Option<PathBuf> {
-    let mut pythons: Vec<PathBuf> = std::fs::read_dir(environment.join("lib"))
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")))
-        .collect();
-    pythons.sort();
-    pythons.iter().rev().find_map(|python| newest_in(&python.join("site-packages/onnxruntime/capi")))
+    package_dirs(environment).iter().find_map(|packages| newest_in(&packages.join(IN_PACKAGES)))
 }
 
 /// The file of the highest version in `dir`.
@@ -134,13 +137,40 @@ mod tests {
     }
 
     #[test]
+    fn the_programs_own_environment_and_the_systems_packages_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tool, system) = (dir.path().join("tool"), dir.path().join("system"));
+        environment(&tool, "1.20.0");
+        let packages = system.join("lib/python3/dist-packages/onnxruntime/capi");
+        std::fs::create_dir_all(&packages).unwrap();
+        std::fs::write(packages.join(format!("{FILE_PREFIX}.1.19.2")), b"").unwrap();
+        let mut search = LibrarySearch { system_prefixes: vec![system], ..Default::default() };
+        assert_eq!(found(&search), "libonnxruntime.so.1.19.2");
+        search.program_prefix = Some(tool);
+        assert_eq!(
+            found(&search),
+            "libonnxruntime.so.1.20.0",
+            "the environment that has the program, not active"
+        );
+    }
+
+    #[test]
+    fn a_missing_library_is_told_with_the_places() {
+        let error = missing(&LibrarySearch { start_dirs: vec!["/a/project".into()], ..Default::default() });
+        for part in [".venv in or above /a/project", "/usr/lib64", "pip install onnxruntime", "--onnxruntime"]
+        {
+            assert!(error.message().contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
     fn an_explicit_path_is_not_replaced_by_another() {
         let dir = tempfile::tempdir().unwrap();
         environment(&dir.path().join(".venv"), "1.31.1");
         for wrong in ["nowhere.so", "."] {
             let explicit = Some(dir.path().join(wrong));
             let search =
-                LibrarySearch { explicit, virtual_env: None, start_dirs: vec![dir.path().to_owned()] };
+                LibrarySearch { explicit, start_dirs: vec![dir.path().to_owned()], ..Default::default() };
             let error = find(&search).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotFound);
             assert!(error.message().contains("--onnxruntime"), "{error}");

@@ -16,7 +16,7 @@ const FILE: &str = "libmillpond_torch.so";
 /// Where it lies in a virtual environment.
 const IN_ENVIRONMENT: &str = "millpond";
 /// What to do about a missing or unfit library.
-pub(crate) const REMEDY: &str = "run `make torch`, or give --libtorch PATH";
+pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or give --libtorch PATH";
 
 /// The shim's absolute path.
 ///
@@ -30,7 +30,10 @@ fn find(search: &LibrarySearch) -> Result<PathBuf> {
         .environments()
         .map(|environment| environment.join(IN_ENVIRONMENT).join(FILE))
         .find_map(|path| std::fs::canonicalize(path).ok())
-        .ok_or_else(|| Error::not_found(format!("the LibTorch engine was not found: {REMEDY}")))
+        .ok_or_else(|| {
+            let places = search.places().join(", ");
+            Error::not_found(format!("the LibTorch engine was not found: {REMEDY}. Looked in {places}"))
+        })
 }
 
 fn find_explicit(path: &Path) -> Result<PathBuf> {
@@ -42,7 +45,9 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
     }
     let inside = [real.join(FILE), real.join(IN_ENVIRONMENT).join(FILE)];
     let found = inside.into_iter().find(|path| path.is_file());
-    found.ok_or_else(|| missing(&format!("there is no {FILE} in this directory")))
+    found.ok_or_else(|| {
+        missing(&format!("there is no {FILE} in this directory; `make torch` in a checkout makes it"))
+    })
 }
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();

@@ -35,7 +35,7 @@ use memory::Region;
 
 pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, Fill, GrowingAxis, InputPlan, OutputPlan, PadRule};
-pub use library_search::LibrarySearch;
+pub use library_search::{LibrarySearch, package_dirs};
 pub use schedule_file::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile};
 pub use schedule_options::{
     BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, Mode, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,

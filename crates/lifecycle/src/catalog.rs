@@ -7,10 +7,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use base::{Error, ErrorKind, Result};
+use base::{Error, ErrorKind, Result, nearest};
 use engine::Servable;
 
-use crate::status::{ModelStatus, VersionStatus};
+use crate::status::{ModelStatus, State, VersionStatus};
+
+/// Most names of models in a message.
+const NAMES_SHOWN_MAX: usize = 8;
+/// Most models among which the nearest name is looked for, so that a wrong name stays cheap.
+const NAMES_COMPARED_MAX: usize = 256;
 
 /// The ready versions of every model.
 #[derive(Default)]
@@ -47,7 +52,7 @@ impl Catalog {
     /// version, is known and not ready.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<Arc<Servable>> {
         let models = self.models.load();
-        let entry = models.get(name).ok_or_else(|| unknown(name))?;
+        let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
         let ready = entry.ready.load();
         let found = match version {
             Some(version) => ready.find(version),
@@ -62,7 +67,7 @@ impl Catalog {
     /// `NotFound` for an unknown model or label; otherwise those of [`Catalog::get`].
     pub fn by_label(&self, name: &str, label: &str) -> Result<Arc<Servable>> {
         let models = self.models.load();
-        let entry = models.get(name).ok_or_else(|| unknown(name))?;
+        let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
         let ready = entry.ready.load();
         let version = *ready
             .labels
@@ -72,6 +77,23 @@ impl Catalog {
             .find(version)
             .cloned()
             .ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
+    }
+
+    /// Says that no model has `name`: `NotFound`, with the name that was most likely meant or the names there are.
+    pub fn unknown(&self, name: &str) -> Error {
+        let models = self.models.load();
+        let compared = models.keys().map(AsRef::as_ref).take(NAMES_COMPARED_MAX);
+        let known = match (models.len(), nearest(name, compared)) {
+            (0, _) => "; this server serves no model".to_owned(),
+            (_, Some(near)) => format!("; did you mean \"{near}\"?"),
+            (1..=NAMES_SHOWN_MAX, None) => {
+                let mut names: Vec<&str> = models.keys().map(AsRef::as_ref).collect();
+                names.sort_unstable();
+                format!("; the models are {}", names.join(", "))
+            }
+            (count, None) => format!("; {count} models are, GET /v2/models lists them"),
+        };
+        Error::not_found(format!("no model \"{name}\" is served here{known}"))
     }
 
     /// The names of all models, ready or not, in order.
@@ -147,13 +169,9 @@ impl Entry {
     }
 }
 
-fn unknown(name: &str) -> Error {
-    Error::not_found(format!("no model \"{name}\" is served here"))
-}
-
 fn summary(status: &ModelStatus) -> String {
     if status.unloaded {
-        return "an administrator unloaded it".into();
+        return "it was unloaded by a request; load it to serve it again".into();
     }
     match (status.versions.last(), &status.error) {
         (_, Some(error)) => error.clone(),
@@ -164,6 +182,9 @@ fn summary(status: &ModelStatus) -> String {
 
 fn describe(version: &VersionStatus) -> String {
     match &version.reason {
+        Some(reason) if version.state == State::Failed => {
+            format!("version {} failed: {reason}", version.version)
+        }
         Some(reason) => format!("version {} is {}: {reason}", version.version, version.state),
         None => format!("version {} is {}", version.version, version.state),
     }

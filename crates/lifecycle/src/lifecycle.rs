@@ -267,7 +267,13 @@ fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
         return None;
     }
     Cache::open(&config.cache_dir)
-        .inspect_err(|error| tracing::warn!(%error, "versions that are not published cannot be served"))
+        .inspect_err(|error| {
+            tracing::warn!(
+                %error,
+                "the cache of converted models cannot be used, so only published versions can be served; \
+                 give a writable directory with --cache-dir"
+            );
+        })
         .ok()
 }
 

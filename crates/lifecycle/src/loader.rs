@@ -246,6 +246,8 @@ impl Loader {
 
     fn open(&self, placed: &mut Placed, job: &LoadJob, attempt: &Attempt) -> Result<Box<dyn Session>> {
         go_on(&attempt.stop)?;
+        // Whatever the engine logs meanwhile names the model. An error's span, so that no filter leaves it out.
+        let _named = tracing::error_span!("load", model = %job.id.model, version = job.id.version).entered();
         let session = placed.engine.load(&LoadRequest {
             graph: placed.graph.clone(),
             parameters: placed.parameters.clone(),

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use search::registry::{Registry, RegistryOptions};
 
 use crate::config::SearchConfig;
@@ -28,7 +28,7 @@ impl Collections {
     /// Opens a directory that is there or was asked for.
     ///
     /// # Errors
-    /// Those of the registry, where the directory was asked for; otherwise they are logged.
+    /// Those of the registry, if the directory was asked for or another process serves it; otherwise they are logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
         if !self.config.required && !directory.exists() {
@@ -36,6 +36,13 @@ impl Collections {
         }
         match self.registry() {
             Err(error) if self.config.required => Err(error),
+            // A server that went on would answer searches with errors until somebody reads its log.
+            Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
+                let message = error.message();
+                Err(Error::precondition(format!(
+                    "{message}; --collections-dir none serves without collections"
+                )))
+            }
             Err(error) => {
                 tracing::warn!(%error, "there are no collections");
                 Ok(())

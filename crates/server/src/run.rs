@@ -43,6 +43,9 @@ pub fn run(mut config: Config) -> Result<()> {
     app.collections.close();
     app.scheduler.shutdown();
     app.lifecycle.shutdown();
+    if served.is_ok() {
+        tracing::info!("stopped");
+    }
     served
 }
 
@@ -102,7 +105,6 @@ async fn serve(
             tracing::error!(%error, "a door ended by panic");
         }
     }
-    tracing::info!("stopped");
     Ok(())
 }
 

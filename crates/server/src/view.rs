@@ -29,8 +29,8 @@ pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
 /// # Errors
 /// `NotFound` for an unknown model or version, and for a model that has no versions.
 pub(crate) fn version_states(app: &App, model: &str, version: Option<u64>) -> Result<Vec<VersionState>> {
-    let status = app.lifecycle.catalog().status(model);
-    let status = status.ok_or_else(|| Error::not_found(format!("no model \"{model}\" is served here")))?;
+    let catalog = app.lifecycle.catalog();
+    let status = catalog.status(model).ok_or_else(|| catalog.unknown(model))?;
     states_of(&status, version)
 }
 

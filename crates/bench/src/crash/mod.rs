@@ -36,7 +36,7 @@ const PART_BYTES: u64 = 128 << 10;
 /// Memory for a medium that keeps files in memory.
 const POOL_BYTES: u64 = 1 << 30;
 
-/// Kill a writer at random moments, again and again, and look for everything it was told is safe.
+/// Crash-recovery test: kill a writer at random moments, and check that every acknowledged write is there.
 ///
 /// Each time the collection is opened anew, and every point that must be there is read and compared with what was
 /// written. A change that was under way when the writer died may be there or not. The same files are used from the first

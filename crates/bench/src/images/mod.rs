@@ -26,7 +26,7 @@ use report::{Report, Run};
 /// Threads at most.
 const THREADS_MAX: usize = 64;
 
-/// Look for attacked copies of photographs: cropped, turned, scaled, recompressed, blurred, brightened, written over,
+/// Search for modified copies of photographs: cropped, turned, scaled, recompressed, blurred, brightened, written over,
 /// framed.
 ///
 /// All photographs go into a collection: embedding of a model, keypoints. Of some of them 20 copies are made each (three

@@ -42,12 +42,12 @@ const TIME_MIN: Duration = Duration::from_secs(2);
 /// Seed of everything that is random in the search.
 const SEED: u64 = 1;
 
-/// Find the configuration with which a model serves most within a latency target, and write it.
+/// Find the configuration with the highest throughput within a latency target, and write it.
 ///
 /// Starts a server of its own on this machine, sends requests from growing numbers of clients, and searches
-/// workers, batch size, linger and threads inside a run: all of them briefly, the better half for twice as long, and
-/// so on. What it finds is written to the model's own millpond.toml; a server that serves the model takes it over without
-/// a load, threads inside a run excepted.
+/// workers, batch size, max-queue-delay and threads inside a run: all of them briefly, the better half for twice as long, and
+/// so on. What it finds is written to the model's own millpond.toml; a server that serves the model applies it without
+/// a reload, except for threads inside a run.
 ///
 /// Ctrl-C stops the search and keeps what was measured: the same command goes on from there. Nothing else should run
 /// on the machine meanwhile.
@@ -58,9 +58,9 @@ Examples:
   millpond tune models/recogniser --target-p99 50ms --dims x=1x3x48x320 --report recogniser.html
   millpond tune models/ctr --requests recorded/ --time 10m --no-write --json ctr.json
 
-A file of --requests holds one request in the form of `millpond infer --input FILE.json`:
-{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. Requests that are made up have the shapes of --dims, else
-of [warmup] dims in the model's millpond.toml, else 1 where the model leaves a size open; give real requests where
+A file of --requests holds one request in the form of `millpond infer --input FILE.json`: \
+{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. Requests that are made up have the shapes of --dims, else \
+of [warmup] dims in the model's millpond.toml, else 1 where the model leaves a size open; give real requests where \
 the values matter to the time, as they do for embeddings.")]
 pub struct TuneArgs {
     /// The model's directory, which holds its numbered version directories

@@ -56,7 +56,7 @@ const JOIN_MAX: usize = 12;
 /// What a rung found.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Rung {
-    /// "rung 1", "final", ...
+    /// "round 1", "final", ...
     pub(super) name: String,
     /// Length of a slice in milliseconds.
     pub(super) slice_ms: u64,
@@ -121,7 +121,7 @@ impl Search<'_, '_, '_> {
         for rung in 0..count {
             let until = self.prober.journal.spent() + rungs_s / count as f64;
             let lenient = 1.0 + LENIENCE / f64::from(1 << rung.min(16));
-            let name = format!("rung {}", rung + 1);
+            let name = format!("round {}", rung + 1);
             let (readings, time) = match rung {
                 0 => (self.first(&name, &alive, &hints, slice)?, slice),
                 _ => self.next(&name, &alive, (&hints, &fresh), until, slice)?,

@@ -64,7 +64,11 @@ impl fmt::Display for Point {
             false => write!(f, "sync, {} {runs}", self.threads)?,
             true => {
                 let delay = self.delay_us as f64 / 1e3;
-                write!(f, "async, {} {runs}, batch {}, linger {delay} ms", self.threads, self.max_batch)?;
+                write!(
+                    f,
+                    "async, {} {runs}, batch {}, max-queue-delay {delay} ms",
+                    self.threads, self.max_batch
+                )?;
             }
         }
         if self.intra_op > 1 { write!(f, ", {} threads a run", self.intra_op) } else { Ok(()) }
@@ -170,7 +174,7 @@ mod tests {
     fn a_point_says_what_it_is() {
         assert_eq!(Point::sync(1, 2).to_string(), "sync, 1 run, 2 threads a run");
         let point = Point { delay_us: 500, ..Point::batches(2) };
-        assert_eq!(point.to_string(), "async, 2 runs, batch 32, linger 0.5 ms");
+        assert_eq!(point.to_string(), "async, 2 runs, batch 32, max-queue-delay 0.5 ms");
         let text = toml::to_string(&point.schedule()).unwrap();
         assert_eq!(text, "mode = \"async\"\nthreads = 2\nmax-batch = 32\nmax-queue-delay = \"500us\"\n");
         assert_eq!(toml::to_string(&Point::sync(1, 1).schedule()).unwrap(), "mode = \"sync\"\nthreads = 1\n");

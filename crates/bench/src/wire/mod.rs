@@ -73,7 +73,8 @@ impl Door {
         let text = crate::process::page(
             &crate::process::agent(),
             &format!("http://{}{path}", self.endpoint.authority),
-        )?;
+        )
+        .map_err(|error| crate::connection::other_protocol(&self.endpoint).unwrap_or(error))?;
         serde_json::from_str(&text).map_err(|e| Error::data_loss(format!("{path}: {e}")))
     }
 }

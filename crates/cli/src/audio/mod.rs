@@ -30,8 +30,8 @@ Examples:
   ffmpeg -i film.mkv -f wav - | millpond audio - --recogniser vad --format srt
   millpond audio --list
 
-Exit status 1 says that a file failed or could be read only in part: what was recognised is kept, what is wrong
-where is told on standard error and in formats that have a place for it.")]
+Exit status 1 means that a file failed or could be read only in part. What was recognised is kept; standard error, and \
+formats that have a place for it, say what is wrong and where.")]
 pub(crate) struct AudioArgs {
     /// Recordings (wav, flac, mp3, ogg, m4a); - is standard input
     #[arg(value_name = "FILE", required_unless_present = "list")]

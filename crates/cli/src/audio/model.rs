@@ -40,10 +40,10 @@ pub(crate) struct EngineArgs {
     /// Threads inside one operator of the model, for each run [default: 1]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) intra_op: Option<usize>,
-    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Where converted models are kept [default: the user's cache directory]

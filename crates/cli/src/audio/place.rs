@@ -20,7 +20,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Models of one directory that are looked at.
 const MODELS_MAX: usize = 4096;
 /// What to do where there are none.
-const REMEDY: &str = "run `make recognisers`, which makes the ready ones, or give --recognisers DIR";
+const REMEDY: &str =
+    "run `make recognisers` in a checkout, which makes the ready ones, or give --recognisers DIR";
 
 /// Which recognisers there are to choose from.
 #[derive(Args, Clone, Debug)]

@@ -108,7 +108,7 @@ pub(crate) fn open(file: &Path) -> Result<(Input, Option<String>)> {
     }
     let input = File::open(file).map_err(|error| Error::io(file, &error))?;
     if input.metadata().is_ok_and(|meta| meta.is_dir()) {
-        return Err(Error::invalid(format!("{}: a directory is no recording", file.display())));
+        return Err(Error::invalid(format!("{}: it is a directory and not a recording", file.display())));
     }
     let hint = file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     Ok((Input::File(input), hint))

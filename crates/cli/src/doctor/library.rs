@@ -42,9 +42,15 @@ pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
             Verdict::Warn,
             "not there",
             format!(
-                "TorchScript models (model.pt) cannot be served; ONNX models can. `make torch` makes the shim. \
-                 {error}."
+                "TorchScript models (model.pt) cannot be served; ONNX models can. {}.",
+                capitalised(error.message())
             ),
         ),
     }
+}
+
+/// `text` with a capital first letter, to stand as a sentence.
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }

@@ -47,8 +47,8 @@ fn balloon(reports: Option<bool>) -> Check {
             "goes back to the host",
             "This virtual machine hands free memory to its host within half a minute. While it does, a host that bounds the \
              machine's processor time may stop all cores (34 ms of every 100 where this was measured), and taking memory \
-             anew costs some 17 us a page. Models in the pool are not concerned: it keeps its memory. Give the first start \
-             its time, and do not end large programs beside a server that must answer evenly.",
+             again costs about 17 us per page. Models in the pool are not affected: it keeps its memory. The first start takes \
+             longer; do not end large programs beside a server that must answer evenly.",
         ),
         Some(false) => Check::new(
             name,
@@ -104,7 +104,7 @@ fn huge_pages(mode: Option<&str>, defrag: Option<&str>, got: base::Result<u64>) 
         Ok(bytes) if bytes >= SLOT_BYTES as u64 => Check::new(
             name,
             Verdict::Ok,
-            format!("a 2 MiB page was had ({settings})"),
+            format!("available (2 MiB pages, {settings})"),
             "Parameters lie in 2 MiB pages: fewer address look-ups, and a swap costs next to no page fault.",
         ),
         Ok(_) if mode == Some("never") => Check::new(
@@ -117,7 +117,7 @@ fn huge_pages(mode: Option<&str>, defrag: Option<&str>, got: base::Result<u64>) 
         Ok(_) => Check::new(
             name,
             Verdict::Warn,
-            format!("allowed, and none was had ({settings})"),
+            format!("allowed, but not available ({settings})"),
             "Free memory is in pieces or the container forbids it; as root: echo 1 > /proc/sys/vm/compact_memory, or \
              start Millpond early after booting.",
         ),

@@ -29,10 +29,10 @@ pub(crate) struct DoctorArgs {
     /// Directories of models, whose file systems are tried too
     #[arg(value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
     #[arg(long, value_name = "PATH")]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
     /// Where converted foreign models would be kept [default: the user's cache directory]

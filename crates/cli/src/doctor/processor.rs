@@ -57,17 +57,15 @@ fn features(info: &str) -> Check {
             "Neither AVX2 nor ASIMD: models run several times slower than they could; choose another machine type, \
              or pass the host's processor through to the virtual machine."
         }
-        (true, true, true) => {
-            "Vectors, 8-bit and 16-bit dot products: quantised and half-precision models run at full speed."
-        }
+        (true, true, true) => "Quantised (8-bit) and half-precision models run at full speed.",
         (true, true, false) => {
-            "Vectors and 8-bit dot products: quantised models run at full speed, bfloat16 ones are computed as float32."
+            "Quantised (8-bit) models run at full speed; bfloat16 models are computed as float32."
         }
         (true, false, true) => {
-            "Vectors and 16-bit dot products; 8-bit quantised models gain little on this machine."
+            "Half-precision models run at full speed; quantised (8-bit) models gain little on this machine."
         }
         (true, false, false) => {
-            "Vectors, no 8-bit or 16-bit dot products: float32 models run well, quantised ones gain little."
+            "float32 models run well; quantised (8-bit) and half-precision models gain little on this machine."
         }
     };
     Check::new("processor", Verdict::warn_unless(has("avx2") || has("asimd")), found, meaning)
@@ -77,7 +75,7 @@ fn cores(usable: usize, online: usize) -> Check {
     let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
     let meaning = match usable {
         1 => "Loading and serving share one core: swaps are felt. Two or more keep them apart.",
-        _ => "One inference worker a core by default (--threads); loaders run only when a core is free.",
+        _ => "One inference worker per core by default (--threads); loaders run only when a core is free.",
     };
     Check::new("cores", Verdict::warn_unless(usable > 1), found, meaning)
 }

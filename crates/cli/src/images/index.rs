@@ -31,11 +31,11 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// `millpond images index DIR...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Each picture is named by its path below DIR and known by its content: what the collection has is not sent again, so
-the same call brings it up to date, and one that was ended (Ctrl-C, a crash, a lost network) is taken up where it
-stopped. What the server has acknowledged is on its disk. Names that begin with a dot are passed over.
+Each picture is named by its path below DIR and known by its content: what the collection has is not sent again, so \
+the same call brings it up to date, and one that was ended (Ctrl-C, a crash, a lost network) is taken up where it \
+stopped. What the server has acknowledged is on its disk. Hidden files are skipped.
 
-Many pictures are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the
+Many pictures are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the \
 whole machine. Exit status 1 says that some pictures failed: they are listed with the reason.")]
 pub(super) struct IndexArgs {
     /// Folders of pictures (jpg, png, webp, tiff, bmp), or single files

@@ -22,8 +22,8 @@ Examples:
   millpond images search crop.jpg --collection photos
   millpond images list
 
-The server does the work: it reads each picture, computes its embedding with a served model and its keypoints,
-and keeps picture and features. http://127.0.0.1:8501/images is a page to search with.")]
+The server does the work: it reads each picture, computes its embedding with a served model and its keypoints, and \
+keeps picture and features. http://127.0.0.1:8501/images is a page to search with.")]
 pub(crate) struct ImagesArgs {
     #[command(subcommand)]
     action: Action,

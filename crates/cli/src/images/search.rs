@@ -17,12 +17,12 @@ const SHOWN_MAX: usize = 5;
 /// Longest side of a picture that is shown, in pixels.
 const SHOWN_PIXELS: u32 = 384;
 
-/// `millpond images search FILE`.
+/// `millpond images search FILE...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Two stages: embeddings pick candidates (COARSE, a cosine up to 1), the keypoints of each are then matched with the
-query's (SCORE, from 0, hundreds and more for the same picture). ACCEPTED says that the score is over the threshold, so that it is the same picture or shows the same
-thing; what is not accepted follows in the order of coarse likeness.
+Two stages: embeddings pick candidates (COARSE, a cosine up to 1), the keypoints of each are then matched with the \
+query's (SCORE, from 0, hundreds and more for the same picture). ACCEPTED says that the score is over the threshold, so that \
+it is the same picture or shows the same thing; what is not accepted follows in the order of coarse likeness.
 
 Examples:
   millpond images search crop.jpg --collection photos
@@ -31,11 +31,11 @@ Examples:
 
 Terminals that know kitty's or iTerm2's pictures show them; others with 24-bit colours (COLORTERM) show mosaics.")]
 pub(super) struct SearchArgs {
-    /// The picture to search with; - is standard input
+    /// The pictures to search with, one after the other; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "id")]
-    file: Option<PathBuf>,
+    files: Vec<PathBuf>,
     /// Search with a picture of the collection
-    #[arg(long, value_name = "ID", conflicts_with = "file")]
+    #[arg(long, value_name = "ID", conflicts_with = "files")]
     id: Option<String>,
     /// The collection
     #[arg(long, value_name = "NAME")]
@@ -71,9 +71,24 @@ pub(super) struct SearchArgs {
 /// When the file cannot be read or the server says no.
 pub(super) fn run(args: &SearchArgs) -> Outcome {
     let client = args.place.client()?;
-    let answer = ask(args, &client)?;
+    if args.files.is_empty() {
+        return show_answer(args, &client, &ask(args, &client, None)?);
+    }
+    for (index, file) in args.files.iter().enumerate() {
+        let answer = ask(args, &client, Some(file))?;
+        // With several files a reader must know whose results these are; JSON has one object for each, in order.
+        if args.files.len() > 1 && !args.json {
+            let gap = if index > 0 { "\n" } else { "" };
+            print(&format!("{gap}{}\n", file.display()))?;
+        }
+        show_answer(args, &client, &answer)?;
+    }
+    Ok(())
+}
+
+fn show_answer(args: &SearchArgs, client: &Client, answer: &Value) -> Outcome {
     if args.json {
-        return print(&pretty(&answer));
+        return print(&pretty(answer));
     }
     let results = answer.get("results").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     if results.is_empty() {
@@ -83,14 +98,14 @@ pub(super) fn run(args: &SearchArgs) -> Outcome {
     if answer.get("partial") == Some(&json!(true)) {
         eprintln!("parts of the collection are damaged: this is what could be read");
     }
-    print(&format!("{}\n", stages(&answer)))?;
+    print(&format!("{}\n", stages(answer)))?;
     match Terminal::detect() {
-        Some(terminal) if !args.no_pictures => show_pictures(&client, &args.collection, results, terminal),
+        Some(terminal) if !args.no_pictures => show_pictures(client, &args.collection, results, terminal),
         _ => Ok(()),
     }
 }
 
-fn ask(args: &SearchArgs, client: &Client) -> Outcome<Value> {
+fn ask(args: &SearchArgs, client: &Client, file: Option<&PathBuf>) -> Outcome<Value> {
     let text = |value: Option<String>| value;
     let query = [
         ("k", Some(args.k.to_string())),
@@ -100,7 +115,7 @@ fn ask(args: &SearchArgs, client: &Client) -> Outcome<Value> {
         ("explain", args.explain.then(|| "1".to_owned())),
     ];
     let path = path(&args.collection, "/search", &query);
-    let reply = match (&args.file, &args.id) {
+    let reply = match (file, &args.id) {
         (_, Some(id)) => client.call("POST", &path, Content::Json(&json!({ "id": id })))?,
         (Some(file), None) => client.call("POST", &path, Content::Bytes(&read(file)?))?,
         (None, None) => return Err(Failure::usage("name a picture to search with")),

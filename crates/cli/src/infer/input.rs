@@ -24,6 +24,8 @@ pub(crate) struct Given {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GivenValue {
     Json(Value),
+    /// Text that is not JSON: a string, for a model that takes strings.
+    Text(String),
     File(PathBuf),
     /// Zeros of the smallest shape the model takes.
     Zeros,
@@ -38,10 +40,9 @@ impl FromStr for Given {
         let value = match value.strip_prefix('@') {
             Some(file) => GivenValue::File(file.into()),
             None if value == "zeros" => GivenValue::Zeros,
-            // What is no JSON is a string: `text=hello` needs no quotes inside the shell's quotes.
-            None => GivenValue::Json(
-                serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned())),
-            ),
+            // `text=hello` needs no quotes inside the shell's quotes, if the model takes strings.
+            None => serde_json::from_str(value)
+                .map_or_else(|_| GivenValue::Text(value.to_owned()), GivenValue::Json),
         };
         Ok(Given { name: Some(name.to_owned()), value })
     }
@@ -94,10 +95,22 @@ pub(crate) fn tensor(
 ) -> Outcome<NamedTensor> {
     let tensor = match value {
         GivenValue::Json(value) => json::tensor_for(spec, &value)?,
+        GivenValue::Text(text) if spec.dtype == DType::String => {
+            json::tensor_for(spec, &Value::String(text))?
+        }
+        GivenValue::Text(text) => return Err(not_json(spec, &text)),
         GivenValue::Zeros => zeros(spec)?,
         GivenValue::File(path) => from_file(spec, &path, image, sound)?,
     };
     Ok(NamedTensor::new(spec.name.as_str(), tensor))
+}
+
+fn not_json(spec: &Spec, text: &str) -> Failure {
+    let (name, dtype) = (&spec.name, spec.dtype);
+    let failure = Failure::failed(format!("input \"{name}\": {text} is not JSON"));
+    failure.hint(format!(
+        "the model takes {dtype}: write numbers as in {name}=[1,2.5]; strings need quotes, as in {name}='[\"a\"]'"
+    ))
 }
 
 fn zeros(spec: &Spec) -> Outcome<Tensor> {
@@ -122,7 +135,7 @@ fn from_file(spec: &Spec, path: &Path, image: &ImageArgs, sound: &SoundArgs) -> 
         }
         Some("json") => {
             let value = serde_json::from_slice(&bytes)
-                .map_err(|error| Failure::failed(format!("{} is no JSON: {error}", path.display())))?;
+                .map_err(|error| Failure::failed(format!("{} is not JSON: {error}", path.display())))?;
             json::tensor_for(spec, &value)
         }
         Some("png" | "jpg" | "jpeg") => image::tensor(spec, &bytes, image).map_err(named),
@@ -182,7 +195,8 @@ mod tests {
     fn what_is_typed() {
         let given = |text: &str| text.parse::<Given>().map(|given| given.value);
         assert_eq!(given("x=[1,2]"), Ok(GivenValue::Json(json!([1, 2]))));
-        assert_eq!(given("x=hello"), Ok(GivenValue::Json(json!("hello"))));
+        assert_eq!(given("x=hello"), Ok(GivenValue::Text("hello".into())));
+        assert_eq!(given("x=\"hello\""), Ok(GivenValue::Json(json!("hello"))));
         assert_eq!(given("x=@a.png"), Ok(GivenValue::File("a.png".into())));
         assert_eq!(given("x=zeros"), Ok(GivenValue::Zeros));
         assert!(given("x").is_err());

@@ -75,7 +75,7 @@ fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> O
 
 fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> Outcome<Tensor> {
     fn all<T>(dtype: DType, leaves: &[&Value], convert: impl Fn(&Value) -> Option<T>) -> Outcome<Vec<T>> {
-        let wrong = |leaf: &Value| Failure::failed(format!("{leaf} is no {dtype}"));
+        let wrong = |leaf: &Value| Failure::failed(format!("{leaf} is not {dtype}"));
         leaves.iter().map(|leaf| convert(leaf).ok_or_else(|| wrong(leaf))).collect()
     }
     fn signed<T: Element + TryFrom<i64>>(
@@ -155,8 +155,8 @@ mod tests {
     fn faults_name_the_input() {
         let ragged = check(DType::F32, &[-1, 2], json!([[1, 2], [3]])).unwrap_err();
         assert_eq!(ragged, "input \"x\": the lists are not all of one length");
-        assert_eq!(check(DType::U8, &[1], json!([256])).unwrap_err(), "input \"x\": 256 is no uint8");
-        assert_eq!(check(DType::F32, &[1], json!(["a"])).unwrap_err(), "input \"x\": \"a\" is no float32");
+        assert_eq!(check(DType::U8, &[1], json!([256])).unwrap_err(), "input \"x\": 256 is not uint8");
+        assert_eq!(check(DType::F32, &[1], json!(["a"])).unwrap_err(), "input \"x\": \"a\" is not float32");
     }
 
     #[test]

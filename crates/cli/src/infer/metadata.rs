@@ -52,8 +52,10 @@ impl Spec {
         }
         if !fits {
             return Err(Failure::failed(format!(
-                "input \"{}\" takes shape {:?} (-1 is any size); {elements} values do not fit it",
-                self.name, self.shape
+                "input \"{}\" takes shape {:?} (-1 is any size), which {} not fit",
+                self.name,
+                self.shape,
+                if elements == 1 { "1 value does".to_owned() } else { format!("{elements} values do") }
             )));
         }
         let size = |(axis, &size): (usize, &i64)| match size {

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &InferArgs) -> Outcome {
     }
     let labels = args.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
     let mut text = format!(
-        "{} version {}, {:.2} ms with the way there and back\n",
+        "{} version {}, {:.2} ms round trip\n",
         answer.model,
         answer.version,
         elapsed.as_secs_f64() * 1e3
@@ -95,7 +95,7 @@ fn request(args: &InferArgs, client: &Client, model: &str) -> Outcome<wire::Requ
     {
         let body = read_file(Path::new(file))?;
         serde_json::from_slice::<Value>(&body)
-            .map_err(|error| Failure::failed(format!("{file} is no JSON: {error}")))?;
+            .map_err(|error| Failure::failed(format!("{file} is not JSON: {error}")))?;
         return Ok(wire::Request { json_bytes: body.len(), body });
     }
     let mut given: Vec<Given> = args.input.iter().map(|text| Given::from_file_argument(text)).collect();

@@ -10,6 +10,7 @@ use engine::ScheduleFile;
 use serde::Deserialize;
 
 use crate::exit::{Failure, Outcome};
+use crate::serve::fault;
 use crate::serve::options::{
     AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
 };
@@ -76,12 +77,8 @@ impl SettingsFile {
         Ok(file)
     }
 
-    fn parse(text: &str, path: &Path) -> Outcome<SettingsFile> {
-        let file: SettingsFile = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            let message = error.message().replace("unknown field", "unknown key").replace('\n', " ");
-            Failure::usage(format!("{}:{line}: {message}", path.display()))
-        })?;
+    pub(super) fn parse(text: &str, path: &Path) -> Outcome<SettingsFile> {
+        let file: SettingsFile = toml::from_str(text).map_err(|error| fault::describe(&error, text, path))?;
         for name in file.models.keys() {
             check_name(name).map_err(|error| {
                 Failure::usage(format!("{}: [models]: {}", path.display(), error.message()))
@@ -177,7 +174,7 @@ mod tests {
     #[test]
     fn faults_name_file_line_and_key() {
         let error = parse("[server]\nhttp-port = 1\nhtp-port = 2\n").unwrap_err();
-        assert!(error.starts_with("m.toml:3: unknown key `htp-port`"), "{error}");
+        assert!(error.starts_with("m.toml:3: unknown key `htp-port`; did you mean `http-port`?"), "{error}");
         let error = parse("[sever]\n").unwrap_err();
         assert!(error.starts_with("m.toml:1: unknown key `sever`"), "{error}");
         let error = parse("[models.m.schedule]\nmax-bach = 2\n").unwrap_err();
@@ -189,7 +186,7 @@ mod tests {
         let error = parse("[server]\nhttp-port = 70000\n").unwrap_err();
         assert!(error.starts_with("m.toml:2: "), "{error}");
         let error = parse("[models.\"a/b\"]\npath = \"x\"\n").unwrap_err();
-        assert!(error.contains("\"a/b\" is no model name"), "{error}");
+        assert!(error.contains("\"a/b\" is not a model name"), "{error}");
     }
 
     /// The example parses with every line of it switched on, and has every flag.

@@ -20,7 +20,7 @@ pub(super) fn start(format: LogFormat, filter: &str) -> Outcome {
         )
     };
     if let Some(word) = filter.split(',').map(str::trim).find(|word| names_no_level(word)) {
-        return Err(wrong(format!("\"{word}\" is no level")));
+        return Err(wrong(format!("\"{word}\" is not a level")));
     }
     let filter = EnvFilter::try_new(filter).map_err(|error| wrong(error.to_string()))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -1,6 +1,7 @@
 //! `millpond serve`: flags over settings file over defaults, into what the server is told.
 
 mod config;
+mod fault;
 mod file;
 mod log;
 mod options;
@@ -24,18 +25,19 @@ use settings::Settings;
 /// `millpond serve DIR|NAME=DIR...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-A directory with numbered version directories is a model, named after it unless NAME= is given; any other
-directory is a root, whose subdirectories are models. New versions and new models of a root are picked up while
-serving; --versions and --transition hold for the models that are there at the start. A millpond.toml beside a
-model's versions has the last word about that model; when its [schedule] changes, the version that serves takes it
-over without a load.
+A directory with numbered version directories is a model, named after it unless NAME= is given; any other directory is \
+a root, whose subdirectories are models. New versions and new models of a root are picked up while serving; --versions \
+and --transition apply to the models that are there at the start. The settings in a millpond.toml beside a model's \
+versions override all others for that model; changes of its [schedule] apply at the next poll without a reload.
 
-The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio] and [search] hold the
-flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions,
-transition, labels, intra-op-threads and inter-op-threads of one model. [schedule] says how the
-requests of all models are queued, merged and run, [models.NAME.schedule] those of one model;
-docs/millpond.toml has the keys. --runtime-threads above 0 stands for mode = \"async\" and
-threads = N in [schedule]. Flags win over the file.")]
+The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio] and [search] hold the \
+flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels, \
+intra-op-threads and inter-op-threads of one model. [schedule] says how the requests of all models are queued, merged \
+and run, [models.NAME.schedule] those of one model; docs/millpond.toml has the keys. --runtime-threads above 0 stands \
+for mode = \"async\" and threads = N in [schedule]. Flags win over the file.
+
+Exit status: 0 after SIGTERM or SIGINT; 2 if a flag, a setting or a directory is wrong; 3 if a port or the collections \
+are in use, or ONNX Runtime is missing.")]
 pub(crate) struct ServeArgs {
     /// A model, or a directory of models
     #[arg(value_name = "DIR|NAME=DIR")]

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use engine::ScheduleFile;
 use serde::Deserialize;
 
-use crate::values::{PerSecond, Size, Span, Versions};
+use crate::values::{PerSecond, Size, Span, Versions, port};
 
 /// `[server]`: sockets, limits, log.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -19,10 +19,10 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) host: Option<IpAddr>,
     /// HTTP port; 0 picks a free one [default: 8501]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) http_port: Option<u16>,
     /// gRPC port; 0 picks a free one [default: 8500]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) grpc_port: Option<u16>,
     /// Accept load, unload and settings from other machines too
     #[arg(long)]
@@ -33,10 +33,10 @@ pub(crate) struct ServerOptions {
     /// Largest request body [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_body: Option<Size>,
-    /// Open connections of one door; the next one is closed at once [default: 16384]
+    /// Maximum connections of one listener; more are closed at once [default: 16384]
     #[arg(long, value_name = "N")]
     pub(crate) max_connections: Option<usize>,
-    /// Requests being answered at the same time; the next one is refused [default: 1024]
+    /// Maximum requests in flight; more are rejected [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) max_requests: Option<usize>,
     /// Memory that all requests in flight may hold together, from the body to the unsent answer; a request over it is
@@ -52,10 +52,10 @@ pub(crate) struct ServerOptions {
     /// How long a shutdown waits for requests that are being answered [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) shutdown_grace: Option<Span>,
-    /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: looked for in the virtual environment]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH")]
     pub(crate) libtorch: Option<PathBuf>,
     /// Form of the log on standard error [default: text]
@@ -73,7 +73,7 @@ pub(crate) enum LogFormat {
     /// For people
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -82,14 +82,15 @@ pub(crate) enum LogFormat {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct InferenceOptions {
-    /// Inference threads, which is requests being run at the same time; 0 is one a core [default: 0]
+    /// Inference threads, which bound the requests that run at the same time; 0 is one per core [default: 0]
     #[arg(long, visible_alias = "workers", value_name = "N")]
     #[serde(alias = "workers")]
     pub(crate) threads: Option<usize>,
-    /// Merge requests: batches of one model being run at the same time; 0 runs each request by itself [default: 0]
+    /// Merge requests (dynamic batching): batches per model that run at the same time; 0 runs each request by itself
+    /// [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) runtime_threads: Option<usize>,
-    /// Requests of a model that wait for a worker; the next one is refused [default: 512]
+    /// Maximum queue length per model; more requests are rejected [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<usize>,
     /// Pin inference thread i to core i
@@ -104,7 +105,7 @@ pub(crate) struct InferenceOptions {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct ScheduleFlags {
-    /// Items of a merged batch at most [default: 32]
+    /// Maximum batch size [default: 32]
     #[arg(long, value_name = "N")]
     pub(crate) max_batch: Option<usize>,
     /// How long the oldest request waits for others to be merged with [default: 0ms]
@@ -126,10 +127,10 @@ pub(crate) struct MemoryOptions {
     /// Room kept for an incoming version [default: the largest version served]
     #[arg(long, value_name = "BYTES")]
     pub(crate) swap_reserve: Option<Size>,
-    /// Bytes a second at which weights are read; "unlimited" [default: 800MB]
+    /// Bytes per second at which weights are read; "unlimited" [default: 800MB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) load_rate: Option<PerSecond>,
-    /// Bytes a second at which fresh memory is faulted in; "unlimited" [default: 2GiB]
+    /// Bytes per second at which fresh memory is faulted in; "unlimited" [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) fault_rate: Option<PerSecond>,
     /// Use pages of 4 KiB only
@@ -155,7 +156,7 @@ pub(crate) enum Home {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Models")]
 pub(crate) struct LifecycleOptions {
-    /// Time between two looks at the model directories [default: 1s]
+    /// Time between two polls of the model directories [default: 1s]
     #[arg(long, value_name = "TIME")]
     pub(crate) poll: Option<Span>,
     /// Versions served of each model: latest:N, all, or numbers as in 3,5 [default: latest:1]
@@ -211,13 +212,13 @@ pub(crate) struct SearchOptions {
     /// Directory of the collections, "none" for a server without [default: in the user's data directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) collections_dir: Option<PathBuf>,
-    /// Memory of all collections together, which is never passed [default: 2GiB]
+    /// Memory limit for all collections [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_memory: Option<Size>,
-    /// How much of it keeps what is read most of the records on the medium [default: 256MiB]
+    /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<Size>,
-    /// Threads that search; 0 is one a core [default: 0]
+    /// Threads that search; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
     /// Directory or URL of the pictures as they were sent [default: beside the collections]
@@ -226,7 +227,7 @@ pub(crate) struct SearchOptions {
     /// The model that embeds pictures [default: the only one that takes pictures]
     #[arg(long, value_name = "NAME")]
     pub(crate) embedding_model: Option<String>,
-    /// Whether large segments, those sealed from now on, are compared whole on a GPU [default: none]
+    /// Search large segments on a GPU; applies to segments sealed from now on [default: none]
     #[arg(long, value_enum)]
     pub(crate) gpu: Option<GpuUse>,
     /// Pinned memory for what does not fit the GPU's own [default: 0]

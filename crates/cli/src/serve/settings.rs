@@ -13,7 +13,7 @@ use super::options::{
     ServerOptions,
 };
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{Exit, Failure, Outcome, user};
 use crate::layout;
 use crate::values::{Size, Source, Span, check_name};
 
@@ -231,19 +231,32 @@ impl Settings {
 /// The directory's real path.
 fn existing(dir: &Path) -> Outcome<PathBuf> {
     let real = std::fs::canonicalize(dir).map_err(|error| {
-        let failure = Failure::usage(format!("cannot serve {}: {error}", dir.display()));
+        let failure =
+            |why: &dyn std::fmt::Display| Failure::usage(format!("cannot serve {}: {why}", dir.display()));
         match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                failure.hint("publish a model first: millpond publish model.onnx --to DIR/NAME")
-            }
-            _ => failure,
+            std::io::ErrorKind::NotFound => failure(&"No such file or directory").hint(
+                "check the path; millpond publish model.onnx --to DIR/NAME makes a directory of models",
+            ),
+            std::io::ErrorKind::PermissionDenied => unreadable(dir),
+            _ => failure(&error),
         }
     })?;
     if !real.is_dir() {
         return Err(Failure::usage(format!("cannot serve {}: it is not a directory", dir.display()))
             .hint("publish the file as a version first: millpond publish FILE --to DIR/NAME, then millpond serve DIR"));
     }
-    Ok(real)
+    match std::fs::read_dir(&real) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Err(unreadable(dir)),
+        _ => Ok(real),
+    }
+}
+
+/// The failure for a directory that this user may not read.
+fn unreadable(dir: &Path) -> Failure {
+    Failure::usage(format!("cannot read {}: Permission denied", dir.display())).hint(format!(
+        "this runs as {}; give that user read and execute permission on the directory and those above it",
+        user()
+    ))
 }
 
 fn name_of(dir: &Path) -> Outcome<String> {

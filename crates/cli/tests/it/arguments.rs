@@ -57,6 +57,60 @@ fn each_command_has_help_that_fits_a_terminal() {
     }
 }
 
+/// A paragraph is broken by clap alone: each line is as full as it can be.
+#[test]
+fn explanations_are_wrapped_once() {
+    for (command, begins) in [
+        (&["serve"][..], "A directory with numbered version directories is a model"),
+        (&["serve"], "The settings file has the same names"),
+        (&["audio"], "Exit status 1"),
+        (&["images"], "The server does the work"),
+        (&["images", "index"], "Each picture is named by its path"),
+        (&["images", "search"], "Two stages: "),
+        (&["tune"], "A file of --requests"),
+    ] {
+        let help = run(&[command, &["--help"]].concat()).stdout;
+        let lines: Vec<&str> = help.lines().skip_while(|line| !line.starts_with(begins)).collect();
+        let lines: Vec<&str> = lines.into_iter().take_while(|line| !line.is_empty()).collect();
+        assert!(lines.len() > 1, "{command:?}: {help}");
+        for pair in lines.windows(2) {
+            let word = pair[1].split_whitespace().next().unwrap();
+            assert!(pair[0].chars().count() + 1 + word.chars().count() > 100, "{command:?}: {pair:?}");
+        }
+    }
+}
+
+#[test]
+fn flags_of_other_servers_are_known() {
+    for (flag, server, hint) in [
+        ("--rest_api_port=8501", "TensorFlow Serving", "hint: --http-port PORT sets the HTTP port"),
+        ("--port=8500", "TensorFlow Serving", "hint: --grpc-port PORT"),
+        ("--model_base_path=/models/a", "TensorFlow Serving", "millpond serve NAME=DIR"),
+        ("--enable_batching", "TensorFlow Serving", "--runtime-threads N"),
+        ("--model-repository=/models", "Triton", "millpond serve DIR"),
+        ("--strict-readiness=true", "Triton", "/v2/health/ready is always strict"),
+        ("--model-control-mode=poll", "Triton", "load and unload requests"),
+    ] {
+        let name = flag.split('=').next().unwrap();
+        for arguments in [&["serve", flag][..], &[flag], &["serve", ".", flag]] {
+            check_error(arguments, 2, &format!("error: {name} is a flag of {server}"));
+            check_error(arguments, 2, hint);
+        }
+    }
+    check_error(
+        &["serve", "--model-repository", "/models"],
+        2,
+        "error: --model-repository is a flag of Triton",
+    );
+}
+
+#[test]
+fn a_benchmark_wants_a_rate_or_clients() {
+    let arguments = ["bench", "load", "--url", "grpc://localhost:1", "--model", "m"];
+    check_error(&arguments, 2, "<--rate <RATE>|--clients <CLIENTS>>");
+    check_error(&[&arguments[..], &["--rate", "1", "--clients", "1"]].concat(), 2, "cannot be used with");
+}
+
 #[test]
 fn help_of_serve_has_the_defaults_that_hold() {
     let help = run(&["serve", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -66,7 +120,7 @@ fn help_of_serve_has_the_defaults_that_hold() {
         format!("gRPC port; 0 picks a free one [default: {}]", doors.grpc_port),
         format!("every interface [default: {}]", doors.host),
         format!("closed at once [default: {}]", doors.connections_max),
-        format!("next one is refused [default: {}]", doors.requests_max),
+        format!("in flight; more are rejected [default: {}]", doors.requests_max),
         format!("longest one allowed [default: {}s]", doors.request_timeout.as_secs()),
         format!("pieces of a body [default: {}s]", doors.client_timeout.as_secs()),
         format!("being answered [default: {}s]", doors.shutdown_grace.as_secs()),
@@ -77,7 +131,7 @@ fn help_of_serve_has_the_defaults_that_hold() {
         ),
         format!("Largest recording [default: {}GiB]", server::AudioConfig::default().bytes_max >> 30),
         format!("some files need [default: {}GiB]", server::AudioConfig::default().spool_bytes_max >> 30),
-        format!("next one is refused [default: {}]", server::DataConfig::default().queue_max),
+        format!("more requests are rejected [default: {}]", server::DataConfig::default().queue_max),
         format!(
             "weights are read; \"unlimited\" [default: {}MB]",
             server::MemoryConfig::default().load_rate / 1_000_000
@@ -104,8 +158,8 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", "--htp-port", "1"], 2, "unexpected argument '--htp-port'");
     check_error(&["swerve"], 2, "unrecognized subcommand 'swerve'");
     check_error(&["serve", ".", "--pool", "lots"], 2, "\"lots\" does not start with a number");
-    check_error(&["serve", ".", "--http-port", "70000"], 2, "--http-port");
-    check_error(&["serve", ".", "--versions", "newest"], 2, "is no version policy");
+    check_error(&["serve", ".", "--http-port", "70000"], 2, "a port is a number from 0 to 65535");
+    check_error(&["serve", ".", "--versions", "newest"], 2, "is not a version policy");
     check_error(&["serve", ".", "--queue", "0"], 2, "error: --queue is 0; it must be 1 to");
     check_error(&["serve"], 2, "error: nothing to serve");
     check_error(&["serve", "/no/such/dir"], 2, "error: cannot serve /no/such/dir: No such file or directory");
@@ -128,9 +182,13 @@ fn settings_files_are_checked_with_file_line_and_key() {
     for (text, wanted) in [
         (
             "[server]\nhtp-port = 1\n",
-            format!("error: {path}:2: unknown key `htp-port`, expected one of `host`"),
+            format!("error: {path}:2: unknown key `htp-port`; did you mean `http-port`?"),
         ),
-        ("[server]\nhttp-port = 70000\n", format!("error: {path}:2: ")),
+        (
+            "[server]\nhttp-port = 70000\n",
+            format!("error: {path}:2: http-port is 70000; it must be a number"),
+        ),
+        ("[server]\ngprc-port = 1\n", "hint: the keys are host, http-port, grpc-port".to_owned()),
         ("[memory]\npool = \"a lot\"\n", format!("error: {path}:2: ")),
         ("[server\n", format!("error: {path}:1: ")),
         ("roots = [\"missing\"]\n", format!("error: cannot serve {}/missing", dir.path().display())),

@@ -71,3 +71,23 @@ fn a_library_that_is_none_is_told() {
     let run: Run = command(&["doctor"]).env("MILLPOND_ONNXRUNTIME", &path).output().unwrap().into();
     assert_eq!(run.code, 4, "{run:?}");
 }
+
+#[test]
+fn a_program_in_an_environment_that_is_not_active_finds_its_library() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let environment = dir.path().join("environment");
+    let capi = environment.join("lib/python3.11/site-packages/onnxruntime/capi");
+    std::fs::create_dir_all(&capi).unwrap();
+    std::fs::create_dir(environment.join("bin")).unwrap();
+    let program = environment.join("bin/millpond");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_millpond"), &program).unwrap();
+    let doctor = || -> Run {
+        let mut command = std::process::Command::new(&program);
+        let run = command.args(["doctor", "--json"]).env_clear().current_dir("/").output().unwrap();
+        run.into()
+    };
+    let library = capi.join("libonnxruntime.so.1.99.0");
+    std::fs::write(&library, b"not a library").unwrap();
+    let found = doctor();
+    assert!(found.stdout.contains(&library.display().to_string()), "{found:?}");
+}

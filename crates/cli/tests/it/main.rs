@@ -5,6 +5,7 @@
 mod arguments;
 mod audio;
 mod doctor;
+mod mistakes;
 mod program;
 mod publish;
 mod reference;

@@ -34,7 +34,7 @@ fn what_cannot_be_published_leaves_nothing() {
     check_error(&["publish", &text("missing.onnx"), "--to", &text("m")], 1, "missing.onnx");
     std::fs::write(dir.path().join("noise.onnx"), b"this is no model").unwrap();
     check_error(&["publish", &text("noise.onnx"), "--to", &text("m")], 1, "noise.onnx");
-    check_error(&["publish", &text("noise.onnx"), "--to", &text("a b")], 2, "is no model name");
+    check_error(&["publish", &text("noise.onnx"), "--to", &text("a b")], 2, "is not a model name");
     assert!(!dir.path().join("m/1").exists());
 }
 

@@ -11,17 +11,23 @@ use crate::program::{Run, check_error, command, run, write_model};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server on ports of its own; killed when dropped.
-struct Server {
+pub(crate) struct Server {
     child: Child,
-    url: String,
+    pub(crate) url: String,
+    pub(crate) grpc: String,
 }
 
 impl Server {
     fn start(arguments: &[&str]) -> Server {
+        Server::start_logged(arguments, Stdio::null())
+    }
+
+    /// Starts one whose log goes to `log`.
+    pub(crate) fn start_logged(arguments: &[&str], log: Stdio) -> Server {
         let ports = ["--http-port", "0", "--grpc-port", "0", "--pool", "64MiB", "--poll", "100ms"];
         let mut child = command(&[&["serve"], arguments, &ports].concat())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -29,15 +35,15 @@ impl Server {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["serving", http, grpc] = words[..] else { panic!("\"{line}\" does not name the ports") };
         assert!(grpc.starts_with("grpc://127.0.0.1:"), "{line}");
-        Server { url: http.to_owned(), child }
+        Server { url: http.to_owned(), grpc: grpc.to_owned(), child }
     }
 
     /// Runs a client command against it.
-    fn client(&self, arguments: &[&str]) -> Run {
+    pub(crate) fn client(&self, arguments: &[&str]) -> Run {
         run(&[arguments, &["--url", &self.url]].concat())
     }
 
-    fn wait_until(&self, what: &str, arguments: &[&str], holds: impl Fn(&Run) -> bool) -> Run {
+    pub(crate) fn wait_until(&self, what: &str, arguments: &[&str], holds: impl Fn(&Run) -> bool) -> Run {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let run = self.client(arguments);
@@ -50,7 +56,7 @@ impl Server {
     }
 
     /// Asks it to end, as a service manager does, and gives its exit code.
-    fn terminate(mut self) -> Option<i32> {
+    pub(crate) fn terminate(mut self) -> Option<i32> {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let deadline = Instant::now() + PATIENCE;
@@ -71,7 +77,7 @@ impl Drop for Server {
     }
 }
 
-fn publish(dir: &Path, factor: f32) {
+pub(crate) fn publish(dir: &Path, factor: f32) {
     let model = dir.join(format!("{factor}.onnx"));
     write_model(&model, factor);
     let to = dir.join("models/half_plus_two");
@@ -88,7 +94,7 @@ fn a_model_is_served_asked_swapped_and_unloaded() {
 
     let listed = server.client(&["models", "ls"]);
     let row = listed.stdout.lines().nth(1).unwrap_or_default().split_whitespace().take(3).collect::<Vec<_>>();
-    assert_eq!(row, ["half_plus_two", "1", "READY"], "{listed:?}");
+    assert_eq!(row, ["half_plus_two", "1", "ready"], "{listed:?}");
 
     let answer = server.client(&["infer", "half_plus_two", "x=[1,2,5]"]);
     assert_eq!(answer.code, 0, "{answer:?}");
@@ -131,7 +137,7 @@ fn the_servers_own_words_reach_the_person() {
     fails(&["infer", "quarter", "x=[1]"], "the server answered 404: ");
     fails(&["infer", "half", "z=[1]"], "the model has no input \"z\"; it has x");
     fails(&["infer", "half", "x=[[1],[2]]"], "the server answered 400: ");
-    fails(&["infer", "half", "x=[true]"], "input \"x\": true is no float32");
+    fails(&["infer", "half", "x=[true]"], "input \"x\": true is not float32");
     fails(&["infer", "half", "x=[1]", "--version", "9"], "the server answered 404: ");
     fails(&["models", "load", "quarter"], "the server answered 404: ");
 
@@ -168,5 +174,5 @@ fn what_lies_in_the_wrong_place_is_told() {
     let root = dir.path().to_str().unwrap();
     let serve = ["serve", root, "--http-port", &port, "--grpc-port", "0"];
     check_error(&serve, 3, "ranker holds model.onnx itself: put it into");
-    check_error(&[&serve[..], &["--log", "verbose"]].concat(), 2, "\"verbose\" is no level");
+    check_error(&[&serve[..], &["--log", "verbose"]].concat(), 2, "\"verbose\" is not a level");
 }

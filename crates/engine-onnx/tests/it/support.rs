@@ -12,8 +12,8 @@ use memory::{PoolConfig, Rate, SlotPool};
 pub(crate) fn search() -> LibrarySearch {
     LibrarySearch {
         explicit: std::env::var_os("MILLPOND_TEST_ONNXRUNTIME").map(PathBuf::from),
-        virtual_env: None,
         start_dirs: vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))],
+        ..LibrarySearch::default()
     }
 }
 

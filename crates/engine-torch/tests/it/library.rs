@@ -17,7 +17,9 @@ fn nothing_is_opened_before_the_first_load() {
     let error = engine.load(&LoadRequest::default()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let nothing = LibrarySearch { start_dirs: vec![dir.path().to_owned()], ..LibrarySearch::default() };
-    assert!(TorchEngine::find_library(&nothing).unwrap_err().message().contains("make torch"));
+    let message = TorchEngine::find_library(&nothing).unwrap_err().message().to_owned();
+    let place = format!(".venv in or above {}", dir.path().display());
+    assert!(message.contains("make torch") && message.contains(&place), "{message}");
 }
 
 #[test]
@@ -34,6 +36,9 @@ fn the_order_is_explicit_active_above() {
     std::fs::create_dir_all(&below).unwrap();
     let mut search = LibrarySearch { start_dirs: vec![below], ..LibrarySearch::default() };
     assert_eq!(TorchEngine::find_library(&search).unwrap(), above);
+    let tool = file("tool");
+    search.program_prefix = Some(dir.path().join("tool"));
+    assert_eq!(TorchEngine::find_library(&search).unwrap(), tool, "the environment that has the program");
     search.virtual_env = Some(dir.path().join("active"));
     assert_eq!(TorchEngine::find_library(&search).unwrap(), active);
     for explicit in ["project/.venv", "project/.venv/millpond", "project/.venv/millpond/libmillpond_torch.so"]

@@ -15,8 +15,8 @@ use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 pub(crate) fn search() -> LibrarySearch {
     LibrarySearch {
         explicit: std::env::var_os("MILLPOND_TEST_LIBTORCH").map(PathBuf::from),
-        virtual_env: None,
         start_dirs: vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))],
+        ..LibrarySearch::default()
     }
 }
 

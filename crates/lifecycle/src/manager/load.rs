@@ -4,12 +4,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use base::Error;
+use base::units::format_bytes;
 
 use super::model::{Disk, Failure, Load, Model, Serving};
 use super::{DEFER_PAUSE, Gear, Manager};
 use crate::convert::Converted;
 use crate::message::{Fresh, LoadJob, Outcome};
 use crate::source::{Fingerprint, Found};
+use crate::status::LoadCost;
 use crate::{Event, State, Transition, transient};
 
 impl Manager {
@@ -188,6 +190,9 @@ impl Model {
         version.load = Some(Load { dispatched: false, not_before, converted, ..load });
         gear.queue.push_back(id);
         if version.serving.is_none() {
+            if version.reason.as_ref() != Some(&reason) {
+                tracing::info!("{} {number} waits: {reason}", self.name);
+            }
             gear.set_state(self, number, State::Discovered, Some(reason));
         }
     }
@@ -196,12 +201,14 @@ impl Model {
     fn serve(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Fresh { servable, converted, fingerprint, cost, note } = fresh;
+        let parameter_bytes = servable.parameter_bytes;
         let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
         (version.failure, version.note) = (None, note);
         // They may have changed while it was loaded.
         self.settle(gear);
         self.publish();
         gear.set_state(self, number, State::Ready, None);
+        tracing::info!("{}", ready_line(&self.name, number, &cost, parameter_bytes));
         let loaded = Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };
         gear.observer.event(&loaded);
         match (old, self.vacated.take()) {
@@ -252,6 +259,28 @@ impl Model {
         if version.disk.as_ref().is_none_or(|disk| disk.differs_from(fingerprint)) {
             version.failure = None;
         }
+        if again {
+            tracing::warn!("{} {number} did not load: {reason}", self.name);
+        }
         gear.set_state(self, number, if again { State::Discovered } else { State::Failed }, Some(reason));
+    }
+}
+
+/// The log line of a load: "iris 1 ready in 39 ms (8.30 MiB)", with load and warm-up in the time.
+fn ready_line(model: &str, version: u64, cost: &LoadCost, parameter_bytes: u64) -> String {
+    let millis = (cost.load_seconds + cost.warm_seconds) * 1e3;
+    let time = if millis < 10_000.0 { format!("{millis:.0} ms") } else { format!("{:.1} s", millis / 1e3) };
+    format!("{model} {version} ready in {time} ({})", format_bytes(parameter_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_is_one_line() {
+        let cost = |load_seconds| LoadCost { load_seconds, warm_seconds: 0.004, ..LoadCost::default() };
+        assert_eq!(ready_line("iris", 1, &cost(0.035), 8_703_181), "iris 1 ready in 39 ms (8.30 MiB)");
+        assert_eq!(ready_line("big", 12, &cost(61.2), 0), "big 12 ready in 61.2 s (0 B)");
     }
 }

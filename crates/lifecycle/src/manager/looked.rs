@@ -28,7 +28,7 @@ impl Manager {
         let ModelScan { base, contents } = scan;
         let name = base.name.clone();
         let model = self.models.entry(name.clone()).or_insert_with(|| {
-            tracing::info!(model = %name, path = %base.base_path.display(), "found a model");
+            tracing::debug!(model = %name, path = %base.base_path.display(), "found a model");
             Model::new(base.clone(), self.catalog.add(&name), self.converts)
         });
         model.gone = false;

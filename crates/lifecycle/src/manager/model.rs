@@ -349,11 +349,10 @@ fn status(number: u64, version: &Version) -> VersionStatus {
 }
 
 fn log(model: &str, version: u64, state: State, reason: Option<&str>) {
-    let state = state.name();
-    match reason {
-        Some(reason) if state == State::Failed.name() => {
-            tracing::warn!(model, version, state, reason, "version changed state");
-        }
-        reason => tracing::info!(model, version, state, reason, "version changed state"),
+    match (state, reason) {
+        (State::Failed, reason) => tracing::warn!("{model} {version} failed: {}", reason.unwrap_or_default()),
+        (State::Released, None) => tracing::info!("{model} {version} released"),
+        // The load tells of `Ready`, with what it took.
+        _ => tracing::debug!(model, version, state = state.name(), reason, "version changed state"),
     }
 }

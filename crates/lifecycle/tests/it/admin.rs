@@ -19,7 +19,7 @@ fn an_unloaded_model_stays_down_until_it_is_loaded() {
     assert_eq!(world.used(), 0, "the memory was given back before the answer");
     let error = world.lifecycle().catalog().get("m", None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.message().contains("an administrator unloaded it"), "{error}");
+    assert!(error.message().contains("it was unloaded by a request"), "{error}");
     world.publish("m", 2);
     world.looks();
     assert_eq!(world.ready("m"), "");

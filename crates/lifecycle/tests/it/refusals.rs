@@ -196,7 +196,7 @@ fn nothing_ready_says_why() {
     let catalog = world.lifecycle().catalog();
     let error = catalog.get("m", None).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::Unavailable);
-    assert!(error.message().contains("no ready version: version 2 is failed: "), "{error}");
+    assert!(error.message().contains("no ready version: version 2 failed: "), "{error}");
     assert_eq!(catalog.get("m", Some(9)).unwrap_err().kind(), base::ErrorKind::NotFound);
     assert_eq!(catalog.get("x", None).unwrap_err().kind(), base::ErrorKind::NotFound);
 }

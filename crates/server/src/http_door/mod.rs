@@ -39,6 +39,8 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .route("/v2/", get(oip::server_metadata))
         .route("/v2/health/live", get(|| async { Reply::status(StatusCode::OK) }))
         .route("/v2/health/ready", get(oip::server_ready))
+        .route("/v1/models", get(models))
+        .route("/v2/models", get(models))
         .route("/v2/models/stats", get(oip::all_stats))
         .route("/v2/models/{model}", get(oip::metadata))
         .route("/v2/models/{model}/ready", get(oip::ready))
@@ -102,13 +104,38 @@ async fn exposition(State(app): Shared) -> Reply {
     Reply::body(exporter::CONTENT_TYPE, exporter::exposition(&app))
 }
 
+/// Lists the names of the models, in the form of KServe's `/v1/models` and `/v2/models`.
+async fn models(State(app): Shared) -> Reply {
+    let names = app.lifecycle.catalog().names();
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    Reply::json(serde_json::json!({ "models": names }).to_string())
+}
+
 async fn unknown(uri: http::Uri) -> Reply {
-    Reply::error(&Error::not_found(format!("there is nothing at {}; see / for what there is", uri.path())))
+    Reply::error(&Error::not_found(format!(
+        "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, metrics are at \
+         /metrics, pages at /, /audio and /images",
+        uri.path()
+    )))
 }
 
 async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
-    let error = Error::invalid(format!("{} does not take {method}", uri.path()));
+    let path = uri.path();
+    let meant = meant(&method, path).map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
+    let error = Error::invalid(format!("{path} does not take {method}{meant}"));
     Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+/// The request that was most likely meant by `method` on a path that does not take it.
+fn meant(method: &http::Method, path: &str) -> Option<String> {
+    let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match (method.as_str(), segments.as_slice()) {
+        ("POST", ["v2", "models", _] | ["v2", "models", _, "versions", _]) => {
+            Some(format!("{}/infer", path.trim_end_matches('/')))
+        }
+        ("GET", ["v2", "models", _, .., "infer"] | ["v2", "repository", ..]) => Some(format!("POST {path}")),
+        _ => None,
+    }
 }
 
 /// Reads a request's body within the door's limits, which hold for what is decompressed too.

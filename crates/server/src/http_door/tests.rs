@@ -203,3 +203,32 @@ fn scrapes_at_the_same_time_all_see_the_models() {
         }
     });
 }
+
+#[test]
+fn models_are_listed_and_wrong_requests_say_what_was_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| ());
+    let check = |method: &str, path: &str, status: u16, wanted: &str| {
+        let answer = served.ask(method, path, "", b"");
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
+        assert!(answer.text().contains(wanted), "{method} {path}: {}", answer.text());
+        answer.head
+    };
+    for path in ["/v1/models", "/v2/models"] {
+        check("GET", path, 200, r#"{"models":["echo"]}"#);
+    }
+    let head = check("GET", "/favicon.ico", 200, "<svg");
+    assert!(head.contains("content-type: image/svg+xml"), "{head}");
+    let head = check("GET", "/v1/models/echo:predict", 405, "predict takes POST");
+    assert!(head.contains("\r\nallow: post\r\n"), "{head}");
+    let head = check("POST", "/v1/models/echo", 405, "did you mean /v1/models/echo:predict?");
+    assert!(head.contains("\r\nallow: get\r\n"), "{head}");
+    check("POST", "/v2/models/echo", 405, "does not take POST; did you mean /v2/models/echo/infer?");
+    check("POST", "/v2/models/echo/versions/1", 405, "did you mean /v2/models/echo/versions/1/infer?");
+    check("GET", INFER, 405, "did you mean POST /v2/models/echo/infer?");
+    check("GET", "/docs", 404, "not found: /docs; the API is under /v1/models");
+    for path in ["/v2/models/ehco", "/v1/models/ehco"] {
+        check("GET", path, 404, r#"no model \"ehco\" is served here; did you mean \"echo\"?"#);
+    }
+    check("GET", "/v2/models/classifier", 404, r#"is served here; the models are echo""#);
+}

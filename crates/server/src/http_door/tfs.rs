@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Result};
 use engine::Servable;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use protocol::tfs;
 
 use super::reply::Reply;
@@ -59,8 +59,9 @@ fn parse(rest: &str) -> Result<Target<'_>> {
 /// GET: the status of versions, or the metadata.
 pub(super) async fn read(State(app): Shared, Path(rest): Path<String>) -> Reply {
     Reply::of_tensorflow(parse(&rest).and_then(|target| {
-        if target.verb.is_some() {
-            return Err(Error::invalid("predict takes POST"));
+        if let Some(verb) = target.verb {
+            let error = Error::invalid(format!("{verb} takes POST"));
+            return Ok(wrong_method(Reply::error(&error), "POST"));
         }
         if target.metadata {
             let servable = target.find(&app)?;
@@ -82,7 +83,18 @@ pub(super) async fn predict(
     body: Body,
 ) -> Reply {
     let ticket = App::begin(PROTOCOL);
-    Reply::of_tensorflow(answer(&app, &ticket, &rest, &headers, body).await)
+    let reply = Reply::of_tensorflow(answer(&app, &ticket, &rest, &headers, body).await);
+    match parse(&rest) {
+        Ok(Target { verb: None, .. }) => wrong_method(reply, "GET"),
+        _ => reply,
+    }
+}
+
+/// Makes `reply` the answer to a method that the path does not take.
+fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
+    reply
+        .with_status(StatusCode::METHOD_NOT_ALLOWED)
+        .with_header(header::ALLOW, HeaderValue::from_static(allowed))
 }
 
 async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, body: Body) -> Result<Reply> {
@@ -97,7 +109,12 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
             Some(verb) => {
                 return Err(Error::not_found(format!("there is no method \"{verb}\"; use predict")));
             }
-            None => return Err(Error::invalid("nothing takes POST here; did you mean :predict?")),
+            None => {
+                let path = format!("/v1/models/{rest}");
+                return Err(Error::invalid(format!(
+                    "{path} does not take POST; did you mean {path}:predict?"
+                )));
+            }
         }
         let servable = target.find(app)?;
         let body = read_body(app, headers, body).await?;

@@ -23,7 +23,7 @@ const IMAGES_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 's
                              img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Paths, types, contents.
-const FILES: [(&str, &str, &str); 14] = [
+const FILES: [(&str, &str, &str); 15] = [
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
     ("/page-audio.css", "text/css; charset=utf-8", include_str!("page-audio.css")),
     ("/page-audio.js", "text/javascript; charset=utf-8", include_str!("page-audio.js")),
@@ -38,6 +38,8 @@ const FILES: [(&str, &str, &str); 14] = [
     ("/page-chart.js", "text/javascript; charset=utf-8", include_str!("page-chart.js")),
     ("/page-dom.js", "text/javascript; charset=utf-8", include_str!("page-dom.js")),
     ("/page-icon.svg", "image/svg+xml", include_str!("page-icon.svg")),
+    // What browsers ask for that were shown no page of ours, such as for JSON.
+    ("/favicon.ico", "image/svg+xml", include_str!("page-icon.svg")),
 ];
 
 /// The page.

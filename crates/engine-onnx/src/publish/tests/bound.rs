@@ -19,8 +19,8 @@ const SIDE: usize = 64;
 fn onnx() -> OnnxEngine {
     let search = LibrarySearch {
         explicit: std::env::var_os("MILLPOND_TEST_ONNXRUNTIME").map(PathBuf::from),
-        virtual_env: None,
         start_dirs: vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))],
+        ..LibrarySearch::default()
     };
     OnnxEngine::open(&search).unwrap_or_else(|e| panic!("these tests need ONNX Runtime: {e}"))
 }

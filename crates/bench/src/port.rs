@@ -1,0 +1,78 @@
+//! What a port speaks, asked once a client of the wrong protocol got no answer from it.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// Longest wait for a connection, and for each piece of an answer.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+/// How an HTTP/2 client begins, with empty settings behind it.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+/// Place and value of a SETTINGS frame's type, which is how an HTTP/2 server begins.
+const SETTINGS: (usize, u8) = (3, 4);
+/// Length of an HTTP/2 frame's head.
+const FRAME_HEAD_BYTES: usize = 9;
+
+/// A protocol that a server answered in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoken {
+    /// HTTP/1.1: an HTTP port.
+    Http1,
+    /// HTTP/2 from the first byte: a gRPC port.
+    Http2,
+}
+
+/// Returns what the server at `authority` ("host:port") speaks, or `None` if it cannot be told.
+pub fn spoken(authority: &str) -> Option<Spoken> {
+    let frame = ask(authority, HTTP2_PREFACE)?;
+    if frame.len() == FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {
+        return Some(Spoken::Http2);
+    }
+    let request = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
+    ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(Spoken::Http1)
+}
+
+/// The first bytes of the answer to `said`; empty if the server closes without one.
+fn ask(authority: &str, said: &[u8]) -> Option<Vec<u8>> {
+    let address = authority.to_socket_addrs().ok()?.next()?;
+    let mut stream = TcpStream::connect_timeout(&address, WAIT_MAX).ok()?;
+    stream.set_read_timeout(Some(WAIT_MAX)).ok()?;
+    stream.set_write_timeout(Some(WAIT_MAX)).ok()?;
+    stream.write_all(said).ok()?;
+    let mut head = Vec::new();
+    // A reset after some bytes still leaves those bytes.
+    let _ = stream.take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head);
+    Some(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A server that greets each of `count` clients with `greeting` and goes.
+    fn check(greeting: &'static [u8], count: usize, wanted: Option<Spoken>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let authority = listener.local_addr().unwrap().to_string();
+        let server = std::thread::spawn(move || {
+            for _ in 0..count {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(greeting).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                // Until the client has gone, so that nothing is reset under its reading.
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        });
+        assert_eq!(spoken(&authority), wanted);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn protocols_are_told_by_their_first_bytes() {
+        check(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00", 1, Some(Spoken::Http2));
+        check(b"HTTP/1.1 400 Bad Request\r\n\r\n", 2, Some(Spoken::Http1));
+        check(b"220 mail ready\r\n", 2, None);
+        check(b"", 2, None);
+    }
+}

@@ -1,0 +1,202 @@
+//! What people get wrong with a server that runs, or almost does, and what they are told.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::program::{Run, check_error, command, run, write_model};
+use crate::serve::{Server, publish};
+
+/// A user without rights: "nobody".
+const NOBODY: u32 = 65534;
+
+fn models(dir: &Path) -> String {
+    dir.join("models").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_load_is_one_line_of_the_log_and_stopped_is_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let sequence = dir.path().join("models/sequence/1");
+    std::fs::create_dir_all(&sequence).unwrap();
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine-onnx/tests/models/sequence_out.onnx");
+    std::fs::copy(made, sequence.join("model.onnx")).unwrap();
+    let log = dir.path().join("log");
+    let file = std::fs::File::create(&log).unwrap();
+    let server = Server::start_logged(&[&models(dir.path()), "--log", "info"], Stdio::from(file));
+    for model in ["half_plus_two", "sequence"] {
+        server.wait_until("ready", &["models", "status", model], |run| run.code == 0);
+    }
+    assert_eq!(server.terminate(), Some(0));
+    let log = std::fs::read_to_string(log).unwrap();
+    let about: Vec<&str> = log.lines().filter(|line| line.contains("half_plus_two")).collect();
+    assert_eq!(about.len(), 2, "{log}");
+    assert!(about[0].contains("INFO half_plus_two 1 ready in ") && about[0].contains(" ms ("), "{log}");
+    assert!(about[1].ends_with("half_plus_two 1 released"), "{log}");
+    assert!(log.lines().last().unwrap().ends_with("stopped"), "{log}");
+    let left_out = log.lines().find(|line| line.contains("left out: it is a sequence")).unwrap();
+    assert!(left_out.contains("load{model=sequence version=1}"), "{left_out}");
+}
+
+#[test]
+fn a_failed_version_is_listed_as_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let broken = dir.path().join("models/half_plus_two/2");
+    std::fs::create_dir_all(&broken).unwrap();
+    std::fs::write(broken.join("model.onnx"), "no model").unwrap();
+    let server = Server::start_logged(&[&models(dir.path())], Stdio::null());
+    let state = |run: &Run, version: &str| {
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let row = run.stdout.lines().map(cells).find(|row| row.get(1).is_some_and(|cell| cell == version));
+        row.map(|row| row[2].clone()).unwrap_or_default()
+    };
+    let failed = |run: &Run| state(run, "2") == "failed" && state(run, "1") == "ready";
+    let listed = server.wait_until("failed", &["models", "ls"], failed);
+    assert!(listed.stdout.lines().all(|line| line.chars().count() < 120), "{listed:?}");
+    let status = server.client(&["models", "status", "half_plus_two"]);
+    assert!(failed(&status) && status.stdout.contains("\nhalf_plus_two 2: "), "{status:?}");
+    // The settings' error is told beside the state of what serves.
+    let settings = dir.path().join("models/half_plus_two/millpond.toml");
+    std::fs::write(settings, "[schedule]\nmax-bach = 2\n").unwrap();
+    let told = |run: &Run| run.stdout.contains("max-bach") && state(run, "1") == "ready";
+    server.wait_until("the error", &["models", "status", "half_plus_two"], told);
+    let listed = server.client(&["models", "ls"]);
+    assert!(listed.stdout.lines().all(|line| line.chars().count() < 120), "{listed:?}");
+    assert!(listed.stderr.contains("hint: millpond models status NAME"), "{listed:?}");
+}
+
+#[test]
+fn wrong_names_values_and_ports_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let server = Server::start_logged(&[&models(dir.path())], Stdio::null());
+    server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
+    let fails = |arguments: &[&str], wanted: &[&str]| {
+        let run = server.client(arguments);
+        assert_eq!(run.code, 1, "{run:?}");
+        wanted.iter().for_each(|wanted| assert!(run.stderr.contains(wanted), "{wanted}: {run:?}"));
+    };
+    fails(&["infer", "half_plus_too", "x=[1]"], &["did you mean \"half_plus_two\"?"]);
+    fails(&["infer", "half_plus_two", "x=abc"], &["input \"x\": abc is not JSON", "strings need quotes"]);
+    let answer = server.client(&["infer", "half_plus_two", "x=[1]"]);
+    assert!(answer.stdout.contains(" ms round trip\n"), "{answer:?}");
+
+    let (http, grpc) = (server.url.replace("http://", ""), server.grpc.replace("grpc://", ""));
+    let asked = run(&["models", "ls", "--url", &format!("http://{grpc}")]);
+    assert!(asked.stderr.contains(&format!("error: {grpc} is a gRPC port")), "{asked:?}");
+    assert!(asked.stderr.contains("8501 by default"), "{asked:?}");
+    let load = ["bench", "load", "--model", "half_plus_two", "--clients", "1", "--url"];
+    check_error(&[&load[..], &[&format!("grpc://{http}")]].concat(), 2, &format!("{http} is an HTTP port"));
+    check_error(&[&load[..], &[&format!("http://{grpc}")]].concat(), 2, &format!("{grpc} is a gRPC port"));
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn a_second_server_on_the_same_collections_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let data = dir.path().join("data");
+    let collections = data.join("millpond/collections");
+    std::fs::create_dir_all(&collections).unwrap();
+    let models = models(dir.path());
+    let place = ["--collections-dir", collections.to_str().unwrap()];
+    let server = Server::start_logged(&[&[models.as_str()], &place[..]].concat(), Stdio::null());
+    let serve = ["serve", &models, "--http-port", "0", "--grpc-port", "0", "--pool", "64MiB", "--log", "off"];
+    // The user's usual directory, which nobody asked for.
+    let second: Run = command(&serve).env("XDG_DATA_HOME", &data).output().unwrap().into();
+    assert_eq!(second.code, 3, "{second:?}");
+    for part in ["another process serves the collections in", "--collections-dir none serves without"] {
+        assert!(second.stderr.contains(part), "{part}: {second:?}");
+    }
+    check_error(&[&serve[..], &place].concat(), 3, "another process serves the collections in");
+    let without = Server::start_logged(&[&models, "--collections-dir", "none"], Stdio::null());
+    assert_eq!(without.terminate(), Some(0));
+    assert_eq!(server.terminate(), Some(0));
+}
+
+/// Whether permissions do not hold for this user.
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+/// The binary as a user whom permissions hold for.
+fn as_nobody(arguments: &[&str]) -> std::process::Command {
+    let mut command = command(arguments);
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command.current_dir("/");
+    command
+}
+
+#[test]
+fn directories_without_permission_are_told_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let permit = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    permit(dir.path(), 0o755);
+    publish(dir.path(), 0.5);
+    let root = dir.path().join("models");
+    permit(&root, if is_root() { 0o700 } else { 0o000 });
+    let serve = ["serve", root.to_str().unwrap(), "--http-port", "0", "--grpc-port", "0"];
+    let run: Run = as_nobody(&serve).output().unwrap().into();
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(
+        run.stderr.contains(&format!("error: cannot read {}: Permission denied", root.display())),
+        "{run:?}"
+    );
+    assert!(run.stderr.contains("hint: this runs as user "), "{run:?}");
+    permit(&root, 0o555);
+
+    let model = dir.path().join("m.onnx");
+    write_model(&model, 0.5);
+    let to = root.join("half_plus_two");
+    permit(&to, 0o555);
+    let publish = ["publish", model.to_str().unwrap(), "--to", to.to_str().unwrap()];
+    let run: Run = as_nobody(&publish).output().unwrap().into();
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("hint: this runs as user "), "{run:?}");
+
+    let cache = root.join("cache");
+    let serve = [&serve[..], &["--pool", "64MiB", "--cache-dir", cache.to_str().unwrap()]].concat();
+    let mut server = as_nobody(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    server.kill().unwrap();
+    let mut log = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    server.wait().unwrap();
+    assert!(
+        line.starts_with("serving ") && log.contains("give a writable directory with --cache-dir"),
+        "{line}{log}"
+    );
+    permit(&root, 0o755);
+    permit(&to, 0o755);
+}
+
+#[test]
+fn models_of_pytorch_are_not_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.pt");
+    std::fs::write(&model, b"PK").unwrap();
+    let to = dir.path().join("models/m");
+    let arguments = ["publish", model.to_str().unwrap(), "--to", to.to_str().unwrap()];
+    check_error(&arguments, 2, "publish takes ONNX models");
+    check_error(&arguments, 2, &format!("copy the file to {}/1/model.pt", to.display()));
+}
+
+#[test]
+fn several_pictures_may_be_searched_with() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{nobody}");
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["a.jpg", "b.jpg"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    files.iter().for_each(|file| std::fs::write(file, b"x").unwrap());
+    let arguments = ["images", "search", &files[0], &files[1], "--collection", "c", "--url", &url];
+    check_error(&arguments, 1, "no answer from");
+}
