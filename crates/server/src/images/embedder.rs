@@ -63,7 +63,8 @@ impl Embedder {
                 listed(&small)
             ))),
             [] => Err(Error::precondition(
-                "no model that takes pictures is served; serve one (a float input [n, 3, height, width] and an output [n, d])",
+                "no model that takes pictures is served, so images cannot be embedded: make images-model makes one, millpond serve \
+                 .cache/images/models serves it; any model with a float input [n, 3, height, width] and an output [n, d] will do",
             )),
             several => Err(Error::precondition(format!(
                 "several models take pictures ({}); name one with model= or --embedding-model",
