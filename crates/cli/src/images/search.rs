@@ -33,9 +33,9 @@ Terminals that know kitty's or iTerm2's pictures show them; others with 24-bit c
 pub(super) struct SearchArgs {
     /// The picture to search with; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "id")]
-    file: Option<PathBuf>,
+    files: Vec<PathBuf>,
     /// Search with a picture of the collection
-    #[arg(long, value_name = "ID", conflicts_with = "file")]
+    #[arg(long, value_name = "ID", conflicts_with = "files")]
     id: Option<String>,
     /// The collection
     #[arg(long, value_name = "NAME")]
@@ -80,8 +80,8 @@ pub(super) fn run(args: &SearchArgs) -> Outcome {
         return print("nothing found\n");
     }
     print(&table(results, args.explain))?;
-    if answer.get("partial") == Some(&json!(true)) {
-        eprintln!("parts of the collection are damaged: this is what could be read");
+    if let Some(coverage) = coverage(&answer) {
+        print(&format!("{coverage}\n"))?;
     }
     print(&format!("{}\n", stages(&answer)))?;
     match Terminal::detect() {
@@ -100,12 +100,36 @@ fn ask(args: &SearchArgs, client: &Client) -> Outcome<Value> {
         ("explain", args.explain.then(|| "1".to_owned())),
     ];
     let path = path(&args.collection, "/search", &query);
-    let reply = match (&args.file, &args.id) {
+    let reply = match (args.files.as_slice(), &args.id) {
         (_, Some(id)) => client.call("POST", &path, Content::Json(&json!({ "id": id })))?,
-        (Some(file), None) => client.call("POST", &path, Content::Bytes(&read(file)?))?,
-        (None, None) => return Err(Failure::usage("name a picture to search with")),
+        ([file], None) => client.call("POST", &path, Content::Bytes(&read(file)?))?,
+        (files, None) => return Err(Failure::usage(one_image(files.len()))),
     };
     reply.json()
+}
+
+/// Says why `count` files are not a query.
+fn one_image(count: usize) -> String {
+    match count {
+        0 => "name an image to search with".to_owned(),
+        _ => format!(
+            "a search takes one image, and {count} files were given: run it once per file, or add them to a \
+             collection with millpond images index"
+        ),
+    }
+}
+
+/// Says how many images were compared, and whether something may be missing.
+fn coverage(answer: &Value) -> Option<String> {
+    let number = |key: &str| answer.get(key).and_then(Value::as_u64);
+    let (compared, of) = (number("compared")?, number("of")?);
+    let partial = match answer.get("partial") == Some(&json!(true)) {
+        true => {
+            "; partial: something that belongs here may be missing (damaged, too late, or beyond the limit)"
+        }
+        false => "",
+    };
+    Some(format!("compared {compared} of {of}{partial}"))
 }
 
 fn read(file: &PathBuf) -> Outcome<Vec<u8>> {
@@ -197,6 +221,21 @@ mod tests {
         assert!(table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg"));
         // Whatever comes is shown somehow.
         assert!(table(&[json!(null), json!({"score": "x"})], true).contains("-"));
+    }
+
+    #[test]
+    fn an_answer_says_how_much_was_compared() {
+        let full = json!({"compared": 3, "of": 40, "partial": false});
+        assert_eq!(coverage(&full).unwrap(), "compared 3 of 40");
+        let cut = json!({"compared": 16384, "of": 20000, "partial": true});
+        assert!(coverage(&cut).unwrap().starts_with("compared 16384 of 20000; partial"));
+        assert_eq!(coverage(&json!({})), None, "an older server");
+    }
+
+    #[test]
+    fn several_files_are_refused_with_the_way_out() {
+        assert!(one_image(3).contains("one image, and 3 files"), "{}", one_image(3));
+        assert!(one_image(3).contains("images index"));
     }
 
     #[test]
