@@ -238,9 +238,9 @@ impl Plan {
             ..Query::nearest(embedding, self.k)
         };
         let found = named.collection().search(thread, &query, &Matcher(probe.clone()))?;
-        let of = match &self.clause {
-            Some(clause) => named.count(Some(clause))?.count,
-            None => named.collection().count(),
+        let (of, unseen) = match &self.clause {
+            Some(clause) => named.count(Some(clause)).map(|count| (count.count, count.partial))?,
+            None => (named.collection().count(), false),
         };
         // Points may go while they are counted.
         let compared = found.hits.len() as u64;
@@ -248,7 +248,7 @@ impl Plan {
         let hits = ranked(found.hits, self.threshold, self.k);
         let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
         let points = named.resolve(&ids, Parts { embedding: false, record: self.explain, payload: true });
-        let mut partial = found.partial || coverage.is_cut(self.exhaustive, self.most);
+        let mut partial = found.partial || unseen || coverage.is_cut(self.exhaustive, self.most);
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
         for (hit, point) in hits.into_iter().zip(points) {
