@@ -150,6 +150,9 @@ def test_a_cropped_turned_and_recompressed_copy_finds_its_original(images):
     assert len(best["pairs"]) >= 8
     for x, y, found_x, found_y in best["pairs"]:
         assert 0 <= x <= 280 and 0 <= y <= 205 and 0 <= found_x <= 320 and 0 <= found_y <= 240
+    assert (found["compared"], found["of"], found["partial"]) == (20, 20, False)
+    some = images.search("finding", picture(7), k=1, candidates=3)
+    assert (some["compared"], some["of"], some["partial"]) == (3, 20, False)
     stranger = images.search("finding", picture(500), k=5)
     assert not any(result["accepted"] for result in stranger["results"])
     assert len(stranger["results"]) == 5
@@ -214,6 +217,21 @@ def test_bombs_are_refused_before_they_are_unpacked(images):
     assert summary["failed"] == 1 and "at most" in lines[0]["error"], lines
     assert resident(images.server) - before < 400 << 20
     assert images.count("bombs") == 1
+
+
+@pytest.mark.parametrize("kind", ["iCCP", "zTXt", "iTXt"])
+def test_what_a_png_holds_beside_its_pixels_is_not_unpacked(images, kind):
+    deflate = zlib.compressobj(1, wbits=-15)
+    block = deflate.compress(bytes(16 << 20)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    stream = b"\x78\x01" + block * 64 + b"\x03\x00"
+    data = {"iCCP": b"profile\0\0", "zTXt": b"Raw profile type iptc\0\0", "iTXt": b"XML:com.adobe.xmp\0\1\0\0\0"}[kind] + stream
+    body = kind.encode() + data
+    chunk = struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+    whole = picture(60, "PNG")
+    before = resident(images.server)
+    answer = images.put("chunks", whole[:33] + chunk + whole[33:], "image/png", name=kind)
+    assert answer.status_code == 200, answer.text
+    assert resident(images.server) - before < 128 << 20
 
 
 def test_a_truncated_picture_is_refused_by_name(images):

@@ -107,6 +107,13 @@ def press(browser, selector: str) -> None:
     browser.find_element("css selector", selector).click()
 
 
+def test_an_address_of_a_collection_that_is_not_there_says_so(browser, server):
+    browser.get(f"{server.url}/images?collection=nope")
+    wait(lambda: "nope" in text(browser, "problem"), "the page says what is missing")
+    assert state(browser) == "none" and names(browser, "#pictures") == []
+    assert js(browser, "location.search") == "?collection=nope"
+
+
 def test_pictures_come_in_by_drop(browser, server, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_text("This is no picture.")

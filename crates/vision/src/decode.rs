@@ -13,9 +13,9 @@ use image::codecs::jpeg::JpegDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageError};
+use image::{DynamicImage, ImageDecoder, ImageError, ImageResult, RgbImage};
 
-use crate::{Picture, density, jpeg_end, tiff};
+use crate::{Header, Picture, density, jpeg_end, png, tiff, webp};
 
 /// What a file may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +106,13 @@ pub struct Decoded {
 /// `InvalidArgument` for bytes that are no such file, are damaged or end early, or that use what is not supported;
 /// `TooLarge` where the header announces more than `limits`, before anything is allocated.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
-    let format = Format::sniff(bytes).ok_or_else(|| {
-        Error::invalid("this is no picture that can be read; JPEG, PNG, WebP, TIFF and BMP can")
-    })?;
     // The decoders are meant for foreign bytes and do not panic by design; if one does, it is the picture that is refused.
-    let decoded = catch_unwind(AssertUnwindSafe(|| decode_as(format, bytes, limits)));
-    let damaged = || Error::invalid(format!("this {} picture is damaged", format.name()));
-    let (image, orientation) = decoded.unwrap_or_else(|_| Err(damaged()))?;
+    let decoded = catch_unwind(AssertUnwindSafe(|| {
+        let header = Header::read(bytes, limits)?;
+        decode_as(&header, bytes, limits).map(|decoded| (header.format, decoded))
+    }));
+    let (format, (image, orientation)) =
+        decoded.unwrap_or_else(|_| Err(Error::invalid("this picture is damaged")))?;
     let picture = upright(image, orientation);
     Ok(Decoded {
         picture,
@@ -122,36 +122,50 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
     })
 }
 
-fn decode_as(format: Format, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+fn decode_as(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+    let format = header.format;
     let file = Cursor::new(bytes);
     let unreadable = |error: ImageError| refused(format, &error);
     match format {
         Format::Jpeg => {
-            let decoder = JpegDecoder::new(file).map_err(unreadable)?;
-            checked(format, decoder, limits, || jpeg_end::check(bytes))
+            jpeg_end::check(bytes)?;
+            checked(header, JpegDecoder::new(file).map_err(unreadable)?, limits, ImageDecoder::orientation)
         }
         Format::Png => {
+            let file = Cursor::new(png::essential(bytes));
             let decoder = PngDecoder::with_limits(file, allowed(limits)).map_err(unreadable)?;
-            checked(format, decoder, limits, || Ok(()))
+            checked(header, decoder, limits, ImageDecoder::orientation)
         }
-        Format::WebP => checked(format, WebPDecoder::new(file).map_err(unreadable)?, limits, || Ok(())),
-        Format::Bmp => checked(format, BmpDecoder::new(file).map_err(unreadable)?, limits, || Ok(())),
-        Format::Tiff => tiff::decode(bytes, limits),
+        Format::WebP => {
+            let orientation = webp::exif(bytes).and_then(Orientation::from_exif_chunk);
+            let orientation = |_: &mut _| Ok(orientation.unwrap_or(Orientation::NoTransforms));
+            checked(header, WebPDecoder::new(file).map_err(unreadable)?, limits, orientation)
+        }
+        Format::Bmp => {
+            checked(header, BmpDecoder::new(file).map_err(unreadable)?, limits, ImageDecoder::orientation)
+        }
+        Format::Tiff => tiff::decode(header, bytes, limits),
     }
 }
 
-/// Reads the pixels once the header is known to be within the limits and `whole` has found nothing missing.
-pub(crate) fn checked(
-    format: Format,
-    mut decoder: impl ImageDecoder,
+/// Reads the pixels if the decoder sees the image that the header announced: memory was bounded by the header.
+pub(crate) fn checked<D: ImageDecoder>(
+    header: &Header,
+    mut decoder: D,
     limits: &Limits,
-    whole: impl FnOnce() -> Result<()>,
+    orientation: impl FnOnce(&mut D) -> ImageResult<Orientation>,
 ) -> Result<(DynamicImage, Orientation)> {
+    let format = header.format;
     let (width, height) = decoder.dimensions();
     within(width, height, decoder.total_bytes(), limits)?;
-    whole()?;
+    if (width, height) != (header.width, header.height) || decoder.total_bytes() > header.decode_bytes {
+        return Err(Error::invalid(format!(
+            "this {} picture is damaged: its headers disagree",
+            format.name()
+        )));
+    }
     // A picture with unreadable EXIF data is taken to be upright.
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let orientation = orientation(&mut decoder).unwrap_or(Orientation::NoTransforms);
     let unreadable = |error: ImageError| refused(format, &error);
     decoder.set_limits(allowed(limits)).map_err(unreadable)?;
     let image = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
@@ -197,23 +211,38 @@ pub(crate) fn refused(format: Format, error: &ImageError) -> Error {
     }
 }
 
-/// Turned as it is meant to be seen, on white.
-fn upright(mut image: DynamicImage, orientation: Orientation) -> Picture {
-    image.apply_orientation(orientation);
+/// Returns the picture turned as it is meant to be seen, on white. Pixels become 8-bit RGB before they are turned, so that
+/// the copy that turning makes is a small one.
+fn upright(image: DynamicImage, orientation: Orientation) -> Picture {
     let (width, height) = (image.width(), image.height());
-    let rgb =
-        if image.color().has_alpha() { on_white(&image.into_rgba8()) } else { image.into_rgb8().into_raw() };
-    Picture { width, height, rgb }
+    let rgb = match image {
+        DynamicImage::ImageRgb8(image) => image.into_raw(),
+        image if image.color().has_alpha() => on_white(image.into_rgba8().into_raw()),
+        image => image.into_rgb8().into_raw(),
+    };
+    let Some(rgb) = RgbImage::from_raw(width, height, rgb) else {
+        return Picture { width, height, rgb: Vec::new() };
+    };
+    let mut image = DynamicImage::ImageRgb8(rgb);
+    image.apply_orientation(orientation);
+    Picture { width: image.width(), height: image.height(), rgb: image.into_rgb8().into_raw() }
 }
 
-fn on_white(pixels: &[u8]) -> Vec<u8> {
-    let mut rgb = Vec::with_capacity(pixels.len() / 4 * 3);
-    for &[red, green, blue, alpha] in pixels.as_chunks().0 {
+/// Blends RGBA over white, in the same memory.
+fn on_white(mut pixels: Vec<u8>) -> Vec<u8> {
+    let count = pixels.len() / 4;
+    for at in 0..count {
+        let Some(&[red, green, blue, alpha]) = pixels.get(4 * at..).and_then(<[u8]>::first_chunk) else {
+            break;
+        };
         let over = |colour: u8| {
             let blended = u32::from(colour) * u32::from(alpha) + 255 * (255 - u32::from(alpha));
             ((blended + 127) / 255) as u8
         };
-        rgb.extend([over(red), over(green), over(blue)]);
+        if let Some(place) = pixels.get_mut(3 * at..).and_then(<[u8]>::first_chunk_mut) {
+            *place = [over(red), over(green), over(blue)];
+        }
     }
-    rgb
+    pixels.truncate(3 * count);
+    pixels
 }

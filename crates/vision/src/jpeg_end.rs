@@ -37,7 +37,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<()> {
 }
 
 /// The next marker's code, and what follows it.
-fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
+pub(crate) fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
     loop {
         let start = bytes.iter().position(|&byte| byte == 0xff)?;
         bytes = bytes.get(start + 1..)?;

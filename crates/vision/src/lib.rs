@@ -8,13 +8,17 @@ mod decode;
 mod density;
 mod embed;
 pub mod fingerprint;
+mod header;
 mod jpeg_end;
 pub mod photo;
 mod picture;
+mod png;
 mod thumbnail;
 mod tiff;
+mod webp;
 
 pub use decode::{Decoded, Format, Limits, decode};
 pub use embed::{Fit, Layout, Order, Preprocess};
+pub use header::{Header, decode_bytes};
 pub use picture::{Gray, Picture};
 pub use thumbnail::thumbnail;

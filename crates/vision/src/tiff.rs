@@ -8,17 +8,121 @@ use ::tiff::{ColorType, TiffError};
 use base::{Error, Result};
 use image::codecs::tiff::TiffDecoder;
 use image::metadata::Orientation;
-use image::{DynamicImage, RgbImage};
+use image::{DynamicImage, ImageDecoder, RgbImage};
 
 use crate::decode::{checked, refused, within};
 use crate::density::Directory;
-use crate::{Format, Limits};
+use crate::header::{self, Announced};
+use crate::{Format, Header, Limits};
+
+/// Bytes that the decoder allocates for a value of a directory's entry: the value, and its converted copy.
+const VALUE_BYTES: u64 = 48;
+/// Directory entries that are looked at.
+const ENTRIES_MAX: u64 = 65_535;
+
+/// Reads the size and depth of the first page.
+///
+/// # Errors
+/// `InvalidArgument` if the directory or a value of it lies outside the file, or a JPEG strip is damaged; `TooLarge` if a
+/// JPEG strip announces more than `limits`.
+pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
+    let outside =
+        || Error::invalid("this tiff picture is damaged or ends early: its directory lies outside the file");
+    let values = values(bytes).ok_or_else(outside)?;
+    let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
+    let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
+    let samples = decoder.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).ok().flatten().unwrap_or(1);
+    let bits = decoder.find_tag_unsigned_vec::<u16>(Tag::BitsPerSample).ok().flatten().unwrap_or_default();
+    let bits = bits.iter().copied().max().unwrap_or(1);
+    // One sample becomes three colours if it is an index.
+    let depth_bytes = (u64::from(samples) * u64::from(bits).div_ceil(8)).max(3);
+    let pixels = u64::from(width) * u64::from(height);
+    // The decoder's buffer and the output, and the file of a palette, which is copied.
+    let beside = pixels.saturating_mul(depth_bytes).saturating_add(values.saturating_mul(VALUE_BYTES));
+    let beside = beside.saturating_add(2 * bytes.len() as u64);
+    let strips = jpeg_strips(&mut decoder, bytes, limits)?;
+    Ok(Announced { width, height, depth_bytes, beside_bytes: beside.saturating_add(strips) })
+}
+
+/// Counts the values of the first directory's entries; `None` if one lies outside the file.
+fn values(bytes: &[u8]) -> Option<u64> {
+    let little = bytes.starts_with(b"II");
+    let number = |at: u64, length: usize| -> Option<u64> {
+        let at = usize::try_from(at).ok()?;
+        let field = bytes.get(at..at.checked_add(length)?)?;
+        let shifted = |sum: u64, byte: &u8| (sum << 8) | u64::from(*byte);
+        Some(if little { field.iter().rev().fold(0, shifted) } else { field.iter().fold(0, shifted) })
+    };
+    let big = number(2, 2)? == 43;
+    let (wide, entry_bytes) = if big { (8, 20) } else { (4, 12) };
+    let start = if big { number(8, 8)? } else { number(4, 4)? };
+    let head = if big { 8 } else { 2 };
+    let count = number(start, head)?;
+    if count > ENTRIES_MAX {
+        return None;
+    }
+    let mut values: u64 = 0;
+    for entry in 0..count {
+        let at = start.checked_add(head as u64)?.checked_add(entry * entry_bytes)?;
+        let size = match number(at.checked_add(2)?, 2)? {
+            3 | 8 => 2,
+            4 | 9 | 11 | 13 => 4,
+            5 | 10 | 12 | 16 | 17 | 18 => 8,
+            _ => 1,
+        };
+        let entries = number(at + 4, wide)?;
+        let length = entries.checked_mul(size)?;
+        let place =
+            if length <= wide as u64 { at + 4 + wide as u64 } else { number(at + 4 + wide as u64, wide)? };
+        if place.checked_add(length)? > bytes.len() as u64 {
+            return None;
+        }
+        values = values.checked_add(entries)?;
+    }
+    Some(values)
+}
+
+/// Returns the memory of the costliest strip or tile that is a JPEG file of its own, 0 if there is none. Its size is
+/// announced by its own header, and not bounded by the directory.
+fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limits) -> Result<u64> {
+    const JPEG: u16 = 7;
+    if decoder.find_tag_unsigned::<u16>(Tag::Compression).ok().flatten() != Some(JPEG) {
+        return Ok(0);
+    }
+    let broken = || Error::invalid("this tiff picture is damaged or ends early: a JPEG strip has no header");
+    let mut list = |tag| decoder.find_tag_unsigned_vec::<u64>(tag).ok().flatten().unwrap_or_default();
+    let (mut offsets, mut lengths) = (list(Tag::StripOffsets), list(Tag::StripByteCounts));
+    offsets.extend(list(Tag::TileOffsets));
+    lengths.extend(list(Tag::TileByteCounts));
+    // Tables come before each strip without the marker that ends them; a frame in them would be the strip's.
+    let tables = decoder.get_tag_u8_vec(Tag::JPEGTables).unwrap_or_default();
+    let tables = tables.get(..tables.len().saturating_sub(2)).unwrap_or_default();
+    let mut most = 0;
+    for (offset, length) in offsets.into_iter().zip(lengths) {
+        let (from, length) =
+            (usize::try_from(offset).unwrap_or(usize::MAX), usize::try_from(length).unwrap_or(usize::MAX));
+        let strip = bytes.get(from..).ok_or_else(broken)?;
+        let strip = strip.get(..length).unwrap_or(strip);
+        let found = if tables.is_empty() {
+            header::jpeg(strip)
+        } else {
+            let head = [tables, strip.get(2..).ok_or_else(broken)?].concat();
+            header::jpeg(&head)
+        };
+        let found = found.ok_or_else(broken)?;
+        let pixels = u64::from(found.width) * u64::from(found.height);
+        // The colours stay those of the strip, of which there may be four.
+        within(found.width, found.height, pixels * 4, limits)?;
+        most = most.max(pixels * 4 + found.beside_bytes + tables.len() as u64);
+    }
+    Ok(most)
+}
 
 /// The first page of a file.
 ///
 /// # Errors
 /// As [`crate::decode()`].
-pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
     let as_grey = palette_as_grey(bytes);
     let mut decoder =
         Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes))).map_err(|error| damaged(&error))?;
@@ -48,7 +152,7 @@ pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Ori
         _ => {
             let decoder =
                 TiffDecoder::new(Cursor::new(bytes)).map_err(|error| refused(Format::Tiff, &error))?;
-            checked(Format::Tiff, decoder, limits, || Ok(()))
+            checked(header, decoder, limits, ImageDecoder::orientation)
         }
     }
 }

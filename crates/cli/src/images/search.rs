@@ -95,8 +95,8 @@ fn show_answer(args: &SearchArgs, client: &Client, answer: &Value) -> Outcome {
         return print("nothing found\n");
     }
     print(&table(results, args.explain))?;
-    if answer.get("partial") == Some(&json!(true)) {
-        eprintln!("parts of the collection are damaged: this is what could be read");
+    if let Some(coverage) = coverage(&answer) {
+        print(&format!("{coverage}\n"))?;
     }
     print(&format!("{}\n", stages(answer)))?;
     match Terminal::detect() {
@@ -118,9 +118,22 @@ fn ask(args: &SearchArgs, client: &Client, file: Option<&PathBuf>) -> Outcome<Va
     let reply = match (file, &args.id) {
         (_, Some(id)) => client.call("POST", &path, Content::Json(&json!({ "id": id })))?,
         (Some(file), None) => client.call("POST", &path, Content::Bytes(&read(file)?))?,
-        (None, None) => return Err(Failure::usage("name a picture to search with")),
+        (None, None) => return Err(Failure::usage("name an image to search with")),
     };
     reply.json()
+}
+
+/// Says how many images were compared, and whether something may be missing.
+fn coverage(answer: &Value) -> Option<String> {
+    let number = |key: &str| answer.get(key).and_then(Value::as_u64);
+    let (compared, of) = (number("compared")?, number("of")?);
+    let partial = match answer.get("partial") == Some(&json!(true)) {
+        true => {
+            "; partial: something that belongs here may be missing (damaged, too late, or beyond the limit)"
+        }
+        false => "",
+    };
+    Some(format!("compared {compared} of {of}{partial}"))
 }
 
 fn read(file: &PathBuf) -> Outcome<Vec<u8>> {
@@ -212,6 +225,15 @@ mod tests {
         assert!(table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg"));
         // Whatever comes is shown somehow.
         assert!(table(&[json!(null), json!({"score": "x"})], true).contains("-"));
+    }
+
+    #[test]
+    fn an_answer_says_how_much_was_compared() {
+        let full = json!({"compared": 3, "of": 40, "partial": false});
+        assert_eq!(coverage(&full).unwrap(), "compared 3 of 40");
+        let cut = json!({"compared": 16384, "of": 20000, "partial": true});
+        assert!(coverage(&cut).unwrap().starts_with("compared 16384 of 20000; partial"));
+        assert_eq!(coverage(&json!({})), None, "an older server");
     }
 
     #[test]

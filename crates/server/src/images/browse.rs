@@ -13,7 +13,7 @@ use vision::{Format, thumbnail};
 
 use super::features::{self, BLOCK};
 use super::search::at;
-use super::target::Target;
+use super::target::{Kind, Target};
 use crate::app::App;
 
 /// Pictures of one page at most.
@@ -159,7 +159,12 @@ pub(super) async fn small(app: &Arc<App>, name: &str, id: PointId, size: u32) ->
         return Err(Error::invalid(format!("size is {} to {}", SIDES.start(), SIDES.end())));
     }
     let (_, bytes) = original(app, name, id).await?;
-    app.images.pool.run(move || thumbnail(&features::decoded(&bytes, "")?.picture, size)).await
+    let budget = app.request_memory.clone();
+    let work = move || {
+        let memory = features::reserve(&budget, Kind::Photo, &bytes, "")?;
+        thumbnail(&features::decoded(&memory, &bytes, "")?.picture, size)
+    };
+    app.images.pool.run(work).await
 }
 
 /// A picture's keypoints, in its own pixels.

@@ -63,8 +63,8 @@ impl Embedder {
                 listed(&small)
             ))),
             [] => Err(Error::precondition(
-                "no model that takes pictures is served; serve one (a float input [n, 3, height, width] and an output [n, d]), \
-                 such as the one that `make images-model` fetches into .cache/images/models in a checkout",
+                "no served model embeds images: serve one (a float input [n, 3, height, width] and an output [n, d]); in a \
+                 checkout, `make images-model` makes one and `millpond serve .cache/images/models` serves it",
             )),
             several => Err(Error::precondition(format!(
                 "several models take pictures ({}); name one with model= or --embedding-model",

@@ -1,13 +1,18 @@
 //! What is made of a picture's bytes: its id, its embedding model's input, its keypoints, its facts.
 
-use base::{Error, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
 use matching::Graph;
 use search::points::PointId;
 use serde_json::{Map, Value, json};
-use vision::{Decoded, Format, Limits, decode};
+use vision::{Decoded, Format, Header, Limits, decode};
 
 use super::embedder::Embedder;
+use super::ingest::Job;
 use super::target::Kind;
+use crate::byte_budget::{ByteBudget, Reservation};
 
 /// The service's own block of a payload.
 pub(super) const BLOCK: &str = "image";
@@ -17,6 +22,9 @@ pub(super) const PICTURE_BYTES_MAX: usize = 64 << 20;
 const NAME_BYTES_MAX: usize = 512;
 /// Resolutions of fingerprint scanners; a file that claims another one was made by something that does not know.
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
+/// How often, and for how long, bulk work looks for memory to decode in.
+const MEMORY_RETRY: Duration = Duration::from_millis(50);
+const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A picture's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562, 5.8).
 pub(super) fn id_of(bytes: &[u8]) -> [u8; 16] {
@@ -80,11 +88,52 @@ pub(super) fn of_picture(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
 
-/// Decodes a picture.
+/// Returns the bytes that decoding an image and finding its keypoints take, from the file's header.
+fn memory(kind: Kind, bytes: &[u8]) -> Result<u64> {
+    let header = Header::read(bytes, &Limits::default())?;
+    let keypoints = match kind {
+        Kind::Photo => 0,
+        Kind::Fingerprint => vision::fingerprint::work_bytes(header.width, header.height),
+    };
+    Ok(header.decode_bytes + keypoints)
+}
+
+/// Reserves the memory of decoding an image that a caller waits for, and of its keypoints.
 ///
 /// # Errors
-/// Those of [`decode`], with the picture's name.
-pub(super) fn decoded(bytes: &[u8], name: &str) -> Result<Decoded> {
+/// Those of the header, with the image's name; those of [`ByteBudget::reserve`].
+pub(super) fn reserve(budget: &Arc<ByteBudget>, kind: Kind, bytes: &[u8], name: &str) -> Result<Reservation> {
+    let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
+    budget.reserve(needed)
+}
+
+/// Reserves as [`reserve`] does, for bulk work: waits up to two minutes while requests hold the memory.
+///
+/// # Errors
+/// Those of [`reserve`], after having waited.
+pub(super) fn reserve_patiently(job: &Job, kind: Kind, bytes: &[u8], name: &str) -> Result<Reservation> {
+    let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
+    let budget = &job.app.request_memory;
+    let give_up = Instant::now() + MEMORY_WAIT_MAX;
+    loop {
+        let waits = Instant::now() < give_up && !job.stopped();
+        // Looked at first, so that waiting is not counted as refusals.
+        let full = needed > budget.max().saturating_sub(budget.used()) && needed <= budget.max();
+        if !(full && waits) {
+            match budget.reserve(needed) {
+                Err(error) if waits && error.kind() == ErrorKind::ResourceExhausted => {}
+                outcome => return outcome.map_err(|error| of_picture(error, name)),
+            }
+        }
+        std::thread::sleep(MEMORY_RETRY);
+    }
+}
+
+/// Decodes an image in memory that was reserved for it.
+///
+/// # Errors
+/// Those of [`decode`], with the image's name.
+pub(super) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result<Decoded> {
     decode(bytes, &Limits::default()).map_err(|error| of_picture(error, name))
 }
 
@@ -110,8 +159,14 @@ pub(super) fn keypoints(kind: Kind, decoded: &Decoded) -> Result<Graph> {
 ///
 /// # Errors
 /// `InvalidArgument` or `TooLarge` for a picture that cannot be read, with its name.
-pub(super) fn extract(kind: Kind, bytes: &[u8], name: &str, embedder: &Embedder) -> Result<Features> {
-    let decoded = decoded(bytes, name)?;
+pub(super) fn extract(
+    memory: &Reservation,
+    kind: Kind,
+    bytes: &[u8],
+    name: &str,
+    embedder: &Embedder,
+) -> Result<Features> {
+    let decoded = decoded(memory, bytes, name)?;
     let graph = keypoints(kind, &decoded).map_err(|error| of_picture(error, name))?;
     let tensor = embedder.tensor(&decoded.picture)?;
     let facts = Facts {

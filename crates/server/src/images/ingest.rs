@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,6 +28,10 @@ use crate::app::App;
 
 /// Pictures that wait, with their bytes.
 const QUEUE_MAX: usize = 16;
+/// Share of the budget of request memory that the files of bulk work may take beside it: one part of so many.
+const FILES_SHARE: u64 = 8;
+/// How often bulk work looks whether files that wait have left room for the next one.
+const FILES_RETRY: Duration = Duration::from_millis(20);
 /// Pictures that one thread works on at a time.
 const BATCH_MAX: usize = 8;
 /// What a caller that was refused is told to wait.
@@ -77,11 +81,28 @@ pub(super) struct Piece {
     pub(super) done: Box<dyn FnOnce(Result<Outcome>) + Send>,
 }
 
+/// Bytes of a file in bulk work, counted until the file has been worked on.
+struct Held {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A picture in the queue. One that a client sent by itself is counted with its request.
+type Queued = (Piece, Option<Held>);
+
 /// The threads and their queue, started when there is something to do.
 #[derive(Default)]
 pub(super) struct Ingest {
     claims: Claims,
-    queue: OnceLock<Result<Sender<Piece>>>,
+    queue: OnceLock<Result<Sender<Queued>>>,
+    /// Bytes of the files of archives, folders and rebuilds that wait or are worked on.
+    held: Arc<AtomicU64>,
 }
 
 impl Ingest {
@@ -91,7 +112,19 @@ impl Ingest {
     /// `ResourceExhausted` where there can be no threads.
     pub(super) fn send(&self, piece: Piece) -> Result<()> {
         let queue = self.queue.get_or_init(start).clone()?;
-        queue.send(piece).map_err(|_| Error::internal("the threads for bulk work have ended"))
+        let held = self.hold(&piece);
+        queue.send((piece, Some(held))).map_err(|_| Error::internal("the threads for bulk work have ended"))
+    }
+
+    /// Waits until the files in bulk work leave room for one more. One file is always let in.
+    fn hold(&self, piece: &Piece) -> Held {
+        let (bytes, most) = (piece.bytes.len() as u64, piece.job.app.request_memory.max() / FILES_SHARE);
+        let room = |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
+        // What holds the rest is worked on by threads that wait for nothing of this one.
+        while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
+            std::thread::sleep(FILES_RETRY);
+        }
+        Held { all: self.held.clone(), bytes }
     }
 
     /// The same without waiting.
@@ -101,7 +134,7 @@ impl Ingest {
     pub(super) fn try_send(&self, piece: Piece) -> Result<()> {
         let metrics = piece.job.app.metrics.clone();
         let queue = self.queue.get_or_init(start).clone()?;
-        queue.try_send(piece).map_err(|error| match error {
+        queue.try_send((piece, None)).map_err(|error| match error {
             TrySendError::Full(_) => {
                 metrics.refused.get_or_create(&KindLabels { kind: "ingest_queue_max" }).inc();
                 Error::exhausted(format!("{QUEUE_MAX} pictures wait to be put in already; try again later"))
@@ -111,23 +144,30 @@ impl Ingest {
         })
     }
 
+    /// Bytes of the files of archives, folders and rebuilds that wait or are worked on.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
     /// Pictures that wait.
     pub(super) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }
 }
 
-fn start() -> Result<Sender<Piece>> {
+fn start() -> Result<Sender<Queued>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
     for number in 0..threads() {
-        let queue: Receiver<Piece> = receiver.clone();
+        let queue: Receiver<Queued> = receiver.clone();
         let body = move || {
             memory::thread::enter_background("putting pictures in");
             while let Ok(first) = queue.recv() {
                 let batch = std::iter::once(first).chain(queue.try_iter().take(BATCH_MAX - 1));
                 // A panic costs the pictures that it is about, whose callers learn of it because nobody tells them more.
-                let batch: Vec<Piece> = batch.collect();
+                let (batch, held): (Vec<Piece>, Vec<Option<Held>>) = batch.unzip();
                 drop(catch_unwind(AssertUnwindSafe(|| by_job(batch))));
+                drop(held);
             }
         };
         let spawned = std::thread::Builder::new().name(format!("ingest-{number}")).spawn(body);
@@ -202,7 +242,11 @@ impl Batch<'_> {
         for at in new {
             let Some(piece) = pieces.get(at) else { continue };
             let kind = kind.unwrap_or(super::target::Kind::Photo);
-            match features::extract(kind, &piece.bytes, &piece.name, &self.embedder) {
+            let extracted =
+                features::reserve_patiently(self.job, kind, &piece.bytes, &piece.name).and_then(|memory| {
+                    features::extract(&memory, kind, &piece.bytes, &piece.name, &self.embedder)
+                });
+            match extracted {
                 Ok(features) => ready.push((at, piece, features)),
                 Err(error) => set(&mut outcomes, at, Err(error)),
             }

@@ -22,8 +22,9 @@ use crate::app::App;
 
 /// Hits of one answer at most.
 const HITS_MAX: usize = 1000;
-/// Candidates that the exact stage compares where the caller does not say. Photographs that show the same are near each
-/// other by their embeddings; fingerprints are not, as models of photographs see them, so almost all are compared.
+/// Candidates that the exact stage compares if the caller does not say. Photographs that show the same are near each
+/// other by their embeddings; fingerprints are not, as models of photographs see them, so all are compared up to this
+/// number. An answer is partial if a collection has more.
 const PHOTO_CANDIDATES: usize = 100;
 const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
 
@@ -108,7 +109,8 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
     let probe = Arc::new(Probe::new(&looked.graph, matching::Options::default()));
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
     let deadline = Instant::now() + app.doors.request_timeout;
-    let plan = Plan { k: asked.k, most, threshold, explain: asked.explain, clause, deadline };
+    let exhaustive = target.kind == Kind::Fingerprint && asked.candidates.is_none();
+    let plan = Plan { k: asked.k, most, exhaustive, threshold, explain: asked.explain, clause, deadline };
     let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
     let (embedding, shared) = (looked.embedding.clone(), probe.clone());
@@ -137,10 +139,11 @@ pub(super) fn accept(kind: Kind) -> f32 {
 /// A file's embedding and keypoints.
 async fn look(app: &Arc<App>, target: &Target, bytes: Bytes) -> Result<Looked> {
     let embedder = embedder(app, Some(target), None)?;
-    let (kind, own) = (target.kind, embedder.clone());
+    let (kind, own, budget) = (target.kind, embedder.clone(), app.request_memory.clone());
     let work = move || {
+        let memory = features::reserve(&budget, kind, &bytes, "")?;
         let started = Instant::now();
-        let decoded = features::decoded(&bytes, "")?;
+        let decoded = features::decoded(&memory, &bytes, "")?;
         let after_decode = Instant::now();
         let graph = features::keypoints(kind, &decoded)?;
         let after_keypoints = Instant::now();
@@ -184,6 +187,8 @@ fn size(point: &GotPoint) -> (f64, f64) {
 struct Plan {
     k: usize,
     most: usize,
+    /// Whether the search is one that compares every record.
+    exhaustive: bool,
     threshold: f32,
     explain: bool,
     clause: Option<Clause>,
@@ -195,7 +200,23 @@ type Why = Option<(Graph, Explanation)>;
 
 struct Found {
     hits: Vec<(Hit, GotPoint, Why)>,
+    coverage: Coverage,
     partial: bool,
+}
+
+/// How many records were compared with the query's keypoints, out of those that the filter allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Coverage {
+    compared: u64,
+    of: u64,
+}
+
+impl Coverage {
+    /// Whether a search that is to compare every record reached its limit of `most` and left some out. Records that come
+    /// while the search runs are not left out.
+    fn is_cut(self, exhaustive: bool, most: usize) -> bool {
+        exhaustive && self.compared >= most as u64 && self.compared < self.of
+    }
 }
 
 impl Plan {
@@ -217,10 +238,17 @@ impl Plan {
             ..Query::nearest(embedding, self.k)
         };
         let found = named.collection().search(thread, &query, &Matcher(probe.clone()))?;
+        let (of, unseen) = match &self.clause {
+            Some(clause) => named.count(Some(clause)).map(|count| (count.count, count.partial))?,
+            None => (named.collection().count(), false),
+        };
+        // Points may go while they are counted.
+        let compared = found.hits.len() as u64;
+        let coverage = Coverage { compared, of: of.max(compared) };
         let hits = ranked(found.hits, self.threshold, self.k);
         let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
         let points = named.resolve(&ids, Parts { embedding: false, record: self.explain, payload: true });
-        let mut partial = found.partial;
+        let mut partial = found.partial || unseen || coverage.is_cut(self.exhaustive, self.most);
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
         for (hit, point) in hits.into_iter().zip(points) {
@@ -230,7 +258,7 @@ impl Plan {
             let explained = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
             kept.push((hit, point, explained));
         }
-        Ok(Found { hits: kept, partial })
+        Ok(Found { hits: kept, coverage, partial })
     }
 }
 
@@ -269,7 +297,7 @@ fn answer(looked: &Looked, found: &Found, threshold: f32, explained: bool, took:
     json!({
         "results": results,
         "query": { "width": looked.width as u64, "height": looked.height as u64, "keypoints": looked.graph.vertices.len() },
-        "partial": found.partial,
+        "compared": found.coverage.compared, "of": found.coverage.of, "partial": found.partial,
         "stages": {
             "decode_ms": milliseconds(stages.decode), "embed_ms": milliseconds(stages.embed),
             "keypoints_ms": milliseconds(stages.keypoints), "search_ms": milliseconds(took),
@@ -333,6 +361,17 @@ mod tests {
         assert_eq!(order(5), [3, 4, 5, 2, 1]);
         assert_eq!(order(1), [3]);
         assert!(ranked(Vec::new(), 100.0, 3).is_empty());
+    }
+
+    #[test]
+    fn a_search_that_compares_all_records_is_cut_if_it_leaves_some_out() {
+        let most = FINGERPRINT_CANDIDATES;
+        let cut = |compared: usize, of: usize, exhaustive| {
+            Coverage { compared: compared as u64, of: of as u64 }.is_cut(exhaustive, most)
+        };
+        assert!(cut(most, most + 1, true) && !cut(most, most, true));
+        assert!(!cut(100, 101, true), "one came meanwhile");
+        assert!(!cut(100, most, false), "two stages leave out by design");
     }
 
     #[test]

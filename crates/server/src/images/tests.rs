@@ -59,6 +59,7 @@ impl std::ops::Deref for Served {
 trait Expected {
     fn good(&self) -> Value;
     fn bad(&self, status: u16, words: &str);
+    fn good_bytes(&self);
     fn lines(&self) -> (Vec<Value>, Value);
 }
 
@@ -72,6 +73,11 @@ impl Expected for Answer {
     #[track_caller]
     fn bad(&self, status: u16, words: &str) {
         assert!(self.status == status && self.text().contains(words), "{} {}", self.status, self.text());
+    }
+
+    #[track_caller]
+    fn good_bytes(&self) {
+        assert_eq!(self.status, 200, "{}", self.text());
     }
 
     /// The lines but the last, by name, and the summary.
@@ -187,6 +193,9 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
         "{pairs:?}"
     );
     assert_eq!((&found["query"]["width"], &found["partial"]), (&json!(160), &json!(false)));
+    assert_eq!((&found["compared"], &found["of"]), (&json!(7), &json!(7)));
+    let some = served.search("/v1/images/photos/search?k=1&candidates=2", &picture(2)).good();
+    assert_eq!((&some["compared"], &some["of"], &some["partial"]), (&json!(2), &json!(7), &json!(false)));
     let by_id = served.json("POST", "/v1/images/photos/search?k=1", &json!({ "id": ids[4] })).good();
     assert_eq!(by_id["results"][0]["id"], json!(ids[4]));
     let filter =
@@ -196,6 +205,7 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
         (filtered["results"][0]["id"].clone(), filtered["results"].as_array().unwrap().len()),
         (json!(ids[5]), 1)
     );
+    assert_eq!((&filtered["compared"], &filtered["of"]), (&json!(1), &json!(1)));
     let listed = served.get("/v1/images").good();
     let entry = &listed["collections"][0];
     assert_eq!(
@@ -249,7 +259,9 @@ fn what_is_wrong_is_told_and_nothing_is_put_in() {
     let served = served(dir.path(), |_| {});
     let whole = picture(1);
     served.put("/v1/images/photos?name=half.jpg", &whole[..whole.len() / 2]).bad(400, "half.jpg");
-    served.put("/v1/images/photos", b"hello").bad(400, "no picture");
+    served
+        .put("/v1/images/photos", b"hello")
+        .bad(400, "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP)");
     served.put("/v1/images/photos?kind=riddle", &whole).bad(400, "riddle");
     served.put("/v1/images/photos?payload=%7B%22image%22%3A1%7D", &whole).bad(400, "image");
     served.put("/v1/images/photos?model=nobody", &whole).bad(409, "nobody");
@@ -275,6 +287,54 @@ fn what_is_wrong_is_told_and_nothing_is_put_in() {
     served.search("/v1/images/photos/search?candidates=100000", &whole).bad(400, "candidates");
     served.search("/v1/images/photos/search?filter=%7B", &whole).bad(400, "");
     served.get("/v1/images/photos/nonsense").bad(400, "nonsense");
+}
+
+#[test]
+fn decoding_stays_within_the_memory_of_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let needed = vision::decode_bytes(&picture(1), &vision::Limits::default()).unwrap();
+    let max = needed * 3 / 2;
+    let served = served(dir.path(), |config| config.doors.request_memory_bytes = Some(max));
+    let budget = served.app.request_memory.clone();
+    let id = served.put("/v1/images/photos", &picture(1)).good()["id"].as_str().unwrap().to_owned();
+    assert!(budget.used() == 0 && budget.peak() >= needed, "{} {}", budget.used(), budget.peak());
+    let others = budget.reserve(needed).unwrap();
+    let small = format!("/v1/images/photos/{id}/thumbnail");
+    for refused in [
+        served.put("/v1/images/photos", &picture(2)),
+        served.search("/v1/images/photos/search", &picture(1)),
+        served.get(&small),
+    ] {
+        refused.bad(429, "--request-memory");
+        assert!(refused.head.to_lowercase().contains("retry-after"), "{}", refused.head);
+    }
+    assert_eq!(budget.used(), needed);
+    // Bulk work waits for the memory.
+    let body =
+        archive(&[("two.jpg", &picture(2)), ("three.jpg", &picture(3)), ("broken.jpg", b"\xff\xd8\xff\xe0")]);
+    let (_, summary) = std::thread::scope(|scope| {
+        let sent = scope.spawn(|| served.zip("/v1/images/photos", &body).lines());
+        let give_up = Instant::now() + WAIT_MAX;
+        while served.app.images.ingest.held() == 0 && Instant::now() < give_up {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(others);
+        sent.join().unwrap()
+    });
+    assert_eq!(summary, json!({ "added": 2, "present": 0, "failed": 1, "ignored": 0 }));
+    served.get(&small).good_bytes();
+    assert_eq!((budget.used(), served.app.images.ingest.held()), (0, 0));
+    assert!(budget.peak() <= max);
+}
+
+#[test]
+fn a_picture_that_can_never_be_decoded_in_the_memory_of_requests_is_too_large() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.request_memory_bytes = Some(1 << 20));
+    served.put("/v1/images/photos", &picture(1)).bad(413, "--request-memory");
+    let (lines, summary) = served.zip("/v1/images/photos", &archive(&[("one.jpg", &picture(1))])).lines();
+    assert!(lines[0]["error"].as_str().unwrap().contains("--request-memory"), "{lines:?}");
+    assert_eq!((&summary["failed"], served.app.request_memory.used()), (&json!(1), 0));
 }
 
 #[test]

@@ -75,9 +75,15 @@ async function load() {
   $("unlock").hidden = true;
   problem(null);
   if (made && collections.some(({ name }) => name === made.name)) made = null;
-  const wanted = chosen() ?? new URLSearchParams(location.search).get("collection"), known = made ? [...collections, made] : collections;
+  const asked = new URLSearchParams(location.search).get("collection");
+  const wanted = chosen() ?? asked, known = made ? [...collections, made] : collections;
   $("collection").replaceChildren(...known.map(({ name }) => el("option", { value: name }, name)));
   if (known.some(({ name }) => name === wanted)) $("collection").value = wanted;
+  else if (wanted && wanted === asked) {
+    // Another collection under an address that names this one would be taken for it.
+    $("collection").selectedIndex = -1;
+    problem(`There is no collection of images called "${wanted}". Choose or create one.`);
+  }
   $("none").hidden = known.length > 0;
   describe();
 }
@@ -98,7 +104,7 @@ function describe() {
 
 async function choose() {
   offsets = [null];
-  history.replaceState(null, "", chosen() ? `?collection=${encodeURIComponent(chosen())}` : "/images");
+  if (chosen()) history.replaceState(null, "", `?collection=${encodeURIComponent(chosen())}`);
   close();
   describe();
   await list();
@@ -223,7 +229,8 @@ function present(answer) {
   $("again").hidden = true;
   text($("found-title"), results.length ? `Like ${query.name}` : `Nothing like ${query.name}`);
   const stages = Object.entries(answer.stages ?? {}).map(([name, value]) => `${name.replace(/_ms$/, "")} ${value < 10 ? value.toFixed(1) : Math.round(value)} ms`);
-  text($("took"), [...stages, answer.partial ? "parts of the collection are damaged" : null].filter(Boolean).join(" · "));
+  const compared = Number.isInteger(answer.of) ? `compared ${count(answer.compared)} of ${count(answer.of)}` : null;
+  text($("took"), [...stages, compared, answer.partial ? "partial: something that belongs here may be missing" : null].filter(Boolean).join(" · "));
   $("results").replaceChildren(...results.map(found));
   $("match").hidden = results.length === 0;
   if (results.length) land($("results").firstElementChild, false);
@@ -348,7 +355,7 @@ function make() {
 
 // ---- choosing, dropping, pasting
 
-$("collection").addEventListener("change", choose);
+$("collection").addEventListener("change", () => { problem(null); choose(); });
 $("create").addEventListener("click", make);
 $("make-cancel").addEventListener("click", () => $("make").close("cancel"));
 $("remove").addEventListener("click", async () => {
@@ -358,6 +365,7 @@ $("remove").addEventListener("click", async () => {
   try {
     await remove(path(found.name));
     say(`${found.name} is deleted.`);
+    history.replaceState(null, "", "/images");
     await load();
     await choose();
   } catch (error) {

@@ -79,6 +79,24 @@ impl Extraction {
     pub const CELL: u32 = CELL as u32;
 }
 
+/// Largest resolution that the bound of memory covers, in dots per inch.
+const SCAN_RESOLUTION_MAX: u64 = 1_200;
+/// Bytes per pixel of the image as it was scanned: brightness, its numbers, and their smoothed copies.
+const SCANNED_BYTES: u64 = 16;
+/// Bytes per pixel at 500 dots per inch: planes that are evened and filtered twice, and lines.
+const PLANE_BYTES: u64 = 80;
+
+/// Returns an upper bound of the bytes that [`minutiae`] allocates at once for a scan of 250 to 1,200 dots per inch, by
+/// its columns and rows.
+#[must_use]
+pub fn work_bytes(width: u32, height: u32) -> u64 {
+    let pixels = u64::from(width) * u64::from(height);
+    let most = PIXELS_MAX as u64;
+    // Scans of 250 dots per inch are made twice as wide and high. Larger ones than `most` allows are refused.
+    let scanned = pixels.min(most * SCAN_RESOLUTION_MAX.pow(2) / (RESOLUTION as u64).pow(2));
+    scanned * SCANNED_BYTES + (4 * pixels).min(most) * PLANE_BYTES
+}
+
 /// The minutiae of an image with dark ridges.
 ///
 /// # Errors

@@ -92,27 +92,50 @@ impl ScaleSpace {
     }
 }
 
-/// The picture as numbers of 0 to 1, halved while it stays larger than `size`.
+/// The picture as numbers of 0 to 1, halved while it stays larger than `size`. The first halving reads the bytes, so that
+/// a large picture is never held as numbers.
 fn halved(image: &Gray, size: (usize, usize)) -> Plane {
     let (width, height) = (image.width as usize, image.height as usize);
-    let values = image.pixels.iter().take(width * height).map(|&value| f32::from(value) / 255.0).collect();
-    let mut plane = Plane { width, height, values };
-    plane.values.resize(width * height, 0.0);
-    while plane.width >= 2 * size.0 && plane.height >= 2 * size.1 && plane.height > 1 {
-        let (width, height) = (plane.width / 2, plane.height / 2);
-        let mut values = Vec::with_capacity(width * height);
-        for y in 0..height {
-            let (upper, lower) = (plane.row(2 * y).as_chunks().0, plane.row(2 * y + 1).as_chunks().0);
-            values.extend(
-                upper
-                    .iter()
-                    .zip(lower)
-                    .map(|(&[a, b], &[c, d]): (&[f32; 2], &[f32; 2])| (a + b + c + d) * 0.25),
-            );
-        }
-        plane = Plane { width, height, values };
+    let unit = |value: u8| f32::from(value) / 255.0;
+    let whole = image.pixels.len() >= width * height;
+    let mut plane = if whole && halves(width, height, size) {
+        let row = |y: usize| image.pixels.get(y * width..(y + 1) * width).unwrap_or_default();
+        half(width, height, row, unit)
+    } else {
+        let mut values: Vec<f32> =
+            image.pixels.iter().take(width * height).map(|&value| unit(value)).collect();
+        values.resize(width * height, 0.0);
+        Plane { width, height, values }
+    };
+    while halves(plane.width, plane.height, size) {
+        plane = half(plane.width, plane.height, |y| plane.row(y), |value| value);
     }
     plane
+}
+
+fn halves(width: usize, height: usize, size: (usize, usize)) -> bool {
+    width >= 2 * size.0 && height >= 2 * size.1 && height > 1
+}
+
+/// Means of two by two values, read row by row.
+fn half<'a, T: Copy + 'a>(
+    width: usize,
+    height: usize,
+    row: impl Fn(usize) -> &'a [T],
+    unit: impl Fn(T) -> f32,
+) -> Plane {
+    let (width, height) = (width / 2, height / 2);
+    let mut values = Vec::with_capacity(width * height);
+    for y in 0..height {
+        let (upper, lower) = (row(2 * y).as_chunks().0, row(2 * y + 1).as_chunks().0);
+        values.extend(
+            upper
+                .iter()
+                .zip(lower)
+                .map(|(&[a, b], &[c, d]): (&[T; 2], &[T; 2])| (unit(a) + unit(b) + unit(c) + unit(d)) * 0.25),
+        );
+    }
+    Plane { width, height, values }
 }
 
 fn resized(plane: Plane, (width, height): (usize, usize)) -> Plane {

@@ -111,13 +111,13 @@ impl Tiff {
     }
 }
 
-fn chunk(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
+pub(crate) fn chunk(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let mut chunk = [&name[..], &(body.len() as u32).to_le_bytes(), body].concat();
     chunk.resize(chunk.len() + chunk.len() % 2, 0);
     chunk
 }
 
-fn u24(value: u32) -> [u8; 3] {
+pub(crate) fn u24(value: u32) -> [u8; 3] {
     let [a, b, c, _] = value.to_le_bytes();
     [a, b, c]
 }
@@ -147,7 +147,7 @@ pub(crate) fn claiming(width: u32, height: u32) -> Vec<u8> {
     file
 }
 
-fn crc32(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |mut sum, &byte| {
         sum ^= u32::from(byte);
         for _ in 0..8 {

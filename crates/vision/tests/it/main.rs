@@ -3,8 +3,13 @@
 
 extern crate millpond_vision as vision;
 
+/// Counts what each thread allocates.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 mod decode;
 mod files;
 mod fingerprint;
 mod input;
+mod memory;
 mod photo;

@@ -1,0 +1,39 @@
+//! PNG files without the chunks that decoding does not need.
+//!
+//! The decoder inflates colour profiles and texts before it reads a pixel, and keeps what it inflates. Neither is used
+//! here, so their chunks never reach it.
+
+use std::borrow::Cow;
+
+/// Bytes of an `eXIf` chunk that is kept for its orientation.
+const EXIF_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a chunk beside its data: length, kind, checksum.
+const FRAME_BYTES: usize = 12;
+
+/// Returns the file with its critical chunks, transparency and small EXIF data. What is not a whole chunk stays, for the
+/// decoder to refuse.
+pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
+    let mut kept = Vec::new();
+    let (mut from, mut at, mut has_exif) = (0, 8, false);
+    while let Some((length, kind)) = chunk(file, at) {
+        let end = at.saturating_add(length).saturating_add(FRAME_BYTES);
+        // The first letter of a critical chunk is a capital.
+        let exif = &kind == b"eXIf" && length <= EXIF_BYTES_MAX && !has_exif;
+        has_exif |= exif;
+        if !(kind[0].is_ascii_uppercase() || &kind == b"tRNS" || exif) {
+            kept.extend_from_slice(file.get(from..at).unwrap_or_default());
+            from = end.min(file.len());
+        }
+        at = end;
+    }
+    if from == 0 {
+        return Cow::Borrowed(file);
+    }
+    kept.extend_from_slice(file.get(from..).unwrap_or_default());
+    Cow::Owned(kept)
+}
+
+fn chunk(file: &[u8], at: usize) -> Option<(usize, [u8; 4])> {
+    let &[a, b, c, d, kind @ ..]: &[u8; 8] = file.get(at..)?.first_chunk()?;
+    Some((u32::from_be_bytes([a, b, c, d]) as usize, kind))
+}

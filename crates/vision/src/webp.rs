@@ -1,0 +1,85 @@
+//! WebP containers (RFC 9649): the size of what they hold, and their EXIF data.
+
+use crate::header::Announced;
+
+/// Bytes of a token partition that a lossy frame may announce: 24 bits of length.
+const PARTITION_BYTES: u64 = 16 << 20;
+
+/// A chunk's kind and data. The data ends with the file if the chunk claims more.
+type Chunk<'a> = ([u8; 4], &'a [u8]);
+
+/// Chunks one after the other.
+struct Chunks<'a>(&'a [u8]);
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = Chunk<'a>;
+
+    fn next(&mut self) -> Option<Chunk<'a>> {
+        let &[a, b, c, d, length @ ..]: &[u8; 8] = self.0.first_chunk()?;
+        let length = u32::from_le_bytes(length) as usize;
+        let data = self.0.get(8..)?;
+        let end = length.saturating_add(length % 2).min(data.len());
+        self.0 = data.get(end..)?;
+        Some(([a, b, c, d], data.get(..length.min(data.len()))?))
+    }
+}
+
+fn chunks(file: &[u8]) -> Chunks<'_> {
+    Chunks(file.get(12..).unwrap_or_default())
+}
+
+/// Returns the EXIF data of a file. The decoder allocates what the chunk claims, so it is never asked.
+pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
+    chunks(file).find(|(kind, _)| kind == b"EXIF").map(|(_, data)| data)
+}
+
+/// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate the frame first.
+pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
+    let (kind, data) = chunks(file).next()?;
+    let partitions = PARTITION_BYTES + 2 * file.len() as u64;
+    let (size, depth_bytes, work) = match &kind {
+        b"VP8 " => (lossy(data)?, 3, 2),
+        b"VP8L" => (lossless(data)?, 4, 4),
+        b"VP8X" => {
+            let canvas = (u24(data, 4)? + 1, u24(data, 7)? + 1);
+            for (kind, data) in chunks(file).flat_map(frames) {
+                let fits = |(width, height)| width <= canvas.0 && height <= canvas.1;
+                if kind == *b"VP8 " && !fits(lossy(data)?) || kind == *b"VP8L" && !fits(lossless(data)?) {
+                    return None;
+                }
+            }
+            // Canvas, frame, planes and alpha of an animation; planes and alpha of a still image.
+            let animated = data.first()? & 2 != 0;
+            (canvas, 4, if animated { 12 } else { 8 })
+        }
+        _ => return None,
+    };
+    let (width, height) = size;
+    // Lossy frames are stored in whole blocks of 16 pixels.
+    let padded = u64::from(width + 16) * u64::from(height + 16);
+    Some(Announced { width, height, depth_bytes, beside_bytes: padded * work + partitions })
+}
+
+/// A chunk, and if it is a frame of an animation, the chunks in it.
+fn frames((kind, data): Chunk<'_>) -> impl Iterator<Item = Chunk<'_>> {
+    let inner = if &kind == b"ANMF" { data.get(16..).unwrap_or_default() } else { &[] };
+    std::iter::once((kind, data)).chain(Chunks(inner))
+}
+
+fn u24(data: &[u8], at: usize) -> Option<u32> {
+    let &[a, b, c]: &[u8; 3] = data.get(at..)?.first_chunk()?;
+    Some(u32::from_le_bytes([a, b, c, 0]))
+}
+
+/// RFC 6386, 9.1: a tag, a start code, two sides of 14 bits.
+fn lossy(data: &[u8]) -> Option<(u32, u32)> {
+    let &[a, b, c, d]: &[u8; 4] = data.get(6..)?.first_chunk()?;
+    let side = |low, high| u32::from(u16::from_le_bytes([low, high]) & 0x3fff);
+    Some((side(a, b), side(c, d)))
+}
+
+/// RFC 9649, 3.4: a signature, two sides less one of 14 bits.
+fn lossless(data: &[u8]) -> Option<(u32, u32)> {
+    let sides = u32::from_le_bytes(*data.get(1..)?.first_chunk()?);
+    Some(((sides & 0x3fff) + 1, ((sides >> 14) & 0x3fff) + 1))
+}
