@@ -63,11 +63,15 @@ def test_the_root_tells_qdrants_clients_its_version_and_others_what_is_here(serv
     assert not [warning for warning in recwarn if "version" in str(warning.message).lower()]
     json = requests.get(server.url, timeout=5, headers={"accept": "application/json"}).json()
     assert json["version"].startswith("1.")
-    assert requests.get(server.url, timeout=5).text.startswith("millpond ")
+    assert requests.get(server.url, timeout=5).json()["title"].startswith("qdrant")
+    curl = requests.get(server.url, timeout=5, headers={"user-agent": "curl/8.1"})
+    assert curl.text.startswith("millpond ")
     page = requests.get(server.url, timeout=5, headers={"accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html")
     for probe in ("healthz", "livez", "readyz"):
         assert requests.get(f"{server.url}/{probe}", timeout=5).status_code == 200
+    assert requests.get(f"{server.url}/livez", timeout=5).text == "healthz check passed"
+    assert requests.get(f"{server.url}/issues", timeout=5).json()["result"] == {"issues": []}
 
 
 def test_a_collection_comes_is_described_and_goes(client, collection):
@@ -94,6 +98,13 @@ def test_a_collection_comes_is_described_and_goes(client, collection):
     assert info.config.params.vectors == params()
     assert info.config.metadata == {"owner": "us", "since": 2026}
     assert info.payload_schema["city"].data_type == "keyword"
+    having = models.Filter(must_not=[models.IsEmptyCondition(is_empty=models.PayloadField(key="city"))])
+    assert info.payload_schema["city"].points == client.count(collection, count_filter=having).count
+    assert (info.config.hnsw_config.m, info.config.quantization_config) == (16, None)
+    warned = " ".join(warning.message for warning in info.warnings)
+    for name in ("hnsw_config", "optimizers_config", "quantization_config", 'index on "city"'):
+        assert name in warned, warned
+    assert "on_disk_payload" not in warned
     assert info.payload_schema["tenant"].params.is_tenant
     client.delete_payload_index(collection, "city")
     assert list(client.get_collection(collection).payload_schema) == ["tenant"]
@@ -303,6 +314,8 @@ def test_what_is_not_supported_says_so(client, collection):
         (lambda: client.create_snapshot(collection), "snapshots"),
         (lambda: client.update_vectors(collection, [models.PointVectors(id=1, vector=one)]), "points/vectors"),
         (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),
+        (lambda: client.create_collection("no", vectors_config={}), "without vectors"),
+        (lambda: client.upsert(collection, [models.PointStruct(id=9, vector={})]), "without a vector"),
         (lambda: client.create_collection("no", sparse_vectors_config={"s": models.SparseVectorParams()}), "sparse"),
         (lambda: client.create_collection("no", vectors_config=params(models.Distance.MANHATTAN)), "Manhattan"),
     ):
@@ -314,6 +327,43 @@ def test_what_is_not_supported_says_so(client, collection):
     answer = requests.post(f"{client._client.rest_uri}/collections/{collection}/points/query", json=picture, timeout=5)
     assert answer.status_code == 501
     assert "/v1/images" in answer.json()["status"]["error"]
+    for method, path in (
+        ("GET", "snapshots/x.snapshot"),
+        ("GET", "quotas"),
+        ("GET", "cluster/telemetry"),
+        ("POST", "cluster/recover"),
+        ("DELETE", "cluster/peer/1"),
+        ("POST", f"collections/{collection}/points/search/matrix/pairs"),
+    ):
+        answer = requests.request(method, f"{client._client.rest_uri}/{path}", timeout=5)
+        assert answer.status_code == 501, (path, answer.text)
+        assert path in answer.json()["status"]["error"]
+    assert requests.get(f"{client._client.rest_uri}/cluster/recover", timeout=5).status_code == 405
+
+
+def test_ids_are_read_however_a_uuid_is_written_and_vectors_by_either_name(server, client, collection):
+    client.create_collection(collection, vectors_config=params())
+    one = str(uuid.uuid4())
+    vector = vectors(np.random.default_rng(1), 1)[0]
+    client.upsert(collection, [models.PointStruct(id=one, vector=vector)])
+    base = f"{server.url}/collections/{collection}/points"
+    for spelled in (one, one.upper(), one.replace("-", ""), f"urn:uuid:{one}", f"{{{one}}}"):
+        assert requests.get(f"{base}/{spelled}", timeout=5).json()["result"]["id"] == one
+        fetched = requests.post(base, json={"ids": [spelled], "with_vectors": True}, timeout=5).json()["result"]
+        assert [point["id"] for point in fetched] == [one]
+        assert len(fetched[0]["vector"]) == DIMS
+        filtered = {"filter": {"must": [{"has_id": [spelled]}]}, "with_vectors": True}
+        page = requests.post(f"{base}/scroll", json=filtered, timeout=5).json()["result"]["points"]
+        assert len(page[0]["vector"]) == DIMS
+
+
+def test_a_collection_moves_into_a_local_one(client, collection):
+    client.create_collection(collection, vectors_config=params())
+    client.upsert(collection, points(1, 30))
+    client.create_payload_index(collection, "city", models.PayloadSchemaType.KEYWORD)
+    local = QdrantClient(":memory:")
+    client.migrate(local, [collection])
+    assert everything(local, collection).keys() == everything(client, collection).keys()
 
 
 def test_what_is_wrong_is_named(server, client, collection):
@@ -331,9 +381,14 @@ def test_what_is_wrong_is_named(server, client, collection):
     assert "points[0].vector[2]" in error("PUT", "/points", {"points": [{"id": 1, "vector": [1, 2, "3"]}]})
     assert f"expected dim: {DIMS}, got 2" in error("PUT", "/points", {"points": [{"id": 1, "vector": [1, 2]}]})
     assert f"expected dim: {DIMS}, got 1" in error("POST", "/points/query", {"query": [1]})
-    assert "limit" in error("POST", "/points/query", {"query": one, "limit": 0})
+    assert "limit" in error("POST", "/points/query", {"query": one, "limit": 0}, 422)
+    assert "hnsw_ef" in error("POST", "/points/query", {"query": one, "params": {"hnsw_ef": 0}}, 422)
+    assert "positive" in error("POST", "/points/query", {"query": {"recommend": {"negative": [1]}}}, 422)
+    assert "fitler" in error("POST", "/points/query", {"query": one, "fitler": {}})
+    neither = {"type": "integer", "lookup": False, "range": False}
+    assert "lookup" in error("PUT", "/index", {"field_name": "n", "field_schema": neither}, 422)
     assert "limit" in error("POST", "/points/scroll", {"limit": -1})
-    assert "must: [0]" in error("POST", "/points/count", {"filter": {"must": [{"key": "a"}]}})
+    assert "must: [0]" in error("POST", "/points/count", {"filter": {"must": [{"key": "a"}]}}, 422)
     deep = {"must": []}
     for _ in range(40):
         deep = {"must": [deep]}
@@ -346,6 +401,13 @@ def test_what_is_wrong_is_named(server, client, collection):
     assert "id 99" in error("POST", "/points/query", {"query": 99}, 404)
     hidden = requests.put(f"{server.url}/collections/.no", json={"vectors": {"size": 2, "distance": "Dot"}}, timeout=5)
     assert (hidden.status_code, "name" in hidden.json()["status"]["error"]) == (400, True)
+    long = requests.get(f"{server.url}/collections/{'x' * 256}", timeout=5)
+    assert (long.status_code, "name" in long.json()["status"]["error"]) == (422, True)
+    for name in ("shard_number", "replication_factor", "write_consistency_factor"):
+        zero = {"vectors": {"size": 2, "distance": "Dot"}, name: 0}
+        assert requests.put(f"{server.url}/collections/no", json=zero, timeout=5).status_code == 422
+    pinned = {"vectors": {"size": 2, "distance": "Dot", "memory": "pinned"}}
+    assert requests.put(f"{server.url}/collections/no", json=pinned, timeout=5).status_code == 422
     assert client.count(collection).count == 0
 
 

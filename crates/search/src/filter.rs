@@ -5,6 +5,8 @@
 
 mod bitmap;
 mod condition;
+mod values;
 
 pub use bitmap::Filter;
 pub use condition::{CONDITIONS_MAX, Clause, Condition, DEPTH_MAX, Match, Range, VALUES_MAX, each_value};
+pub use values::Values;

@@ -3,7 +3,7 @@
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Map, Value};
 
-use super::{PointId, unsupported};
+use super::{PointId, limits, unsupported};
 
 /// Conditions that are met together; [`Filter::default`] allows everything.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -174,7 +174,9 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
             ));
         }
     }
-    found.ok_or_else(|| format!("the condition on \"{path}\" says nothing; give match, range or is_empty"))
+    found.ok_or_else(|| {
+        limits(format_args!("the condition on \"{path}\" says nothing; give match, range or is_empty"))
+    })
 }
 
 fn empty(key: String, value: &Value) -> Parsed<Condition> {

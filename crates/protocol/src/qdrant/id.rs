@@ -14,11 +14,8 @@ pub enum PointId {
     Uuid([u8; 16]),
 }
 
-/// Where a UUID in its usual form has hyphens.
-const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-
 impl PointId {
-    /// Reads a number, or a UUID with hyphens, without them, or as a URN.
+    /// Reads a number, or a UUID with hyphens, without them, in braces or as a URN.
     pub fn parse(text: &str) -> Option<PointId> {
         if !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().ok().map(PointId::Number);
@@ -28,27 +25,7 @@ impl PointId {
 }
 
 fn uuid(text: &str) -> Option<[u8; 16]> {
-    let text = text.strip_prefix("urn:uuid:").unwrap_or(text).as_bytes();
-    let hyphenated = match text.len() {
-        32 => false,
-        36 => true,
-        _ => return None,
-    };
-    let mut bytes = [0u8; 16];
-    let mut digits = 0;
-    for (at, &byte) in text.iter().enumerate() {
-        if hyphenated && HYPHENS.contains(&at) {
-            if byte != b'-' {
-                return None;
-            }
-            continue;
-        }
-        let digit = char::from(byte).to_digit(16)? as u8;
-        let slot = bytes.get_mut(digits / 2)?;
-        *slot = *slot << 4 | digit;
-        digits += 1;
-    }
-    (digits == 32).then_some(bytes)
+    uuid::Uuid::try_parse(text).ok().map(uuid::Uuid::into_bytes)
 }
 
 impl fmt::Display for PointId {

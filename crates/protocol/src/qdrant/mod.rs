@@ -1,8 +1,10 @@
 //! Qdrant's REST interface: the requests as plain values, and the answers' envelope.
 //!
 //! A request is read in one pass. What is wrong is named by its path in the body; what Qdrant knows and
-//! Millpond does not is refused as [`base::ErrorKind::Unimplemented`], never left out in silence. Fields that
-//! only advise (shards, replicas, graph parameters, where to keep what) are read past.
+//! Millpond does not is refused as [`base::ErrorKind::Unimplemented`], never left out in silence. A field
+//! that neither knows is refused. Hints for a collection (shards, replicas, graph parameters, where to keep what) are
+//! accepted and listed by [`CreateCollection::hints`]; parameters of a query that have no effect here are read as
+//! such.
 //!
 //! Follows the REST description of Qdrant 1.19, which version 1.20 of its Python client sends.
 
@@ -40,6 +42,47 @@ pub const VERSION: &str = "1.19.0";
 /// What the message of an error contains where Qdrant knows something that Millpond does not.
 const UNSUPPORTED: &str = "not supported by this server";
 
+/// What Qdrant's message for a value outside its limits begins with; such a request is answered with 422.
+const VALIDATION: &str = "Validation error in ";
+
+/// Says whether `message` is about a value outside the limits that Qdrant's interface sets, which it answers with 422
+/// and not with 400.
+pub fn is_validation(message: &str) -> bool {
+    message.contains(VALIDATION)
+}
+
+/// Returns the error for a value of the body outside its limits: `place` is the field, `what` says what is wrong.
+pub fn out_of_limits(place: &str, what: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("{VALIDATION}JSON body: [{place}: {what}]"))
+}
+
+/// Returns the error for a collection's name of `bytes` bytes, which is longer than Qdrant allows.
+pub fn name_too_long(bytes: usize) -> Error {
+    Error::invalid(format!(
+        "{VALIDATION}path parameters: [name: {bytes} bytes; a collection's name has 1 to {NAME_BYTES_MAX}]"
+    ))
+}
+
+/// Bytes that a collection's name has at most in Qdrant's interface.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// What marks a message as one about a value outside its limits until [`parse`] knows the field's path.
+const LIMITS: &str = "outside its limits";
+
+/// Returns the message for `what`, which [`parse`] turns into an error that [`is_validation`].
+fn limits(what: impl std::fmt::Display) -> String {
+    format!("{what} ({LIMITS})")
+}
+
+/// Reads a whole number from 1.
+fn positive<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    let value = Option::<usize>::deserialize(deserializer)?;
+    if value == Some(0) {
+        return Err(serde::de::Error::custom(limits("value 0 invalid, must be 1 or larger")));
+    }
+    Ok(value)
+}
+
 /// The message for `what`, which [`parse`] turns into an error of its own kind.
 fn unsupported(what: impl std::fmt::Display) -> String {
     format!("{what}: {UNSUPPORTED}")
@@ -60,12 +103,26 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
             // Where in the text it stands does not matter to somebody who cannot have it.
             let message = message.split(" at line ").next().unwrap_or(&message);
             Error::unimplemented(format!("{place}{message}"))
+        } else if message.contains(LIMITS) {
+            let message = message.split(" at line ").next().unwrap_or(&message);
+            out_of_limits(if path == "." { "body" } else { &path }, message)
         } else {
             Error::invalid(format!("the request's JSON: {place}{message}"))
         }
     })?;
     reader.end().map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
     Ok(value)
+}
+
+/// A field that is read and has no effect: what it asks for holds in any case, or only tunes machinery that Millpond
+/// does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct NoEffect;
+
+impl<'de> Deserialize<'de> for NoEffect {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<NoEffect, D::Error> {
+        serde::de::IgnoredAny::deserialize(deserializer).map(|_| NoEffect)
+    }
 }
 
 /// A field that must be absent or null, because what it asks for cannot be done.

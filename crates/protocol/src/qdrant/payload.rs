@@ -9,6 +9,7 @@ use super::{Absent, Filter, PointId};
 
 /// Fields to be added to, or to replace, payloads.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
 pub struct SetPayload {
     /// The fields.
     pub payload: Map<String, Value>,
@@ -22,6 +23,7 @@ pub struct SetPayload {
 
 /// Fields to be removed from payloads.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
 pub struct DeletePayload {
     /// Their paths.
     pub keys: Vec<String>,

@@ -21,6 +21,7 @@ pub struct Point {
 
 /// Points to be written, as a list of points or as lists of ids, vectors and payloads.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Upsert {
     points: Option<Vec<Row>>,
     batch: Option<Batch>,
@@ -41,6 +42,7 @@ enum Mode {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Row {
     id: PointId,
     vector: Option<Vector>,
@@ -48,6 +50,7 @@ struct Row {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Batch {
     ids: Vec<PointId>,
     vectors: Columns,
@@ -75,8 +78,8 @@ impl Upsert {
 impl Row {
     fn point(self, at: usize, name: &str) -> Result<Point> {
         let place = |error: Error| error.context(format_args!("points[{at}].vector"));
-        let vector =
-            self.vector.ok_or_else(|| place(Error::invalid("a point without a vector cannot be kept")))?;
+        let missing = || place(Error::unimplemented(super::unsupported("a point without a vector")));
+        let vector = self.vector.ok_or_else(missing)?;
         let vector = vector.named(name).map_err(place)?;
         Ok(Point { id: self.id, vector, payload: self.payload.unwrap_or_default() })
     }
@@ -106,6 +109,7 @@ impl Batch {
 
 /// Points by id or by filter.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
 pub struct Selector {
     points: Option<Vec<PointId>>,
     filter: Option<Filter>,
@@ -146,6 +150,7 @@ impl Selector {
 
 /// Changes that are made one after another.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Operations {
     /// In their order.
     pub operations: Vec<Operation>,

@@ -6,13 +6,14 @@ use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAcces
 use serde_json::Value;
 
 use super::vector::{Dense, is_inference, no_vector, object};
-use super::{Absent, Filter, PointId, WithPayload, WithVector, unsupported};
+use super::{Absent, Filter, NoEffect, PointId, WithPayload, WithVector, limits, positive, unsupported};
 
 /// Points in an answer where the request does not say.
 const LIMIT: usize = 10;
 
 /// A query, perhaps over what others found.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct QueryRequest {
     /// What is asked first; the query is then asked of what these found.
     #[serde(default, deserialize_with = "prefetches")]
@@ -30,10 +31,12 @@ pub struct QueryRequest {
     /// Scores worse than this are left out.
     pub score_threshold: Option<f32>,
     /// Points wanted; ten where it does not say.
+    #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     /// Points left out at the front.
     pub offset: Option<usize>,
     /// Whether vectors are wanted; none where it does not say.
+    #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     /// Whether payloads are wanted; none where it does not say.
     pub with_payload: Option<WithPayload>,
@@ -57,6 +60,7 @@ impl QueryRequest {
 
 /// Several queries of one collection.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct QueryBatch {
     /// In the order of their answers.
     pub searches: Vec<QueryRequest>,
@@ -64,6 +68,7 @@ pub struct QueryBatch {
 
 /// A query whose hits another one ranks again.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Prefetch {
     /// What is looked for.
     pub query: Option<Query>,
@@ -78,6 +83,7 @@ pub struct Prefetch {
     /// Scores worse than this are left out.
     pub score_threshold: Option<f32>,
     /// Points wanted; ten where it does not say.
+    #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     #[serde(default, rename = "prefetch")]
     _prefetch: Absent,
@@ -111,17 +117,28 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 
 /// How hard a query looks.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SearchParams {
     /// How many candidates a graph's search keeps.
+    #[serde(default, deserialize_with = "positive")]
     pub hnsw_ef: Option<usize>,
     /// Whether every vector is to be compared.
     pub exact: Option<bool>,
     /// How codes are used.
     pub quantization: Option<Quantization>,
+    // Points that no index has yet are always compared, so answers have them as well.
+    #[serde(default, rename = "indexed_only")]
+    _indexed_only: NoEffect,
+    // A filter is evaluated before ranking, so it needs no such search of a graph.
+    #[serde(default, rename = "acorn")]
+    _acorn: NoEffect,
+    #[serde(default, rename = "idf")]
+    _idf: Absent,
 }
 
 /// How codes are used.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Quantization {
     /// Whether they are not to be used.
     pub ignore: Option<bool>,
@@ -231,14 +248,14 @@ impl<'de> Deserialize<'de> for Query {
 const DIVERSITY: f32 = 0.5;
 
 #[derive(Default, serde::Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Mmr {
     diversity: Option<f32>,
     candidates_limit: Option<usize>,
 }
 
 #[derive(Default, serde::Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Recommend {
     positive: Option<Vec<Target>>,
     negative: Option<Vec<Target>>,
@@ -288,23 +305,26 @@ fn recommend<E: DeError>(asked: Recommend) -> Result<Query, E> {
     }
     let positive = asked.positive.unwrap_or_default();
     if positive.is_empty() {
-        return Err(E::custom("recommend needs at least one positive example"));
+        return Err(E::custom(limits("recommend needs at least one positive example")));
     }
     Ok(Query::Recommend { positive, negative: asked.negative.unwrap_or_default() })
 }
 
 /// Points in the order of their ids.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ScrollRequest {
     /// The first point wanted.
     pub offset: Option<PointId>,
     /// Points wanted; ten where it does not say.
+    #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     /// Which points.
     pub filter: Option<Filter>,
     /// Which part of the payload; all where it does not say.
     pub with_payload: Option<WithPayload>,
     /// Whether vectors are wanted; none where it does not say.
+    #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "order_by")]
     _order_by: Absent,
@@ -321,21 +341,30 @@ impl ScrollRequest {
 
 /// How many points there are.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CountRequest {
     /// Which points.
     pub filter: Option<Filter>,
+    // A count is always exact.
+    #[serde(default, rename = "exact")]
+    _exact: NoEffect,
     #[serde(default, rename = "shard_key")]
     _shard_key: Absent,
 }
 
 /// How many points have which value of a field.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FacetRequest {
     /// The field's path, as in a filter.
     pub key: String,
+    #[serde(default, deserialize_with = "positive")]
     limit: Option<usize>,
     /// Which points.
     pub filter: Option<Filter>,
+    // A count is always exact.
+    #[serde(default, rename = "exact")]
+    _exact: NoEffect,
     #[serde(default, rename = "shard_key")]
     _shard_key: Absent,
 }
@@ -349,12 +378,14 @@ impl FacetRequest {
 
 /// Points by their ids.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fetch {
     /// The ids.
     pub ids: Vec<PointId>,
     /// Which part of the payload; all where it does not say.
     pub with_payload: Option<WithPayload>,
     /// Whether vectors are wanted; none where it does not say.
+    #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "shard_key")]
     _shard_key: Absent,

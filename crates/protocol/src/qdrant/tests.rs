@@ -26,6 +26,9 @@ fn ids_are_numbers_or_uuids_however_they_are_written() {
     assert_eq!(uuid.to_string(), UUID);
     assert_eq!(PointId::parse("5C56C79369F34FBF87E6C4BF54C28C26"), Some(uuid));
     assert_eq!(PointId::parse(&format!("urn:uuid:{UUID}")), Some(uuid));
+    assert_eq!(PointId::parse(&format!("{{{UUID}}}")), Some(uuid));
+    let spellings = json!([format!("{{{UUID}}}"), format!("urn:uuid:{UUID}"), UUID.replace('-', "")]);
+    assert_eq!(read::<Vec<PointId>>(&spellings).unwrap(), [uuid; 3]);
     assert_eq!(PointId::parse("18446744073709551615"), Some(PointId::Number(u64::MAX)));
     for wrong in [
         "",
@@ -78,7 +81,8 @@ fn points_that_cannot_be_kept_are_named() {
         (json!({"image": "http://x/", "model": "m"}), ErrorKind::Unimplemented, "/v1/images"),
         (json!({"other": [1.0]}), ErrorKind::InvalidArgument, "points[1].vector: Not existing vector name"),
         (json!([1, "x"]), ErrorKind::InvalidArgument, "points[1].vector[1]"),
-        (json!(null), ErrorKind::InvalidArgument, "points[1].vector"),
+        (json!(null), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
+        (json!({}), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
     ] {
         let error = upsert(point(vector.clone()), "");
         assert_eq!(error.kind(), kind, "{vector}: {error}");
@@ -261,9 +265,14 @@ fn a_collection_has_one_vector() {
         assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
         assert!(error.message().contains(word), "{error}");
     }
+    for create in [json!({}), json!({"vectors": null}), json!({"vectors": {}})] {
+        assert_eq!(
+            shape(create).unwrap_err().kind(),
+            ErrorKind::Unimplemented,
+            "a collection without vectors"
+        );
+    }
     for create in [
-        json!({}),
-        json!({"vectors": {}}),
         json!({"vectors": {"size": 0, "distance": "Dot"}}),
         json!({"vectors": {"size": 4, "distance": "Taxi"}}),
         json!({"vectors": {"size": 4}}),
@@ -309,6 +318,109 @@ fn the_envelope_is_json() {
     let vector = Some(Vector::given("v", vec![0.1]));
     let record = Record { id: PointId::Number(1), payload: None, vector };
     assert_eq!(serde_json::to_string(&record).unwrap(), r#"{"id":1,"vector":{"v":[0.1]}}"#);
+}
+
+#[test]
+fn hints_that_hold_are_taken_and_the_others_are_listed() {
+    let hints = |rest: Value| {
+        let mut body = json!({"vectors": {"size": 4, "distance": "Dot"}});
+        body.as_object_mut().unwrap().extend(object(rest));
+        read::<CreateCollection>(&body).and_then(|create| create.hints())
+    };
+    let holds = json!({"shard_number": 1, "on_disk_payload": true, "hnsw_config": null, "payload": {"memory": "cold"},
+                       "vectors": {"size": 4, "distance": "Dot", "on_disk": true, "memory": "cold"},
+                       "strict_mode_config": {"enabled": false}});
+    assert_eq!(hints(holds).unwrap(), Map::new());
+    let others = json!({"shard_number": 2, "on_disk_payload": false, "hnsw_config": {"m": 8},
+                        "vectors": {"": {"size": 4, "distance": "Dot", "on_disk": false, "memory": "cached"}}});
+    let names: Vec<String> = hints(others).unwrap().keys().cloned().collect();
+    let expected = ["hnsw_config", "on_disk_payload", "shard_number", "vectors.memory", "vectors.on_disk"];
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, expected);
+    for (wrong, word, outside) in [
+        (json!({"shard_number": 0}), "shard_number", true),
+        (json!({"replication_factor": 0}), "replication_factor", true),
+        (json!({"write_consistency_factor": 0}), "write_consistency_factor", true),
+        (json!({"vectors": {"size": 4, "distance": "Dot", "memory": "pinned"}}), "pinned", true),
+        (json!({"payload": {"memory": "pinned"}}), "pinned", true),
+        (json!({"shard_number": -1}), "shard_number", false),
+        (json!({"on_disk_payload": "yes"}), "on_disk_payload", false),
+        (json!({"shard_nubmer": 1}), "shard_nubmer", false),
+        (json!({"vectors": {"size": 4, "distance": "Dot", "on_dsik": true}}), "on_dsik", false),
+    ] {
+        let error = hints(wrong.clone()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{wrong}: {error}");
+        assert!(error.message().contains(word), "{wrong}: {error}");
+        assert_eq!(is_validation(error.message()), outside, "{wrong}: {error}");
+    }
+    let strict = hints(json!({"strict_mode_config": {"enabled": true}})).unwrap_err();
+    assert_eq!(strict.kind(), ErrorKind::Unimplemented);
+    let update =
+        json!({"params": {"replication_factor": 3, "on_disk_payload": true}, "hnsw_config": {"m": 8}});
+    let update: UpdateCollection = read(&update).unwrap();
+    assert_eq!(
+        Value::Object(update.hints().unwrap()),
+        json!({"replication_factor": 3, "hnsw_config": {"m": 8}})
+    );
+    assert!(read::<UpdateCollection>(&json!({"hnsw": {}})).is_err());
+}
+
+#[test]
+fn values_outside_their_limits_are_told_apart_from_other_mistakes() {
+    let outside = [
+        refused::<QueryRequest>(&json!({"query": 1, "params": {"hnsw_ef": 0}})),
+        refused::<QueryRequest>(&json!({"query": 1, "limit": 0})),
+        refused::<QueryRequest>(&json!({"query": {"recommend": {"negative": [1]}}})),
+        refused::<ScrollRequest>(&json!({"limit": 0})),
+        refused::<FacetRequest>(&json!({"key": "a", "limit": 0})),
+        refused::<CountRequest>(&json!({"filter": {"must": [{"key": "a"}]}})),
+    ];
+    for (kind, message) in outside {
+        assert_eq!(kind, ErrorKind::InvalidArgument, "{message}");
+        assert!(
+            message.starts_with("Validation error in JSON body: [") && is_validation(&message),
+            "{message}"
+        );
+    }
+    let index = |params: Value| {
+        let index: CreateIndex = read(&json!({"field_name": "n", "field_schema": params})).unwrap();
+        index.schema().map(|_| ())
+    };
+    assert!(is_validation(
+        index(json!({"type": "integer", "lookup": false, "range": false})).unwrap_err().message()
+    ));
+    assert!(index(json!({"type": "integer", "lookup": false, "range": true})).is_ok());
+    assert!(!is_validation(&refused::<ScrollRequest>(&json!({"limit": -1})).1));
+}
+
+#[test]
+fn a_field_that_nobody_knows_is_refused() {
+    for (kind, message) in [
+        refused::<QueryRequest>(&json!({"query": 1, "fitler": {}})),
+        refused::<QueryRequest>(&json!({"query": 1, "params": {"ef": 9}})),
+        refused::<QueryRequest>(&json!({"prefetch": {"query": 1, "limits": 9}, "query": 1})),
+        refused::<QueryRequest>(&json!({"query": {"recommend": {"positive": [1], "negatives": [2]}}})),
+        refused::<ScrollRequest>(&json!({"offsets": 1})),
+        refused::<CountRequest>(&json!({"filters": {}})),
+        refused::<FacetRequest>(&json!({"key": "a", "filters": {}})),
+        refused::<Fetch>(&json!({"ids": [], "vectors": true})),
+        refused::<Upsert>(&json!({"points": [{"id": 1, "vector": [1], "payloads": {}}]})),
+        refused::<Selector>(&json!({"points": [1], "filters": {}})),
+        refused::<SetPayload>(&json!({"payload": {}, "points": [1], "keys": "a"})),
+        refused::<CreateIndex>(&json!({"field_name": "a", "schema": "keyword"})),
+    ] {
+        assert_eq!(kind, ErrorKind::InvalidArgument, "{message}");
+        assert!(message.contains("unknown field"), "{message}");
+    }
+    // What has no effect here and changes no answer is known.
+    let known = json!({"query": 1, "params": {"indexed_only": true, "acorn": {"enable": true}}});
+    assert!(read::<QueryRequest>(&known).is_ok());
+    assert!(read::<CountRequest>(&json!({"exact": false})).is_ok());
+    for request in [json!({"with_vectors": true}), json!({"with_vector": true})] {
+        assert_eq!(read::<ScrollRequest>(&request).unwrap().with_vector, Some(WithVector::All(true)));
+        assert_eq!(read::<QueryRequest>(&request).unwrap().with_vector, Some(WithVector::All(true)));
+    }
 }
 
 /// JSON of the shapes that requests have, right and wrong.

@@ -87,7 +87,7 @@ fn only<T>(vectors: Vec<(String, T)>, name: &str) -> Result<T> {
         }
         found = Some(values);
     }
-    found.ok_or_else(|| Error::invalid(format!("a point comes without its vector \"{name}\"")))
+    found.ok_or_else(|| Error::unimplemented(unsupported("a point without a vector")))
 }
 
 /// One value of a vector.

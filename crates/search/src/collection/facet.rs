@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use base::{Error, Result};
 use serde_json::Value;
 
-use super::filters::value_of;
+use super::filters::{Turns, value_of};
 use super::inner::Inner;
 use crate::budget::Reservation;
 use crate::filter::{Clause, each_value};
@@ -126,9 +126,12 @@ impl Inner {
             self.go_on()?;
             let filtered = self.filtered(clause, view, &mut partial)?;
             let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-            let mut unreadable = false;
+            let (mut unreadable, mut turns) = (false, Turns::new());
             let lost = view.segment.payloads(&mut |row, bytes| {
-                if counts.refusal.is_some() || allow.is_some_and(|allow| !allow.contains(row)) {
+                if !turns.go_on()
+                    || counts.refusal.is_some()
+                    || allow.is_some_and(|allow| !allow.contains(row))
+                {
                     return;
                 }
                 match value_of(bytes) {
@@ -136,6 +139,7 @@ impl Inner {
                     None => unreadable = true,
                 }
             })?;
+            turns.check()?;
             partial |= lost > 0 || unreadable;
             counts.check()?;
         }

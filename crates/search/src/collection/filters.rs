@@ -3,10 +3,12 @@
 //! A segment's payloads never change, so what a clause allows of it holds for as long as the segment does; deletes are
 //! taken away when a query needs it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use base::Result;
+use base::{Error, Result};
 use serde_json::Value;
 
 use super::inner::lock;
@@ -15,10 +17,16 @@ use crate::filter::{Clause, Filter};
 use crate::ingest::Row;
 use crate::segment::Segment;
 
-/// Filters kept: those of some clauses, for each of many segments. The memory limit may allow fewer.
-const FILTERS_MAX: usize = 1024;
+/// Clauses whose filters are kept. The memory limit may allow fewer.
+const CLAUSES_MAX: usize = 256;
+/// Segments of one clause whose filters are kept.
+const SEGMENTS_MAX: usize = 1024;
+/// Bytes that the filters of one collection keep together.
+const KEPT_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of a clause whose filters are kept: what people ask for again is short.
-const CLAUSE_BYTES_MAX: u64 = 16 << 10;
+const CLAUSE_BYTES_MAX: u64 = 64 << 10;
+/// Rows after which a thread that reads payloads looks at the clock and lets others have the core.
+const ROWS_A_TURN: u32 = 512;
 /// Clauses used last whose filters a new segment gets before it is searched.
 const WARMED_MAX: usize = 8;
 
@@ -30,27 +38,88 @@ pub(super) struct Selected {
     pub(super) lost: u32,
 }
 
+thread_local! {
+    /// Until when the answer is wanted that this thread is working for.
+    static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Does `work` on this thread. A filter in it that has to read payloads gives up with `DeadlineExceeded` if they are
+/// not all read at `deadline`.
+pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
+    struct Restore(Option<Instant>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            DEADLINE.set(self.0);
+        }
+    }
+    let _restore = Restore(DEADLINE.replace(Some(deadline)));
+    work()
+}
+
+/// A reading of payloads that ends early if nobody waits for it.
+pub(super) struct Turns {
+    deadline: Option<Instant>,
+    rows: u32,
+    late: bool,
+}
+
+impl Turns {
+    pub(super) fn new() -> Turns {
+        Turns { deadline: DEADLINE.get(), rows: 0, late: false }
+    }
+
+    /// Counts a row, and says whether it is to be looked at.
+    pub(super) fn go_on(&mut self) -> bool {
+        if self.rows.is_multiple_of(ROWS_A_TURN) && !self.late {
+            self.late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            std::thread::yield_now();
+        }
+        self.rows = self.rows.wrapping_add(1);
+        !self.late
+    }
+
+    /// Checks that every row was looked at.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if rows were left out.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.late {
+            true => Err(Error::deadline(
+                "the time was up while the payloads were read for a filter; ask for less or allow more time",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Filters {
-    /// The one used last comes last.
+    /// The clause used last comes last.
     kept: Mutex<VecDeque<Kept>>,
 }
 
+/// A clause and what it allows of segments.
 #[derive(Debug)]
 struct Kept {
-    segment: [u8; 16],
-    /// Shared by those of all segments.
-    clause: Arc<KeptClause>,
-    selected: Arc<Selected>,
-    /// The memory it takes.
+    clause: Arc<Clause>,
+    /// The memory that the clause takes.
     _held: Reservation,
+    /// The segment used last comes last.
+    segments: VecDeque<OfSegment>,
 }
 
-/// A clause and the memory it takes.
 #[derive(Debug)]
-struct KeptClause {
-    clause: Clause,
-    _held: Reservation,
+struct OfSegment {
+    uuid: [u8; 16],
+    selected: Arc<Selected>,
+    /// The memory it takes.
+    held: Reservation,
+}
+
+impl Kept {
+    fn bytes(&self) -> u64 {
+        self.segments.iter().map(|of| of.held.bytes()).sum()
+    }
 }
 
 impl Filters {
@@ -62,14 +131,8 @@ impl Filters {
         budget: &Arc<Budget>,
     ) -> Result<Arc<Selected>> {
         let uuid = segment.uuid();
-        {
-            let mut kept = lock(&self.kept);
-            let found = kept.iter().position(|kept| kept.segment == uuid && kept.clause.clause == *clause);
-            if let Some(found) = found.and_then(|at| kept.remove(at)) {
-                let selected = found.selected.clone();
-                kept.push_back(found);
-                return Ok(selected);
-            }
+        if let Some(selected) = self.find(uuid, clause) {
+            return Ok(selected);
         }
         let bytes = u64::from(segment.rows().div_ceil(64)) * 8;
         let held = budget.reserve(bytes, "a filter")?;
@@ -81,7 +144,21 @@ impl Filters {
         Ok(selected)
     }
 
-    /// Keeps what a clause allows, where the clause is not too large and there is memory for it.
+    /// Finds what is kept, which becomes what was used last.
+    fn find(&self, segment: [u8; 16], clause: &Clause) -> Option<Arc<Selected>> {
+        let mut kept = lock(&self.kept);
+        let place = kept.iter().position(|kept| *kept.clause == *clause)?;
+        let mut found = kept.remove(place)?;
+        let place = found.segments.iter().position(|of| of.uuid == segment);
+        let of = place.and_then(|place| found.segments.remove(place));
+        let selected = of.as_ref().map(|of| of.selected.clone());
+        found.segments.extend(of);
+        kept.push_back(found);
+        selected
+    }
+
+    /// Keeps what a clause allows, if the clause is not too large and there is memory for it. Clauses that were not
+    /// used for the longest time make room.
     fn keep(
         &self,
         segment: [u8; 16],
@@ -95,34 +172,34 @@ impl Filters {
             return;
         }
         let mut kept = lock(&self.kept);
-        let same = kept.iter().map(|kept| &kept.clause).find(|kept| kept.clause == *clause).cloned();
-        let clause = match same {
-            Some(same) => same,
+        let of = OfSegment { uuid: segment, selected, held };
+        match kept.iter_mut().find(|kept| *kept.clause == *clause) {
+            Some(known) => {
+                known.segments.retain(|of| of.uuid != segment);
+                if known.segments.len() >= SEGMENTS_MAX {
+                    known.segments.pop_front();
+                }
+                known.segments.push_back(of);
+            }
             None => {
                 let Ok(held) = budget.reserve(bytes, "a filter's conditions") else { return };
-                Arc::new(KeptClause { clause: clause.clone(), _held: held })
+                let clause = Arc::new(clause.clone());
+                kept.push_back(Kept { clause, _held: held, segments: VecDeque::from([of]) });
             }
-        };
-        if kept.len() >= FILTERS_MAX {
-            kept.pop_front();
         }
-        kept.push_back(Kept { segment, clause, selected, _held: held });
+        let mut total: u64 = kept.iter().map(Kept::bytes).sum();
+        while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
+            total -= kept.pop_front().map_or(0, |kept| kept.bytes());
+        }
     }
 
     /// Makes the filters of the clauses used last for a segment that is about to be searched, so that no query has to
     /// read all its payloads. Where it fails, a query does it.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<Budget>) {
-        let mut clauses: Vec<Arc<KeptClause>> = Vec::new();
-        for kept in lock(&self.kept).iter().rev() {
-            if clauses.len() >= WARMED_MAX {
-                break;
-            }
-            if !clauses.iter().any(|known| Arc::ptr_eq(known, &kept.clause)) {
-                clauses.push(kept.clause.clone());
-            }
-        }
+        let clauses: Vec<Arc<Clause>> =
+            lock(&self.kept).iter().rev().take(WARMED_MAX).map(|kept| kept.clause.clone()).collect();
         for clause in &clauses {
-            if let Err(error) = self.select(segment, &clause.clause, budget) {
+            if let Err(error) = self.select(segment, clause, budget) {
                 tracing::debug!(%error, "a filter is left to the next query");
                 return;
             }
@@ -137,18 +214,23 @@ impl Filters {
 
 fn read(segment: &Segment, clause: &Clause) -> Result<Selected> {
     let mut filter = Filter::none(segment.rows());
-    let mut unreadable = 0;
+    let (mut unreadable, mut turns) = (0, Turns::new());
     let mut each = |row: u32, value: Option<Value>| match (segment.ids().id(row), value) {
         (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
         (Some(_), Some(_)) => {}
         _ => unreadable += 1,
     };
     let lost = if clause.needs_payload() {
-        segment.payloads(&mut |row, bytes| each(row, value_of(bytes)))?
+        segment.payloads(&mut |row, bytes| {
+            if turns.go_on() {
+                each(row, value_of(bytes));
+            }
+        })?
     } else {
         (0..segment.rows()).for_each(|row| each(row, Some(Value::Null)));
         0
     };
+    turns.check()?;
     Ok(Selected { filter, lost: lost + unreadable })
 }
 
@@ -160,4 +242,69 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
 /// Whether a clause allows a point that is not sealed yet.
 pub(super) fn allows(clause: &Clause, row: &Row) -> bool {
     value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::Condition;
+    use base::ErrorKind;
+    use std::time::Duration;
+
+    fn clause(number: u64) -> Clause {
+        Clause { must: vec![Condition::has_id(vec![number])], ..Clause::default() }
+    }
+
+    fn segment(number: u8) -> [u8; 16] {
+        [number; 16]
+    }
+
+    #[test]
+    fn clauses_are_kept_with_all_their_segments() {
+        let (filters, budget) = (Filters::default(), Budget::new(1 << 30));
+        let clauses = CLAUSES_MAX as u64 + 44;
+        for number in 0..clauses {
+            for of in 0..20 {
+                let selected = Arc::new(Selected { filter: Filter::none(64), lost: 0 });
+                let held = budget.reserve(8, "a test").unwrap();
+                filters.keep(segment(of), &clause(number), selected, held, &budget);
+            }
+        }
+        for number in 0..clauses {
+            for of in 0..20 {
+                assert_eq!(
+                    filters.find(segment(of), &clause(number)).is_some(),
+                    number >= 44,
+                    "{number} {of}"
+                );
+            }
+        }
+        assert!(filters.find(segment(20), &clause(clauses - 1)).is_none());
+    }
+
+    #[test]
+    fn filters_together_have_a_limit() {
+        let (filters, budget) = (Filters::default(), Budget::new(1 << 30));
+        for number in 0..5 {
+            let selected = Arc::new(Selected { filter: Filter::none(64), lost: 0 });
+            let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
+            filters.keep(segment(1), &clause(number), selected, held, &budget);
+        }
+        let there: Vec<bool> =
+            (0..5).map(|number| filters.find(segment(1), &clause(number)).is_some()).collect();
+        assert_eq!(there, [false, false, true, true, true]);
+    }
+
+    #[test]
+    fn a_reading_ends_at_its_deadline_and_only_within_the_work_it_is_for() {
+        let late = until(Instant::now(), || {
+            let mut turns = Turns::new();
+            assert!(!turns.go_on() && !turns.go_on());
+            turns.check().unwrap_err()
+        });
+        assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
+        let mut turns = Turns::new();
+        assert!(turns.go_on() && turns.check().is_ok(), "the deadline went with the work");
+        until(Instant::now() + Duration::from_secs(3600), || assert!(Turns::new().go_on()));
+    }
 }

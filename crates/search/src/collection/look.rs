@@ -6,7 +6,7 @@ use base::{Error, ErrorKind, Result};
 
 use super::inner::{Inner, lock};
 use super::search::SearchThread;
-use super::state::{Found as FoundPoint, State, View};
+use super::state::{Content, Found as FoundPoint, State, View};
 use crate::coarse::{self, Exact};
 use crate::filter::{Clause, Filter};
 use crate::ingest::{Row, StoredPoint};
@@ -115,6 +115,14 @@ impl Inner {
             counted.count += rows.count() as u64;
         }
         Ok(counted)
+    }
+
+    /// Says whether a segment is still to be opened that was not tried yet.
+    pub(super) fn opening(&self) -> bool {
+        self.state().segments.iter().any(|slot| match &slot.content {
+            Content::Closed(closed) => closed.reason.is_none() && closed.delayed.is_none(),
+            Content::Open(_) => false,
+        })
     }
 
     pub(super) fn is_partial(&self, state: &State) -> bool {

@@ -57,6 +57,7 @@ use crate::rerank::{Limits, Scorer, Searcher, Shared};
 use crate::segment::{PageCache, reader_options};
 
 pub use facet::{FACET_VALUES_MAX, Facet, FacetValue};
+pub use filters::until;
 pub use hurry::Waits;
 pub use look::{Count, IDS_MAX, IdList, Parts};
 pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
@@ -238,6 +239,12 @@ impl Collection {
     /// `InvalidArgument` for a filter or a number that is too large, otherwise what the medium says.
     pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Clause>) -> Result<IdList> {
         self.inner.ids_from(from, max, filter)
+    }
+
+    /// Says whether segments are still being opened for the first time since the start, so that answers lack their
+    /// points. A segment that is damaged, or is tried again later, is not waited for.
+    pub fn opening(&self) -> bool {
+        self.inner.opening()
     }
 
     /// How many points `filter` allows.

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use base::{Error, Result};
 use serde_json::Value;
 
-use super::Filter;
+use super::{Filter, Values};
 
 /// Conditions of a filter at most, those inside nested clauses included.
 pub const CONDITIONS_MAX: usize = 1024;
@@ -63,9 +63,9 @@ pub enum Match {
     /// This value: a string, a number or a truth value.
     Value(Value),
     /// One of these.
-    Any(Vec<Value>),
+    Any(Values),
     /// Some value that is none of these.
-    Except(Vec<Value>),
+    Except(Values),
 }
 
 /// Limits of a number; one that is absent does not limit.
@@ -252,15 +252,16 @@ impl Match {
         };
         match self {
             Match::Value(value) => one(value),
-            Match::Any(values) | Match::Except(values) => values.iter().map(one).sum(),
+            // The table that looks them up has each once more.
+            Match::Any(values) | Match::Except(values) => 2 * values.iter().map(one).sum::<u64>(),
         }
     }
 
     fn accepts(&self, value: &Value) -> bool {
         match self {
             Match::Value(wanted) => same(wanted, value),
-            Match::Any(wanted) => wanted.iter().any(|wanted| same(wanted, value)),
-            Match::Except(unwanted) => !unwanted.iter().any(|unwanted| same(unwanted, value)),
+            Match::Any(wanted) => wanted.has(value),
+            Match::Except(unwanted) => !unwanted.has(value),
         }
     }
 }
@@ -276,7 +277,7 @@ impl Range {
 }
 
 /// Whether two values are the same. Whole numbers are compared exactly, others as 64-bit floats.
-fn same(one: &Value, other: &Value) -> bool {
+pub(super) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
             one == other || (either_float(one, other) && one.as_f64() == other.as_f64())

@@ -80,20 +80,7 @@ impl FromStr for PointId {
         if !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return PointId::number(text.parse().map_err(|_| odd())?);
         }
-        let bare = text.strip_prefix("urn:uuid:").unwrap_or(text);
-        let bare = bare.strip_prefix('{').and_then(|bare| bare.strip_suffix('}')).unwrap_or(bare);
-        let hyphens = [8, 13, 18, 23];
-        let hyphenated = bare.len() == 36 && hyphens.iter().all(|&at| bare.as_bytes()[at] == b'-');
-        let digits: String = match bare.len() {
-            32 => bare.to_owned(),
-            36 if hyphenated => bare.bytes().filter(|&byte| byte != b'-').map(char::from).collect(),
-            _ => return Err(odd()),
-        };
-        if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(odd());
-        }
-        let number = u128::from_str_radix(&digits, 16).map_err(|_| odd())?;
-        Ok(PointId::Uuid(number.to_be_bytes()))
+        uuid::Uuid::try_parse(text).map(|uuid| PointId::Uuid(uuid.into_bytes())).map_err(|_| odd())
     }
 }
 

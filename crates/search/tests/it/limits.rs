@@ -176,7 +176,7 @@ fn filters_are_kept_without_the_ids_they_exclude_and_large_ones_are_not() {
     collection.seal().unwrap();
     let matching = |values: Vec<serde_json::Value>| Condition::Match {
         key: "colour".into(),
-        matching: Match::Any(values),
+        matching: Match::Any(values.into()),
     };
     let used = |clause: &Clause| {
         let list = collection.ids_from(0, 100, Some(clause)).unwrap();

@@ -31,9 +31,19 @@ pub(super) fn exists(registry: &Registry, place: &Place) -> Result<Value> {
 pub(super) fn create(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
     let asked: wire::CreateCollection = wire::parse(body)?;
     let shape = asked.shape()?;
-    let own = json!({ "hints": asked.hints, "metadata": asked.metadata.unwrap_or_default() });
-    registry.create(&place.collection, convert::settings(&shape, json!({ EXTRA: own })))?;
-    Ok(true)
+    let own = json!({ "hints": asked.hints()?, "metadata": asked.metadata.unwrap_or_default() });
+    let created = registry.create(&place.collection, convert::settings(&shape, json!({ EXTRA: own })));
+    match created {
+        // Qdrant tells the two apart by their status.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_alias(registry, &place.collection) => {
+            Err(Error::invalid(error.message().to_owned()))
+        }
+        created => created.map(|_| true),
+    }
+}
+
+fn is_alias(registry: &Registry, name: &str) -> bool {
+    registry.aliases().iter().any(|(alias, _)| alias == name)
 }
 
 /// Whether there was one.
@@ -47,10 +57,18 @@ pub(super) fn give_up(registry: &Registry, place: &Place, _: &[u8]) -> Result<bo
     Ok(true)
 }
 
-/// Merges metadata; everything else that may be changed is a hint that means nothing here.
+/// Merges metadata. Everything else that may be changed is a hint that has no effect here, and is remembered so that
+/// `warnings` can say so.
 pub(super) fn update(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
     let named = registry.get(&place.collection)?;
     let asked: wire::UpdateCollection = if body.is_empty() { Default::default() } else { wire::parse(body)? };
+    let hints = asked.hints()?;
+    if !hints.is_empty() {
+        named.change_extra(|extra| {
+            own(extra, "hints").extend(hints);
+            Ok(())
+        })?;
+    }
     if let Some(metadata) = asked.metadata {
         named.change_extra(|extra| {
             let kept = own(extra, "metadata");
@@ -134,6 +152,16 @@ pub(super) fn change_aliases(registry: &Registry, _: &Place, body: &[u8]) -> Res
     };
     let changes: Vec<AliasChange> = asked.actions.into_iter().map(change).collect();
     registry.change_aliases(&changes)?;
+    Ok(true)
+}
+
+/// Qdrant reports here what it advises; this server does so in `warnings` of each collection.
+pub(super) fn issues(_: &Registry, _: &Place) -> Result<Value> {
+    Ok(json!({ "issues": [] }))
+}
+
+/// There are none to be cleared.
+pub(super) fn clear_issues(_: &Registry, _: &Place) -> Result<bool> {
     Ok(true)
 }
 

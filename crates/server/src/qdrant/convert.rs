@@ -7,6 +7,8 @@ use search::filter::{Clause, Condition, Match, Range};
 use search::points::PointId;
 use search::registry::{Named, Settings};
 
+use super::info::EXTRA;
+
 /// A norm below this is taken for zero, and the vector left as it is.
 const NORM_MIN: f32 = f32::EPSILON;
 
@@ -116,10 +118,16 @@ fn within(named: &Named, filter: &wire::Filter) -> Result<Clause> {
 fn condition(named: &Named, condition: &wire::Condition) -> Result<Condition> {
     Ok(match condition {
         wire::Condition::Match { key, matching } => {
+            let uuid = holds_uuids(named, key);
             let matching = match matching {
+                wire::Match::Value(value) if uuid => {
+                    Match::Any(spellings(std::slice::from_ref(value)).into())
+                }
+                wire::Match::Any(values) if uuid => Match::Any(spellings(values).into()),
+                wire::Match::Except(values) if uuid => Match::Except(spellings(values).into()),
                 wire::Match::Value(value) => Match::Value(value.clone()),
-                wire::Match::Any(values) => Match::Any(values.clone()),
-                wire::Match::Except(values) => Match::Except(values.clone()),
+                wire::Match::Any(values) => Match::Any(values.clone().into()),
+                wire::Match::Except(values) => Match::Except(values.clone().into()),
             };
             Condition::Match { key: key.clone(), matching }
         }
@@ -131,6 +139,33 @@ fn condition(named: &Named, condition: &wire::Condition) -> Result<Condition> {
         wire::Condition::IsEmpty { key } => Condition::IsEmpty { key: key.clone() },
         wire::Condition::Filter(filter) => Condition::Nested(within(named, filter)?),
     })
+}
+
+/// Says whether the field has an index for UUIDs, which compares them by what they mean.
+fn holds_uuids(named: &Named, key: &str) -> bool {
+    let settings = named.settings();
+    let schema = settings.extra.get(EXTRA).and_then(|own| own.get("payload_schema"));
+    schema.and_then(|schema| schema.get(key)).is_some_and(|field| field["data_type"] == "uuid")
+}
+
+/// Returns values together with the other usual spellings of those that are UUIDs.
+fn spellings(values: &[serde_json::Value]) -> Vec<serde_json::Value> {
+    let mut all = values.to_vec();
+    for value in values.iter().filter_map(serde_json::Value::as_str) {
+        let Some(id @ wire::PointId::Uuid(_)) = wire::PointId::parse(value) else { continue };
+        let hyphenated = id.to_string();
+        let simple = hyphenated.replace('-', "");
+        let others = [
+            hyphenated.to_uppercase(),
+            simple.to_uppercase(),
+            format!("urn:uuid:{hyphenated}"),
+            format!("{{{hyphenated}}}"),
+            simple,
+            hyphenated,
+        ];
+        all.extend(others.map(serde_json::Value::from));
+    }
+    all
 }
 
 /// Which points are meant, with a filter that can be evaluated.

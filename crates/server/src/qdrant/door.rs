@@ -12,8 +12,9 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use metrics::KindLabels;
+use protocol::qdrant as wire;
 use protocol::status::Dialect;
-use search::collection::SearchThread;
+use search::collection::{SearchThread, until};
 use search::registry::{Named, Registry};
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -45,6 +46,13 @@ pub(super) struct Call {
 
 type Encoded = Result<Vec<u8>>;
 
+/// How long a read waits for a collection that is still being opened, unless the request's own time is shorter.
+const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How often such a read looks again.
+const OPENING_LOOK: Duration = Duration::from_millis(20);
+/// When a client is advised to come again whose collection was not open in time.
+const OPENING_RETRY: Duration = Duration::from_secs(1);
+
 impl FromRequest<Arc<App>> for Call {
     type Rejection = Reply;
 
@@ -55,6 +63,10 @@ impl FromRequest<Arc<App>> for Call {
         let Path(mut path) =
             path.map_err(|error| refuse(&Error::invalid(error.body_text()), started.elapsed()))?;
         let writers = parts.extensions.get::<Arc<Writers>>().cloned().unwrap_or_default();
+        let name_bytes = path.get("collection").map_or(0, String::len);
+        if name_bytes > wire::NAME_BYTES_MAX {
+            return Err(refuse(&wire::name_too_long(name_bytes), started.elapsed()));
+        }
         let place = Place {
             collection: path.remove("collection").unwrap_or_default(),
             item: path.remove("item").unwrap_or_default(),
@@ -71,28 +83,45 @@ impl Call {
         reply(answer, self.started)
     }
 
-    /// Answers from a collection's points, on a search thread.
+    /// Answers from a collection's points, on a search thread. Waits for a collection that is still being opened, for
+    /// at most [`OPENING_WAIT_MAX`]: an answer from the part that is open would lack points in silence.
     pub(super) async fn read<T: Serialize + 'static>(
         self,
         work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
-        reply(self.read_inner(work).await, started)
+        reply(self.read_inner(work, true).await, started)
+    }
+
+    /// As [`Call::read`], about a collection in whatever state it is.
+    pub(super) async fn inspect<T: Serialize + 'static>(
+        self,
+        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.read_inner(work, false).await, started)
     }
 
     async fn read_inner<T: Serialize + 'static>(
         self,
         work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+        wait: bool,
     ) -> Encoded {
         let _admitted = self.app.admit()?;
         let registry = self.app.registry()?;
-        let named = registry.get(&self.place.collection)?;
+        let named = if wait {
+            let patience = OPENING_WAIT_MAX.min(self.app.doors.request_timeout);
+            opened(|| open_now(&registry, &self.place.collection), self.started + patience).await?
+        } else {
+            registry.get(&self.place.collection)?
+        };
         let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
             if !cancelled.is_cancelled() {
-                cancelled.answer(work(named, thread, &place, &body).and_then(|result| encode(&result)));
+                let answer = until(place.deadline, || work(named, thread, &place, &body));
+                cancelled.answer(answer.and_then(|result| encode(&result)));
             }
         };
         registry
@@ -135,6 +164,35 @@ impl Call {
         };
         self.writers.submit(Box::new(job)).inspect_err(|error| refused(&self.app, error, "write_queue"))?;
         waiting.answer(self.started + deadline).await
+    }
+}
+
+/// Returns a collection that is open as a whole; `None` while it is being opened.
+fn open_now(registry: &Registry, name: &str) -> Result<Option<Arc<Named>>> {
+    match registry.get(name) {
+        Ok(named) if named.collection().opening() => Ok(None),
+        Ok(named) => Ok(Some(named)),
+        Err(error) if error.kind() == ErrorKind::Unavailable && error.retry_after().is_some() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits until `look` finds what it looks for.
+///
+/// # Errors
+/// `Unavailable` with advice when to come again if `until` has passed; what `look` returns.
+async fn opened<T>(mut look: impl FnMut() -> Result<Option<T>>, until: Instant) -> Result<T> {
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if Instant::now() >= until {
+            return Err(Error::unavailable(
+                "the collection is still being opened, and an answer now would lack points; try again",
+            )
+            .with_retry_after(OPENING_RETRY));
+        }
+        tokio::time::sleep(OPENING_LOOK).await;
     }
 }
 
@@ -201,8 +259,12 @@ fn reply(answer: Encoded, started: Instant) -> Reply {
 
 /// An error in Qdrant's envelope.
 pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
-    let status = StatusCode::from_u16(protocol::status::http(error.kind(), Dialect::OpenInference))
-        .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let status = if error.kind() == ErrorKind::InvalidArgument && wire::is_validation(error.message()) {
+        StatusCode::UNPROCESSABLE_ENTITY
+    } else {
+        StatusCode::from_u16(protocol::status::http(error.kind(), Dialect::OpenInference))
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    };
     let mut reply = Reply::json(protocol::qdrant::error(error.message(), took)).with_status(status);
     if let Some(after) = error.retry_after() {
         reply = reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
@@ -212,4 +274,43 @@ pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
         reply = reply.with_header(header::CONNECTION, HeaderValue::from_static("close"));
     }
     reply
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse;
+
+    use super::*;
+
+    fn wait<T>(look: impl FnMut() -> Result<Option<T>>, patience: Duration) -> Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(opened(look, Instant::now() + patience))
+    }
+
+    #[test]
+    fn a_read_waits_for_a_collection_that_is_being_opened_and_not_for_ever() {
+        let mut looks = 0;
+        let mut third = || {
+            looks += 1;
+            Ok((looks == 3).then_some("all points"))
+        };
+        assert_eq!(wait(&mut third, Duration::from_secs(60)).unwrap(), "all points");
+        assert_eq!(looks, 3);
+        let never = wait(|| Ok(None::<()>), Duration::from_millis(1)).unwrap_err();
+        assert_eq!((never.kind(), never.retry_after()), (ErrorKind::Unavailable, Some(OPENING_RETRY)));
+        let gone = wait(|| Err::<Option<()>, _>(Error::not_found("gone")), Duration::from_secs(60));
+        assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_value_outside_its_limits_is_422_and_other_mistakes_are_400() {
+        let status = |error: &Error| refuse(error, Duration::ZERO).into_response().status();
+        assert_eq!(
+            status(&wire::out_of_limits("limit", "value 0 invalid")),
+            StatusCode::UNPROCESSABLE_ENTITY
+        );
+        assert_eq!(status(&wire::name_too_long(256)), StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(status(&Error::invalid("no JSON")), StatusCode::BAD_REQUEST);
+        assert_eq!(status(&Error::unimplemented("no such thing")), StatusCode::NOT_IMPLEMENTED);
+    }
 }

@@ -2,7 +2,8 @@
 
 use base::Result;
 use search::collection::{SearchThread, Status};
-use search::registry::Named;
+use search::filter::{Clause, Condition};
+use search::registry::{Named, Settings};
 use serde_json::{Map, Value, json};
 
 use super::convert;
@@ -16,8 +17,8 @@ pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
     extra.get(EXTRA).and_then(|own| own.get(name)).and_then(Value::as_object).cloned().unwrap_or_default()
 }
 
-/// Configuration that clients insist on is Qdrant's default with what the collection was made with over it; it
-/// says nothing about how this server works.
+/// Configuration that clients insist on is Qdrant's default, so that a collection copied to a Qdrant server gets a
+/// usable one; it says nothing about how this server works. Hints that have no effect are named in `warnings` only.
 pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8]) -> Result<Value> {
     let (settings, status) = (named.settings(), named.collection().status());
     let failed = status.seal_error.is_some() || status.merge_error.is_some();
@@ -27,32 +28,15 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         (true, true) => "yellow",
         (true, false) => "green",
     };
-    let hints = kept(&settings.extra, "hints");
     let mut vector = json!({ "size": settings.dims, "distance": convert::distance(settings.metric).name() });
     if !settings.vector_name.is_empty() {
         vector = json!({ settings.vector_name.as_str(): vector });
     }
-    let with_hints = |name: &str, mut defaults: Value| {
-        if let (Some(given), Some(defaults)) =
-            (hints.get(name).and_then(Value::as_object), defaults.as_object_mut())
-        {
-            defaults.extend(
-                given.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())),
-            );
-        }
-        defaults
-    };
     let error = status.seal_error.as_ref().or(status.merge_error.as_ref());
-    let schema: Map<String, Value> = kept(&settings.extra, "payload_schema")
-        .into_iter()
-        .map(|(field, schema)| {
-            let (data_type, params) = (&schema["data_type"], &schema["params"]);
-            (field, json!({ "data_type": data_type, "params": params, "points": status.points }))
-        })
-        .collect();
+    let schema = payload_schema(named, &settings)?;
     let metadata = kept(&settings.extra, "metadata");
     Ok(json!({
-        "warnings": warnings(&status),
+        "warnings": warnings(&status, &settings),
         "status": state,
         "optimizer_status": if failed { json!({ "error": error }) } else { json!("ok") },
         "points_count": status.points,
@@ -61,27 +45,47 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         "config": {
             "params": { "vectors": vector, "shard_number": 1, "replication_factor": 1,
                         "write_consistency_factor": 1, "on_disk_payload": true },
-            "hnsw_config": with_hints(
-                "hnsw_config",
-                json!({ "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 }),
-            ),
-            "optimizer_config": with_hints(
-                "optimizers_config",
-                json!({ "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
-                        "default_segment_number": 0, "flush_interval_sec": 0 }),
-            ),
-            "quantization_config": hints.get("quantization_config").cloned().unwrap_or(Value::Null),
+            "hnsw_config": { "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 },
+            "optimizer_config": { "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
+                                  "default_segment_number": 0, "flush_interval_sec": 0 },
+            "wal_config": { "wal_capacity_mb": 32, "wal_segments_ahead": 0 },
+            "quantization_config": Value::Null,
             "metadata": if metadata.is_empty() { Value::Null } else { Value::Object(metadata) },
         },
         "payload_schema": schema,
     }))
 }
 
-/// What is damaged, by name.
-fn warnings(status: &Status) -> Vec<Value> {
+/// The indexed fields, each with how many points have a value of it.
+fn payload_schema(named: &Named, settings: &Settings) -> Result<Map<String, Value>> {
+    let mut fields = Map::new();
+    for (field, schema) in kept(&settings.extra, "payload_schema") {
+        let empty = Condition::IsEmpty { key: field.clone() };
+        let filled = Clause { must_not: vec![empty], ..Clause::default() };
+        let points = named
+            .count(Some(&filled))
+            .map_err(|error| error.context(format_args!("payload_schema.{field}")))?;
+        let mut described = json!({ "data_type": schema["data_type"], "points": points.count });
+        if !schema["params"].is_null() {
+            described["params"] = schema["params"].clone();
+        }
+        fields.insert(field, described);
+    }
+    Ok(fields)
+}
+
+/// What is damaged, and what was asked for and has no effect, by name.
+fn warnings(status: &Status, settings: &Settings) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
     let more = (more > 0).then(|| format!("{more} more that are not named here"));
-    quarantined.chain(more).chain(mended).map(|message| json!({ "message": message })).collect()
+    let hints = kept(&settings.extra, "hints").into_iter().filter(|(_, value)| !value.is_null());
+    let hints = hints.map(|(name, _)| format!("{name} was asked for and has no effect on this server"));
+    let fields = kept(&settings.extra, "payload_schema").into_iter();
+    let fields = fields.map(|(field, _)| {
+        format!("the index on \"{field}\" is recorded only: filters read payloads with it as without it")
+    });
+    let all = quarantined.chain(more).chain(mended).chain(hints).chain(fields);
+    all.map(|message| json!({ "message": message })).collect()
 }

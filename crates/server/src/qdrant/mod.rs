@@ -2,13 +2,14 @@
 //!
 //! A collection has one vector, with or without a name. Reads run on the search threads, writes on a few
 //! threads of their own that wait for the log; a door's thread does neither. What Qdrant knows and this
-//! server does not is refused with 501 and the reason. Accepted without effect, because they tune machinery
-//! that is not here: shards and replicas, graph and optimiser parameters, where to keep what, `wait` and
-//! `ordering` (every acknowledged write is durable), `indexed_only`. An index on a payload field is recorded
-//! and shown; filters need none.
+//! server does not is refused with 501 and the reason; a field of a body that neither knows with 400. Hints that a
+//! collection does not follow (shards and replicas, graph and optimiser parameters, where to keep what) are
+//! accepted, are not shown as if they held, and are named in the `warnings` of `GET /collections/NAME`. `wait` and
+//! `ordering` have no effect, as every acknowledged write is durable. An index on a payload field is recorded
+//! and shown, and does not make filters faster, which `warnings` says as well.
 //!
-//! Where damage or an unfinished start may have left something out of an answer, its result has `"partial":
-//! true`.
+//! A read waits for a collection that is still being opened, for a limited time, and is answered 503 after it. If
+//! damage may have left something out of an answer, its result has `"partial": true`.
 
 mod catalogue;
 mod change;
@@ -25,7 +26,7 @@ mod writers;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::routing::{delete, get, post, put};
+use axum::routing::{any, delete, get, post, put};
 use axum::{Extension, Router};
 use base::Error;
 use http::{HeaderMap, StatusCode, header};
@@ -41,7 +42,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/collections", get(|call: Call| call.at_once(catalogue::list)))
         .route(
             "/collections/{collection}",
-            get(|call: Call| call.read(info::describe))
+            get(|call: Call| call.inspect(info::describe))
                 .put(|call: Call| call.write(catalogue::create))
                 .patch(|call: Call| call.write(catalogue::update))
                 .delete(|call: Call| call.remove(catalogue::remove)),
@@ -62,9 +63,21 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/collections/{collection}/facet", post(|call: Call| call.read(look::facet)))
         .route("/cluster", get(|call: Call| call.at_once(catalogue::cluster)))
         .merge(points())
-        .route("/collections/{collection}/{*item}", axum::routing::any(unsupported))
-        .route("/snapshots", axum::routing::any(unsupported))
-        .route("/telemetry", axum::routing::any(unsupported))
+        .route("/collections/{collection}/{*item}", any(unsupported))
+        .route("/snapshots", any(unsupported))
+        .route("/snapshots/{*item}", any(unsupported))
+        .route("/telemetry", any(unsupported))
+        .route("/quotas", any(unsupported))
+        .route("/quotas/{*item}", any(unsupported))
+        .route("/cluster/telemetry", get(unsupported).fallback(wrong_method))
+        .route("/cluster/recover", post(unsupported).fallback(wrong_method))
+        .route("/cluster/peer/{item}", delete(unsupported).fallback(wrong_method))
+        .route(
+            "/issues",
+            get(|call: Call| call.at_once(catalogue::issues))
+                .delete(|call: Call| call.at_once(catalogue::clear_issues))
+                .fallback(wrong_method),
+        )
         .layer(Extension(Arc::new(Writers::default())))
 }
 
@@ -101,7 +114,7 @@ pub(crate) fn clause(named: &search::registry::Named, filter: &str) -> base::Res
 pub(crate) fn probes() -> Router<Arc<App>> {
     Router::new()
         .route("/healthz", get(|| async { Reply::text("healthz check passed") }))
-        .route("/livez", get(|| async { Reply::text("livez check passed") }))
+        .route("/livez", get(|| async { Reply::text("healthz check passed") }))
         .route("/readyz", get(ready))
 }
 
@@ -121,10 +134,18 @@ pub(crate) fn version(headers: &HeaderMap) -> Option<Reply> {
     let has = |name: header::HeaderName, what: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(what))
     };
-    let agents = ["python-client/", "qdrant", "go-client/"];
+    // The last ones are libraries for programs, which say that they take anything; curl, for people, is not among them.
+    let agents =
+        ["python-client/", "qdrant", "go-client/", "python-requests/", "python-httpx/", "aiohttp/", "axios/"];
     let asks =
         agents.iter().any(|agent| has(header::USER_AGENT, agent)) || has(header::ACCEPT, "application/json");
     asks.then(|| Reply::json(protocol::qdrant::version(crate::NAME, crate::VERSION)))
+}
+
+/// Answers 405 in Qdrant's envelope.
+async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
+    let what = format!("{} has no {method}", uri.path());
+    refuse(&Error::invalid(what), std::time::Duration::ZERO).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 async fn unsupported(method: http::Method, uri: http::Uri) -> Reply {

@@ -89,7 +89,7 @@ fn run(
     weight: &mut Weight,
 ) -> Result<Points> {
     let (limit, offset) = (asked.limit(), asked.offset());
-    let count = wanted_hits(limit, offset)?;
+    let count = wanted_hits(named, limit, offset)?;
     convert::check_using(&named.settings(), using(&asked.using, asked.query.is_some(), named).as_str())?;
     let wanted = Wanted::new(named, false, asked.with_payload.take(), asked.with_vector.as_ref());
     let filter = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
@@ -157,8 +157,13 @@ fn using(using: &str, asks: bool, named: &Named) -> String {
     if asks || !using.is_empty() { using.to_owned() } else { named.settings().vector_name.clone() }
 }
 
-fn wanted_hits(limit: usize, offset: usize) -> Result<usize> {
-    let count = limit.saturating_add(offset);
+/// How many hits to look for. More than a collection has points are as many as it has.
+fn wanted_hits(named: &Named, limit: usize, offset: usize) -> Result<usize> {
+    let mut count = limit.saturating_add(offset);
+    if count > CANDIDATES_MAX {
+        let points = usize::try_from(named.count(None)?.count).unwrap_or(usize::MAX);
+        count = count.min(points.max(1));
+    }
     if limit == 0 || count > CANDIDATES_MAX {
         return Err(Error::invalid(format!(
             "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; scroll for more"
@@ -346,7 +351,7 @@ fn one_prefetch(
     prefetch: &wire::Prefetch,
     outer: Option<&Clause>,
 ) -> Result<Ranked> {
-    let count = wanted_hits(prefetch.limit(), 0)?;
+    let count = wanted_hits(named, prefetch.limit(), 0)?;
     let name = using(&prefetch.using, prefetch.query.is_some(), named);
     convert::check_using(&named.settings(), &name)?;
     let own = prefetch.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;

@@ -194,7 +194,6 @@ fn errors_say_where_and_have_their_kind() {
         (json!({"query": [1]}), ErrorKind::InvalidArgument, "expected dim: 2, got 1"),
         (json!({"query": [1, 2], "using": "v"}), ErrorKind::InvalidArgument, "vector name"),
         (json!({"query": [1, 2], "limit": 0}), ErrorKind::InvalidArgument, "limit"),
-        (json!({"query": [1, 2], "limit": 1_u64 << 40}), ErrorKind::InvalidArgument, "limit"),
         (json!({"query": 77}), ErrorKind::NotFound, "77"),
         (json!({"query": {"recommend": {"positive": [[1]]}}}), ErrorKind::InvalidArgument, "expected dim"),
         (json!({"prefetch": {"query": [1, 2]}}), ErrorKind::InvalidArgument, "query is needed"),
@@ -305,6 +304,7 @@ fn only_qdrants_clients_get_its_version() {
     };
     assert!(with(header::USER_AGENT, "python-client/1.20.0 python/3.11.4"));
     assert!(with(header::ACCEPT, "application/json"));
+    assert!(with(header::USER_AGENT, "python-requests/2.32.3"));
     assert!(!with(header::USER_AGENT, "curl/8.1") && !with(header::ACCEPT, "*/*"));
 }
 
@@ -343,4 +343,85 @@ fn examples_are_bounded_and_read_together() {
     assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("1024"), "{error}");
     let mixed = json!({"query": {"recommend": {"positive": [1, 77, 2]}}});
     assert_eq!(bench.read(query::query, "c", &mixed).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+fn messages(described: &Value) -> Vec<&str> {
+    described["warnings"].as_array().unwrap().iter().map(|it| it["message"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn hints_without_effect_are_warned_of_and_not_shown_as_if_they_held() {
+    let bench = Bench::new();
+    let create = json!({"vectors": {"size": 2, "distance": "Dot", "on_disk": true}, "hnsw_config": {"m": 32},
+                        "shard_number": 3, "on_disk_payload": true,
+                        "quantization_config": {"scalar": {"type": "int8"}}});
+    bench.write(catalogue::create, "c", &create).unwrap();
+    bench.write(catalogue::update, "c", &json!({"optimizers_config": {"indexing_threshold": 0}})).unwrap();
+    bench.write(catalogue::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    let described = bench.read(info::describe, "c", &Value::Null).unwrap();
+    let config = &described["config"];
+    assert_eq!((&config["hnsw_config"]["m"], &config["quantization_config"]), (&json!(16), &Value::Null));
+    assert!(config["optimizer_config"].get("indexing_threshold").is_none(), "{config}");
+    assert_eq!(
+        (&config["params"]["shard_number"], &config["wal_config"]["wal_capacity_mb"]),
+        (&json!(1), &json!(32))
+    );
+    let messages = messages(&described);
+    for name in ["hnsw_config", "shard_number", "quantization_config", "optimizers_config", "index on \"n\""]
+    {
+        assert!(messages.iter().any(|message| message.contains(name)), "{name}: {messages:?}");
+    }
+    assert_eq!(messages.len(), 5, "what holds is not warned of: {messages:?}");
+}
+
+#[test]
+fn an_indexed_field_counts_the_points_that_have_it() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    bench.write(catalogue::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    let points =
+        |bench: &Bench| bench.read(info::describe, "c", &Value::Null).unwrap()["payload_schema"]["n"].clone();
+    assert_eq!(points(&bench), json!({"data_type": "integer", "points": 2}), "and no params");
+    bench.registry().get("c").unwrap().collection().seal().unwrap();
+    assert_eq!(points(&bench)["points"], 2);
+    bench.write(change::delete, "c", &json!({"points": [1]})).unwrap();
+    assert_eq!(points(&bench)["points"], 1);
+}
+
+#[test]
+fn a_limit_beyond_the_most_is_that_of_all_points() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    assert_eq!(bench.ids("c", &json!({"query": [0, 2], "limit": u64::MAX})).len(), 3);
+    assert_eq!(bench.ids("c", &json!({"query": [0, 2], "limit": u64::MAX, "offset": 1})).len(), 2);
+}
+
+#[test]
+fn uuids_match_however_they_are_written_if_the_field_is_one_of_uuids() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let points = json!({"points": [{"id": 1, "vector": [1, 1], "payload": {"u": UUID.to_uppercase()}},
+                                   {"id": 2, "vector": [1, 1], "payload": {"u": "other"}}]});
+    bench.write(change::upsert, "c", &points).unwrap();
+    let urn = format!("urn:uuid:{UUID}");
+    let count = |matching: Value| {
+        let filter = json!({"filter": {"must": [{"key": "u", "match": matching}]}});
+        bench.read(look::count, "c", &filter).unwrap()["count"].clone()
+    };
+    assert_eq!(count(json!({ "value": urn })), 0);
+    bench.write(catalogue::index, "c", &json!({"field_name": "u", "field_schema": "uuid"})).unwrap();
+    assert_eq!(count(json!({ "value": urn })), 1);
+    assert_eq!(count(json!({ "any": [urn, "none"] })), 1);
+    assert_eq!(count(json!({ "except": [urn] })), 1);
+}
+
+#[test]
+fn the_name_of_an_alias_is_no_name_for_a_collection() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let alias = json!({"actions": [{"create_alias": {"alias_name": "a", "collection_name": "c"}}]});
+    bench.write(catalogue::change_aliases, "", &alias).unwrap();
+    let body = json!({"vectors": {"size": 2, "distance": "Dot"}});
+    let kind = |name: &str| bench.write(catalogue::create, name, &body).unwrap_err().kind();
+    assert_eq!((kind("a"), kind("c")), (ErrorKind::InvalidArgument, ErrorKind::AlreadyExists));
 }

@@ -1,0 +1,140 @@
+//! The values that one condition names, in a table, so that a row costs the same however many there are.
+
+use std::collections::HashSet;
+use std::ops::Deref;
+use std::sync::OnceLock;
+
+use serde_json::{Number, Value};
+
+use super::condition::same;
+
+/// A list of values. The table is made if [`Values::has`] is called for the first time.
+#[derive(Clone, Debug, Default)]
+pub struct Values {
+    list: Vec<Value>,
+    table: OnceLock<Table>,
+}
+
+/// Values by their kind. Two whole numbers are compared exactly, a whole number and another one as 64-bit floats.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    texts: HashSet<String>,
+    whole: HashSet<i128>,
+    /// The whole numbers once more, as floats.
+    whole_as_floats: HashSet<u64>,
+    floats: HashSet<u64>,
+    /// Truth values and what no request has: lists and objects. Each is there once.
+    others: Vec<Value>,
+}
+
+impl From<Vec<Value>> for Values {
+    fn from(list: Vec<Value>) -> Values {
+        Values { list, table: OnceLock::new() }
+    }
+}
+
+impl Deref for Values {
+    type Target = [Value];
+
+    fn deref(&self) -> &[Value] {
+        &self.list
+    }
+}
+
+impl PartialEq for Values {
+    fn eq(&self, other: &Values) -> bool {
+        self.list == other.list
+    }
+}
+
+impl Values {
+    /// Says whether `value` is one of them.
+    pub fn has(&self, value: &Value) -> bool {
+        let table = self.table.get_or_init(|| Table::new(&self.list));
+        match value {
+            Value::String(text) => table.texts.contains(text),
+            Value::Number(number) => match whole(number) {
+                Some(number) => table.whole.contains(&number) || table.floats.contains(&bits(number as f64)),
+                None => number.as_f64().is_some_and(|number| {
+                    table.floats.contains(&bits(number)) || table.whole_as_floats.contains(&bits(number))
+                }),
+            },
+            other => table.others.iter().any(|known| same(known, other)),
+        }
+    }
+}
+
+impl Table {
+    fn new(list: &[Value]) -> Table {
+        let mut table = Table::default();
+        for value in list {
+            match value {
+                Value::String(text) => {
+                    table.texts.insert(text.clone());
+                }
+                Value::Number(number) => match whole(number) {
+                    Some(number) => {
+                        table.whole.insert(number);
+                        table.whole_as_floats.insert(bits(number as f64));
+                    }
+                    None => {
+                        table.floats.extend(number.as_f64().map(bits));
+                    }
+                },
+                other if table.others.contains(other) => {}
+                other => table.others.push(other.clone()),
+            }
+        }
+        table
+    }
+}
+
+/// The value of a number that is written as a whole one.
+fn whole(number: &Number) -> Option<i128> {
+    number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
+}
+
+/// The bits of a float; both zeros have the same.
+fn bits(number: f64) -> u64 {
+    (number + 0.0).to_bits()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let edges = vec![
+            json!(0),
+            json!(-0.0),
+            json!(9_007_199_254_740_993_u64),
+            json!(9_007_199_254_740_992.0),
+            json!(u64::MAX),
+            json!(i64::MIN),
+            json!(1.0),
+            json!(true),
+            json!("1"),
+        ];
+        prop_oneof![
+            (-3i64..3).prop_map(Value::from),
+            (-6i64..6).prop_map(|half| Value::from(half as f64 / 2.0)),
+            "[ab]{0,2}".prop_map(Value::from),
+            any::<bool>().prop_map(Value::from),
+            prop::sample::select(edges),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_table_finds_what_a_comparison_with_each_finds(
+            list in prop::collection::vec(any_value(), 0..12),
+            value in any_value(),
+        ) {
+            let expected = list.iter().any(|known| same(known, &value));
+            prop_assert_eq!(Values::from(list).has(&value), expected);
+        }
+    }
+}
