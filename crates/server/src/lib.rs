@@ -12,8 +12,10 @@ mod byte_budget;
 mod collections;
 mod compose;
 mod config;
+pub mod descriptors;
 mod errors;
 mod exporter;
+mod frames;
 mod gather;
 mod given;
 mod grpc;
@@ -21,6 +23,7 @@ mod head_watch;
 mod http_door;
 mod images;
 mod lanes;
+mod linger;
 mod listen;
 pub mod local;
 #[cfg(test)]
@@ -39,7 +42,9 @@ mod unpack;
 mod view;
 mod warmup;
 
-pub use config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
+pub use config::{
+    AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
+};
 pub use run::run;
 
 /// The server's name in the protocols' metadata.
