@@ -33,6 +33,7 @@ mod page;
 mod patience;
 mod pressure;
 mod qdrant;
+mod receiving;
 mod recordings;
 mod run;
 mod runs;

@@ -84,10 +84,11 @@ impl Call {
         self,
         work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
     ) -> Encoded {
-        let _admitted = self.app.admit()?;
+        let incomplete = self.app.receive()?;
         let registry = self.app.registry()?;
         let named = registry.get(&self.place.collection)?;
         let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let _admitted = self.app.complete(incomplete)?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
@@ -123,9 +124,10 @@ impl Call {
         self,
         work: fn(&Registry, &Place, &[u8]) -> Result<T>,
     ) -> Encoded {
-        let _admitted = self.app.admit()?;
+        let incomplete = self.app.receive()?;
         let registry = self.app.registry()?;
         let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let _admitted = self.app.complete(incomplete)?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move || {
