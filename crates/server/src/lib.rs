@@ -13,6 +13,8 @@ mod collections;
 mod compose;
 mod config;
 pub mod descriptors;
+#[cfg(test)]
+mod edge_tests;
 mod errors;
 mod exporter;
 mod frames;
@@ -20,6 +22,7 @@ mod gather;
 mod given;
 mod grpc;
 mod head_watch;
+mod host_check;
 mod http_door;
 mod images;
 mod lanes;

@@ -1,7 +1,7 @@
 //! `millpond serve`: flags over settings file over defaults, into what the server is told.
 
 mod config;
-mod file;
+pub(crate) mod file;
 mod log;
 mod options;
 mod settings;
