@@ -390,6 +390,26 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_with_many_frames_lets_others_go_first() {
+        run(async {
+            let (server, mut client) = pair().await;
+            let (mut stream, _turn) = Gather::new(server, LONG, any_frames());
+            let preface = [0; 24];
+            let frames = [0, 0, 1, 0, 0, 0, 0, 0, 1, b'x'].repeat(TURN_FRAMES_MAX);
+            client.write_all(&[&preface[..], &frames].concat()).await.unwrap();
+            stream.read_exact(&mut vec![0; preface.len() + frames.len()]).await.unwrap();
+            client.write_all(b"next").await.unwrap();
+            stream.incoming.readable().await.unwrap();
+            let mut next = [0; 4];
+            let mut buffer = ReadBuf::new(&mut next);
+            let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_read(cx, &mut buffer))).await;
+            assert!(first.is_pending(), "its turn is over, whatever has arrived");
+            stream.read_exact(&mut next).await.unwrap();
+            assert_eq!(&next, b"next");
+        });
+    }
+
+    #[test]
     fn small_buffers_get_everything_that_arrived() {
         run(async {
             let (server, mut client) = pair().await;

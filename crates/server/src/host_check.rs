@@ -51,8 +51,8 @@ fn check(allowed: &[String], uri: &Uri, headers: &HeaderMap) -> Result<()> {
     match hosts.chain(target).find(|name| is_foreign(name, allowed)) {
         None => Ok(()),
         Some(name) => Err(Error::denied(format!(
-            "this server is not known as \"{}\", a name that another site may own; ask it as localhost or by IP address, \
-             or start it with --allowed-hosts NAME or --api-key KEY",
+            "this server is not known as \"{}\", a name that may belong to another site and its pages; ask it as localhost or \
+             by IP address, or start it with --allowed-hosts NAME or --api-key KEY",
             name.escape_debug()
         ))),
     }
