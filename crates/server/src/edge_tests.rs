@@ -336,10 +336,10 @@ const ROUTES: [(&str, &str); 14] = [
 #[test]
 fn a_private_server_answers_to_its_own_names_only() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.allowed_hosts = vec!["mill.example".into()]);
+    let served = served(dir.path(), |_| {});
     for (method, path) in ROUTES {
         assert_eq!(status_as(&served, method, path, "evil.example:8501"), "403", "{method} {path}");
-        for own in ["localhost:8501", "127.0.0.1", "[::1]:1", "mill.example:80"] {
+        for own in ["localhost:8501", "127.0.0.1", "[::1]:1"] {
             assert_ne!(status_as(&served, method, path, own), "403", "{method} {path} {own}");
         }
     }
