@@ -21,7 +21,9 @@ COMMAND_TIMEOUT_S = 120
 class Server:
     """`millpond serve ROOT` on free ports of the loopback."""
 
-    def __init__(self, root: pathlib.Path, *flags: str, log: pathlib.Path, host: str = "127.0.0.1"):
+    def __init__(
+        self, root: pathlib.Path, *flags: str, log: pathlib.Path, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+    ):
         self.root = root
         self.log = log
         self.http_port, self.grpc_port = free_ports()
@@ -29,7 +31,7 @@ class Server:
         self.http = f"127.0.0.1:{self.http_port}"
         self.grpc = f"127.0.0.1:{self.grpc_port}"
         command = [
-            str(BINARY), "serve", str(root),
+            *prefix, str(BINARY), "serve", str(root),
             "--host", host,
             "--http-port", str(self.http_port),
             "--grpc-port", str(self.grpc_port),

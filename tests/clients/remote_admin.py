@@ -17,6 +17,8 @@ from tritonclient.utils import InferenceServerException
 
 from millpond import Server
 
+# What calls show; a server without an admin key does not look at it.
+KEY = "adm1n"
 # From the block for documentation; in this namespace it is a second address of the loopback device.
 ADDRESS = "192.0.2.1"
 SIOCSIFADDR, SIOCSIFFLAGS = 0x8916, 0x8914
@@ -34,7 +36,7 @@ def bring_up(device: bytes, address: str) -> None:
 def load_by_grpc(address: str) -> str:
     with tritonclient.grpc.InferenceServerClient(address) as client:
         try:
-            client.load_model("half_plus_two")
+            client.load_model("half_plus_two", headers={"authorization": f"Bearer {KEY}"})
         except InferenceServerException as error:
             return error.status()
     return "OK"
@@ -46,10 +48,13 @@ def main() -> None:
     bring_up(b"lo:1", ADDRESS)
     server = Server(pathlib.Path(root), *flags, log=pathlib.Path(log), host="0.0.0.0").wait_ready()
     url = f"http://{ADDRESS}:{server.http_port}"
+    admin = f"{url}/v2/repository/models/half_plus_two"
+    headers = {"Authorization": f"Bearer {KEY}"}
     found = {
         "ready": requests.get(f"{url}/v2/health/ready", timeout=10).status_code,
-        "load": requests.post(f"{url}/v2/repository/models/half_plus_two/load", json={}, timeout=30).status_code,
-        "unload": requests.post(f"{url}/v2/repository/models/half_plus_two/unload", json={}, timeout=30).status_code,
+        "load without the key": requests.post(f"{admin}/load", json={}, timeout=30).status_code,
+        "load": requests.post(f"{admin}/load", json={}, headers=headers, timeout=30).status_code,
+        "unload": requests.post(f"{admin}/unload", json={}, headers=headers, timeout=30).status_code,
         "load by gRPC": load_by_grpc(f"{ADDRESS}:{server.grpc_port}"),
         "load from the loopback": load_by_grpc(server.grpc),
         "exit": server.stop(),

@@ -293,7 +293,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def request_head(length: int) -> bytes:
-    return f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+    return f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 def read_to_end(connection: socket.socket) -> bytes:

@@ -297,10 +297,10 @@ def raw(server: Server, head: str, body: bytes) -> socket.socket:
 
 def test_an_upload_that_stops_half_way(images):
     whole = picture(900)
-    head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: {len(whole)}"
+    head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {len(whole)}"
     raw(images.server, head, whole[: len(whole) // 2]).close()
     many = archive({f"{number}.jpg": picture(number) for number in range(5)})
-    head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: x\r\nContent-Type: application/zip\r\nContent-Length: {len(many)}"
+    head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/zip\r\nContent-Length: {len(many)}"
     with raw(images.server, head, many[: len(many) // 2]) as connection:
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(65536).decode()

@@ -114,7 +114,7 @@ def scrape(server) -> list:
 
 
 @pytest.mark.parametrize(
-    ("flags", "http", "grpc"), [((), 403, "StatusCode.PERMISSION_DENIED"), (("--allow-remote-admin",), 200, "OK")]
+    ("flags", "http", "grpc"), [((), 403, "StatusCode.PERMISSION_DENIED"), (("--allow-remote-admin", "--admin-key", "adm1n"), 200, "OK")]
 )
 def test_admin_calls_are_taken_from_the_loopback_only(tmp_path, sources, flags, http, grpc):
     namespace = ["unshare", "--map-root-user", "--net"]
@@ -128,7 +128,7 @@ def test_admin_calls_are_taken_from_the_loopback_only(tmp_path, sources, flags, 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "ready": 200, "load": http, "unload": http, "load by gRPC": grpc, "load from the loopback": "OK", "exit": 0,
+        "ready": 200, "load without the key": 403, "load": http, "unload": http, "load by gRPC": grpc, "load from the loopback": "OK", "exit": 0,
     }  # fmt: skip
 
 

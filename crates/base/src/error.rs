@@ -129,6 +129,8 @@ impl Error {
                 ErrorKind::InvalidArgument
             }
             std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData => ErrorKind::DataLoss,
+            // EMFILE and ENFILE: too many files are open in the process, or in the system.
+            _ if matches!(error.raw_os_error(), Some(23 | 24)) => ErrorKind::ResourceExhausted,
             _ => ErrorKind::Internal,
         };
         Error::new(kind, format!("{}: {error}", path.display()))

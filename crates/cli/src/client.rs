@@ -113,7 +113,7 @@ impl Client {
         Ok(Client { agent: config.into(), base: base.trim_end_matches('/').to_owned(), key: None })
     }
 
-    /// The same with a key that [`Client::call`] shows to the server.
+    /// The same with a key that [`Client::call`] and [`Client::post`] show to the server.
     pub(crate) fn with_key(self, key: Option<String>) -> Client {
         Client { key, ..self }
     }
@@ -169,8 +169,11 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub(crate) fn post(&self, path: &str, body: &Value) -> Outcome<Value> {
-        let request =
+        let mut request =
             self.agent.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        if let Some(key) = &self.key {
+            request = request.header("api-key", key);
+        }
         let answer = self.read(request.send(body.to_string()))?;
         if answer.body.is_empty() { Ok(Value::Null) } else { parse_json(&answer.body) }
     }
@@ -228,11 +231,14 @@ fn refused(error: &ureq::Error) -> bool {
 }
 
 fn refusal(status: u16, body: &[u8]) -> Failure {
-    let failure = Failure::failed(format!("the server answered {status}: {}", error_text(body)));
-    if status == 401 {
-        failure.hint("give the server's key with --api-key or MILLPOND_API_KEY")
-    } else {
-        failure
+    let text = error_text(body);
+    let failure = Failure::failed(format!("the server answered {status}: {text}"));
+    match status {
+        401 => failure.hint("give the server's key with --api-key or MILLPOND_API_KEY"),
+        403 if text.contains("admin key") => {
+            failure.hint("give the server's key with --admin-key or MILLPOND_ADMIN_KEY")
+        }
+        _ => failure,
     }
 }
 

@@ -10,6 +10,11 @@ pub(crate) struct Variable {
     pub(crate) help: &'static str,
 }
 
+/// The key of admin calls.
+pub(crate) const ADMIN_KEY: Variable = Variable {
+    name: "MILLPOND_ADMIN_KEY",
+    help: "default of `serve --admin-key`, and what `models load` and `unload` show",
+};
 /// The key of collections and pictures.
 pub(crate) const API_KEY: Variable = Variable {
     name: "MILLPOND_API_KEY",
@@ -76,7 +81,8 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable { name: "TERM_PROGRAM", help: "whether `images search` may send pictures as iTerm2 takes them" };
 
 /// All of them, in the order of the help text.
-pub(crate) const ALL: [&Variable; 21] = [
+pub(crate) const ALL: [&Variable; 22] = [
+    &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
     &CACHE_DIR,

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::client::{Client, ServerArgs, segment};
+use crate::environment;
 use crate::exit::{Exit, Failure, Outcome, print};
 use crate::table::Table;
 
@@ -49,6 +50,8 @@ struct LoadArgs {
     version: Option<u64>,
     #[command(flatten)]
     server: ServerArgs,
+    #[command(flatten)]
+    key: KeyArgs,
 }
 
 #[derive(Args, Debug)]
@@ -57,6 +60,25 @@ struct NameArgs {
     name: String,
     #[command(flatten)]
     server: ServerArgs,
+    #[command(flatten)]
+    key: KeyArgs,
+}
+
+/// The key of admin calls.
+#[derive(Args, Debug)]
+struct KeyArgs {
+    /// The server's admin key, or its API key, if it has one [default: MILLPOND_ADMIN_KEY, else MILLPOND_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    admin_key: Option<String>,
+}
+
+impl KeyArgs {
+    fn key(&self) -> Option<String> {
+        self.admin_key
+            .clone()
+            .or_else(|| environment::ADMIN_KEY.text())
+            .or_else(|| environment::API_KEY.text())
+    }
 }
 
 #[derive(Args, Debug)]
@@ -173,7 +195,7 @@ fn load(args: &LoadArgs) -> Outcome {
         Some(version) => json!({ "parameters": { "version": version } }),
         None => json!({}),
     };
-    let client = Client::new(&args.server)?;
+    let client = Client::new(&args.server)?.with_key(args.key.key());
     client.post(&format!("/v2/repository/models/{}/load", segment(&args.name)), &body)?;
     let versions = ready_versions(&client, &args.name)?;
     print(&format!("loaded {} ({versions})\n", args.name))
@@ -181,7 +203,7 @@ fn load(args: &LoadArgs) -> Outcome {
 
 fn unload(args: &NameArgs) -> Outcome {
     let path = format!("/v2/repository/models/{}/unload", segment(&args.name));
-    Client::new(&args.server)?.post(&path, &json!({}))?;
+    Client::new(&args.server)?.with_key(args.key.key()).post(&path, &json!({}))?;
     print(&format!("unloaded {}\n", args.name))
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,6 +22,10 @@ pub(crate) struct Size(pub(crate) u64);
 /// Bytes a second: "800MB", "800MB/s", or "unlimited", which is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerSecond(pub(crate) u64);
+
+/// An address to listen on: an IP address, or a host name that stands for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host(pub(crate) IpAddr);
 
 /// A length of time: "250ms", "2s", "1m", "2".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +62,27 @@ impl FromStr for PerSecond {
             return Ok(PerSecond(0));
         }
         parse_bytes(text.strip_suffix("/s").unwrap_or(text)).map(PerSecond)
+    }
+}
+
+impl FromStr for Host {
+    type Err = Error;
+
+    /// Resolves a name. IPv4 addresses win over IPv6 ones, because that is where clients look first.
+    fn from_str(text: &str) -> Result<Host> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        if let Ok(address) = bare.parse() {
+            return Ok(Host(address));
+        }
+        let wrong = |why: &str| {
+            Error::invalid(format!(
+                "\"{text}\" is no IP address and no host name of this machine{why}; use 127.0.0.1, 0.0.0.0 or localhost"
+            ))
+        };
+        let found = (text, 0).to_socket_addrs().map_err(|error| wrong(&format!(" ({error})")))?;
+        let addresses: Vec<IpAddr> = found.map(|found| found.ip()).collect();
+        let v4 = addresses.iter().find(|address| address.is_ipv4());
+        v4.or(addresses.first()).copied().map(Host).ok_or_else(|| wrong(""))
     }
 }
 
@@ -152,6 +178,7 @@ macro_rules! deserialize_from_text {
 deserialize_from_text! {
     Size: "a size such as \"8GiB\"",
     PerSecond: "bytes a second such as \"800MB\"",
+    Host: "an address such as \"127.0.0.1\"",
     Span: "a time such as \"250ms\"",
     Versions: "a version policy such as \"latest:2\"",
 }
@@ -212,6 +239,17 @@ mod tests {
         assert!("ctr=".parse::<Source>().is_err());
         assert!("=dir".parse::<Source>().is_err());
         assert!("a b=dir".parse::<Source>().is_err());
+    }
+
+    #[test]
+    fn hosts_are_addresses_or_names() {
+        let host = |text: &str| text.parse::<Host>().map(|Host(address)| address.to_string());
+        assert_eq!(host("0.0.0.0"), Ok("0.0.0.0".to_owned()));
+        assert_eq!(host("::1"), Ok("::1".to_owned()));
+        assert_eq!(host("[::1]"), Ok("::1".to_owned()));
+        assert!(host("localhost").unwrap().parse::<IpAddr>().unwrap().is_loopback());
+        let error = host("no such host").unwrap_err();
+        assert!(error.message().contains("no such host") && error.message().contains("localhost"), "{error}");
     }
 
     #[test]

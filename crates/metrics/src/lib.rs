@@ -174,6 +174,10 @@ pub struct Metrics {
     pub request_memory_bytes: Family<KindLabels, Level>,
     /// Open connections by door.
     pub connections: Family<KindLabels, Level>,
+    /// Connections ended for a flood of HTTP/2 control frames, by the kind of frame.
+    pub connections_ended: Family<KindLabels, Counter>,
+    /// File descriptors: "open" and "limit".
+    pub descriptors: Family<KindLabels, Level>,
     /// Threads by kind.
     pub threads: Family<KindLabels, Level>,
     /// What the scheduler counts.
@@ -230,6 +234,8 @@ impl Default for Metrics {
             queue: Family::default(),
             request_memory_bytes: Family::default(),
             connections: Family::default(),
+            connections_ended: Family::default(),
+            descriptors: Family::default(),
             threads: Family::default(),
             scheduling: Scheduling::default(),
             images: Images::default(),
@@ -347,6 +353,16 @@ impl Metrics {
             self.request_memory_bytes.clone(),
         );
         r.register("connections", "Open connections by door", self.connections.clone());
+        r.register(
+            "connections_ended",
+            "Connections ended for too many HTTP/2 control frames, by the kind of frame",
+            self.connections_ended.clone(),
+        );
+        r.register(
+            "file_descriptors",
+            "File descriptors that are open (kind=open) and may be (kind=limit)",
+            self.descriptors.clone(),
+        );
         r.register("threads", "Threads by kind", self.threads.clone());
         self.scheduling.register(r);
         self.images.register(r);

@@ -1,4 +1,4 @@
-//! Calls that change what is served: from loopback only unless allowed, handed to the control plane and awaited.
+//! Calls that change what is served: from this machine only unless allowed, handed to the control plane and awaited.
 
 use std::time::Duration;
 
@@ -8,8 +8,9 @@ use lifecycle::LoadSpec;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::config::DoorConfig;
+use crate::config::{DoorConfig, Secret};
 use crate::listen::Peer;
+use crate::{api_key, host_check};
 
 /// Browsers say with it which page a request comes from; no page can change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -17,17 +18,88 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Longest wait for a load or unload that a client asked for; the work itself goes on after that.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Refuses strangers.
+/// Headers that proxies add: a request with one of them comes from wherever the proxy's client is.
+const FORWARDED: [HeaderName; 4] = [
+    header::FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    HeaderName::from_static("x-real-ip"),
+    header::VIA,
+];
+
+/// What an admin call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AdminCall {
+    /// Loads or unloads a model.
+    Models,
+    /// Enrols or forgets a speaker.
+    Speakers,
+    /// Reads a folder of this machine.
+    Folders,
+}
+
+impl AdminCall {
+    fn text(self) -> &'static str {
+        match self {
+            AdminCall::Models => "models are loaded and unloaded",
+            AdminCall::Speakers => "speakers are enrolled and forgotten",
+            AdminCall::Folders => "folders of the server are read",
+        }
+    }
+}
+
+/// The keys of a server, and whether it takes admin calls from elsewhere.
+struct Guard<'a> {
+    remote: bool,
+    admin_key: Option<&'a str>,
+    api_key: Option<&'a str>,
+}
+
+/// Refuses admin calls of strangers. A call of this machine must show the admin key or the API key if the server has
+/// any; a call from elsewhere is taken only with `--allow-remote-admin`, and must show the admin key.
 ///
 /// # Errors
-/// `PermissionDenied` for a client that is not on this machine, unless remote admin is allowed.
-pub(crate) fn allowed(app: &App, peer: Option<Peer>) -> Result<()> {
-    if app.doors.allow_remote_admin || peer.is_some_and(Peer::is_loopback) {
-        return Ok(());
+/// `PermissionDenied`, with what to do.
+pub(crate) fn allowed(app: &App, call: AdminCall, peer: Option<Peer>, headers: &HeaderMap) -> Result<()> {
+    let guard = Guard {
+        remote: app.doors.allow_remote_admin,
+        admin_key: app.doors.admin_key.as_ref().map(|Secret(key)| key.as_str()),
+        api_key: app.collections.config().api_key.as_deref(),
+    };
+    guard.check(call, is_local(peer, headers), headers)
+}
+
+/// Returns whether a request comes from this machine, and not through a proxy on it.
+fn is_local(peer: Option<Peer>, headers: &HeaderMap) -> bool {
+    peer.is_some_and(Peer::is_loopback) && !FORWARDED.iter().any(|name| headers.contains_key(name))
+}
+
+impl Guard<'_> {
+    fn check(&self, call: AdminCall, local: bool, headers: &HeaderMap) -> Result<()> {
+        let shown = |key: Option<&str>| key.is_some_and(|key| api_key::shown(headers, key));
+        let call = call.text();
+        if shown(self.admin_key) && (local || self.remote) {
+            return Ok(());
+        }
+        let send = "send it as \"authorization: Bearer KEY\" or \"api-key: KEY\"";
+        if local {
+            let open = self.admin_key.is_none() && self.api_key.is_none();
+            if open || shown(self.api_key) {
+                return Ok(());
+            }
+            return Err(Error::denied(format!(
+                "{call} with this server's admin key or API key only; {send}"
+            )));
+        }
+        if self.remote {
+            return Err(Error::denied(format!(
+                "{call} from other machines, or through a proxy, with the admin key only; {send}"
+            )));
+        }
+        Err(Error::denied(format!(
+            "{call} from this machine only, and not through a proxy; start the server with --allow-remote-admin and \
+             --admin-key KEY to change that"
+        )))
     }
-    Err(Error::denied(
-        "models are loaded and unloaded from this machine only; start the server with --allow-remote-admin to change that",
-    ))
 }
 
 /// Refuses a browser that another site's page has sent. What is no browser sends neither header and passes.
@@ -56,10 +128,10 @@ pub(crate) fn same_site(headers: &HeaderMap) -> Result<()> {
 /// `PermissionDenied`, with what to do.
 pub(crate) fn same_page(app: &App, headers: &HeaderMap) -> Result<()> {
     same_site(headers)?;
-    if opened_by_a_foreign_name(headers) && !app.doors.allow_remote_admin {
+    if opened_by_a_foreign_name(headers, &app.doors) && !app.doors.allow_remote_admin {
         return Err(Error::denied(
-            "models are loaded and unloaded from a page opened as localhost or by IP address only; \
-             open it as http://localhost:PORT, or start the server with --allow-remote-admin",
+            "this is done from a page opened as localhost or by IP address only; open it as http://localhost:PORT, or \
+             start the server with --allowed-hosts NAME",
         ));
     }
     Ok(())
@@ -72,35 +144,24 @@ pub(crate) fn same_page(app: &App, headers: &HeaderMap) -> Result<()> {
 /// `PermissionDenied`, with what to do.
 pub(crate) fn own_page(doors: &DoorConfig, keyed: bool, headers: &HeaderMap) -> Result<()> {
     same_site(headers)?;
-    let private = doors.host.is_loopback() && !doors.allow_remote_admin && !keyed;
-    if private && opened_by_a_foreign_name(headers) {
+    if host_check::private(doors, keyed) && opened_by_a_foreign_name(headers, doors) {
         return Err(Error::denied(
-            "collections and pictures are changed from a page opened as localhost or by IP address only; \
-             open it as http://localhost:PORT, or start the server with --api-key or --allow-remote-admin",
+            "collections and pictures are changed from a page opened as localhost or by IP address only; open it as \
+             http://localhost:PORT, or start the server with --allowed-hosts NAME or --api-key KEY",
         ));
     }
     Ok(())
 }
 
 /// Whether a browser's page was opened under a name that somebody else may own. What is no browser has no page.
-fn opened_by_a_foreign_name(headers: &HeaderMap) -> bool {
+fn opened_by_a_foreign_name(headers: &HeaderMap, doors: &DoorConfig) -> bool {
     let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
-    origin.and_then(authority).is_some_and(is_a_foreign_name)
+    origin.and_then(authority).is_some_and(|name| host_check::is_foreign(name, &doors.allowed_hosts))
 }
 
 /// Host and port of an origin, `None` for "null" and what is no origin of a page.
 fn authority(origin: &str) -> Option<&str> {
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))
-}
-
-/// Whether a host is known by a name that somebody else may own.
-fn is_a_foreign_name(authority: &str) -> bool {
-    if authority.starts_with('[') {
-        return false;
-    }
-    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).to_ascii_lowercase();
-    let local = host == "localhost" || host.ends_with(".localhost");
-    !local && host.parse::<std::net::Ipv4Addr>().is_err()
 }
 
 /// Loads or reloads a model and waits until it serves.
@@ -192,16 +253,42 @@ mod tests {
     }
 
     #[test]
-    fn names_that_others_may_own() {
-        for local in
-            ["localhost:8501", "localhost", "Mill.localhost:1", "127.0.0.1:8501", "10.0.0.7", "[::1]:8501"]
-        {
-            assert!(!is_a_foreign_name(local), "{local}");
+    fn a_request_through_a_proxy_is_not_local() {
+        let peer = |address: &str| Some(Peer(format!("{address}:1").parse().unwrap()));
+        assert!(is_local(peer("127.0.0.1"), &HeaderMap::new()) && is_local(peer("[::1]"), &HeaderMap::new()));
+        assert!(!is_local(peer("192.0.2.1"), &HeaderMap::new()) && !is_local(None, &HeaderMap::new()));
+        for name in ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"] {
+            let mut headers = HeaderMap::new();
+            headers.insert(HeaderName::try_from(name).unwrap(), HeaderValue::from_static("x"));
+            assert!(!is_local(peer("127.0.0.1"), &headers), "{name}");
         }
-        for foreign in
-            ["evil.example:8501", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example"]
-        {
-            assert!(is_a_foreign_name(foreign), "{foreign}");
+    }
+
+    #[test]
+    fn admin_calls_show_the_keys_that_there_are() {
+        let open = Guard { remote: false, admin_key: None, api_key: None };
+        let keyed = Guard { api_key: Some("api"), ..open };
+        let remote = Guard { remote: true, admin_key: Some("admin"), ..keyed };
+        let keyless = Guard { remote: true, ..open };
+        // What each server says to: no key, the API key, the admin key; on this machine, then from elsewhere.
+        for (guard, local, elsewhere) in [
+            (&open, [true, true, true], [false; 3]),
+            (&keyed, [false, true, false], [false; 3]),
+            (&remote, [false, true, true], [false, false, true]),
+            (&keyless, [true, true, true], [false; 3]),
+        ] {
+            let says = |local| {
+                [None, Some("api"), Some("admin")].map(|key| {
+                    let mut headers = HeaderMap::new();
+                    if let Some(key) = key {
+                        headers.insert(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
+                    }
+                    guard.check(AdminCall::Models, local, &headers).is_ok()
+                })
+            };
+            assert_eq!((says(true), says(false)), (local, elsewhere));
         }
+        let error = open.check(AdminCall::Speakers, false, &HeaderMap::new()).unwrap_err();
+        assert!(error.message().contains("enrolled") && error.message().contains("--admin-key"), "{error}");
     }
 }

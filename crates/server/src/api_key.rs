@@ -39,7 +39,7 @@ fn refusal() -> Response {
 }
 
 /// Whether a request shows the key.
-fn shown(headers: &HeaderMap, key: &str) -> bool {
+pub(crate) fn shown(headers: &HeaderMap, key: &str) -> bool {
     let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
         let (scheme, token) = value.split_at_checked(7)?;
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)

@@ -19,6 +19,7 @@ use crate::config::{Config, DoorConfig};
 use crate::errors::label;
 use crate::images::Images;
 use crate::pressure;
+use crate::receiving::Receiving;
 use crate::recordings::Recordings;
 use crate::runs::Answered;
 use crate::stats::Stats;
@@ -44,6 +45,8 @@ pub(crate) struct App {
     pub(crate) scrape: Mutex<()>,
     /// Bytes that requests in flight hold.
     pub(crate) request_memory: Arc<ByteBudget>,
+    /// Places of requests whose body is still on its way.
+    pub(crate) receiving: Receiving,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -88,6 +91,7 @@ impl App {
             collections: Collections::new(config.search.clone()),
             scrape: Mutex::new(()),
             request_memory: ByteBudget::new(request_memory_bytes(&config.doors), core.metrics.clone()),
+            receiving: Receiving::new(config.doors.requests_max),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
@@ -118,7 +122,7 @@ impl App {
         self.collections.registry()
     }
 
-    /// Room for one more request, taken before its body is read.
+    /// Takes a place among the requests being answered. Requests with a body are received first, by `App::receive`.
     pub(crate) fn admit(&self) -> Result<OwnedSemaphorePermit> {
         self.admitted.clone().try_acquire_owned().map_err(|_| {
             self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();

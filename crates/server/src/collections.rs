@@ -85,6 +85,7 @@ impl Collections {
             memory_bytes: config.memory_bytes,
             cache_bytes: config.cache_bytes,
             threads: config.threads,
+            collections_max: config.collections_max,
             ..RegistryOptions::new(directory)
         })
     }

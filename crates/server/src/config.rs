@@ -29,6 +29,19 @@ pub struct Config {
     pub search: SearchConfig,
 }
 
+/// Default of [`DoorConfig::drain_time`]: clients that keep connections busy send a request every few milliseconds.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+
+/// A key, which no log shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("...")
+    }
+}
+
 /// Sockets and limits.
 #[derive(Clone, Debug)]
 pub struct DoorConfig {
@@ -38,8 +51,12 @@ pub struct DoorConfig {
     pub http_port: u16,
     /// gRPC port; 0 picks a free one.
     pub grpc_port: u16,
-    /// Accept load, unload and settings from other machines too.
+    /// Names by which clients may know this server, besides `localhost` and its own host name.
+    pub allowed_hosts: Vec<String>,
+    /// Accept admin calls from other machines too, if they show the admin key.
     pub allow_remote_admin: bool,
+    /// What admin calls must show; `None` is nothing, and then other machines are refused.
+    pub admin_key: Option<Secret>,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
     /// Open connections a door holds; the next one is closed at once.
@@ -55,6 +72,8 @@ pub struct DoorConfig {
     pub client_timeout: Duration,
     /// How long shutdown waits for requests that are being answered.
     pub shutdown_grace: Duration,
+    /// How much of that time idle HTTP/1.1 connections stay open for a request that is on its way.
+    pub drain_time: Duration,
     /// Threads that receive, decode and encode.
     pub threads: usize,
 }
@@ -65,7 +84,9 @@ impl Default for DoorConfig {
             host: IpAddr::from([127, 0, 0, 1]),
             http_port: 8501,
             grpc_port: 8500,
+            allowed_hosts: Vec::new(),
             allow_remote_admin: false,
+            admin_key: None,
             body_bytes_max: 64 * MIB as usize,
             connections_max: 16_384,
             requests_max: 1024,
@@ -73,6 +94,7 @@ impl Default for DoorConfig {
             request_timeout: Duration::from_secs(60),
             client_timeout: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(30),
+            drain_time: DRAIN_TIME,
             threads: 0,
         }
     }
@@ -204,6 +226,8 @@ pub struct SearchConfig {
     pub originals_options: Vec<(String, String)>,
     /// The model that embeds pictures; `None` is the only served model whose input looks like pictures.
     pub embedding_model: Option<String>,
+    /// Most collections.
+    pub collections_max: usize,
     /// What callers of the routes of collections and pictures must show; `None`: nothing.
     pub api_key: Option<String>,
     /// The GPU that large segments are ranked on; `None`: all is done by the processor.
@@ -222,6 +246,7 @@ impl std::fmt::Debug for SearchConfig {
             .field("threads", &self.threads)
             .field("originals", &self.originals)
             .field("embedding_model", &self.embedding_model)
+            .field("collections_max", &self.collections_max)
             .field("gpu", &self.gpu)
             .field("api_key", &self.api_key.as_ref().map(|_| "..."))
             .finish()
@@ -239,6 +264,7 @@ impl Default for SearchConfig {
             originals: None,
             originals_options: Vec::new(),
             embedding_model: None,
+            collections_max: crate::descriptors::COLLECTIONS_MAX,
             api_key: None,
             gpu: None,
         }

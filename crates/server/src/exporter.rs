@@ -13,7 +13,7 @@ use metrics::{
 use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
 
 use crate::app::App;
-use crate::threads;
+use crate::{descriptors, threads};
 
 /// The content type of the exposition.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -33,6 +33,8 @@ pub(crate) fn exposition(app: &App) -> String {
     level(&metrics.request_memory_bytes, "max", app.request_memory.max());
     level(&metrics.request_memory_bytes, "used", app.request_memory.used());
     level(&metrics.request_memory_bytes, "peak", app.request_memory.peak());
+    level(&metrics.descriptors, "open", descriptors::open());
+    level(&metrics.descriptors, "limit", descriptors::limit());
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }

@@ -16,12 +16,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::frames::Frames;
 use crate::patience::{Patience, written};
 
 /// Bytes that wait for the end of a turn; what is larger goes straight to the socket.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 /// Bytes one read takes at most.
 const READ_BYTES_MAX: usize = 64 << 10;
+/// Frames and bytes that a connection reads before other connections of its thread get their turn. A read takes up to
+/// [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.
+const TURN_FRAMES_MAX: usize = 512;
+const TURN_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
     /// Where a read lands before it is handed on: one a thread, so that idle connections hold nothing.
@@ -136,17 +141,66 @@ pub(crate) struct Gather {
     surplus: Vec<u8>,
     taken: usize,
     turn: Turn,
+    frames: Frames,
+    /// Frames and bytes that were read since the connection last waited or yielded.
+    turn_frames: usize,
+    turn_bytes: usize,
 }
 
 impl Gather {
     /// Splits `stream`; the turn must drive the connection that is given the stream. `stall` is how long a write may
-    /// wait for the client.
-    pub(crate) fn new(stream: TcpStream, stall: Duration) -> (Gather, Turn) {
+    /// wait for the client. Reads fail once `frames` has seen too many control frames.
+    pub(crate) fn new(stream: TcpStream, stall: Duration, frames: Frames) -> (Gather, Turn) {
         let (incoming, socket) = stream.into_split();
         let patience = Patience::between_pieces(stall);
         let outgoing = Outgoing { socket, gathered: Vec::new(), written: 0, patience };
         let turn = Turn(Arc::new(Mutex::new(outgoing)));
-        (Gather { incoming, surplus: Vec::new(), taken: 0, turn: turn.clone() }, turn)
+        let (surplus, taken, turn_frames, turn_bytes) = (Vec::new(), 0, 0, 0);
+        (Gather { incoming, surplus, taken, turn: turn.clone(), frames, turn_frames, turn_bytes }, turn)
+    }
+
+    /// Counts the frames in `bytes`, which were read.
+    ///
+    /// # Errors
+    /// `ConnectionAborted` after too many control frames; the client is then told by GOAWAY.
+    fn count(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.turn_bytes += bytes.len();
+        match self.frames.received(bytes) {
+            Ok(frames) => {
+                self.turn_frames += frames;
+                Ok(())
+            }
+            Err(kind) => {
+                if let Some(bytes) = self.frames.go_away() {
+                    self.turn.with(|outgoing| outgoing.gathered.extend_from_slice(&bytes));
+                }
+                let text = format!("the client sent too many control frames, the last one {kind}");
+                Err(io::Error::new(io::ErrorKind::ConnectionAborted, text))
+            }
+        }
+    }
+
+    /// Lets other connections of the thread go first if this one has read a lot without a pause.
+    fn poll_yield(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.turn_frames < TURN_FRAMES_MAX && self.turn_bytes < TURN_BYTES_MAX {
+            return Poll::Ready(());
+        }
+        self.pause();
+        // Wakes the task after the event queue was looked at, which waking it here would not.
+        pin!(tokio::task::yield_now()).poll(cx)
+    }
+
+    fn pause(&mut self) {
+        (self.turn_frames, self.turn_bytes) = (0, 0);
+    }
+
+    /// Counts the first `count` bytes of `pieces`, which were written.
+    fn count_sent(&mut self, mut count: usize, pieces: &[io::IoSlice<'_>]) {
+        for piece in pieces {
+            let (sent, rest) = (&piece[..count.min(piece.len())], count.saturating_sub(piece.len()));
+            self.frames.sent(sent);
+            count = rest;
+        }
     }
 
     fn take_surplus(&mut self, buffer: &mut ReadBuf<'_>) {
@@ -171,12 +225,24 @@ impl AsyncRead for Gather {
             self.take_surplus(buffer);
             return Poll::Ready(Ok(()));
         }
+        ready!(self.poll_yield(cx));
         if buffer.remaining() >= READ_BYTES_MAX {
-            return Pin::new(&mut self.incoming).poll_read(cx, buffer);
+            let before = buffer.filled().len();
+            let polled = Pin::new(&mut self.incoming).poll_read(cx, buffer);
+            if polled.is_pending() {
+                self.pause();
+            }
+            ready!(polled)?;
+            return Poll::Ready(self.count(&buffer.filled()[before..]));
         }
         LANDING.with_borrow_mut(|landing| {
             let mut landed = ReadBuf::new(landing);
-            ready!(Pin::new(&mut self.incoming).poll_read(cx, &mut landed))?;
+            let polled = Pin::new(&mut self.incoming).poll_read(cx, &mut landed);
+            if polled.is_pending() {
+                self.pause();
+            }
+            ready!(polled)?;
+            self.count(landed.filled())?;
             let (now, later) = landed.filled().split_at(landed.filled().len().min(buffer.remaining()));
             buffer.put_slice(now);
             self.surplus.extend_from_slice(later);
@@ -187,15 +253,17 @@ impl AsyncRead for Gather {
 
 impl AsyncWrite for Gather {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.turn.with(|outgoing| outgoing.poll_write(cx, &[io::IoSlice::new(bytes)]))
+        self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.turn.with(|outgoing| outgoing.poll_write(cx, pieces))
+        let written = ready!(self.turn.with(|outgoing| outgoing.poll_write(cx, pieces)))?;
+        self.count_sent(written, pieces);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -230,6 +298,11 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
+    /// Frames that are not HTTP/2: one of 16 MiB, which no test ends.
+    fn any_frames() -> Frames {
+        Frames::new(&std::sync::Arc::new(metrics::Metrics::default()))
+    }
+
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -240,7 +313,7 @@ mod tests {
     fn writes_of_a_turn_arrive_together_and_in_order() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, turn) = Gather::new(server, LONG);
+            let (mut stream, turn) = Gather::new(server, LONG, any_frames());
             turn.drive(async {
                 stream.write_all(b"data").await.unwrap();
                 stream.flush().await.unwrap();
@@ -266,7 +339,7 @@ mod tests {
                 sizes.iter().enumerate().map(|(index, &size)| vec![index as u8; size]).collect();
             let expected = sent.concat();
             let writing = async move {
-                let (mut stream, turn) = Gather::new(server, LONG);
+                let (mut stream, turn) = Gather::new(server, LONG, any_frames());
                 turn.drive(async {
                     for piece in &sent {
                         stream.write_all(piece).await.unwrap();
@@ -291,7 +364,7 @@ mod tests {
         run(async {
             for size in [GATHERED_BYTES_MAX / 2, 2 * GATHERED_BYTES_MAX] {
                 let (server, mut client) = pair().await;
-                let (mut stream, turn) = Gather::new(server, Duration::from_millis(50));
+                let (mut stream, turn) = Gather::new(server, Duration::from_millis(50), any_frames());
                 let answering = turn.drive(async move {
                     loop {
                         if stream.write_all(&vec![0; size]).await.is_err() {
@@ -317,10 +390,30 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_with_many_frames_lets_others_go_first() {
+        run(async {
+            let (server, mut client) = pair().await;
+            let (mut stream, _turn) = Gather::new(server, LONG, any_frames());
+            let preface = [0; 24];
+            let frames = [0, 0, 1, 0, 0, 0, 0, 0, 1, b'x'].repeat(TURN_FRAMES_MAX);
+            client.write_all(&[&preface[..], &frames].concat()).await.unwrap();
+            stream.read_exact(&mut vec![0; preface.len() + frames.len()]).await.unwrap();
+            client.write_all(b"next").await.unwrap();
+            stream.incoming.readable().await.unwrap();
+            let mut next = [0; 4];
+            let mut buffer = ReadBuf::new(&mut next);
+            let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_read(cx, &mut buffer))).await;
+            assert!(first.is_pending(), "its turn is over, whatever has arrived");
+            stream.read_exact(&mut next).await.unwrap();
+            assert_eq!(&next, b"next");
+        });
+    }
+
+    #[test]
     fn small_buffers_get_everything_that_arrived() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, _turn) = Gather::new(server, LONG);
+            let (mut stream, _turn) = Gather::new(server, LONG, any_frames());
             let sent: Vec<u8> = (0..200_000u32).map(|index| index as u8).collect();
             let writing = async {
                 client.write_all(&sent).await.unwrap();

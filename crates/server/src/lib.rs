@@ -12,15 +12,21 @@ mod byte_budget;
 mod collections;
 mod compose;
 mod config;
+pub mod descriptors;
+#[cfg(test)]
+mod edge_tests;
 mod errors;
 mod exporter;
+mod frames;
 mod gather;
 mod given;
 mod grpc;
 mod head_watch;
+mod host_check;
 mod http_door;
 mod images;
 mod lanes;
+mod linger;
 mod listen;
 pub mod local;
 #[cfg(test)]
@@ -30,6 +36,7 @@ mod page;
 mod patience;
 mod pressure;
 mod qdrant;
+mod receiving;
 mod recordings;
 mod run;
 mod runs;
@@ -39,7 +46,9 @@ mod unpack;
 mod view;
 mod warmup;
 
-pub use config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
+pub use config::{
+    AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
+};
 pub use run::run;
 
 /// The server's name in the protocols' metadata.

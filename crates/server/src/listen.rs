@@ -2,22 +2,27 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use http::{HeaderValue, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use metrics::{KindLabels, Metrics};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::DoorConfig;
+use crate::descriptors::{self, Spare, Warnings};
+use crate::frames::Frames;
 use crate::gather::Gather;
 use crate::given::Given;
 use crate::head_watch::{HeadWatch, Watched};
 use crate::lanes::Lanes;
+use crate::linger::Lent;
 
 /// How long a connection may send nothing between requests (HTTP/1.1) before it is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -26,7 +31,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a client may take nothing of an answer before its connection is closed.
 const WRITE_STALL_MAX: Duration = Duration::from_secs(60);
-/// Pause after a failed accept (out of descriptors), so that the loop does not spin.
+/// Pause after a failed accept, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of headers a request may have.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -98,6 +103,8 @@ where
         let room = Arc::new(Semaphore::new(self.config.connections_max));
         let open = self.metrics.connections.get_or_create_owned(&KindLabels { kind: self.name });
         let refused = KindLabels { kind: "connections_max" };
+        let (drained, idle_ends) = watch::channel(false);
+        let mut failures = Failures::new(self.name);
         loop {
             let stream = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -106,8 +113,7 @@ where
             let (stream, address) = match stream {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(door = self.name, %error, "accept failed");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    failures.after(&error, &self.listener, &self.metrics).await;
                     continue;
                 }
             };
@@ -119,7 +125,8 @@ where
             // The lane's own event queue takes the socket over.
             let Ok(stream) = stream.into_std() else { continue };
             open.inc();
-            let served = self.connection(&builder, (&graceful, stop.clone()), stream, address);
+            let end = End { watcher: graceful.watcher(), stop: stop.clone(), drained: idle_ends.clone() };
+            let served = self.connection(&builder, end, stream, address);
             let open = open.clone();
             let counted = async move {
                 served.await;
@@ -131,8 +138,9 @@ where
                 None => drop(tokio::spawn(counted)),
             }
         }
-        drop(self.listener);
-        if tokio::time::timeout(self.config.shutdown_grace, graceful.shutdown()).await.is_err() {
+        drop((self.listener, idle_ends));
+        let ended = end_connections(&self.config, self.wire, graceful, &room, &drained);
+        if tokio::time::timeout(self.config.shutdown_grace, ended).await.is_err() {
             tracing::warn!(door = self.name, "connections were cut off at the end of the grace time");
         }
     }
@@ -140,62 +148,51 @@ where
     fn connection(
         &self,
         builder: &auto::Builder<TokioExecutor>,
-        (graceful, mut stop): (&GracefulShutdown, watch::Receiver<bool>),
+        end: End,
         stream: std::net::TcpStream,
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
         // Small answers must not wait for more bytes to fill a packet; failing to say so costs only latency.
         let _ = stream.set_nodelay(true);
-        let service = self.service.clone();
         let watch = HeadWatch::default();
-        let head = (self.wire == Wire::Http1).then(|| watch.clone());
-        let answer = hyper::service::service_fn(move |request: http::Request<Incoming>| {
-            let answering = head.as_ref().map(HeadWatch::complete);
-            let (mut parts, incoming) = request.into_parts();
-            let (body, lender) = Given::new(incoming, head.as_ref().map(|_| &parts.headers));
-            parts.extensions.insert(Peer(address));
-            if let Some(head) = &head {
-                // For answers that begin while the body still comes: their handler goes on watching.
-                parts.extensions.insert(head.clone());
-            }
-            let request = http::Request::from_parts(parts, body);
-            let answer = tower::ServiceExt::oneshot(service.clone(), request);
-            async move {
-                let mut response = answer.await;
-                if let (Some(lender), Ok(response)) = (lender, &mut response) {
-                    lender.settle(response.headers_mut()).await;
-                }
-                drop(answering);
-                response
-            }
-        });
-        let (name, wire, builder, watcher) = (self.name, self.wire, builder.clone(), graceful.watcher());
-        let head_limit = self.config.client_timeout;
+        let said_close = Arc::new(AtomicBool::new(false));
+        let closing = Closing { stop: end.stop, said_close: said_close.clone() };
+        let answers = Answers {
+            service: self.service.clone(),
+            address,
+            http1: (self.wire == Wire::Http1).then(|| (watch.clone(), closing)),
+        };
+        let answer = hyper::service::service_fn(move |request| answers.answer(request));
+        let (name, wire, builder) = (self.name, self.wire, builder.clone());
+        let (watcher, mut drained, head_limit) = (end.watcher, end.drained, self.config.client_timeout);
+        let frames = (wire == Wire::Http2).then(|| Frames::new(&self.metrics));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
             // The parsers' own timers start with the first byte, and they know of a shutdown only from then on; a
             // client that never sends one is timed, and let go at a shutdown, here.
             let spoke = tokio::select! {
                 spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => matches!(spoke, Ok(Ok(()))),
-                _ = stop.wait_for(|stop| *stop) => false,
+                _ = drained.wait_for(|drained| *drained) => false,
             };
             if !spoke {
                 return;
             }
-            let ended = match wire {
-                Wire::Http1 => {
+            let ended = match frames {
+                None => {
+                    let (stream, linger) = Lent::new(stream);
                     let stream = Watched::new(stream, watch.clone(), WRITE_STALL_MAX);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-                    tokio::select! {
+                    let ended = tokio::select! {
                         ended = watcher.watch(connection) => ended,
-                        () = watch.overdue(head_limit) => {
-                            tracing::debug!(door = name, %address, "the client took too long to send its headers");
-                            return;
-                        }
+                        () = watch.overdue(head_limit) => Err("the client took too long to send its headers".into()),
+                    };
+                    if said_close.load(Ordering::Relaxed) {
+                        linger.until_closed().await;
                     }
+                    ended
                 }
-                Wire::Http2 => {
-                    let (stream, turn) = Gather::new(stream, WRITE_STALL_MAX);
+                Some(frames) => {
+                    let (stream, turn) = Gather::new(stream, WRITE_STALL_MAX, frames);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = turn.drive(watcher.watch(connection)).await;
                     ended.unwrap_or_else(|| Err("the client takes nothing".into()))
@@ -206,6 +203,132 @@ where
                 tracing::debug!(door = name, %address, %error, "connection ended");
             }
         }
+    }
+}
+
+/// How a connection learns of a shutdown.
+struct End {
+    /// Ends it, or after the answer that is on its way.
+    watcher: Watcher,
+    /// Set at the beginning of the shutdown.
+    stop: watch::Receiver<bool>,
+    /// Set once idle connections need not wait for a request any more.
+    drained: watch::Receiver<bool>,
+}
+
+/// What answers of an HTTP/1.1 connection say about its end.
+#[derive(Clone)]
+struct Closing {
+    stop: watch::Receiver<bool>,
+    said_close: Arc<AtomicBool>,
+}
+
+impl Closing {
+    /// Says in an answer's headers that the connection closes, if the server is stopping.
+    fn tell(&self, headers: &mut http::HeaderMap) {
+        if *self.stop.borrow() {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            self.said_close.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Answers the requests of one connection.
+struct Answers<S> {
+    service: S,
+    address: SocketAddr,
+    /// `None` for HTTP/2.
+    http1: Option<(HeadWatch, Closing)>,
+}
+
+impl<S, B> Answers<S>
+where
+    S: tower::Service<http::Request<Given>, Response = http::Response<B>> + Clone,
+{
+    fn answer(
+        &self,
+        request: http::Request<Incoming>,
+    ) -> impl Future<Output = std::result::Result<http::Response<B>, S::Error>> + use<S, B> {
+        let head = self.http1.as_ref().map(|(head, _)| head);
+        let answering = head.map(HeadWatch::complete);
+        let (mut parts, incoming) = request.into_parts();
+        let (body, lender) = Given::new(incoming, head.map(|_| &parts.headers));
+        parts.extensions.insert(Peer(self.address));
+        if let Some(head) = head {
+            // For answers that begin while the body still comes: their handler goes on watching.
+            parts.extensions.insert(head.clone());
+        }
+        let closing = self.http1.as_ref().map(|(_, closing)| closing.clone());
+        let answer = tower::ServiceExt::oneshot(self.service.clone(), http::Request::from_parts(parts, body));
+        async move {
+            let mut response = answer.await;
+            if let Ok(response) = &mut response {
+                if let Some(lender) = lender {
+                    lender.settle(response.headers_mut()).await;
+                }
+                if let Some(closing) = closing {
+                    closing.tell(response.headers_mut());
+                }
+            }
+            drop(answering);
+            response
+        }
+    }
+}
+
+/// Ends the connections of a listener and waits for that.
+///
+/// An idle HTTP/1.1 connection cannot be told that it will be closed, and a request may be on its way on it. It is
+/// kept for the drain time: the answer to that request says `connection: close`. HTTP/2 has GOAWAY for it.
+async fn end_connections(
+    config: &DoorConfig,
+    wire: Wire,
+    graceful: GracefulShutdown,
+    room: &Semaphore,
+    drained: &watch::Sender<bool>,
+) {
+    let all = u32::try_from(config.connections_max).unwrap_or(u32::MAX);
+    let drain = async {
+        // All places are free once no connection is left. Neither outcome is an error.
+        let _ = tokio::time::timeout(config.drain_time, room.acquire_many(all)).await;
+        drained.send_replace(true);
+    };
+    match wire {
+        Wire::Http1 => {
+            drain.await;
+            graceful.shutdown().await;
+        }
+        Wire::Http2 => {
+            tokio::join!(drain, graceful.shutdown());
+        }
+    }
+}
+
+/// What is done after an accept that failed.
+struct Failures {
+    door: &'static str,
+    spare: Option<Spare>,
+    warnings: Warnings,
+}
+
+impl Failures {
+    fn new(door: &'static str) -> Failures {
+        Failures { door, spare: Spare::reserve().ok(), warnings: Warnings::default() }
+    }
+
+    /// Closes the next connection if no descriptor is left for it, otherwise waits for a moment.
+    async fn after(&mut self, error: &std::io::Error, listener: &TcpListener, metrics: &Metrics) {
+        if let Some(count) = self.warnings.count(Instant::now()) {
+            tracing::warn!(door = self.door, %error, count, "connections could not be accepted");
+        }
+        if descriptors::exhausted(error)
+            && let Some(spare) = &mut self.spare
+            && spare.refuse(listener).await
+        {
+            metrics.refused.get_or_create(&KindLabels { kind: "descriptors" }).inc();
+            return;
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::app::App;
 use crate::compose::Core;
 use crate::config::Config;
+use crate::descriptors::{self, Plan};
 use crate::lanes::Lanes;
 use crate::listen::{Door, Wire, bind};
 use crate::{grpc, http_door, page};
@@ -23,9 +24,10 @@ use crate::{grpc, http_door, page};
 /// state says why.
 pub fn run(mut config: Config) -> Result<()> {
     config.plan_threads()?;
-    raise_open_files();
+    share_descriptors(&mut config);
     let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
     let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
+    warn_if_open(&config);
     let app = Arc::new(App::new(&config, Core::compose(&config)?));
     start_gpu(&config);
     app.collections.start()?;
@@ -115,13 +117,32 @@ fn announce(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Ten thousand idle clients need as many descriptors; the soft limit is only a default.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-    {
-        tracing::warn!(%error, "the open-file limit could not be raised");
+/// Raises the limit of open files and shares it among connections and collections.
+fn share_descriptors(config: &mut Config) {
+    let limit = descriptors::raise();
+    let Plan { connections_max, collections_max } = descriptors::plan(limit, config.doors.connections_max);
+    if connections_max < config.doors.connections_max || collections_max < config.search.collections_max {
+        tracing::warn!(
+            limit,
+            "the limit of open files leaves room for {connections_max} connections of each listener instead of {}, and \
+             {collections_max} collections; raise it with ulimit -Hn or LimitNOFILE=, or give --max-connections \
+             {connections_max}",
+            config.doors.connections_max
+        );
+    }
+    config.doors.connections_max = connections_max;
+    config.search.collections_max = config.search.collections_max.min(collections_max);
+}
+
+/// Says what anyone may do on a server that other machines reach and that wants no key.
+fn warn_if_open(config: &Config) {
+    let host = config.doors.host;
+    if !host.is_loopback() && config.search.api_key.is_none() {
+        tracing::warn!(
+            %host,
+            "anyone who reaches this address can run models, read metrics, pictures and collections, and change and \
+             delete collections: no API key is set; give --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 //! Looking (files of /proc and /sys, a real huge page, a real direct read) is kept apart from judging: what is
 //! judged are plain values, so that each verdict is tested without the machine it is about.
 
+mod access;
 mod graphics;
 mod library;
 mod memory;
@@ -103,6 +104,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     checks.push(library::torch(args.libtorch.clone()));
     checks.push(graphics::check());
     checks.extend(system::checks());
+    checks.push(access::check());
     if args.json {
         print(&models::pretty(&json(&checks)))?;
     } else {

@@ -6,8 +6,8 @@ use super::{Check, Verdict, read};
 const KERNEL_MIN: (u32, u32) = (5, 4);
 /// Descriptors the server needs besides its connections: files, timers, signals, engines.
 const DESCRIPTORS_OWN: u64 = 256;
-/// Both doors with the default `--max-connections`.
-const CONNECTIONS: u64 = 2 * 16_384;
+/// The default of `--max-connections`.
+const CONNECTIONS_MAX: usize = 16_384;
 
 /// Kernel and limits.
 pub(super) fn checks() -> Vec<Check> {
@@ -39,8 +39,8 @@ fn open_files(limit: Option<u64>) -> Check {
         let meaning = "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
         return Check::new(name, Verdict::Fail, found, meaning);
     }
-    if limit < CONNECTIONS + DESCRIPTORS_OWN {
-        let room = (limit - DESCRIPTORS_OWN) / 2;
+    let room = server::descriptors::plan(limit, CONNECTIONS_MAX).connections_max;
+    if room < CONNECTIONS_MAX {
         let meaning = format!(
             "Room for about {room} connections a door instead of 16384; give --max-connections {room}, or raise the \
              limit with LimitNOFILE=65536 in the service's unit."
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(open_file_limit("Max open files  1024  unlimited  files"), Some(u64::MAX));
         assert_eq!(open_files(Some(65536)).verdict, Verdict::Ok);
         let tight = open_files(Some(20000));
-        assert!(tight.verdict == Verdict::Warn && tight.meaning.contains("--max-connections 9872"));
+        assert!(tight.verdict == Verdict::Warn && tight.meaning.contains("--max-connections 7872"));
         assert_eq!(open_files(Some(64)).verdict, Verdict::Fail);
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy};
-use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
+use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret};
 
 use super::options::{
     AudioOptions, GpuUse, Home, InferenceOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
@@ -12,7 +12,7 @@ use super::settings::{Model, Settings};
 use super::{library_search, torch_search};
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::values::{PerSecond, Size, Span, Versions};
+use crate::values::{Host, PerSecond, Size, Span, Versions};
 
 impl Settings {
     /// What the server is told.
@@ -38,10 +38,12 @@ fn doors(options: &ServerOptions) -> DoorConfig {
     let default = DoorConfig::default();
     let time = |span: Option<Span>, default| span.map_or(default, |Span(time)| time);
     DoorConfig {
-        host: options.host.unwrap_or(default.host),
+        host: options.host.map_or(default.host, |Host(address)| address),
         http_port: options.http_port.unwrap_or(default.http_port),
         grpc_port: options.grpc_port.unwrap_or(default.grpc_port),
+        allowed_hosts: options.allowed_hosts.clone(),
         allow_remote_admin: options.allow_remote_admin,
+        admin_key: options.admin_key.clone().map(Secret),
         body_bytes_max: options.max_body.map_or(default.body_bytes_max, |Size(bytes)| bytes as usize),
         connections_max: options.max_connections.unwrap_or(default.connections_max),
         requests_max: options.max_requests.unwrap_or(default.requests_max),
@@ -49,6 +51,7 @@ fn doors(options: &ServerOptions) -> DoorConfig {
         request_timeout: time(options.request_timeout, default.request_timeout),
         client_timeout: time(options.client_timeout, default.client_timeout),
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
+        drain_time: default.drain_time,
         threads: options.door_threads.unwrap_or(default.threads),
     }
 }
@@ -114,6 +117,7 @@ fn search(options: SearchOptions) -> SearchConfig {
         originals: options.originals,
         originals_options: if remote { environment::object_stores() } else { Vec::new() },
         embedding_model: options.embedding_model,
+        collections_max: default.collections_max,
         api_key: options.api_key,
         gpu,
     }
@@ -216,7 +220,7 @@ mod tests {
     #[test]
     fn the_example_shows_the_defaults() {
         let mut file = example();
-        file.server.request_memory = None;
+        (file.server.request_memory, file.server.admin_key) = (None, None);
         assert_eq!(format!("{:?}", doors(&file.server)), format!("{:?}", DoorConfig::default()));
         assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
         (file.memory.pool, file.memory.swap_reserve) = (None, None);

@@ -2,7 +2,7 @@
 
 mod config;
 mod fault;
-mod file;
+pub(crate) mod file;
 mod log;
 mod options;
 mod settings;

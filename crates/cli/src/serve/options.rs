@@ -1,32 +1,38 @@
 //! What `serve` can be told: one struct a section. The same struct is the flags and the section of the settings
 //! file, so a flag and its key always have the same name, the same values and the same documentation.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use engine::ScheduleFile;
 use serde::Deserialize;
 
-use crate::values::{PerSecond, Size, Span, Versions, port};
+use crate::values::{Host, PerSecond, Size, Span, Versions, port};
 
 /// `[server]`: sockets, limits, log.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ServerOptions {
-    /// Address to listen on; 0.0.0.0 is every interface [default: 127.0.0.1]
+    /// Address or host name to listen on; 0.0.0.0 is every interface [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
-    pub(crate) host: Option<IpAddr>,
+    pub(crate) host: Option<Host>,
     /// HTTP port; 0 picks a free one [default: 8501]
     #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) http_port: Option<u16>,
     /// gRPC port; 0 picks a free one [default: 8500]
     #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) grpc_port: Option<u16>,
-    /// Accept load, unload and settings from other machines too
+    /// Names by which clients may know this server, besides localhost, IP addresses and the machine's own name. A
+    /// request under another name is refused if only this machine reaches the server, or if names are given
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) allowed_hosts: Vec<String>,
+    /// Accept admin calls (load, unload, enrolment, folders) from other machines and proxies, with --admin-key
     #[arg(long)]
     pub(crate) allow_remote_admin: bool,
+    /// Key that admin calls must show; better in the variable MILLPOND_ADMIN_KEY, where others cannot see it
+    #[arg(long, value_name = "KEY")]
+    pub(crate) admin_key: Option<String>,
     /// Threads that receive, decode and encode; 0 chooses [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) door_threads: Option<usize>,
@@ -265,7 +271,13 @@ impl ServerOptions {
             host: self.host.or(under.host),
             http_port: self.http_port.or(under.http_port),
             grpc_port: self.grpc_port.or(under.grpc_port),
+            allowed_hosts: if self.allowed_hosts.is_empty() {
+                under.allowed_hosts
+            } else {
+                self.allowed_hosts
+            },
             allow_remote_admin: self.allow_remote_admin || under.allow_remote_admin,
+            admin_key: self.admin_key.or(under.admin_key),
             door_threads: self.door_threads.or(under.door_threads),
             max_body: self.max_body.or(under.max_body),
             max_connections: self.max_connections.or(under.max_connections),

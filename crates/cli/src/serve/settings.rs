@@ -105,6 +105,8 @@ impl Settings {
             .or_else(|| environment::LOG.text())
             .unwrap_or_else(|| "info".to_owned());
         settings.search.api_key = settings.search.api_key.take().or_else(|| environment::API_KEY.text());
+        settings.server.admin_key =
+            settings.server.admin_key.take().or_else(|| environment::ADMIN_KEY.text());
         settings.check_values()?;
         for root in file.roots {
             settings.add(Source { name: None, dir: root })?;
@@ -152,6 +154,7 @@ impl Settings {
         number("search-threads", self.search.search_threads, 0, THREADS_MAX)?;
         number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
         number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
+        self.check_access()?;
         span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
         span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
         span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
@@ -177,6 +180,31 @@ impl Settings {
                 Err(Failure::usage(format!("--http-port and --grpc-port are both {http}")))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Checks who may do what.
+    fn check_access(&self) -> Outcome {
+        let server = &self.server;
+        for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)] {
+            let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+            if key.as_ref().is_some_and(|key| !sendable(key)) {
+                return Err(Failure::usage(format!(
+                    "{flag} must be printable ASCII without spaces, and not empty"
+                )));
+            }
+        }
+        if server.allow_remote_admin && server.admin_key.is_none() {
+            return Err(Failure::usage("--allow-remote-admin needs a key that admin calls show").hint(
+                "give --admin-key KEY or set MILLPOND_ADMIN_KEY; clients send \"authorization: Bearer KEY\"",
+            ));
+        }
+        let is_name = |name: &String| !name.is_empty() && !name.contains([':', '/', ' ', '*']);
+        match server.allowed_hosts.iter().find(|name| !is_name(name)) {
+            Some(name) => Err(Failure::usage(format!("--allowed-hosts: \"{name}\" is no host name")).hint(
+                "give names without scheme and port, as in --allowed-hosts mill.example,other.example",
+            )),
+            None => Ok(()),
         }
     }
 
@@ -384,6 +412,10 @@ mod tests {
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),
             (&["--max-body", "3GiB"], "--max-body"),
             (&["--request-memory", "1KiB"], "--request-memory must be at least"),
+            (&["--allow-remote-admin"], "--allow-remote-admin needs a key"),
+            (&["--admin-key", ""], "--admin-key must be printable"),
+            (&["--api-key", "a b"], "--api-key must be printable"),
+            (&["--allowed-hosts", "a.example,b.example:80"], "\"b.example:80\" is no host name"),
             (&["--threads", "1025"], "--threads is 1025"),
             (&["--max-batch", "0"], "[schedule]: max-batch must be 1 to"),
             (&["--max-queue-delay", "1m"], "[schedule]: max-queue-delay must be at most 10 s"),
@@ -392,5 +424,8 @@ mod tests {
             assert!(error.contains(wanted), "{error}");
         }
         assert!(resolve(&[path, "--http-port", "0", "--grpc-port", "0"]).is_ok());
+        let settings =
+            resolve(&[path, "--allow-remote-admin", "--admin-key", "k", "--allowed-hosts", "a,b"]).unwrap();
+        assert_eq!(settings.server.allowed_hosts, ["a", "b"]);
     }
 }

@@ -26,6 +26,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "ONNX Runtime",
         "LibTorch",
         "GPU",
+        "access",
         "open files",
         "kernel",
     ];

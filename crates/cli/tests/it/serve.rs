@@ -123,6 +123,24 @@ fn a_model_is_served_asked_swapped_and_unloaded() {
 }
 
 #[test]
+fn a_name_to_listen_on_and_a_key_to_load_with() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let models = dir.path().join("models");
+    let server = Server::start(&[models.to_str().unwrap(), "--host", "localhost", "--admin-key", "adm1n"]);
+    server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
+    for action in ["load", "unload"] {
+        let refused = server.client(&["models", action, "half_plus_two"]);
+        assert!(refused.code == 1 && refused.stderr.contains("MILLPOND_ADMIN_KEY"), "{refused:?}");
+        let done = server.client(&["models", action, "half_plus_two", "--admin-key", "adm1n"]);
+        assert_eq!(done.code, 0, "{done:?}");
+    }
+    assert_eq!(server.terminate(), Some(0));
+    let error = run(&["serve", models.to_str().unwrap(), "--allow-remote-admin"]);
+    assert!(error.code == 2 && error.stderr.contains("--admin-key"), "{error:?}");
+}
+
+#[test]
 fn the_servers_own_words_reach_the_person() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);

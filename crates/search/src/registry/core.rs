@@ -220,7 +220,9 @@ impl Core {
         }
         if count >= self.options.collections_max {
             return Err(Error::exhausted(format!(
-                "there are {count} collections, as many as may be; remove some, or allow more"
+                "there are {count} collections, the maximum; remove some. The maximum is {}, or less if the limit of open \
+                 files is low (ulimit -Hn)",
+                super::options::COLLECTIONS_MAX
             )));
         }
         self.make_directory(name, &settings)?;

@@ -10,6 +10,9 @@ use storage::{DramMedium, Medium, MmapMedium, UringMedium};
 
 use crate::points::uuid_hash;
 
+/// Most collections of a registry, unless its options say otherwise.
+pub(super) const COLLECTIONS_MAX: usize = 1000;
+
 /// How collections' files are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MediumChoice {
@@ -61,7 +64,7 @@ impl RegistryOptions {
             threads: 0,
             queue_max: 1024,
             medium: MediumChoice::Auto,
-            collections_max: 1000,
+            collections_max: COLLECTIONS_MAX,
             background_rate: Rate::per_second(64 << 20),
             uuid_hash,
             alias_wait_max: Duration::from_secs(5),

@@ -58,7 +58,7 @@ pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> Admitted
     }
 }
 
-/// Takes a place among the requests being answered before a request's body is read.
+/// Takes a place among the requests being received before a request's body is read.
 ///
 /// The services are told apart here rather than by tonic's router, which is made for any set of services: it matches
 /// paths, boxes bodies and clones its handlers for each request.
@@ -160,26 +160,24 @@ impl Service<http::Request<Given>> for Admitted {
             "/tensorflow.serving.PredictionService/Predict" => Inference::Predict,
             _ => return self.route(self.timed(request)),
         };
-        let permit = match self.app.admit() {
-            Ok(permit) => permit,
+        let incomplete = match self.app.receive() {
+            Ok(incomplete) => incomplete,
             Err(error) => return refused(&error),
         };
         if unary::compressed(request.headers()) {
             let answer = self.route(self.timed(request));
             return Box::pin(async move {
                 let response = answer.await;
-                drop(permit);
+                drop(incomplete);
                 response
             });
         }
         let app = self.app.clone();
         Box::pin(async move {
-            let response = match inference {
-                Inference::ModelInfer => oip::model_infer(&app, request).await,
-                Inference::Predict => tfs::predict_call(&app, request).await,
-            };
-            drop(permit);
-            Ok(response)
+            Ok(match inference {
+                Inference::ModelInfer => oip::model_infer(&app, request, incomplete).await,
+                Inference::Predict => tfs::predict_call(&app, request, incomplete).await,
+            })
         })
     }
 }

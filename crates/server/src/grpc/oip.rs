@@ -7,17 +7,19 @@ use base::{Error, Result};
 use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::unary;
+use crate::admin::AdminCall;
 use crate::app::{App, Call, Ticket};
 use crate::errors::grpc_status;
 use crate::given::Given;
 use crate::listen::Peer;
+use crate::receiving::Incomplete;
 use crate::{admin, view};
 
 /// Answers of one stream that may wait for a slow client.
@@ -74,11 +76,31 @@ async fn infer(
 }
 
 /// ModelInfer.
-pub(super) async fn model_infer(app: &App, request: http::Request<Given>) -> http::Response<Body> {
-    unary::response(match unary::read(app, PROTOCOL, request).await {
-        Ok(unary::Asked { ticket, message, timeout }) => infer(app, &ticket, message, timeout).await,
+pub(super) async fn model_infer(
+    app: &App,
+    request: http::Request<Given>,
+    incomplete: Incomplete,
+) -> http::Response<Body> {
+    let read = unary::read(app, PROTOCOL, request).await;
+    unary::response(match read.and_then(|asked| complete(app, incomplete, asked)) {
+        Ok((unary::Asked { ticket, message, timeout }, _place)) => {
+            infer(app, &ticket, message, timeout).await
+        }
         Err(error) => Err(error),
     })
+}
+
+/// Takes the place of a request that was read.
+///
+/// # Errors
+/// Those of [`App::complete`], which are counted.
+pub(super) fn complete<M>(
+    app: &App,
+    incomplete: Incomplete,
+    asked: unary::Asked<M>,
+) -> Result<(unary::Asked<M>, OwnedSemaphorePermit)> {
+    let place = app.complete(incomplete).inspect_err(|error| app.reject(&asked.ticket, error))?;
+    Ok((asked, place))
 }
 
 async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()> {
@@ -208,6 +230,8 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     async fn model_infer(&self, request: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
         let ticket = App::begin(PROTOCOL);
         let timeout = super::timeout(request.metadata().as_ref());
+        // Only compressed calls come here; their body has been read by now.
+        let _place = self.app.admit().map_err(|error| grpc_status(&error))?;
         answered(infer(&self.app, &ticket, request.into_inner(), timeout).await)
     }
 
@@ -244,7 +268,8 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         &self,
         request: Request<pb::RepositoryModelLoadRequest>,
     ) -> Answered<pb::RepositoryModelLoadResponse> {
-        let allowed = admin::allowed(&self.app, peer(&request));
+        let allowed =
+            admin::allowed(&self.app, AdminCall::Models, peer(&request), request.metadata().as_ref());
         let request = request.into_inner();
         let loaded = match allowed {
             Ok(()) => load(&self.app, &request).await,
@@ -257,7 +282,8 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         &self,
         request: Request<pb::RepositoryModelUnloadRequest>,
     ) -> Answered<pb::RepositoryModelUnloadResponse> {
-        let allowed = admin::allowed(&self.app, peer(&request));
+        let allowed =
+            admin::allowed(&self.app, AdminCall::Models, peer(&request), request.metadata().as_ref());
         let request = request.into_inner();
         let unloaded = match allowed {
             Ok(()) => admin::unload(&self.app, &request.model_name).await,

@@ -8,10 +8,12 @@ use protocol::tfs;
 use tonic::body::Body;
 use tonic::{Request, Response, Status};
 
+use super::oip::complete;
 use super::unary;
 use crate::app::{App, Call, Ticket};
 use crate::errors::grpc_status;
 use crate::given::Given;
+use crate::receiving::Incomplete;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
@@ -47,9 +49,16 @@ async fn predict(
 }
 
 /// Predict.
-pub(super) async fn predict_call(app: &App, request: http::Request<Given>) -> http::Response<Body> {
-    unary::response(match unary::read(app, PROTOCOL, request).await {
-        Ok(unary::Asked { ticket, message, timeout }) => predict(app, &ticket, message, timeout).await,
+pub(super) async fn predict_call(
+    app: &App,
+    request: http::Request<Given>,
+    incomplete: Incomplete,
+) -> http::Response<Body> {
+    let read = unary::read(app, PROTOCOL, request).await;
+    unary::response(match read.and_then(|asked| complete(app, incomplete, asked)) {
+        Ok((unary::Asked { ticket, message, timeout }, _place)) => {
+            predict(app, &ticket, message, timeout).await
+        }
         Err(error) => Err(error),
     })
 }
@@ -59,6 +68,8 @@ impl pb::prediction_service_server::PredictionService for Tfs {
     async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
         let ticket = App::begin(PROTOCOL);
         let timeout = super::timeout(request.metadata().as_ref());
+        // Only compressed calls come here; their body has been read by now.
+        let _place = self.0.admit().map_err(|error| grpc_status(&error))?;
         answered(predict(&self.0, &ticket, request.into_inner(), timeout).await)
     }
 

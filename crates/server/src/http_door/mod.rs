@@ -22,7 +22,7 @@ use base::{Error, Result};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{admin, api_key, exporter, images, page, qdrant, recordings, unpack};
+use crate::{admin, api_key, exporter, host_check, images, page, qdrant, recordings, unpack};
 pub(crate) use reply::Reply;
 
 /// What handlers share.
@@ -30,7 +30,8 @@ pub(crate) type Shared = State<Arc<App>>;
 
 /// The door's service.
 pub(crate) fn service(app: Arc<App>) -> Router {
-    Router::new()
+    let (doors, keyed) = (app.doors.clone(), app.collections.config().api_key.is_some());
+    let routes = Router::new()
         .route("/", get(front))
         .route("/events", get(page::events))
         .merge(page::routes())
@@ -61,7 +62,8 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
+        .with_state(app);
+    host_check::guarded(routes, &doors, keyed)
 }
 
 /// The routes of collections and pictures, behind the key where there is one, and closed to pages of other sites.

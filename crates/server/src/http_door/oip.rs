@@ -95,10 +95,11 @@ async fn answer(
     body: Body,
 ) -> Result<Reply> {
     let admitted = async {
-        let permit = app.admit()?;
+        let incomplete = app.receive()?;
         let servable = target.find(app)?;
         let header_length = header_length(headers)?;
         let body = read_body(app, headers, body).await?;
+        let permit = app.complete(incomplete)?;
         Ok((permit, servable, header_length, body))
     };
     let (_permit, servable, header_length, body) =

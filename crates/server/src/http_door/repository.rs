@@ -13,6 +13,7 @@ use protocol::oip;
 use super::oip::Target;
 use super::reply::Reply;
 use super::{Shared, read_body};
+use crate::admin::AdminCall;
 use crate::app::App;
 use crate::listen::Peer;
 use crate::{admin, view};
@@ -54,7 +55,7 @@ pub(super) async fn load(
     body: Body,
 ) -> Reply {
     let loaded = async {
-        admin::allowed(&app, Some(peer))?;
+        admin::allowed(&app, AdminCall::Models, Some(peer), &headers)?;
         admin::same_page(&app, &headers)?;
         let request = json_or_default::<LoadRequest>(&app, &headers, body).await?;
         request.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
@@ -71,7 +72,7 @@ pub(super) async fn unload(
     headers: HeaderMap,
 ) -> Reply {
     let unloaded = async {
-        admin::allowed(&app, Some(peer))?;
+        admin::allowed(&app, AdminCall::Models, Some(peer), &headers)?;
         admin::same_page(&app, &headers)?;
         admin::unload(&app, &target.model).await
     };

@@ -99,7 +99,7 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
 
 async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let admitted = async {
-        let permit = app.admit()?;
+        let incomplete = app.receive()?;
         let target = parse(rest)?;
         match target.verb {
             Some("predict") => {}
@@ -118,6 +118,7 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
         }
         let servable = target.find(app)?;
         let body = read_body(app, headers, body).await?;
+        let permit = app.complete(incomplete)?;
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;

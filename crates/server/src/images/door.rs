@@ -21,7 +21,7 @@ use super::search::{Asked, Sample};
 use super::target::{Kind, Wanted};
 use super::zip::{ARCHIVE_BYTES_MAX, Archive};
 use super::{browse, bulk, rebuild, search};
-use crate::admin;
+use crate::admin::{self, AdminCall};
 use crate::app::App;
 use crate::head_watch::HeadWatch;
 use crate::http_door::{Reply, Shared, read_body};
@@ -136,11 +136,12 @@ impl Sent {
     }
 
     async fn picture(self, app: &Arc<App>, wanted: Wanted, asked: Put) -> Result<Response> {
-        let _admitted = app.admit()?;
+        let incomplete = app.receive()?;
         let name = checked_name(asked.name.as_deref().unwrap_or_default())?;
         let payload = checked_payload(asked.payload.as_deref())?;
         let background = flag("background", asked.background.as_deref())?;
         let bytes = whole(app, &self.headers, self.body).await?;
+        let _admitted = app.complete(incomplete)?;
         let new = New { wanted, name, payload, bytes };
         let outcome =
             if background { add::add_in_background(app, new).await } else { add::add(app, new).await };
@@ -172,9 +173,7 @@ impl Sent {
         struct Named {
             folder: String,
         }
-        admin::allowed(app, Some(self.peer)).map_err(|_| {
-            Error::denied("folders are read for callers on this machine only; start the server with --allow-remote-admin")
-        })?;
+        admin::allowed(app, AdminCall::Folders, Some(self.peer), &self.headers)?;
         admin::same_page(app, &self.headers)?;
         app.registry()?;
         let named: Named = parsed(&whole(app, &self.headers, self.body).await?)?;
@@ -249,9 +248,10 @@ async fn find(
 ) -> Reply {
     let found = async {
         let asked = given(asked)?;
-        let _admitted = app.admit()?;
+        let incomplete = app.receive()?;
         let explain = flag("explain", asked.explain.as_deref())?;
         let body = whole(&app, &headers, body).await?;
+        let _admitted = app.complete(incomplete)?;
         let sample = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
             #[serde(deny_unknown_fields)]

@@ -409,7 +409,7 @@ fn speakers_are_enrolled_told_apart_and_forgotten() {
         served.ask("GET", "/v1/audio/voice/speakers", "", b"").json()["speakers"],
         serde_json::json!(["Bo K"])
     );
-    let other = "PUT /v1/audio/voice/speakers/Eve HTTP/1.1\r\nHost: x\r\nOrigin: http://evil.example\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let other = "PUT /v1/audio/voice/speakers/Eve HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     let mut stream = served.connect();
     stream.write_all(other.as_bytes()).unwrap();
     let mut all = Vec::new();

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::find::find;
 use super::listen::{Listening, Request};
-use crate::admin;
+use crate::admin::{self, AdminCall};
 use crate::app::{App, CancelOnDrop};
 use crate::head_watch::HeadWatch;
 use crate::http_door::{Reply, Shared};
@@ -63,7 +63,7 @@ pub(super) async fn enrol(
     body: Body,
 ) -> Reply {
     let enrolled = async {
-        admin::allowed(&app, Some(peer))?;
+        admin::allowed(&app, AdminCall::Speakers, Some(peer), &headers)?;
         admin::same_page(&app, &headers)?;
         let (speakers, _) = store(&app, &name)?;
         let known = speaker.clone();
@@ -81,7 +81,7 @@ pub(super) async fn forget(
     headers: HeaderMap,
 ) -> Reply {
     let forgotten = async {
-        admin::allowed(&app, Some(peer))?;
+        admin::allowed(&app, AdminCall::Speakers, Some(peer), &headers)?;
         admin::same_page(&app, &headers)?;
         let (speakers, _) = store(&app, &name)?;
         let known = speaker.clone();

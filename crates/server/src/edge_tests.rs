@@ -1,0 +1,415 @@
+//! What strangers send: floods, half requests, foreign names, admin calls; and a graceful end.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{NamedTensor, Tensor};
+use bytes::Bytes;
+use engine::fake::FakeEngine;
+use engine::fake::publish::publish;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use metrics::KindLabels;
+use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use protocol::inference::{self as pb};
+use protocol::{Message, oip};
+use tokio_stream::StreamExt;
+use tonic::Code;
+use tonic::body::Body;
+
+use crate::config::{Config, Secret};
+use crate::loopback::{self, Loopback, WAIT_MAX};
+
+const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+const INFER: &str = "/v2/models/echo/infer";
+const LOAD: &str = "/v2/repository/models/echo/load";
+const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
+const LIVE: &[u8] = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Loopback {
+    publish(&dir.join("models/echo/1"), ECHO, &[]).unwrap();
+    let mut config = loopback::configuration(dir, &dir.join("models"));
+    change(&mut config);
+    Loopback::start(&config, Arc::new(FakeEngine::new()))
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever") })
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes()[..], payload].concat()
+}
+
+/// A connection of HTTP/2 made of bytes, after both sides' SETTINGS.
+fn raw_http2(served: &Loopback) -> TcpStream {
+    let mut stream = TcpStream::connect(served.grpc).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    stream.write_all(&[frame(4, 0, 0, &[]), frame(4, 1, 0, &[])].concat()).unwrap();
+    stream
+}
+
+/// The kind and the payload of the next frame.
+fn next_frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
+    let mut header = [0; 9];
+    stream.read_exact(&mut header).unwrap();
+    let mut payload = vec![0; u32::from_be_bytes([0, header[0], header[1], header[2]]) as usize];
+    stream.read_exact(&mut payload).unwrap();
+    (header[3], payload)
+}
+
+/// A header of HPACK without index or compression (RFC 7541 §6.2.2).
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
+}
+
+fn request() -> pb::ModelInferRequest {
+    let x = NamedTensor::new("x", Tensor::from_vec(&[1][..], vec![1f32]).unwrap());
+    oip::grpc::encode_request("echo", None, &[x], &[]).unwrap()
+}
+
+/// Whatever a generated client takes for a channel.
+async fn client(
+    served: &Loopback,
+) -> GrpcInferenceServiceClient<
+    impl tower::Service<
+        http::Request<Body>,
+        Response = http::Response<hyper::body::Incoming>,
+        Error = hyper::Error,
+        Future = impl Future<Output = Result<http::Response<hyper::body::Incoming>, hyper::Error>>,
+    > + Clone,
+> {
+    let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let send = tower::service_fn(move |request: http::Request<Body>| {
+        let mut sender = sender.clone();
+        async move { sender.send_request(request).await }
+    });
+    GrpcInferenceServiceClient::with_origin(send, format!("http://{}", served.grpc).parse().unwrap())
+}
+
+#[test]
+fn floods_of_control_frames_end_their_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let increment = 1u32.to_be_bytes();
+    let floods = [
+        ("settings", frame(4, 0, 0, &[])),
+        ("settings_ack", frame(4, 1, 0, &[])),
+        ("priority", frame(2, 0, 1, &[0, 0, 0, 0, 7])),
+        ("window_update", frame(8, 0, 0, &increment)),
+        ("ping", frame(6, 0, 0, &[0; 8])),
+        ("ping_ack", frame(6, 1, 0, &[0; 8])),
+        ("unknown", frame(0xfa, 0, 0, &[0; 3])),
+    ];
+    for (kind, control) in floods {
+        let mut stream = raw_http2(&served);
+        stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
+        let some = control.repeat(100);
+        let written = (0..1000).take_while(|_| stream.write_all(&some).is_ok()).count();
+        let ended = served.app.metrics.connections_ended.get_or_create_owned(&KindLabels { kind });
+        until(kind, || ended.get() == 1);
+        let mut rest = Vec::new();
+        match stream.read_to_end(&mut rest) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{kind} after {written}"),
+        }
+    }
+    let open = served.app.metrics.connections.get_or_create_owned(&KindLabels { kind: "grpc" });
+    until("all of them are closed", || open.get() == 0);
+    run(async { client(&served).await.model_infer(request()).await.unwrap() });
+}
+
+/// A client that acknowledges each small answer by two WINDOW_UPDATEs and measures by PING, as gRPC's own do.
+#[test]
+fn a_busy_stream_may_send_control_frames() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let mut stream = raw_http2(&served);
+    let headers = [
+        literal(":method", "POST"),
+        literal(":scheme", "http"),
+        literal(":path", "/inference.GRPCInferenceService/ModelStreamInfer"),
+        literal(":authority", "localhost"),
+        literal("content-type", "application/grpc"),
+        literal("te", "trailers"),
+    ]
+    .concat();
+    stream.write_all(&frame(1, 4, 1, &headers)).unwrap();
+    let message = request().encode_to_vec();
+    let message = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+    let answer = |stream: &mut TcpStream| {
+        while next_frame(stream).0 != 0 {}
+    };
+    let control = |bytes: u32| {
+        let bytes = bytes.to_be_bytes();
+        [frame(8, 0, 0, &bytes), frame(8, 0, 1, &bytes), frame(6, 0, 0, &[7; 8])].concat()
+    };
+    for _ in 0..1000 {
+        stream.write_all(&frame(0, 0, 1, &message)).unwrap();
+        answer(&mut stream);
+        stream.write_all(&control(50)).unwrap();
+    }
+    assert!(!served.app.metrics.encode().contains("connections_ended_total{"));
+}
+
+/// A body of which some has come and the rest never does.
+fn half_body() -> Body {
+    let first =
+        tokio_stream::iter([Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from_static(&[0])))]);
+    Body::new(StreamBody::new(first.chain(tokio_stream::pending())))
+}
+
+#[test]
+fn half_calls_take_no_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| {
+        config.doors.requests_max = 4;
+        config.doors.client_timeout = 10 * WAIT_MAX;
+    });
+    run(async {
+        let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let halves = [(); 4].map(|()| {
+            let uri = format!("http://{}/inference.GRPCInferenceService/ModelInfer", served.grpc);
+            let call =
+                http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+            tokio::spawn(sender.send_request(call.body(half_body()).unwrap()))
+        });
+        while served.app.being_received() < halves.len() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        client(&served).await.model_infer(request()).await.unwrap();
+        assert!(halves.iter().all(|half| !half.is_finished()));
+    });
+}
+
+#[test]
+fn half_requests_take_no_places_and_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| {
+        config.doors.requests_max = 1;
+        config.doors.client_timeout = 10 * WAIT_MAX;
+    });
+    let half = || {
+        let mut stream = served.connect();
+        write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{").unwrap();
+        stream
+    };
+    let mut halves: Vec<TcpStream> = (0..15).map(|_| half()).collect();
+    until("15 are being received", || served.app.being_received() == 15);
+    assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
+    halves.push(half());
+    until("16 are being received", || served.app.being_received() == 16);
+    let refused = served.ask("POST", INFER, "", INPUT);
+    assert!(refused.status == 429 && refused.text().contains("being received"), "{}", refused.text());
+    assert!(refused.head.contains("retry-after"), "{}", refused.head);
+    drop(halves);
+    until("places come back", || served.app.being_received() == 0);
+    assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
+}
+
+/// Reads an answer without a body; `None` if the connection is closed instead.
+fn head(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        match stream.read(&mut byte) {
+            Ok(1) => head.push(byte[0]),
+            _ => return None,
+        }
+    }
+    Some(String::from_utf8_lossy(&head).to_ascii_lowercase())
+}
+
+#[test]
+fn an_idle_connection_is_told_before_it_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.drain_time = WAIT_MAX);
+    let (mut idle, mut silent) = (served.connect(), served.connect());
+    idle.write_all(LIVE).unwrap();
+    assert!(!head(&mut idle).unwrap().contains("connection: close"));
+    let open = served.app.metrics.connections.get_or_create_owned(&KindLabels { kind: "http" });
+    until("both are accepted", || open.get() == 2);
+    served.stop();
+    until("no new connections", || TcpStream::connect(served.address).is_err());
+    for stream in [&mut idle, &mut silent] {
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let error = stream.read(&mut [0]).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        stream.write_all(LIVE).unwrap();
+        let answer = head(stream).unwrap();
+        assert!(answer.starts_with("http/1.1 200") && answer.contains("connection: close"), "{answer}");
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn no_request_of_a_busy_connection_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.drain_time = WAIT_MAX);
+    let answered = AtomicUsize::new(0);
+    let lost = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                let mut stream = served.connect();
+                let answered = &answered;
+                scope.spawn(move || {
+                    loop {
+                        let sent = stream.write_all(LIVE);
+                        match head(&mut stream).filter(|_| sent.is_ok()) {
+                            None => return 1,
+                            Some(answer) if answer.contains("connection: close") => return 0,
+                            Some(_) => answered.fetch_add(1, Ordering::Relaxed),
+                        };
+                    }
+                })
+            })
+            .collect();
+        until("connections are busy", || answered.load(Ordering::Relaxed) > 500);
+        served.stop();
+        clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
+    });
+    assert_eq!(lost, 0);
+    let open = served.app.metrics.connections.get_or_create_owned(&KindLabels { kind: "http" });
+    until("all are closed", || open.get() == 0);
+}
+
+#[test]
+fn idle_connections_end_after_the_drain_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.drain_time = Duration::from_millis(10));
+    let (mut idle, mut silent) = (served.connect(), served.connect());
+    idle.write_all(LIVE).unwrap();
+    assert!(head(&mut idle).is_some());
+    served.stop();
+    assert_eq!((idle.read(&mut [0]).unwrap(), silent.read(&mut [0]).unwrap_or(0)), (0, 0));
+}
+
+/// The status of a request that calls the server `host`.
+fn status_as(served: &Loopback, method: &str, path: &str, host: &str) -> String {
+    let mut stream = served.connect();
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    head(&mut stream).unwrap()["http/1.1 ".len()..][..3].to_owned()
+}
+
+const ROUTES: [(&str, &str); 14] = [
+    ("GET", "/"),
+    ("GET", "/metrics"),
+    ("GET", "/v2"),
+    ("GET", "/v2/health/live"),
+    ("GET", "/v2/models/echo"),
+    ("POST", INFER),
+    ("POST", "/v2/repository/index"),
+    ("GET", "/v1/models/echo"),
+    ("POST", "/v1/models/echo:predict"),
+    ("GET", "/v1/audio/voice/speakers"),
+    ("GET", "/v1/images/photos"),
+    ("GET", "/collections"),
+    ("DELETE", "/collections/c"),
+    ("GET", "/nothing"),
+];
+
+#[test]
+fn a_private_server_answers_to_its_own_names_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    for (method, path) in ROUTES {
+        assert_eq!(status_as(&served, method, path, "evil.example:8501"), "403", "{method} {path}");
+        for own in ["localhost:8501", "127.0.0.1", "[::1]:1"] {
+            assert_ne!(status_as(&served, method, path, own), "403", "{method} {path} {own}");
+        }
+    }
+    // Two names, one of them foreign.
+    let text = served.ask("GET", "/collections", "Host: evil.example\r\n", b"").text();
+    assert!(text.contains("evil.example") && text.contains("--allowed-hosts"), "{text}");
+}
+
+#[test]
+fn a_server_with_a_key_answers_to_any_name_unless_names_are_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let keyed = served(dir.path(), |config| config.search.api_key = Some("s3cret".into()));
+    assert_eq!(status_as(&keyed, "GET", "/v2", "mill.example"), "200");
+    drop(keyed);
+    let named = served(dir.path(), |config| {
+        config.search.api_key = Some("s3cret".into());
+        config.doors.allowed_hosts = vec!["mill.example".into()];
+    });
+    assert_eq!(status_as(&named, "GET", "/v2", "mill.example"), "200");
+    assert_eq!(status_as(&named, "GET", "/v2", "evil.example"), "403");
+}
+
+fn load_by_grpc(served: &Loopback, name: &'static str, value: &str) -> Code {
+    let load = pb::RepositoryModelLoadRequest { model_name: "echo".into(), ..Default::default() };
+    let mut request = tonic::Request::new(load);
+    request.metadata_mut().insert(name, value.parse().unwrap());
+    run(async {
+        client(served).await.repository_model_load(request).await.map_or_else(|s| s.code(), |_| Code::Ok)
+    })
+}
+
+#[test]
+fn admin_calls_through_a_proxy_are_not_local() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let load = |headers: &str| served.ask("POST", LOAD, headers, b"");
+    assert_eq!(load("").status, 200);
+    for header in
+        ["Forwarded: for=192.0.2.1", "X-Forwarded-For: 192.0.2.1", "X-Real-IP: 192.0.2.1", "Via: 1.1 p"]
+    {
+        let refused = load(&format!("{header}\r\n"));
+        assert!(
+            refused.status == 403 && refused.text().contains("--admin-key"),
+            "{header} {}",
+            refused.text()
+        );
+    }
+    assert_eq!(load_by_grpc(&served, "x-other", "1"), Code::Ok);
+    assert_eq!(load_by_grpc(&served, "x-forwarded-for", "192.0.2.1"), Code::PermissionDenied);
+    let forwarded = "X-Forwarded-For: 192.0.2.1\r\n";
+    let enrol = served.ask("PUT", "/v1/audio/voice/speakers/Eve", forwarded, b"");
+    assert!(enrol.status == 403 && enrol.text().contains("enrolled"), "{}", enrol.text());
+}
+
+#[test]
+fn admin_calls_show_a_key_where_there_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| {
+        config.search.api_key = Some("s3cret".into());
+        config.doors.admin_key = Some(Secret("adm1n".into()));
+        config.doors.allow_remote_admin = true;
+    });
+    let load = |headers: &str| served.ask("POST", LOAD, headers, b"").status;
+    let remote = "X-Forwarded-For: 192.0.2.1\r\n";
+    assert_eq!((load(""), load("api-key: other\r\n")), (403, 403));
+    assert_eq!((load("api-key: s3cret\r\n"), load("Authorization: Bearer adm1n\r\n")), (200, 200));
+    assert_eq!((load(remote), load(&format!("{remote}api-key: s3cret\r\n"))), (403, 403));
+    assert_eq!(load(&format!("{remote}api-key: adm1n\r\n")), 200);
+    assert_eq!(load_by_grpc(&served, "x-other", "1"), Code::PermissionDenied);
+    assert_eq!(load_by_grpc(&served, "authorization", "Bearer s3cret"), Code::Ok);
+    let enrol = served.ask("DELETE", "/v1/audio/voice/speakers/Eve", "", b"");
+    assert!(enrol.status == 403 && enrol.text().contains("key"), "{}", enrol.text());
+}

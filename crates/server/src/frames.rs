@@ -1,0 +1,285 @@
+//! Counting the frames of an HTTP/2 connection.
+//!
+//! HTTP/2 lets a client send control frames (SETTINGS, PRIORITY, WINDOW_UPDATE, PING, ...) at no cost to itself, and h2
+//! answers or applies each of them without a limit. A scanner therefore reads the frame headers of both directions.
+//! Control frames spend credit; requests and data earn it, because clients acknowledge data by WINDOW_UPDATE and measure
+//! it by PING. Envoy limits these frames in proportion to streams and data in the same way
+//! (`max_inbound_priority_frames_per_stream` = 100, `max_inbound_window_update_frames_per_data_frame_sent` = 10). Time
+//! earns a little, so that the keepalive of an idle connection never runs out of credit.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use metrics::{KindLabels, Metrics};
+
+/// Control frames that a connection may send before it has earned any credit.
+const CONTROL_FRAMES_BASE_MAX: u64 = 1000;
+/// Control frames that a new stream allows. Browsers and Node send a PRIORITY for a stream, and clients cancel streams.
+const CONTROL_FRAMES_PER_STREAM_MAX: u64 = 20;
+/// Control frames that one DATA frame to the client allows: two WINDOW_UPDATEs and a PING are usual. Envoy's default.
+const CONTROL_FRAMES_PER_DATA_SENT_MAX: u64 = 10;
+/// Control frames that a DATA frame from the client allows: gRPC clients measure their bandwidth by PING.
+const CONTROL_FRAMES_PER_DATA_RECEIVED_MAX: u64 = 1;
+/// Control frames a second that a connection may send if it has no other credit.
+const CONTROL_FRAMES_PER_SECOND_MAX: u64 = 20;
+/// Credit that a connection can save up: two WINDOW_UPDATEs for each DATA frame (16 KiB) of an answer of 2 GiB, and
+/// as many PINGs.
+const CREDIT_MAX: u64 = 1 << 19;
+
+/// "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" (RFC 9113 §3.4).
+const PREFACE_BYTES: usize = 24;
+/// Length, type, flags and stream (RFC 9113 §4.1).
+const HEADER_BYTES: usize = 9;
+/// The END_STREAM flag of DATA, which is ACK for SETTINGS and PING.
+const END_STREAM: u8 = 1;
+
+/// A frame's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    length: u32,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Header {
+    fn parse(bytes: [u8; HEADER_BYTES]) -> Header {
+        let [a, b, c, kind, flags, w, x, y, z] = bytes;
+        let stream = u32::from_be_bytes([w, x, y, z]) & (u32::MAX >> 1);
+        Header { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }
+    }
+
+    /// Returns what the frame is.
+    fn kind(self) -> Kind {
+        match self.kind {
+            0 if self.length > 0 => Kind::Data,
+            // The end of a stream, which each stream has once.
+            0 if self.flags & END_STREAM != 0 => Kind::Control("data_end"),
+            0 => Kind::Control("data_empty"),
+            1 => Kind::Headers,
+            2 => Kind::Control("priority"),
+            3 => Kind::Control("rst_stream"),
+            4 if self.flags & END_STREAM != 0 => Kind::Control("settings_ack"),
+            4 => Kind::Control("settings"),
+            6 if self.flags & END_STREAM != 0 => Kind::Control("ping_ack"),
+            6 => Kind::Control("ping"),
+            7 => Kind::Control("goaway"),
+            8 => Kind::Control("window_update"),
+            9 => Kind::Control("continuation"),
+            _ => Kind::Control("unknown"),
+        }
+    }
+}
+
+/// What a frame does for the credit of its connection.
+enum Kind {
+    Headers,
+    Data,
+    /// The label of the metric.
+    Control(&'static str),
+}
+
+/// Finds frame headers in a stream of bytes that comes in pieces of any size.
+#[derive(Default)]
+struct Scanner {
+    header: [u8; HEADER_BYTES],
+    /// Bytes of `header` that have come.
+    known: usize,
+    /// Bytes before the next frame header.
+    skip: usize,
+}
+
+impl Scanner {
+    /// Calls `each` for every frame header that ends in `bytes`.
+    fn scan(&mut self, mut bytes: &[u8], mut each: impl FnMut(Header)) {
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            bytes = &bytes[skipped..];
+            let taken = (HEADER_BYTES - self.known).min(bytes.len());
+            if taken == 0 {
+                return;
+            }
+            self.header[self.known..self.known + taken].copy_from_slice(&bytes[..taken]);
+            self.known += taken;
+            bytes = &bytes[taken..];
+            if self.known == HEADER_BYTES {
+                let header = Header::parse(self.header);
+                (self.known, self.skip) = (0, header.length as usize);
+                each(header);
+            }
+        }
+    }
+
+    /// Returns whether the last frame is complete.
+    fn at_boundary(&self) -> bool {
+        self.known == 0 && self.skip == 0
+    }
+}
+
+/// The frames of one connection in both directions, and the credit of its client.
+pub(crate) struct Frames {
+    received: Scanner,
+    sent: Scanner,
+    credit: u64,
+    /// When time last earned credit.
+    refilled: Instant,
+    last_stream: u32,
+    metrics: Arc<Metrics>,
+}
+
+impl Frames {
+    /// Makes the counts of a new connection.
+    pub(crate) fn new(metrics: &Arc<Metrics>) -> Frames {
+        Frames {
+            received: Scanner { skip: PREFACE_BYTES, ..Scanner::default() },
+            sent: Scanner::default(),
+            credit: CONTROL_FRAMES_BASE_MAX,
+            refilled: Instant::now(),
+            last_stream: 0,
+            metrics: metrics.clone(),
+        }
+    }
+
+    /// Counts what the client sent. Returns the number of frames.
+    ///
+    /// # Errors
+    /// The kind of the control frame for which the connection had no credit left. It is counted in the metrics.
+    pub(crate) fn received(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
+        let (mut frames, mut over) = (0, None);
+        let Frames { received, credit, refilled, last_stream, .. } = self;
+        received.scan(bytes, |header| {
+            frames += 1;
+            match header.kind() {
+                Kind::Headers => {
+                    *last_stream = header.stream.max(*last_stream);
+                    earn(credit, CONTROL_FRAMES_PER_STREAM_MAX);
+                }
+                Kind::Data => earn(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
+                Kind::Control(kind) => {
+                    if *credit == 0 {
+                        refill(credit, refilled);
+                    }
+                    match credit.checked_sub(1) {
+                        Some(less) => *credit = less,
+                        None => over = over.or(Some(kind)),
+                    }
+                }
+            }
+        });
+        let Some(kind) = over else { return Ok(frames) };
+        self.metrics.connections_ended.get_or_create(&KindLabels { kind }).inc();
+        Err(kind)
+    }
+
+    /// Counts what was written to the client.
+    pub(crate) fn sent(&mut self, bytes: &[u8]) {
+        let credit = &mut self.credit;
+        self.sent.scan(bytes, |header| {
+            if matches!(header.kind(), Kind::Data) {
+                earn(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX);
+            }
+        });
+    }
+
+    /// Returns a GOAWAY frame with ENHANCE_YOUR_CALM (RFC 9113 §6.8, §7), or `None` within another frame.
+    pub(crate) fn go_away(&self) -> Option<[u8; HEADER_BYTES + 8]> {
+        let [a, b, c, d] = self.last_stream.to_be_bytes();
+        self.sent.at_boundary().then_some([0, 0, 8, 7, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 0xb])
+    }
+}
+
+fn earn(credit: &mut u64, frames: u64) {
+    *credit = (*credit + frames).min(CREDIT_MAX);
+}
+
+/// Earns credit for the time since the last refill.
+fn refill(credit: &mut u64, refilled: &mut Instant) {
+    let earned = (refilled.elapsed().as_secs_f64() * CONTROL_FRAMES_PER_SECOND_MAX as f64) as u64;
+    if earned > 0 {
+        *refilled = Instant::now();
+        *credit = earned.min(CONTROL_FRAMES_BASE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes()[..], payload].concat()
+    }
+
+    #[test]
+    fn headers_are_found_in_pieces_of_any_size() {
+        let bytes = [
+            frame(4, 0, 0, &[7; 12]),
+            frame(0, 1, 1, &[]),
+            frame(8, 0, 3, &[0; 4]),
+            frame(0, 0, 5, &[9; 1000]),
+        ]
+        .concat();
+        for size in [1, 2, 7, 9, 10, 100, 5000] {
+            let (mut scanner, mut found) = (Scanner::default(), Vec::new());
+            bytes.chunks(size).for_each(|piece| scanner.scan(piece, |header| found.push(header)));
+            let found: Vec<_> =
+                found.iter().map(|header| (header.kind, header.stream, header.length)).collect();
+            assert_eq!(found, [(4, 0, 12), (0, 1, 0), (8, 3, 4), (0, 5, 1000)], "{size}");
+            assert!(scanner.at_boundary());
+        }
+    }
+
+    #[test]
+    fn control_frames_need_credit() {
+        let metrics = Arc::new(Metrics::default());
+        let kinds = [
+            (8, 0, "window_update"),
+            (2, 0, "priority"),
+            (4, 0, "settings"),
+            (6, 1, "ping_ack"),
+            (99, 0, "unknown"),
+        ];
+        for (kind, flags, label) in kinds {
+            let mut frames = Frames::new(&metrics);
+            frames.refilled = Instant::now() + Duration::from_secs(3600);
+            assert_eq!(frames.received(&[0; PREFACE_BYTES]), Ok(0));
+            let control = frame(kind, flags, 0, &[0; 8]);
+            for _ in 0..CONTROL_FRAMES_BASE_MAX {
+                assert_eq!(frames.received(&control), Ok(1));
+            }
+            assert_eq!(frames.received(&control), Err(label));
+            let labels = KindLabels { kind: label };
+            assert_eq!(metrics.connections_ended.get_or_create(&labels).get(), 1);
+            assert_eq!(frames.go_away().map(|bytes| (bytes[3], bytes[16])), Some((7, 0xb)));
+        }
+    }
+
+    #[test]
+    fn requests_and_data_earn_credit_and_answers_to_a_flood_do_not() {
+        let mut frames = Frames::new(&Arc::new(Metrics::default()));
+        frames.refilled = Instant::now() + Duration::from_secs(3600);
+        frames.credit = 0;
+        frames.received.skip = 0;
+        frames.sent(&[frame(4, 1, 0, &[]), frame(6, 1, 0, &[0; 8]), frame(0, 1, 1, &[])].concat());
+        assert_eq!(frames.credit, 0);
+        assert_eq!(frames.received(&frame(1, 4, 1, b"headers")), Ok(1));
+        assert_eq!(frames.credit, CONTROL_FRAMES_PER_STREAM_MAX);
+        frames.sent(&frame(0, 0, 1, b"answer"));
+        assert_eq!(frames.credit, CONTROL_FRAMES_PER_STREAM_MAX + CONTROL_FRAMES_PER_DATA_SENT_MAX);
+        assert!(frames.go_away().is_some());
+        frames.sent(&[0, 0, 5, 0]);
+        assert!(frames.go_away().is_none(), "within a frame");
+    }
+
+    #[test]
+    fn time_earns_credit() {
+        let mut frames = Frames::new(&Arc::new(Metrics::default()));
+        (frames.credit, frames.received.skip) = (0, 0);
+        frames.refilled = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
+        assert_eq!(frames.received(&frame(6, 0, 0, &[0; 8])), Ok(1));
+        assert!((1..CONTROL_FRAMES_BASE_MAX).contains(&(frames.credit + 1)));
+    }
+}

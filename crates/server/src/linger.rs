@@ -1,0 +1,139 @@
+//! Closing an HTTP/1.1 connection so that its client can read the last answer.
+//!
+//! A socket that is closed with unread bytes resets the connection, which can destroy the answer on its way. A
+//! connection that ends at a shutdown is therefore closed for writing first and read until the client closes it.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+/// Longest wait for the client to close, and most bytes that it may send meanwhile.
+const LINGER_TIME_MAX: Duration = Duration::from_millis(500);
+const LINGER_BYTES_MAX: usize = 256 << 10;
+
+type Back = Arc<Mutex<Option<OwnedReadHalf>>>;
+
+/// A socket that gives its read side back when it is dropped. Its write side is shut down then.
+pub(crate) struct Lent {
+    /// `Some` until it is dropped.
+    incoming: Option<OwnedReadHalf>,
+    outgoing: OwnedWriteHalf,
+    back: Back,
+}
+
+/// Where the read side comes back to.
+pub(crate) struct Linger(Back);
+
+impl Lent {
+    /// Lends `stream` to a connection.
+    pub(crate) fn new(stream: TcpStream) -> (Lent, Linger) {
+        let (incoming, outgoing) = stream.into_split();
+        let back = Back::default();
+        (Lent { incoming: Some(incoming), outgoing, back: back.clone() }, Linger(back))
+    }
+}
+
+impl Linger {
+    /// Reads and discards what the client still sends until it closes, within the limits. The connection must have
+    /// been dropped.
+    pub(crate) async fn until_closed(self) {
+        let incoming = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(incoming) = incoming else { return };
+        let discard = async {
+            let (mut piece, mut left) = ([0; 4096], LINGER_BYTES_MAX);
+            while left > 0 && incoming.readable().await.is_ok() {
+                match incoming.try_read(&mut piece) {
+                    Ok(0) => return,
+                    Ok(count) => left = left.saturating_sub(count),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => return,
+                }
+            }
+        };
+        // A client that does not close in time is closed all the same.
+        let _ = tokio::time::timeout(LINGER_TIME_MAX, discard).await;
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        *self.back.lock().unwrap_or_else(PoisonError::into_inner) = self.incoming.take();
+    }
+}
+
+impl AsyncRead for Lent {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.incoming {
+            Some(incoming) => Pin::new(incoming).poll_read(cx, buffer),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl AsyncWrite for Lent {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.outgoing).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.outgoing).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.outgoing.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.outgoing).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.outgoing).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A request that crosses the end of the connection does not reset it: the client reads the answer.
+    #[test]
+    fn a_client_that_still_sends_reads_the_answer() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (mut lent, linger) = Lent::new(listener.accept().await.unwrap().0);
+            client.write_all(b"another request").await.unwrap();
+            lent.write_all(b"answer").await.unwrap();
+            drop(lent);
+            let reading = async {
+                let mut answer = Vec::new();
+                client.read_to_end(&mut answer).await.unwrap();
+                drop(client);
+                answer
+            };
+            let ((), answer) = tokio::join!(linger.until_closed(), reading);
+            assert_eq!(answer, b"answer");
+        });
+    }
+}

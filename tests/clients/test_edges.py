@@ -1,0 +1,79 @@
+"""Few descriptors, and the names and keys of a server, as a user meets them."""
+
+import contextlib
+import socket
+import subprocess
+import time
+
+import pytest
+import requests
+
+from millpond import BINARY, Server
+from prometheus_text import samples
+
+# The open-file limit of the server alone.
+FEW_FILES = 256
+LIMITED = ("bash", "-c", f'ulimit -n {FEW_FILES} && exec "$@"', "limited")
+COLLECTION = {"vectors": {"size": 2, "distance": "Dot"}}
+
+
+@pytest.fixture
+def limited(tmp_path):
+    (tmp_path / "models").mkdir()
+    flags = ("--collections-dir", str(tmp_path / "collections"))
+    server = Server(tmp_path / "models", *flags, log=tmp_path / "log", prefix=LIMITED).wait_ready()
+    yield server
+    assert server.stop() == 0, server.log_text()
+
+
+def value(server: Server, name: str, kind: str) -> float:
+    answer = requests.get(f"{server.url}/metrics", timeout=10)
+    return sum(value for found, labels, value in samples(answer.text) if found == name and labels.get("kind") == kind)
+
+
+def test_collections_and_connections_share_few_descriptors(limited):
+    assert "the limit of open files leaves room" in limited.log_text()
+    made = [requests.put(f"{limited.url}/collections/c{n}", json=COLLECTION, timeout=20).status_code for n in range(20)]
+    assert made == [200] * 12 + [429] * 8
+    assert value(limited, "millpond_file_descriptors", "limit") == FEW_FILES
+    idle = [socket.create_connection(("127.0.0.1", limited.http_port), timeout=20) for _ in range(300)]
+    closed = 0
+    for connection in idle[150:]:
+        # What has no room is closed at once.
+        connection.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+        closed += 1
+    assert closed == 150
+    for connection in idle:
+        connection.close()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(requests.ConnectionError):
+            if requests.get(f"{limited.url}/collections/c0", timeout=10).status_code == 200:
+                break
+    assert value(limited, "millpond_file_descriptors", "open") < FEW_FILES
+    assert limited.log_text().count("connections could not be accepted") <= 1
+
+
+def test_names_that_another_site_may_own(serve, tmp_path):
+    server = serve(tmp_path / "root", "--allowed-hosts", "mill.example,other.example")
+    infer = f"{server.url}/v2/models/half_plus_two"
+    for host, status in [("evil.example", 403), ("mill.example", 200), ("other.example:8501", 200), ("localhost", 200)]:
+        assert requests.get(infer, headers={"Host": host}, timeout=10).status_code == status, host
+
+
+def test_an_open_server_says_what_anyone_can_do(tmp_path):
+    (tmp_path / "root").mkdir()
+    server = Server(tmp_path / "root", log=tmp_path / "log", host="0.0.0.0").wait_ready()
+    assert server.stop() == 0
+    assert "WARN" in server.log_text() and "anyone who reaches this address can" in server.log_text()
+
+
+def test_load_by_command_shows_the_key(serve, tmp_path):
+    server = serve(tmp_path / "root", "--api-key", "s3cret")
+    load = [str(BINARY), "models", "load", "half_plus_two", "--url", server.url]
+    refused = subprocess.run(load, text=True, capture_output=True, timeout=60, check=False)
+    assert refused.returncode == 1 and "--admin-key" in refused.stderr, refused.stderr
+    done = subprocess.run([*load, "--admin-key", "s3cret"], text=True, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
