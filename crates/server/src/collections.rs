@@ -78,6 +78,7 @@ impl Collections {
             memory_bytes: config.memory_bytes,
             cache_bytes: config.cache_bytes,
             threads: config.threads,
+            disk_reserve: config.disk_reserve,
             ..RegistryOptions::new(directory)
         })
     }

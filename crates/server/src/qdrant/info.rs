@@ -20,9 +20,11 @@ pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
 /// says nothing about how this server works.
 pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8]) -> Result<Value> {
     let (settings, status) = (named.settings(), named.collection().status());
-    let failed = status.seal_error.is_some() || status.merge_error.is_some();
-    // Yellow: something is still being opened. Red: something is lost until somebody mends it.
-    let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial) {
+    let error = [&status.seal_error, &status.merge_error, &status.low_disk, &status.write_error];
+    let error = error.into_iter().flatten().next();
+    let refuses = status.low_disk.is_some() || status.write_error.is_some();
+    // Yellow: something is still being opened, or nothing can be written. Red: something is lost until somebody mends it.
+    let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
         (false, _) => "red",
         (true, true) => "yellow",
         (true, false) => "green",
@@ -42,7 +44,6 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
         }
         defaults
     };
-    let error = status.seal_error.as_ref().or(status.merge_error.as_ref());
     let schema: Map<String, Value> = kept(&settings.extra, "payload_schema")
         .into_iter()
         .map(|(field, schema)| {
@@ -54,7 +55,7 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
     Ok(json!({
         "warnings": warnings(&status),
         "status": state,
-        "optimizer_status": if failed { json!({ "error": error }) } else { json!("ok") },
+        "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
         "points_count": status.points,
         "indexed_vectors_count": status.points.saturating_sub(status.unsealed),
         "segments_count": status.segments.len() + 1,
@@ -77,11 +78,14 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
     }))
 }
 
-/// What is damaged, by name.
+/// What is damaged, by name, and why nothing can be written.
 fn warnings(status: &Status) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
     let more = (more > 0).then(|| format!("{more} more that are not named here"));
-    quarantined.chain(more).chain(mended).map(|message| json!({ "message": message })).collect()
+    let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
+    let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
+    let all = quarantined.chain(more).chain(mended).chain(refused).chain(failed);
+    all.map(|message| json!({ "message": message })).collect()
 }
