@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -219,8 +220,13 @@ fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
 /// Waits until no other process changes the file at `path`; until the answer is dropped, none does.
 fn lock(path: &Path) -> Result<File> {
     let beside = beside(path, ".lock");
-    let locked = File::create(&beside).and_then(|file| file.lock().map(|()| file));
+    let locked = create(&beside).and_then(|file| file.lock().map(|()| file));
     locked.map_err(|error| Error::io(&beside, &error).context("speakers cannot be saved"))
+}
+
+/// Creates a file that other users of the machine cannot read, or empties it.
+fn create(path: &Path) -> std::io::Result<File> {
+    File::options().write(true).create(true).truncate(true).mode(0o640).open(path)
 }
 
 /// What the file says; `None` where there is no file.
@@ -297,7 +303,7 @@ fn write(path: &Path, document: &Document) -> Result<()> {
     let temporary = beside(path, ".tmp");
     let bytes = serde_json::to_vec(document).map_err(|error| Error::internal(error.to_string()))?;
     let written = || {
-        let mut file = File::create(&temporary)?;
+        let mut file = create(&temporary)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
         std::fs::rename(&temporary, path)

@@ -21,6 +21,8 @@ pub enum ErrorKind {
     PermissionDenied,
     /// A queue or budget is full; trying again later may help.
     ResourceExhausted,
+    /// A disk has no room, or less than is kept free; nothing changes until somebody frees some.
+    StorageFull,
     /// The server cannot answer now (starting, stopping); trying again may help.
     Unavailable,
     /// The deadline passed.
@@ -78,6 +80,8 @@ impl Error {
         denied => PermissionDenied,
         /// A bounded resource is used up.
         exhausted => ResourceExhausted,
+        /// A disk is full.
+        storage_full => StorageFull,
         /// Not now.
         unavailable => Unavailable,
         /// Too late.
@@ -124,7 +128,8 @@ impl Error {
         let kind = match error.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-            std::io::ErrorKind::OutOfMemory | std::io::ErrorKind::StorageFull => ErrorKind::ResourceExhausted,
+            std::io::ErrorKind::OutOfMemory => ErrorKind::ResourceExhausted,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::StorageFull,
             std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => {
                 ErrorKind::InvalidArgument
             }

@@ -1,5 +1,6 @@
 //! `millpond publish`, and the child process in which the server converts foreign models.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -119,7 +120,8 @@ fn check_kind(source: &Path, to: &Path) -> Outcome {
 pub(crate) fn convert(args: &ConvertArgs) -> Outcome {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
-        eprintln!("{}", error.message().replace('\n', " "));
+        // Its reader may have gone, and where standard error is a file its disk may be full: no reason to panic.
+        let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
         Failure::silent(if lifecycle::transient(error.kind()) { Exit::TryAgain } else { Exit::Failed })
     })
 }

@@ -4,14 +4,16 @@
 //! behind is recognised by its free lock and removed by the next.
 
 use std::fs::{File, TryLockError};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result, VersionId};
-use memory::Turns;
+use memory::{Turns, private};
 
 use crate::Converter;
 use crate::gentle::{Attempt, Pace, Share};
@@ -21,7 +23,9 @@ pub(crate) const CONVERT_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Time between two looks at the child.
 const CHILD_POLL: Duration = Duration::from_millis(20);
 /// Of what the child said, only this much of the end is read.
-const SAID_BYTES_MAX: u64 = 4096;
+const SAID_BYTES_MAX: usize = 4096;
+/// How long the end of it is waited for after the child has ended.
+const SAID_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Runs left behind that one start cleans up.
 const STALE_RUNS_MAX: usize = 1024;
 const RUN_PREFIX: &str = "run-";
@@ -49,15 +53,15 @@ impl Cache {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn open(cache_dir: &Path) -> Result<Arc<Cache>> {
-        std::fs::create_dir_all(cache_dir).map_err(|e| Error::io(cache_dir, &e))?;
+        private::create_dir_all(cache_dir).map_err(|e| here(cache_dir, &e))?;
         remove_stale(cache_dir);
         let nanoseconds = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let unique = format!("{}-{nanoseconds}", std::process::id());
         // Locked before it has the name that a cleaner looks for.
         let (starting, dir) =
             (cache_dir.join(format!("new-{unique}")), cache_dir.join(format!("{RUN_PREFIX}{unique}")));
-        std::fs::create_dir(&starting).map_err(|e| Error::io(&starting, &e))?;
-        let lock = File::create(starting.join(LOCK_NAME)).map_err(|e| Error::io(&starting, &e))?;
+        private::create_dir(&starting).map_err(|e| here(&starting, &e))?;
+        let lock = lock_file(&starting.join(LOCK_NAME)).map_err(|e| here(&starting, &e))?;
         lock.lock().map_err(|e| Error::io(&starting, &e))?;
         std::fs::rename(&starting, &dir).map_err(|e| Error::io(&dir, &e))?;
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
@@ -68,7 +72,7 @@ impl Cache {
     ///
     /// # Errors
     /// `InvalidArgument` with the last line the child said, or `Unavailable` where it said that another time may do (see
-    /// [`Converter`]); `ResourceExhausted` when it was killed, as the system does where memory is short; `Cancelled` when
+    /// [`Converter`]); `StorageFull` if the cache's disk is full; `ResourceExhausted` when it was killed, as the system does where memory is short; `Cancelled` when
     /// ended early, `DeadlineExceeded` when it took too long, `Internal` when it could not be started.
     pub(crate) fn convert(
         self: &Arc<Self>,
@@ -80,18 +84,13 @@ impl Cache {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let dir = self.dir.join(format!("{number}-{}", id.version));
         self.make_home()?;
-        std::fs::create_dir(&dir).map_err(|e| here(&dir, &e))?;
+        private::create_dir(&dir).map_err(|e| here(&dir, &e))?;
         let converted = Converted(Arc::new(Directory { path: dir, _cache: self.clone() }));
-        let said_path = self.dir.join(format!("{number}.log"));
-        let outcome = run(converter, source, converted.dir(), &said_path, attempt);
-        let said = last_line(&said_path);
-        // Only ever read above; a file that stays behind goes with the run's directory.
-        let _ = std::fs::remove_file(&said_path);
-        let status = outcome?;
+        let (status, said) = run(converter, source, converted.dir(), attempt)?;
         if status.success() {
             return Ok(converted);
         }
-        Err(failure(status, said))
+        Err(failure(status, said, &self.dir))
     }
 
     /// Makes the directory of this run again where somebody has removed it, as those who clean up temporary files do.
@@ -101,12 +100,16 @@ impl Cache {
         if path.exists() {
             return Ok(());
         }
-        std::fs::create_dir_all(&self.dir).map_err(|e| here(&self.dir, &e))?;
-        let file = File::create(&path).map_err(|e| here(&path, &e))?;
+        private::create_dir_all(&self.dir).map_err(|e| here(&self.dir, &e))?;
+        let file = lock_file(&path).map_err(|e| here(&path, &e))?;
         file.lock().map_err(|e| here(&path, &e))?;
         *lock = file;
         Ok(())
     }
+}
+
+fn lock_file(path: &Path) -> std::io::Result<File> {
+    private::options().write(true).create(true).truncate(true).open(path)
 }
 
 /// An error of the file system about what is our own: that it is not there says nothing about the version.
@@ -114,14 +117,29 @@ fn here(path: &Path, error: &std::io::Error) -> Error {
     let error = Error::io(path, error);
     match error.kind() {
         ErrorKind::NotFound => Error::internal(error.message()),
+        ErrorKind::StorageFull => no_space(path, error.message()),
         _ => error,
     }
 }
 
-fn failure(status: ExitStatus, said: Option<String>) -> Error {
+fn no_space(cache: &Path, reason: &str) -> Error {
+    Error::storage_full(format!(
+        "no space left in {} to convert the model: free some, or start with --cache-dir on another disk ({reason})",
+        cache.display()
+    ))
+}
+
+/// Returns whether a child's reason is that a disk, or its user's share of it, is full. The text is the standard
+/// library's: it ends with the system's number.
+fn is_full(reason: &str) -> bool {
+    ["(os error 28)", "(os error 122)"].iter().any(|number| reason.contains(number))
+}
+
+fn failure(status: ExitStatus, said: Option<String>, cache: &Path) -> Error {
     let reason = said.unwrap_or_else(|| format!("the converter ended with {status}"));
     match status.code() {
         None => Error::exhausted(format!("conversion failed: the converter was killed ({status})")),
+        Some(Converter::TRY_AGAIN) if is_full(&reason) => no_space(cache, &reason),
         Some(Converter::TRY_AGAIN) => Error::unavailable(format!("conversion failed: {reason}")),
         Some(_) => Error::invalid(format!("conversion failed: {reason}")),
     }
@@ -168,18 +186,21 @@ fn run(
     converter: &Converter,
     source: &Path,
     dir: &Path,
-    said: &Path,
     attempt: &Attempt,
-) -> Result<ExitStatus> {
-    let said = File::create(said).map_err(|e| here(said, &e))?;
+) -> Result<(ExitStatus, Option<String>)> {
+    // Not into a file: the cache's disk may be full, and then the reason would be lost.
+    let (said, stderr) = std::io::pipe().map_err(|e| Error::internal(format!("cannot make a pipe: {e}")))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args).arg(source).arg(dir);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     // It has the priority of this thread.
     let child = command.spawn().map_err(|e| {
         Error::internal(format!("cannot start the converter {}: {e}", converter.program.display()))
     })?;
     let mut child = Guard(child);
+    // The command holds the other end of the pipe as well.
+    drop(command);
+    let said = listen(said)?;
     let share = Share::new(&Turns::of_process(child.0.id()), attempt.patience)
         .filter(|_| attempt.pace == Pace::Gentle);
     let started = Instant::now();
@@ -187,7 +208,7 @@ fn run(
         if let Some(status) =
             child.0.try_wait().map_err(|e| Error::internal(format!("the converter: {e}")))?
         {
-            return Ok(status);
+            return Ok((status, said.last_line()));
         }
         if attempt.stop.load(Ordering::Relaxed) {
             return Err(Error::cancelled("the conversion was stopped"));
@@ -214,15 +235,39 @@ impl Drop for Guard {
     }
 }
 
-fn last_line(path: &Path) -> Option<String> {
-    use std::io::{Read, Seek, SeekFrom};
-    let mut file = File::open(path).ok()?;
-    let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(SAID_BYTES_MAX))).ok()?;
-    let mut bytes = Vec::new();
-    file.take(SAID_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes);
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+/// The end of what a child says, read on a thread of its own so that the child never waits for its reader.
+struct Said {
+    end: Arc<Mutex<Vec<u8>>>,
+    closed: Receiver<()>,
+}
+
+fn listen(mut pipe: impl Read + Send + 'static) -> Result<Said> {
+    let (end, (open, closed)) = (Arc::new(Mutex::new(Vec::new())), channel());
+    let kept: Arc<Mutex<Vec<u8>>> = end.clone();
+    let read = move || {
+        let _open: Sender<()> = open;
+        let mut bytes = [0; SAID_BYTES_MAX];
+        while let Ok(count @ 1..) = pipe.read(&mut bytes) {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.extend_from_slice(&bytes[..count]);
+            let old = kept.len().saturating_sub(SAID_BYTES_MAX);
+            kept.drain(..old);
+        }
+    };
+    let spawned = std::thread::Builder::new().name("converter-said".into()).spawn(read);
+    spawned.map_err(|e| Error::exhausted(format!("a thread for the converter: {e}")))?;
+    Ok(Said { end, closed })
+}
+
+impl Said {
+    /// Returns the last line that is not empty, once the child has ended.
+    fn last_line(&self) -> Option<String> {
+        // Ends when the pipe is closed. A process that the child left behind may hold it open.
+        let _ = self.closed.recv_timeout(SAID_WAIT_MAX);
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&end);
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+    }
 }
 
 #[cfg(test)]
@@ -283,6 +328,40 @@ mod tests {
         );
         assert_eq!(kind("exit 1").kind(), ErrorKind::InvalidArgument);
         assert!(crate::transient(killed.kind()) && crate::transient(later.kind()));
+    }
+
+    #[test]
+    fn a_full_disk_is_named_with_what_to_do() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        let script = "echo '/c/weights.bin: No space left on device (os error 28)' >&2; exit 75";
+        let error = cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        let place = cache.dir.display().to_string();
+        assert!(error.message().contains(&place) && error.message().contains("--cache-dir"), "{error}");
+        assert!(crate::transient(error.kind()), "there may be room later");
+    }
+
+    /// More than a pipe holds, so that the child would wait for ever if nobody read.
+    #[test]
+    fn a_child_that_says_much_is_read_to_its_end() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path()).unwrap();
+        let script = "head -c 300000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; echo the end >&2; exit 1";
+        let error = cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        assert_eq!(error.message(), "conversion failed: the end");
+    }
+
+    #[test]
+    fn what_is_converted_is_not_for_other_users() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(&root.path().join("cache")).unwrap();
+        let converted = cache.convert(&shell("exit 0"), &id(), root.path(), &go()).unwrap();
+        for path in [&root.path().join("cache"), &cache.dir, converted.dir(), &cache.dir.join(LOCK_NAME)] {
+            let mode = std::fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o027, 0, "{}: {mode:o}", path.display());
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod jemalloc;
 mod paced;
 mod plan;
 mod pool;
+pub mod private;
 pub mod process;
 mod rate;
 mod region;

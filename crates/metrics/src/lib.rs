@@ -36,7 +36,7 @@ pub type Seconds = Gauge<f64, AtomicU64>;
 /// The protocols that requests are counted by.
 pub const PROTOCOLS: [&str; 4] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http"];
 /// How a request may end.
-pub const STATUSES: [&str; 15] = [
+pub const STATUSES: [&str; 16] = [
     "ok",
     "invalid_argument",
     "too_large",
@@ -45,6 +45,7 @@ pub const STATUSES: [&str; 15] = [
     "failed_precondition",
     "permission_denied",
     "resource_exhausted",
+    "storage_full",
     "unavailable",
     "deadline_exceeded",
     "client_timeout",

@@ -20,13 +20,14 @@ pub enum Dialect {
 /// One row: the kind, HTTP status, gRPC code.
 type Row = (ErrorKind, u16, i32);
 
-const TABLE: [Row; 14] = [
+const TABLE: [Row; 15] = [
     (ErrorKind::InvalidArgument, 400, 3),
     (ErrorKind::TooLarge, 413, 8),
     (ErrorKind::NotFound, 404, 5),
     (ErrorKind::AlreadyExists, 409, 6),
     (ErrorKind::FailedPrecondition, 409, 9),
     (ErrorKind::PermissionDenied, 403, 7),
+    (ErrorKind::StorageFull, 507, 8),
     (ErrorKind::ResourceExhausted, 429, 8),
     (ErrorKind::Unavailable, 503, 14),
     (ErrorKind::ClientTimeout, 408, 4),
@@ -194,7 +195,7 @@ mod tests {
             assert_eq!(http(kind, Dialect::OpenInference), http_status);
             assert_eq!(grpc(kind), code);
             let back = match kind {
-                ErrorKind::TooLarge => ErrorKind::ResourceExhausted,
+                ErrorKind::TooLarge | ErrorKind::StorageFull => ErrorKind::ResourceExhausted,
                 ErrorKind::ClientTimeout => ErrorKind::DeadlineExceeded,
                 kind => kind,
             };

@@ -86,6 +86,7 @@ impl Collections {
             cache_bytes: config.cache_bytes,
             threads: config.threads,
             collections_max: config.collections_max,
+            disk_reserve: config.disk_reserve,
             ..RegistryOptions::new(directory)
         })
     }

@@ -218,6 +218,8 @@ pub struct SearchConfig {
     pub memory_bytes: u64,
     /// How much of it caches what is read most of the records on the medium.
     pub cache_bytes: u64,
+    /// Bytes of the collections' disk that stay free; `None` is a share of it, 0 is no reserve.
+    pub disk_reserve: Option<u64>,
     /// Threads that search; 0 is one per core.
     pub threads: usize,
     /// Directory or URL of pictures as they were sent; `None` is a directory beside the collections.
@@ -243,6 +245,7 @@ impl std::fmt::Debug for SearchConfig {
             .field("required", &self.required)
             .field("memory_bytes", &self.memory_bytes)
             .field("cache_bytes", &self.cache_bytes)
+            .field("disk_reserve", &self.disk_reserve)
             .field("threads", &self.threads)
             .field("originals", &self.originals)
             .field("embedding_model", &self.embedding_model)
@@ -260,6 +263,7 @@ impl Default for SearchConfig {
             required: false,
             memory_bytes: 2 * GIB,
             cache_bytes: 256 * MIB,
+            disk_reserve: None,
             threads: 0,
             originals: None,
             originals_options: Vec::new(),

@@ -35,6 +35,7 @@ pub(crate) fn label(kind: ErrorKind) -> &'static str {
         ErrorKind::FailedPrecondition => "failed_precondition",
         ErrorKind::PermissionDenied => "permission_denied",
         ErrorKind::ResourceExhausted => "resource_exhausted",
+        ErrorKind::StorageFull => "storage_full",
         ErrorKind::Unavailable => "unavailable",
         ErrorKind::DeadlineExceeded => "deadline_exceeded",
         ErrorKind::ClientTimeout => "client_timeout",

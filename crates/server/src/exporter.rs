@@ -90,6 +90,7 @@ fn collections(app: &App) {
         set("segments", status.segments.len() as u64);
         set("seals", status.seals);
         set("merges", status.merges);
+        set("refused_disk_full", status.disk_refused);
     }
 }
 

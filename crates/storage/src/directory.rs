@@ -4,15 +4,19 @@
 //! what was written is sent to the disk every few MiB and dropped from the cache. What a failed fsync may
 //! have lost is never taken for good again: after one, the writer refuses everything.
 
-use std::fs::{File, OpenOptions};
+use std::ffi::CString;
+use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
+use memory::private;
 
-use crate::medium::{Salvaged, Writer, loadable};
+use crate::medium::{Salvaged, Space, Writer, loadable};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -28,7 +32,7 @@ pub(crate) struct Directory {
 impl Directory {
     /// Makes the directory where it is missing.
     pub(crate) fn new(path: PathBuf) -> Result<Directory> {
-        std::fs::create_dir_all(&path).map_err(|error| Error::io(&path, &error))?;
+        private::create_dir_all(&path).map_err(|error| Error::io(&path, &error))?;
         Ok(Directory { path })
     }
 
@@ -40,7 +44,7 @@ impl Directory {
 
     pub(crate) fn create(&self, name: &str) -> Result<(File, PathBuf)> {
         let path = self.file(name)?;
-        match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+        match private::options().read(true).write(true).create_new(true).open(&path) {
             Ok(file) => Ok((file, path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(names::taken(name)),
             Err(error) => Err(io_error(&path, &error)),
@@ -49,7 +53,7 @@ impl Directory {
 
     pub(crate) fn reopen(&self, name: &str) -> Result<(File, PathBuf)> {
         let path = self.file(name)?;
-        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = File::options().read(true).write(true).open(&path);
         Ok((file.map_err(|error| io_error(&path, &error))?, path))
     }
 
@@ -85,6 +89,24 @@ impl Directory {
         synced.map_err(|error| io_error(&self.path, &error).context("creations and removals may be lost"))
     }
 
+    /// Returns the free space of the directory's file system, as its user without privileges has it.
+    pub(crate) fn space(&self) -> Result<Option<Space>> {
+        let path = CString::new(self.path.as_os_str().as_bytes())
+            .map_err(|_| Error::invalid(format!("{}: a path with a zero byte", self.path.display())))?;
+        let mut found = MaybeUninit::<libc::statvfs>::zeroed();
+        // SAFETY: `path` ends with a zero byte and `found` has room for what the call writes.
+        let code = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
+        if code != 0 {
+            return Err(io_error(&self.path, &io::Error::last_os_error()));
+        }
+        // SAFETY: the call succeeded, and zeros are a valid value besides.
+        let found = unsafe { found.assume_init() };
+        // File systems without a fixed number of files say 0.
+        let files_free = (found.f_files > 0).then_some(found.f_favail);
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Ok(Some(Space { free: bytes(found.f_bavail), total: bytes(found.f_blocks), files_free }))
+    }
+
     /// The whole file, through the page cache and out of it again.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.file(name)?;
@@ -109,7 +131,7 @@ impl Directory {
 }
 
 /// An I/O error as a client should see it. What the disk lost is `DataLoss`, what it has no room for is
-/// `ResourceExhausted`.
+/// `StorageFull`.
 pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     let context = path.display();
     match error.raw_os_error() {
@@ -117,7 +139,7 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
             Error::data_loss(format!("{context}: the disk failed: {error}"))
         }
         Some(libc::EDQUOT | libc::ENOSPC) => {
-            Error::exhausted(format!("{context}: {error}; make room or give it another disk"))
+            Error::storage_full(format!("{context}: {error}; make room or give it another disk"))
         }
         _ => Error::io(path, error),
     }

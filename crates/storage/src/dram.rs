@@ -9,7 +9,7 @@ use memory::{DIRECT_ALIGNMENT, DirectFile, Region, SlotPool};
 
 use crate::directory::{Directory, FileWriter, check_write};
 use crate::in_place::InPlaceReader;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
 use crate::names;
 
 /// Bytes copied from disk at once when a file is opened.
@@ -155,6 +155,13 @@ impl Medium for DramMedium {
         match &self.files {
             Files::Durable(directory) => directory.persist_names(),
             Files::Volatile(_) => Ok(()),
+        }
+    }
+
+    fn space(&self) -> Result<Option<Space>> {
+        match &self.files {
+            Files::Durable(directory) => directory.space(),
+            Files::Volatile(_) => Ok(None),
         }
     }
 

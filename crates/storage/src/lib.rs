@@ -34,12 +34,15 @@ pub mod page;
 pub mod superblock;
 mod table;
 mod uring;
+pub mod watermark;
 
 pub use dax::DaxMedium;
 pub use dram::DramMedium;
 pub use fault::{FaultMedium, FaultPlan, ReadFault};
 pub use guard::{GUARDED_MAX, lost_pages};
-pub use medium::{LOAD_BYTES_MAX, Medium, MediumKind, Read, Reader, ReaderOptions, Salvaged, Sealed, Writer};
+pub use medium::{
+    LOAD_BYTES_MAX, Medium, MediumKind, Read, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer,
+};
 pub use mmap::MmapMedium;
 pub use names::NAME_BYTES_MAX;
 pub use options::{BUFFER_BYTES_MAX, DEPTH_MAX};

@@ -97,11 +97,30 @@ pub trait Medium: Send + Sync + Debug {
     /// What the medium says; afterwards they may or may not be durable.
     fn persist_names(&self) -> Result<()>;
 
+    /// Returns the free space of what the files lie on; `None` if the medium has no limit of its own.
+    ///
+    /// # Errors
+    /// What the medium says.
+    fn space(&self) -> Result<Option<Space>> {
+        Ok(None)
+    }
+
     /// A reader for one thread.
     ///
     /// # Errors
     /// `Unimplemented` with the reason where the system refuses what it needs.
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>>;
+}
+
+/// Free space of a medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that can still be written.
+    pub free: u64,
+    /// Bytes of the whole file system.
+    pub total: u64,
+    /// Files that can still be created; `None` if their number has no limit.
+    pub files_free: Option<u64>,
 }
 
 /// What could be read of a file.
@@ -176,7 +195,7 @@ pub trait Writer: Send {
     /// Writes at `offset`, which may lie in what is there or at its end, not beyond it.
     ///
     /// # Errors
-    /// `ResourceExhausted` where the medium is full, otherwise what it says. The bytes of the range may then
+    /// `StorageFull` if the medium is full, otherwise what it says. The bytes of the range may then
     /// be old, new or mixed.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
 

@@ -11,7 +11,7 @@ use base::{Error, Result};
 use crate::directory::{Directory, FileWriter, drop_cached, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -101,6 +101,10 @@ impl Medium for MmapMedium {
 
     fn persist_names(&self) -> Result<()> {
         self.directory.persist_names()
+    }
+
+    fn space(&self) -> Result<Option<Space>> {
+        self.directory.space()
     }
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {

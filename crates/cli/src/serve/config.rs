@@ -113,6 +113,7 @@ fn search(options: SearchOptions) -> SearchConfig {
         required,
         memory_bytes: bytes(options.search_memory, default.memory_bytes),
         cache_bytes: bytes(options.search_cache, default.cache_bytes),
+        disk_reserve: options.search_disk_reserve.map(|Size(bytes)| bytes).or(default.disk_reserve),
         threads: options.search_threads.unwrap_or(default.threads),
         originals: options.originals,
         originals_options: if remote { environment::object_stores() } else { Vec::new() },

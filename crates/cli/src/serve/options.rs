@@ -224,6 +224,10 @@ pub(crate) struct SearchOptions {
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<Size>,
+    /// Bytes of the collections' disk that stay free: with less, changes are refused; 0 is no reserve [default: 1 % of the
+    /// disk, 64MiB to 4GiB, at most 1/8 of it]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) search_disk_reserve: Option<Size>,
     /// Threads that search; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
@@ -369,6 +373,7 @@ impl SearchOptions {
             collections_dir: self.collections_dir.or(under.collections_dir),
             search_memory: self.search_memory.or(under.search_memory),
             search_cache: self.search_cache.or(under.search_cache),
+            search_disk_reserve: self.search_disk_reserve.or(under.search_disk_reserve),
             search_threads: self.search_threads.or(under.search_threads),
             originals: self.originals.or(under.originals),
             embedding_model: self.embedding_model.or(under.embedding_model),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
+use storage::log::Mark;
 
 use super::options::Shape;
 use crate::coarse::Metric;
@@ -27,6 +28,45 @@ pub(super) struct Catalog {
     /// Logs before `first_log` that were found damaged: they are kept for whoever wants to save something of them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) kept_logs: BTreeSet<u64>,
+    /// How far the logs from `first_log` on were durable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) logs: Vec<NamedLog>,
+    /// Logs that lost changes, until they are given up or all of these points are known again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) damaged_logs: Vec<DamagedLog>,
+}
+
+/// A log, and how far it was durable when the list was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NamedLog {
+    pub(super) number: u64,
+    /// Bytes of its file.
+    pub(super) bytes: u64,
+    /// The number before which its changes were durable.
+    pub(super) next: u64,
+}
+
+impl NamedLog {
+    pub(super) fn new(number: u64, mark: Mark) -> NamedLog {
+        NamedLog { number, bytes: mark.bytes, next: mark.next }
+    }
+
+    pub(super) fn mark(self) -> Mark {
+        Mark { bytes: self.bytes, next: self.next }
+    }
+}
+
+/// What is lost of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DamagedLog {
+    pub(super) log: u64,
+    pub(super) reasons: Vec<String>,
+    /// Points of which changes are lost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) unknown: Vec<u64>,
+    /// Whether there may be more such points.
+    #[serde(default)]
+    pub(super) doubtful: bool,
 }
 
 /// One segment.
@@ -64,6 +104,8 @@ impl Catalog {
             next,
             segments,
             kept_logs: BTreeSet::new(),
+            logs: Vec::new(),
+            damaged_logs: Vec::new(),
         }
     }
 
@@ -130,6 +172,9 @@ mod tests {
         };
         let mut catalog = Catalog::new(&shape, 2, 6, vec![entry]);
         catalog.kept_logs.insert(1);
+        catalog.logs.push(NamedLog::new(2, Mark { bytes: 99, next: 7 }));
+        let reasons = vec!["gone".to_owned()];
+        catalog.damaged_logs.push(DamagedLog { log: 1, reasons, unknown: vec![3], doubtful: true });
         let back = Catalog::decode(&catalog.encode().unwrap()).unwrap();
         assert_eq!((back.shape().unwrap(), &back), (shape, &catalog));
         let newer = Catalog { version: 2, ..catalog };

@@ -18,6 +18,8 @@ use super::filters::Filters;
 use super::hurry::{Hurry, Pace};
 use super::names::File;
 use super::options::Options;
+use super::progress::Progress;
+use super::room::Disk;
 use super::state::{Live, State};
 use crate::budget::{Budget, Reservation};
 use crate::deletes::Deletes;
@@ -59,11 +61,16 @@ pub(super) struct Inner {
     /// The caches, which forget files that are gone.
     pub(super) shared: Arc<Shared>,
     pub(super) noted: Mutex<Noted>,
+    /// Where it is recorded how far the logs are durable. Locked before `writer`, by nobody who holds it.
+    pub(super) progress: Mutex<Progress>,
+    pub(super) disk: Disk,
 }
 
 /// The logs that hold what is not sealed, oldest first; the last is written to.
 pub(super) struct Writer {
     pub(super) logs: Vec<(u64, Arc<Log>)>,
+    /// The number of a log that could not be made, for the next try: a full disk is not filled with empty files.
+    pub(super) unused: Option<u64>,
 }
 
 /// The manifest, and which version of which file it names.
@@ -91,14 +98,23 @@ pub(super) struct Noted {
     /// Parts of logs and other files, not pages of open segments: those remember their own.
     pub(super) quarantined: Vec<Quarantined>,
     pub(super) quarantined_count: u64,
-    /// Whether changes that were acknowledged may be lost, because a log was damaged.
-    pub(super) log_damaged: bool,
+    /// Logs of which acknowledged changes are lost, and why.
+    pub(super) damaged_logs: BTreeMap<u64, Vec<String>>,
     /// What was damaged when it was opened, and has been put right.
     pub(super) mended: Vec<String>,
     pub(super) seal_error: Option<Error>,
     pub(super) merge_error: Option<Error>,
     pub(super) seals: u64,
     pub(super) merges: u64,
+    /// Why a log could not be made the last time.
+    pub(super) write_error: Option<Error>,
+}
+
+impl Noted {
+    /// Returns whether changes that were acknowledged are lost, because a log was damaged.
+    pub(super) fn log_damaged(&self) -> bool {
+        !self.damaged_logs.is_empty()
+    }
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -220,6 +236,7 @@ impl Drop for Busy<'_> {
 impl Drop for Inner {
     /// What searches keep for its files is of no more use.
     fn drop(&mut self) {
+        self.record_progress_now();
         let live = self.live.get_mut().unwrap_or_else(PoisonError::into_inner);
         live.state.open().for_each(|(_, _, view)| self.shared.forget(view.segment.file().id()));
     }

@@ -126,7 +126,7 @@ impl Inner {
     }
 
     pub(super) fn is_partial(&self, state: &State) -> bool {
-        state.is_partial() || lock(&self.noted).log_damaged
+        state.is_partial() || lock(&self.noted).log_damaged()
     }
 
     /// What a clause allows of a segment, deletes taken away; `None` without a clause.

@@ -193,6 +193,7 @@ impl Inner {
             lock(&self.live).merged(numbers, None);
             return self.publish();
         }
+        self.check_room_to_merge(views.iter().map(|view| view.segment.file_bytes()).sum())?;
         let needed = segment::working_bytes(rows.len() as u64, self.options.shape.dims);
         let working = self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
         let number = self.number();

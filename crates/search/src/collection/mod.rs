@@ -12,7 +12,12 @@
 //! # After a crash
 //! the manifest says which files count; all others are removed; the logs are replayed. What was acknowledged is there.
 //! Segments are opened afterwards, one by one; until then, and where one is damaged, answers say that they are partial.
-//! Ids that are replaced or removed meanwhile wait for the segment, in a file of their own if need be.
+//! Ids that are replaced or removed meanwhile wait for the segment, in a file of their own if need be. A log that is cut
+//! off or gone is told from an empty one by what is recorded beside it (`progress`); points whose changes are lost are
+//! unknown, not old.
+//!
+//! # A full disk
+//! is met before it is full: changes are refused while less than a reserve is free (`room`), and what is stored is served.
 //!
 //! # The invariant
 //! An acknowledged change is in a log that the manifest's list covers, or in a file that the list names. Nothing that
@@ -27,9 +32,11 @@ mod look;
 mod merge;
 mod names;
 mod options;
+mod progress;
 mod publish;
 mod recover;
 mod resources;
+mod room;
 mod seal;
 mod search;
 mod state;
@@ -63,6 +70,7 @@ pub use look::{Count, IDS_MAX, IdList, Parts};
 pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
 pub(crate) use recover::may_pass;
 pub use resources::Resources;
+pub(crate) use room::check_room_to_create;
 pub use search::{Found, Hit, Query, SearchThread};
 pub use status::{SegmentStatus, Status};
 pub(crate) use threads::OPEN_AGAIN;
@@ -123,6 +131,7 @@ impl Collection {
     /// Ends background work and refuses to begin more; queries go on. For a collection whose files are about to go.
     pub fn close(&self) {
         self.inner.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.inner.record_progress_now();
         self.inner.events.tell();
     }
 
@@ -388,13 +397,22 @@ impl Collection {
         self.inner.merge_in_hurry()
     }
 
-    /// Gives up a segment that cannot be opened: its points are lost for good, and answers are no longer partial
-    /// because of it. Its file is removed.
+    /// Records how far the logs are durable, if that was not done in the last second. For threads that have nothing else
+    /// to do: it takes a flush, and is what tells later that a log was cut off ([`storage::watermark`]).
+    pub fn record_progress(&self) {
+        self.inner.record_progress();
+    }
+
+    /// Gives up a segment that cannot be opened, or a damaged log: their points or changes are lost for good, and answers
+    /// are no longer partial because of it. Its file is removed.
     ///
     /// # Errors
     /// `NotFound` where there is no such segment, `FailedPrecondition` for one that is served or is still being opened.
     pub fn give_up(&self, name: &str) -> Result<()> {
         let inner = &self.inner;
+        if let Some(File::Log(number)) = File::of(name) {
+            return inner.give_up_log(number);
+        }
         {
             let mut live = lock(&inner.live);
             let slot = live.state.segments.iter().find(|slot| File::Segment(slot.number).name() == name);

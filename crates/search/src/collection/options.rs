@@ -67,6 +67,9 @@ pub struct Options {
     pub seal_wait: Duration,
     /// How segments are merged.
     pub merging: Merging,
+    /// Bytes of the disk that stay free: with less, changes are refused. `None` is a hundredth of the file system, at
+    /// least 64 MiB and at most 4 GiB, and at most an eighth; 0 switches the check off.
+    pub disk_reserve: Option<u64>,
 }
 
 /// When segments are merged.
@@ -100,6 +103,7 @@ impl Options {
             room_wait: Duration::from_secs(10),
             seal_wait: SEAL_WAIT,
             merging: Merging::default(),
+            disk_reserve: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use base::Result;
 
-use super::catalog::{Catalog, Entry, uuid_text};
+use super::catalog::{Catalog, Entry, NamedLog, uuid_text};
 use super::inner::{Inner, Publisher, lock};
 use super::names::File;
 use super::state::{Content, Slot, State};
@@ -29,7 +29,9 @@ impl Inner {
         let mut publisher = lock(&self.publisher);
         self.unpublished.store(true, Ordering::Relaxed);
         let (state, logs) = {
-            let writer = lock(&self.writer);
+            let mut writer = lock(&self.writer);
+            // A list names no log that is not there.
+            self.ensure_log(&mut writer)?;
             (self.state(), writer.logs.clone())
         };
         let first_log = state.parts.iter().map(|part| part.log).min().unwrap_or(0);
@@ -38,7 +40,10 @@ impl Inner {
                 log.commit(log.next() - 1)?;
             }
         }
-        let catalog = self.write_catalog(&mut publisher, &state, first_log)?;
+        let mut catalog = self.write_catalog(&mut publisher, &state, first_log)?;
+        let named = logs.iter().filter(|(number, _)| *number >= first_log);
+        catalog.logs = named.map(|(number, log)| NamedLog::new(*number, log.durable())).collect();
+        catalog.damaged_logs = self.damaged_logs(first_log);
         let bytes = catalog.encode()?;
         // Twice, so that both slots of the manifest name this list's files: what is removed below is then needed by no
         // slot, and losing one of them loses nothing.

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use storage::Medium;
-use storage::log::Log;
 use storage::manifest::Manifest;
-use storage::page::PAGE_BYTES;
 
 use super::catalog::{Catalog, Entry, uuid_of};
 use super::filters::Filters;
 use super::inner::{Files, Inner, Noted, Publisher, Writer, lock};
 use super::names::File;
 use super::options::Options;
+use super::progress::Progress;
 use super::resources::Resources;
+use super::room::Disk;
 use super::state::{Closed, Content, KnownIds, Live, Slot, View};
 use crate::deletes::{Deletes, DeletesFile};
 use crate::rerank::Shared;
@@ -36,30 +36,20 @@ impl Inner {
         outside: bool,
         shared: Arc<Shared>,
     ) -> Result<Arc<Inner>> {
-        let (manifest, payload) = Manifest::open(&medium)?;
-        let catalog = payload.as_deref().map(Catalog::decode).transpose()?;
-        if let Some(catalog) = &catalog
-            && catalog.shape()? != options.shape
-        {
-            return Err(Error::precondition(format!(
-                "the collection is of {:?}, not of {:?}; open it as what it is, or make another one",
-                catalog.shape()?,
-                options.shape
-            )));
-        }
+        let (manifest, catalog) = read_list(&medium, &options)?;
         let problems = manifest.problems().to_vec();
         let is_new = catalog.is_none();
         let catalog = catalog.unwrap_or_else(|| Catalog::new(&options.shape, 0, 0, Vec::new()));
-        let found: Vec<File> = medium.list()?.iter().filter_map(|(name, _)| File::of(name)).collect();
+        let list = medium.list()?;
+        let found: Vec<File> = list.iter().filter_map(|(name, _)| File::of(name)).collect();
         if is_new && found.iter().any(|file| matches!(file, File::Segment(_))) {
             return Err(Error::data_loss("there are segments and no manifest; restore it from a copy"));
         }
-        let highest = found.iter().map(|file| file.number() + 1).max().unwrap_or(0);
-        let next = AtomicU64::new(catalog.next.max(highest));
-        let mut logs: Vec<u64> =
-            found.iter().filter_map(log_number).filter(|log| *log >= catalog.first_log).collect();
-        logs.sort_unstable();
-        let first = logs.first().copied().unwrap_or(catalog.first_log);
+        let (progress, logs) = Progress::open(&medium, &catalog, is_new, &list)?;
+        // No file gets the number of a log that is gone.
+        let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
+        let next = AtomicU64::new(catalog.next.max(numbers.max().map_or(0, |highest| highest + 1)));
+        let first = logs.numbers.first().copied().unwrap_or(catalog.first_log);
         let (slots, files) = closed(&catalog);
         let there = |log: &&u64| found.contains(&File::Log(**log));
         let kept_logs = catalog.kept_logs.iter().filter(there).copied().collect();
@@ -67,9 +57,10 @@ impl Inner {
         let inner = Arc::new(Inner {
             medium,
             pacer: resources.pacer.clone(),
+            disk: Disk::new(options.disk_reserve),
             options,
             budget: resources.budget.clone(),
-            writer: Mutex::new(Writer { logs: Vec::new() }),
+            writer: Mutex::new(Writer { logs: Vec::new(), unused: None }),
             live: Mutex::new(Live::new(slots, first)),
             publisher: Mutex::new(Publisher { manifest, files, kept_logs }),
             sealing: resources.sealing.clone(),
@@ -86,56 +77,30 @@ impl Inner {
             unpublished: AtomicBool::new(false),
             shared,
             noted: Mutex::new(Noted::default()),
+            progress: Mutex::new(progress),
         });
         inner.remove_leftovers(&catalog);
         inner.read_waiting(&catalog);
+        inner.restore_damaged(&catalog);
         inner.replay_logs(&logs)?;
+        inner.record_progress();
         // A loss of power while a slot of the manifest is written leaves it torn; the other one says the same.
-        if is_new || logs.is_empty() || !problems.is_empty() {
-            inner.publish()?;
+        if is_new || logs.numbers.is_empty() || !problems.is_empty() {
+            inner.publish_first(is_new)?;
         }
-        lock(&inner.noted).mended = problems;
+        lock(&inner.noted).mended.extend(problems);
         Ok(inner)
     }
 
-    fn replay_logs(&self, logs: &[u64]) -> Result<()> {
-        for &number in logs {
-            let name = File::Log(number).name();
-            // Whatever fails here may work at the next start. To go on without the log would lose what is in it.
-            let (log, replay) = Log::open(&self.medium, &name)?;
-            lock(&self.writer).logs.push((number, Arc::new(log)));
-            for damage in &replay.damaged {
-                let reason = format!(
-                    "{} bytes at {} are damaged: changes {} to before {} are lost",
-                    damage.bytes, damage.offset, damage.lost.start, damage.lost.end
-                );
-                self.log_damaged(number, Some(damage.offset / PAGE_BYTES as u64), &reason);
+    fn publish_first(&self, is_new: bool) -> Result<()> {
+        match self.publish() {
+            // What is there can be read without it, and sealing publishes later.
+            Err(error) if !is_new && error.kind() == ErrorKind::StorageFull => {
+                tracing::warn!(%error, "there is no room for a list; what is stored is served");
+                Ok(())
             }
-            for (sequence, frame) in replay.records {
-                match self.decoded(&frame) {
-                    // Sealing, for example, may fail on the way; that is not the change's fault.
-                    Ok(change) => self.replay(number, change).map_err(|error| error.context(&name))?,
-                    Err(error) => self.log_damaged(number, None, &format!("change {sequence}: {error}")),
-                }
-            }
+            published => published,
         }
-        if lock(&self.writer).logs.is_empty() {
-            let number = self.number();
-            let (log, _) = Log::open(&self.medium, &File::Log(number).name())?;
-            lock(&self.writer).logs.push((number, Arc::new(log)));
-            // Nothing was replayed, so the only part is empty and may begin with this log.
-            let mut live = lock(&self.live);
-            let segments = live.state.segments.clone();
-            *live = Live::new(segments, number);
-        }
-        Ok(())
-    }
-
-    fn log_damaged(&self, number: u64, page: Option<u64>, reason: &str) {
-        let file = File::Log(number).name();
-        self.quarantine(Quarantined { file, page, reason: reason.to_owned() });
-        lock(&self.publisher).kept_logs.insert(number);
-        lock(&self.noted).log_damaged = true;
     }
 
     /// Reads which ids wait for which segment. Where that is lost, the segment is not served: it would give back points
@@ -252,23 +217,33 @@ impl Inner {
     }
 }
 
+/// Opens the manifest and reads the list that counts, if there is one.
+fn read_list(medium: &Arc<dyn Medium>, options: &Options) -> Result<(Manifest, Option<Catalog>)> {
+    let (manifest, payload) = Manifest::open(medium)?;
+    let catalog = payload.as_deref().map(Catalog::decode).transpose()?;
+    if let Some(catalog) = &catalog
+        && catalog.shape()? != options.shape
+    {
+        return Err(Error::precondition(format!(
+            "the collection is of {:?}, not of {:?}; open it as what it is, or make another one",
+            catalog.shape()?,
+            options.shape
+        )));
+    }
+    Ok((manifest, catalog))
+}
+
 /// Whether what failed may work later: memory may be free then, or the medium have descriptors again.
 pub(crate) fn may_pass(error: &Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::ResourceExhausted
+            | ErrorKind::StorageFull
             | ErrorKind::Unavailable
             | ErrorKind::DeadlineExceeded
             | ErrorKind::Internal
             | ErrorKind::Cancelled
     )
-}
-
-fn log_number(file: &File) -> Option<u64> {
-    match file {
-        File::Log(number) => Some(*number),
-        _ => None,
-    }
 }
 
 /// The catalog's segments, none of them open, and the files beside them.

@@ -181,6 +181,7 @@ impl Inner {
     ) -> Result<Written> {
         let plan = Plan { settings: self.options.shape.settings(), kind: self.options.kind, crew, uuid };
         let written = segment::write(&*self.medium, &busy.name, &plan, source, step);
+        self.disk.changed();
         if written.is_err() {
             busy.remove();
         }

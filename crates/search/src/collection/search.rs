@@ -179,7 +179,7 @@ impl Inner {
     }
 
     fn begin(&self, state: &State) -> Found {
-        Found { partial: state.is_partial() || lock(&self.noted).log_damaged, ..Found::default() }
+        Found { partial: state.is_partial() || lock(&self.noted).log_damaged(), ..Found::default() }
     }
 
     #[allow(clippy::too_many_arguments, reason = "what one query carries from stage to stage")]

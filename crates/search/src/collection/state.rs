@@ -6,7 +6,7 @@
 //!
 //! The rule behind everything: an id is alive in at most one place, and the newest change decides where.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -193,12 +193,18 @@ pub(super) struct Live {
     pub(super) state: Arc<State>,
     /// For each part of the state: the newest row of an id.
     pub(super) tables: Vec<HashMap<u64, u32>>,
+    /// Points of which a change is lost, and the log that lost it. They are removed as well: an older state of theirs is
+    /// served nowhere. Whoever writes or removes such a point ends the doubt.
+    pub(super) unknown: HashMap<u64, u64>,
+    /// Logs that lost changes of points that are not known.
+    pub(super) doubtful: BTreeSet<u64>,
 }
 
 impl Live {
     pub(super) fn new(segments: Vec<Slot>, log: u64) -> Live {
         let state = State { segments, parts: vec![Arc::new(Part::new(log))] };
-        Live { state: Arc::new(state), tables: vec![HashMap::new()] }
+        let (unknown, doubtful) = (HashMap::new(), BTreeSet::new());
+        Live { state: Arc::new(state), tables: vec![HashMap::new()], unknown, doubtful }
     }
 
     /// The part that takes what is written.
@@ -228,8 +234,15 @@ impl Live {
         part.completed()
     }
 
+    /// A change of the point of an id is lost with a part of `log`.
+    pub(super) fn lose(&mut self, id: u64, log: u64) {
+        self.delete(id);
+        self.unknown.insert(id, log);
+    }
+
     /// The point of an id is gone.
     pub(super) fn delete(&mut self, id: u64) {
+        self.unknown.remove(&id);
         let fresh = self.fresh(id);
         let state = Arc::make_mut(&mut self.state);
         if let Some((part, row)) = fresh {
@@ -269,6 +282,22 @@ impl Live {
     /// Why nobody can say whether there is a point of an id that [`Live::find`] does not know; `None` where there is
     /// surely none.
     pub(super) fn doubt(&self, id: u64) -> Option<Error> {
+        if let Some(&log) = self.unknown.get(&id) {
+            let name = File::Log(log).name();
+            return Some(Error::data_loss(format!(
+                "{name}: a change of point {id} is lost; write the point again, or give the log up"
+            )));
+        }
+        self.doubt_of_segments(id).or_else(|| {
+            let name = File::Log(*self.doubtful.first()?).name();
+            Some(Error::data_loss(format!(
+                "{name}: changes of unknown points are lost, {id} may be one of them; write the point again, or give the \
+                 log up"
+            )))
+        })
+    }
+
+    fn doubt_of_segments(&self, id: u64) -> Option<Error> {
         self.state.segments.iter().find_map(|slot| {
             let name = || File::Segment(slot.number).name();
             match &slot.content {

@@ -1,6 +1,8 @@
 //! What an operator sees of a collection.
 
-use super::inner::{Inner, lock};
+use base::Error;
+
+use super::inner::{Inner, Noted, lock};
 use super::names::File;
 use super::state::{Closed, Content, Slot};
 use crate::budget::BudgetStats;
@@ -35,6 +37,12 @@ pub struct Status {
     pub seal_error: Option<String>,
     /// Why merging failed the last time, where it did.
     pub merge_error: Option<String>,
+    /// Why changes are refused: the disk has less space left than is kept free. Gone once there is room.
+    pub low_disk: Option<String>,
+    /// Why the log takes no changes, if it does not.
+    pub write_error: Option<String>,
+    /// Changes refused since the start because of `low_disk`.
+    pub disk_refused: u64,
 }
 
 /// One segment.
@@ -61,6 +69,12 @@ fn delayed(slot: &Slot) -> Option<Quarantined> {
     Some(Quarantined { file: File::Segment(slot.number).name(), page: None, reason })
 }
 
+/// Why the last log takes no more changes. The next change begins another one, if there is room.
+fn write_error(inner: &Inner, noted: &Noted) -> Option<Error> {
+    let (number, log) = lock(&inner.writer).logs.last().cloned()?;
+    log.failure().filter(|_| !noted.damaged_logs.contains_key(&number))
+}
+
 pub(super) fn of(inner: &Inner) -> Status {
     let state = inner.state();
     let segments = state.segments.iter().map(|slot| {
@@ -76,6 +90,8 @@ pub(super) fn of(inner: &Inner) -> Status {
     let segments = segments.collect();
     let pages: Vec<Quarantined> = state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
     let noted = lock(&inner.noted).clone();
+    let write_error = noted.write_error.clone().or_else(|| write_error(inner, &noted));
+    let log_damaged = noted.log_damaged();
     let delayed: Vec<Quarantined> = state.segments.iter().filter_map(delayed).collect();
     let quarantined_count = noted.quarantined_count + (pages.len() + delayed.len()) as u64;
     let quarantined: Vec<Quarantined> = noted.quarantined.into_iter().chain(pages).chain(delayed).collect();
@@ -84,15 +100,18 @@ pub(super) fn of(inner: &Inner) -> Status {
         points: state.live(),
         unsealed,
         segments,
-        partial: state.is_partial() || noted.log_damaged || !quarantined.is_empty(),
+        partial: state.is_partial() || log_damaged || !quarantined.is_empty(),
         quarantined,
         quarantined_count,
-        log_damaged: noted.log_damaged,
+        log_damaged,
         mended: noted.mended,
         memory: inner.budget.stats(),
         seals: noted.seals,
         merges: noted.merges,
         seal_error: noted.seal_error.map(|error| error.to_string()),
         merge_error: noted.merge_error.map(|error| error.to_string()),
+        low_disk: inner.low_disk(),
+        write_error: write_error.map(|error| error.to_string()),
+        disk_refused: inner.disk.refused(),
     }
 }

@@ -43,7 +43,12 @@ impl Threads {
                 memory::thread::enter_low_priority("sealing");
                 repeat(inner, "sealing", |inner| inner.seal_oldest(Pace::Gentle));
             })?;
-            threads.spawn("segment-hurry-s", |inner| repeat(inner, "sealing", Inner::seal_in_hurry))?;
+            threads.spawn("segment-hurry-s", |inner| {
+                repeat(inner, "sealing", |inner| {
+                    inner.record_progress();
+                    inner.seal_in_hurry()
+                });
+            })?;
             threads.spawn("segment-merge", |inner| {
                 memory::thread::enter_low_priority("merging");
                 repeat(inner, "merging", |inner| inner.merge_once(Pace::Gentle));

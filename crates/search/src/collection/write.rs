@@ -104,6 +104,7 @@ impl Inner {
     /// Applies changes in order, to the log and to memory. They are acknowledged by [`Applied::commit`], which need not
     /// be called under a lock that keeps changes in order.
     pub(super) fn apply(&self, ops: &[Op<'_>], room: Room) -> Result<Applied> {
+        self.check_room(ops)?;
         for op in ops {
             self.check(op)?;
         }
@@ -224,7 +225,8 @@ impl Inner {
                 Err(refusal) => return Ok(Tried::NoRoom(refusal)),
             },
         };
-        let (log, number) = match self.append(&mut writer, frame)? {
+        let (Op::Upsert(Point { id, .. }) | Op::Delete(id)) = op;
+        let (log, number) = match self.append(&mut writer, frame, *id)? {
             Ok(appended) => appended,
             Err(refusal) => return Ok(Tried::NoRoom(refusal)),
         };
@@ -278,29 +280,37 @@ impl Inner {
     }
 
     /// Takes a change into the log, or into a new one where the log has failed or is long enough.
-    fn append(&self, writer: &mut Writer, frame: &[u8]) -> Result<Result<(Arc<Log>, u64)>> {
+    fn append(&self, writer: &mut Writer, frame: &[u8], id: u64) -> Result<Result<(Arc<Log>, u64)>> {
+        self.ensure_log(writer)?;
         let mut refusal = Error::internal("there is no log");
         for _ in 0..2 {
             let Some((_, log)) = writer.logs.last() else { break };
             let can_freeze = lock(&self.live).state.parts.len() <= FROZEN_MAX;
             if log.bytes() < self.log_bytes_max() || !can_freeze {
-                refusal = match log.append(frame) {
+                refusal = match log.append_keyed(frame, id) {
                     Ok(number) => return Ok(Ok((log.clone(), number))),
                     Err(error) if error.kind() == ErrorKind::InvalidArgument => return Err(error),
                     Err(error) => error,
                 };
             }
             if !can_freeze {
-                return Ok(Err(refusal));
+                let full = log.failure().filter(|error| error.kind() == ErrorKind::StorageFull);
+                // Sealing makes way for another log, once there is room; waiting for it would only keep callers.
+                let background = self.options.background || self.outside;
+                return match full.filter(|_| background) {
+                    Some(error) => Err(error),
+                    None => Ok(Err(refusal)),
+                };
             }
             self.freeze(writer)?;
         }
         Err(refusal)
     }
 
-    /// A log is read whole at the start, in memory that is set aside for sealing. One of only removals ends by this.
+    /// A log is read whole at the start, in memory that is set aside for sealing. One of only removals ends by this. The
+    /// points of a part fit in one log with what it holds besides.
     fn log_bytes_max(&self) -> u64 {
-        self.options.part_bytes.clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
+        (self.options.part_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
     }
 
     fn no_room(&self) -> Error {
@@ -314,8 +324,11 @@ impl Inner {
 
     /// Ends the active part; what comes now goes to a new one with a log of its own.
     pub(super) fn freeze(&self, writer: &mut Writer) -> Result<()> {
-        let number = self.number();
-        let (log, _) = Log::open(&self.medium, &File::Log(number).name())?;
+        let number = *writer.unused.get_or_insert_with(|| self.number());
+        let opened = Log::open(&self.medium, &File::Log(number).name());
+        lock(&self.noted).write_error = opened.as_ref().err().cloned();
+        let (log, _) = opened?;
+        writer.unused = None;
         writer.logs.push((number, Arc::new(log)));
         lock(&self.live).freeze(number);
         self.events.tell();
@@ -352,7 +365,11 @@ impl Inner {
         let bytes = row_bytes(embedding.len(), record.len(), payload.len());
         let full = self.is_full(&lock(&self.live), bytes);
         if full {
-            self.seal_down_to(FROZEN_MAX)?;
+            match self.seal_down_to(FROZEN_MAX) {
+                // Without room for segments the points stay in memory, as long as that has room.
+                Err(error) if error.kind() != ErrorKind::StorageFull => return Err(error),
+                _ => {}
+            }
             lock(&self.live).freeze(log);
         }
         let held = match self.budget.reserve(bytes, "a point of the log") {

@@ -28,7 +28,11 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
             repeat(core, Chore::Seal, |named| named.collection().seal_oldest(), relieve);
         })?,
         spawn("search-hurry-s", |core| {
-            repeat(core, Chore::Seal, |named| named.collection().seal_in_hurry(), |_| false);
+            let work = |named: &Named| {
+                named.collection().record_progress();
+                named.collection().seal_in_hurry()
+            };
+            repeat(core, Chore::Seal, work, |_| false);
         })?,
         spawn("search-merge", |core| {
             memory::thread::enter_low_priority("merging");

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
+use memory::private;
 
 use super::aliases::{self, AliasChange, Aliases};
 use super::files::{self, Settings, Stored, check_name};
@@ -16,7 +17,7 @@ use super::named::Named;
 use super::options::{Media, RegistryOptions};
 use super::{Listed, ListedState};
 use crate::budget::{Budget, Reservation};
-use crate::collection::{Collection, OPEN_AGAIN, Options, Resources, may_pass};
+use crate::collection::{Collection, OPEN_AGAIN, Options, Resources, check_room_to_create, may_pass};
 use crate::rerank::Shared;
 
 /// A collection's settings in its directory.
@@ -80,7 +81,7 @@ impl Core {
             )));
         }
         let directory = &options.directory;
-        std::fs::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
+        private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
         let lock = files::lock(directory)?;
         let leftovers = leftovers(directory);
         let (media, memory_bytes) = Media::new(options.medium, options.memory_bytes)?;
@@ -198,7 +199,10 @@ impl Core {
         })?;
         let settings = stored.settings()?;
         let medium = self.media.medium(&directory.join(&stored.points))?;
-        let options = Options::new(settings.dims, settings.metric, self.resources.memory().limit);
+        let options = Options {
+            disk_reserve: self.options.disk_reserve,
+            ..Options::new(settings.dims, settings.metric, self.resources.memory().limit)
+        };
         let collection = Collection::open_with(medium, options, &self.resources, self.shared.clone())?;
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let hash = self.options.uuid_hash;
@@ -225,6 +229,7 @@ impl Core {
                 super::options::COLLECTIONS_MAX
             )));
         }
+        check_room_to_create(&*self.media.medium(&self.options.directory)?, self.options.disk_reserve)?;
         self.make_directory(name, &settings)?;
         let opened = self.open_one(name);
         if let Err(error) = &opened {
@@ -247,8 +252,8 @@ impl Core {
             ));
         }
         let points = format!("points-{:016x}", random());
-        let made = std::fs::create_dir(&aside)
-            .and_then(|()| std::fs::create_dir(aside.join(&points)))
+        let made = private::create_dir(&aside)
+            .and_then(|()| private::create_dir(&aside.join(&points)))
             .map_err(|error| Error::io(&aside, &error))
             .and_then(|()| {
                 files::replace(SETTINGS_KIND, &aside.join(SETTINGS), &Stored::new(settings, &points))

@@ -4,11 +4,12 @@
 //! that sum is of. It is written aside, made durable and renamed, so a crash leaves the old file or the new one; a file
 //! that was damaged later is found out.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
+use memory::private;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -196,8 +197,12 @@ pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Resu
     aside.push(ASIDE);
     let aside = PathBuf::from(aside);
     let fail = |error: std::io::Error| Error::io(&aside, &error);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&aside).map_err(fail)?;
-    file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
+    let mut file = private::options().write(true).create(true).truncate(true).open(&aside).map_err(fail)?;
+    if let Err(error) = file.write_all(&text).and_then(|()| file.sync_all()) {
+        // On a full disk the half of it takes room that is needed.
+        let _ = std::fs::remove_file(&aside);
+        return Err(fail(error));
+    }
     std::fs::rename(&aside, path).map_err(|error| Error::io(path, &error))?;
     sync(path.parent().unwrap_or(Path::new(".")))
 }
@@ -211,7 +216,7 @@ pub(super) fn sync(directory: &Path) -> Result<()> {
 /// Keeps a second process out of a directory, for as long as the file is open.
 pub(super) fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(".lock");
-    let open = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    let open = private::options().write(true).create(true).truncate(false).open(&path);
     let file = open.map_err(|error| Error::io(&path, &error))?;
     match file.try_lock() {
         Ok(()) => Ok(file),

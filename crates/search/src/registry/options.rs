@@ -52,6 +52,8 @@ pub struct RegistryOptions {
     pub uuid_hash: fn(&[u8; 16]) -> u64,
     /// How long a change of aliases waits for writes under way, and holds up new ones meanwhile.
     pub alias_wait_max: Duration,
+    /// Bytes of the disk that stay free, as [`crate::collection::Options::disk_reserve`].
+    pub disk_reserve: Option<u64>,
 }
 
 impl RegistryOptions {
@@ -68,6 +70,7 @@ impl RegistryOptions {
             background_rate: Rate::per_second(64 << 20),
             uuid_hash,
             alias_wait_max: Duration::from_secs(5),
+            disk_reserve: None,
         }
     }
 

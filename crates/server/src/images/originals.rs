@@ -117,7 +117,7 @@ fn open(config: &SearchConfig) -> Result<Place> {
 }
 
 fn local(directory: &FilePath) -> Result<Place> {
-    std::fs::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
+    memory::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
     let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
     // An acknowledged picture survives a loss of power.
     let store = store.with_fsync(true).with_automatic_cleanup(true);
@@ -149,7 +149,22 @@ fn failed(error: &object_store::Error) -> Error {
         object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
             ErrorKind::FailedPrecondition
         }
+        error if is_full(error) => {
+            return Error::storage_full(format!(
+                "the pictures' place is full: {error}; make room, or give it another disk"
+            ));
+        }
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, format!("the pictures' place: {error}"))
+}
+
+/// Returns whether an error stems from a disk or a quota that is used up.
+fn is_full(error: &object_store::Error) -> bool {
+    use std::io::{Error as IoError, ErrorKind::QuotaExceeded, ErrorKind::StorageFull};
+    let causes =
+        std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+    causes
+        .filter_map(|cause| cause.downcast_ref::<IoError>())
+        .any(|cause| matches!(cause.kind(), StorageFull | QuotaExceeded))
 }

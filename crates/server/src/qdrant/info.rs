@@ -21,9 +21,11 @@ pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
 /// usable one; it says nothing about how this server works. Hints that have no effect are named in `warnings` only.
 pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8]) -> Result<Value> {
     let (settings, status) = (named.settings(), named.collection().status());
-    let failed = status.seal_error.is_some() || status.merge_error.is_some();
-    // Yellow: something is still being opened. Red: something is lost until somebody mends it.
-    let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial) {
+    let error = [&status.seal_error, &status.merge_error, &status.low_disk, &status.write_error];
+    let error = error.into_iter().flatten().next();
+    let refuses = status.low_disk.is_some() || status.write_error.is_some();
+    // Yellow: something is still being opened, or nothing can be written. Red: something is lost until somebody mends it.
+    let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
         (false, _) => "red",
         (true, true) => "yellow",
         (true, false) => "green",
@@ -32,13 +34,12 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8])
     if !settings.vector_name.is_empty() {
         vector = json!({ settings.vector_name.as_str(): vector });
     }
-    let error = status.seal_error.as_ref().or(status.merge_error.as_ref());
     let schema = payload_schema(named, &settings)?;
     let metadata = kept(&settings.extra, "metadata");
     Ok(json!({
         "warnings": warnings(&status, &settings),
         "status": state,
-        "optimizer_status": if failed { json!({ "error": error }) } else { json!("ok") },
+        "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
         "points_count": status.points,
         "indexed_vectors_count": status.points.saturating_sub(status.unsealed),
         "segments_count": status.segments.len() + 1,
@@ -74,7 +75,7 @@ fn payload_schema(named: &Named, settings: &Settings) -> Result<Map<String, Valu
     Ok(fields)
 }
 
-/// What is damaged, and what was asked for and has no effect, by name.
+/// Lists what is damaged by name, why nothing can be written, and which settings have no effect.
 fn warnings(status: &Status, settings: &Settings) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
@@ -86,6 +87,8 @@ fn warnings(status: &Status, settings: &Settings) -> Vec<Value> {
     let fields = fields.map(|(field, _)| {
         format!("the index on \"{field}\" is recorded only: filters read payloads with it as without it")
     });
-    let all = quarantined.chain(more).chain(mended).chain(hints).chain(fields);
+    let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
+    let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
+    let all = quarantined.chain(more).chain(mended).chain(refused).chain(failed).chain(hints).chain(fields);
     all.map(|message| json!({ "message": message })).collect()
 }

@@ -25,7 +25,7 @@ use crate::bytes::u64_at;
 use crate::directory::{Directory, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Space, Writer};
 use crate::mmap::MappedFile;
 use crate::names;
 use crate::page::PAGE_BYTES;
@@ -99,7 +99,8 @@ fn flags(simulate: bool) -> i32 {
 fn probe(directory: &Path) -> Result<()> {
     let path = directory.join(PROBE);
     let tried = (|| {
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file =
+            memory::private::options().read(true).write(true).create(true).truncate(true).open(&path)?;
         file.set_len(PAGE_BYTES as u64)?;
         Mapping::new(&file, PAGE_BYTES, true, flags(false)).map(drop)
     })();
@@ -189,6 +190,10 @@ impl Medium for DaxMedium {
 
     fn persist_names(&self) -> Result<()> {
         self.directory.persist_names()
+    }
+
+    fn space(&self) -> Result<Option<Space>> {
+        self.directory.space()
     }
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {

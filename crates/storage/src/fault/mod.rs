@@ -8,12 +8,13 @@
 mod model;
 mod reader;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, Result};
 
 use crate::directory::{check_write, refusal};
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Space, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -71,12 +72,18 @@ pub struct FaultMedium {
 struct Shared {
     inner: Arc<dyn Medium>,
     plan: FaultPlan,
+    /// Bytes that fit on the medium; `u64::MAX` if there is no limit.
+    space: AtomicU64,
     model: Mutex<Model>,
 }
 
 impl Shared {
     fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn space(&self) -> u64 {
+        self.space.load(Ordering::SeqCst)
     }
 
     /// Counts an operation that changes something; the error of a crash, if it is the one that crashes or
@@ -102,12 +109,18 @@ impl FaultMedium {
         for (name, _) in inner.list()? {
             model.adopt(&name, inner.load(&name)?);
         }
-        Ok(FaultMedium { shared: Arc::new(Shared { inner, plan, model: Mutex::new(model) }) })
+        let space = AtomicU64::new(plan.space.unwrap_or(u64::MAX));
+        Ok(FaultMedium { shared: Arc::new(Shared { inner, plan, space, model: Mutex::new(model) }) })
     }
 
     /// How many operations changed something so far: crashing at each number up to this tests every moment.
     pub fn operations(&self) -> u64 {
         self.shared.model().operations
+    }
+
+    /// Changes how many bytes fit on the medium; `None` is no limit.
+    pub fn set_space(&self, bytes: Option<u64>) {
+        self.shared.space.store(bytes.unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// Whether the power has failed.
@@ -191,6 +204,12 @@ impl Medium for FaultMedium {
         Ok(())
     }
 
+    fn space(&self) -> Result<Option<Space>> {
+        let (total, model) = (self.shared.space(), self.shared.model());
+        let free = total.saturating_sub(model.live_bytes());
+        Ok((total < u64::MAX).then_some(Space { free, total, files_free: None }))
+    }
+
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
         Ok(Box::new(FaultReader::new(options, self.shared.plan.reorder, self.shared.plan.seed)?))
     }
@@ -211,9 +230,8 @@ impl FaultWriter {
 
     /// How many of `bytes` at `offset` fit on the medium.
     fn fitting(&self, model: &Model, offset: u64, bytes: usize) -> usize {
-        let Some(space) = self.shared.plan.space else { return bytes };
-        let free = space.saturating_sub(model.live_bytes());
-        let end = self.inner.bytes() + free;
+        let free = self.shared.space().saturating_sub(model.live_bytes());
+        let end = self.inner.bytes().saturating_add(free);
         bytes.min(usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX))
     }
 }
@@ -240,7 +258,7 @@ impl Writer for FaultWriter {
             return Err(Error::data_loss(format!("{}: the disk failed (EIO)", self.name)));
         }
         if fitting < bytes.len() {
-            return Err(Error::exhausted(format!("{}: no space left on the medium", self.name)));
+            return Err(Error::storage_full(format!("{}: no space left on the medium", self.name)));
         }
         Ok(())
     }

@@ -14,6 +14,10 @@
 //!
 //! A hole that opening found is closed by such a head with `mpcl`, whose length is that of the rest of the
 //! hole, whose number is the next frame's, and behind which anything may lie.
+//!
+//! Where payloads were appended with keys, each flush ends with such a head as well. Behind it lie the keys of the
+//! frames of that flush and of some before it: `mpky`, crc32c of what follows u32, number of the first of these
+//! frames u64, count u32, zero u32, then a key u64 for each. Damage of a frame then leaves its key.
 
 use base::{Error, Result};
 
@@ -32,6 +36,9 @@ const MAGIC: &[u8; 8] = b"MPLOG\0\0\0";
 const VERSION: u32 = 1;
 const MARK: &[u8; 4] = b"mpfr";
 const CLOSED: &[u8; 4] = b"mpcl";
+const KEYS: &[u8; 4] = b"mpky";
+/// Bytes before the keys behind a head.
+const KEYS_HEAD_BYTES: usize = 24;
 
 /// The header of a new log.
 pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
@@ -67,6 +74,36 @@ pub(super) fn encode(number: u64, durable: u64, payload: &[u8], out: &mut Vec<u8
     out.extend_from_slice(&encode_head(MARK, payload.len() as u32, number, sum, durable));
     out.extend_from_slice(payload);
     out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+}
+
+/// Returns the bytes that [`encode_keys`] appends for so many keys.
+pub(super) fn keys_bytes(count: usize) -> usize {
+    FRAME_BYTES + KEYS_HEAD_BYTES + 8 * count
+}
+
+/// Appends the keys of the last frames before the one of number `next`.
+pub(super) fn encode_keys(next: u64, durable: u64, keys: &[u64], out: &mut Vec<u8>) {
+    let mut section = vec![0; KEYS_HEAD_BYTES];
+    put(&mut section, 0, KEYS);
+    put(&mut section, 8, &next.saturating_sub(keys.len() as u64).to_le_bytes());
+    put(&mut section, 16, &(keys.len() as u32).to_le_bytes());
+    section.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
+    let sum = crc32c::crc32c(&section[8..]);
+    put(&mut section, 4, &sum.to_le_bytes());
+    out.extend_from_slice(&encode_head(CLOSED, section.len() as u32, next, 0, durable));
+    out.extend_from_slice(&section);
+}
+
+/// Returns the number of the first frame and the keys that lie behind the head at the start of `bytes`; `None` if
+/// there are none, or they are damaged.
+pub(super) fn keys<'a>(bytes: &'a [u8], head: &Head) -> Option<(u64, impl Iterator<Item = u64> + 'a)> {
+    let section = bytes.get(FRAME_BYTES..head.next).filter(|_| head.kind == Kind::Closed)?;
+    let count = u32_at(section, 16) as usize;
+    let listed = section.get(KEYS_HEAD_BYTES..)?;
+    let whole = section.starts_with(KEYS)
+        && listed.len() == count.checked_mul(8)?
+        && crc32c::crc32c(&section[8..]) == u32_at(section, 4);
+    whole.then(|| (u64_at(section, 8), listed.chunks_exact(8).map(|key| u64_at(key, 0))))
 }
 
 /// What closes a hole of `bytes` before the frame of that number; `None` where it is too short for it.

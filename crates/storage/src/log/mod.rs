@@ -7,6 +7,9 @@
 //! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and the file
 //! must be opened again, which keeps what is whole. What a failed fsync may have lost is never counted as
 //! safe.
+//!
+//! A log does not know where it ended when its file is cut off. [`Log::durable`] says up to where it was durable, for
+//! whoever keeps that elsewhere ([`crate::watermark`]) and opens the log with it ([`Log::open_at`]).
 
 mod frame;
 mod replay;
@@ -27,6 +30,19 @@ pub const PENDING_BYTES_MAX: usize = 32 << 20;
 /// before.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
+/// Keys of earlier payloads that each flush repeats, for damage that takes the keys of a flush as well: as many as a page
+/// holds of embeddings of 100 values.
+const KEYS_REPEATED: usize = 8;
+
+/// Up to where a log was durable at some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// Bytes of its file.
+    pub bytes: u64,
+    /// The number before which all payloads were durable; 0 or 1 if none was.
+    pub next: u64,
+}
+
 /// A log, shared by the threads that write to it.
 pub struct Log {
     name: String,
@@ -41,9 +57,15 @@ struct State {
     /// Frames not yet written, and an empty buffer to take their place.
     pending: Vec<u8>,
     spare: Vec<u8>,
+    /// Keys of the last payloads, those since the last flush included.
+    keys: Vec<u64>,
+    /// How many of them came since the last flush.
+    keys_fresh: usize,
     next: u64,
     /// Everything before this number is durable.
     durable: u64,
+    /// Bytes of the file that are durable.
+    durable_bytes: u64,
     bytes: u64,
     flushes: u64,
     failed: Option<Error>,
@@ -66,22 +88,89 @@ impl Log {
     /// # Errors
     /// Those of `open`.
     pub fn open_from(medium: &Arc<dyn Medium>, name: &str, first: u64) -> Result<(Log, Replay)> {
-        let first = first.max(1);
-        let (mut writer, replay) = match medium.reopen(name) {
-            Ok(writer) => (writer, replay::replay(&medium.salvage(name)?, first)),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                (medium.create(name)?, replay::replay(&Salvaged::default(), first))
+        match medium.reopen(name) {
+            Ok(writer) => {
+                let (log, replay) = Log::reopened(medium, name, writer, first.max(1), Mark::default())?;
+                match log.failure() {
+                    Some(error) if error.kind() == ErrorKind::StorageFull => Err(error),
+                    _ => Ok((log, replay)),
+                }
             }
-            Err(error) => return Err(error),
-        };
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let made =
+                    medium.create(name).and_then(|writer| Log::made(medium, name, writer, first.max(1)));
+                // A log without its header is of no use to anybody.
+                made.inspect_err(|_| drop(medium.remove(name)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a log that was durable up to `mark` before. If its file ends earlier, or is not there at all, that is
+    /// reported as damage, and the log stays as it is and takes no more payloads. The same holds if the medium has
+    /// no room to put the log in order: it can be read, and is put in order when it is opened again.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), but for a full medium.
+    pub fn open_at(medium: &Arc<dyn Medium>, name: &str, mark: Mark) -> Result<(Log, Replay)> {
+        match medium.reopen(name) {
+            Ok(writer) => Log::reopened(medium, name, writer, 1, mark),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let mut replay = replay::replay(&Salvaged::default(), 1, mark);
+                if !replay.cut {
+                    replay.damaged.push(Damage { offset: 0, bytes: mark.bytes, lost: 1..1 });
+                    replay.cut = true;
+                }
+                let gone = Error::data_loss("its file is gone");
+                Ok((Log::new(name, None, &replay, mark, Some(gone)), replay))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn made(
+        medium: &Arc<dyn Medium>,
+        name: &str,
+        mut writer: Box<dyn Writer>,
+        first: u64,
+    ) -> Result<(Log, Replay)> {
+        let replay = replay::replay(&Salvaged::default(), first, Mark::default());
+        mend(&mut *writer, &replay)?;
+        medium.persist_names()?;
+        Ok((Log::new(name, Some(writer), &replay, Mark::default(), None), replay))
+    }
+
+    fn reopened(
+        medium: &Arc<dyn Medium>,
+        name: &str,
+        mut writer: Box<dyn Writer>,
+        first: u64,
+        mark: Mark,
+    ) -> Result<(Log, Replay)> {
+        let replay = replay::replay(&medium.salvage(name)?, first, mark);
         let mut failed = None;
         if replay.unreadable > 0 {
             let pages = replay.unreadable;
             failed = Some(Error::data_loss(format!("{pages} of its pages cannot be read")));
-        } else {
-            mend(&mut *writer, &replay)?;
+        } else if replay.cut {
+            failed = Some(Error::data_loss("its end is missing"));
+        } else if let Err(error) = mend(&mut *writer, &replay) {
+            if error.kind() != ErrorKind::StorageFull {
+                return Err(error);
+            }
+            failed = Some(error);
         }
         medium.persist_names()?;
+        Ok((Log::new(name, Some(writer), &replay, mark, failed), replay))
+    }
+
+    fn new(
+        name: &str,
+        writer: Option<Box<dyn Writer>>,
+        replay: &Replay,
+        mark: Mark,
+        failed: Option<Error>,
+    ) -> Log {
         for damage in &replay.damaged {
             tracing::error!(
                 log = name,
@@ -90,17 +179,21 @@ impl Log {
                 "a damaged part of a log is skipped"
             );
         }
+        let bytes = writer.as_ref().map_or(0, |writer| writer.bytes());
         let state = State {
-            bytes: writer.bytes(),
-            writer: Some(writer),
+            bytes,
+            durable_bytes: if replay.cut { mark.bytes } else { bytes },
+            writer,
             pending: Vec::new(),
             spare: Vec::new(),
+            keys: Vec::new(),
+            keys_fresh: 0,
             next: replay.next,
             durable: replay.next,
             flushes: 0,
             failed,
         };
-        Ok((Log { name: name.to_owned(), state: Mutex::new(state), flushed: Condvar::new() }, replay))
+        Log { name: name.to_owned(), state: Mutex::new(state), flushed: Condvar::new() }
     }
 
     /// Takes a payload into the log and gives its number; numbers only grow. It is durable once
@@ -110,10 +203,24 @@ impl Log {
     /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` when the log is at its
     /// [`LOG_BYTES_MAX`], `FailedPrecondition` after a failure.
     pub fn append(&self, payload: &[u8]) -> Result<u64> {
+        self.append_frame(payload, None)
+    }
+
+    /// As [`append`](Self::append), for a payload that changes what `key` stands for. If the payload is damaged
+    /// later, its key is most probably still known ([`Replay::lost_keys`]): it is written a second time.
+    ///
+    /// # Errors
+    /// Those of `append`.
+    pub fn append_keyed(&self, payload: &[u8], key: u64) -> Result<u64> {
+        self.append_frame(payload, Some(key))
+    }
+
+    fn append_frame(&self, payload: &[u8], key: Option<u64>) -> Result<u64> {
         let bytes = frame::frame_bytes(payload.len())?;
         let mut state = self.state();
         self.fit(&state)?;
-        if state.bytes + bytes as u64 > LOG_BYTES_MAX {
+        let keys = key.map_or(0, |_| frame::keys_bytes(state.keys.len() + 1));
+        if state.bytes + (bytes + keys) as u64 > LOG_BYTES_MAX {
             let name = &self.name;
             return Err(Error::exhausted(format!(
                 "log {name} is full at {} bytes; seal what is in it",
@@ -130,6 +237,17 @@ impl Log {
         state.bytes += bytes as u64;
         let durable = state.durable;
         frame::encode(number, durable, payload, &mut state.pending);
+        match key {
+            Some(key) => {
+                state.keys.push(key);
+                state.keys_fresh += 1;
+            }
+            // Keys are of payloads one after another.
+            None => {
+                state.keys.clear();
+                state.keys_fresh = 0;
+            }
+        }
         Ok(number)
     }
 
@@ -155,6 +273,18 @@ impl Log {
     /// The number that the next payload will get.
     pub fn next(&self) -> u64 {
         self.state().next
+    }
+
+    /// Returns up to where the log is durable. Of a log that was found cut off, what [`open_at`](Self::open_at) was
+    /// told.
+    pub fn durable(&self) -> Mark {
+        let state = self.state();
+        Mark { bytes: state.durable_bytes, next: state.durable }
+    }
+
+    /// Returns why the log takes no more payloads, if it does not.
+    pub fn failure(&self) -> Option<Error> {
+        self.state().failed.clone()
     }
 
     /// How often it was made durable since it was opened.
@@ -189,19 +319,27 @@ impl Log {
         let spare = std::mem::take(&mut state.spare);
         let mut frames = std::mem::replace(&mut state.pending, spare);
         let next = state.next;
+        if state.keys_fresh > 0 {
+            frame::encode_keys(next, state.durable, &state.keys, &mut frames);
+            let old = state.keys.len().saturating_sub(KEYS_REPEATED);
+            state.keys.drain(..old);
+            state.keys_fresh = 0;
+        }
         drop(state);
         let outcome = writer.append(&frames).and_then(|_| writer.persist());
         frames.clear();
         let mut state = self.state();
         state.spare = frames;
-        state.writer = Some(writer);
         match outcome {
             Ok(()) => {
                 state.durable = next;
+                state.durable_bytes = writer.bytes();
+                state.bytes = writer.bytes() + state.pending.len() as u64;
                 state.flushes += 1;
             }
             Err(error) => state.failed = Some(error.context(format!("log {}", self.name))),
         }
+        state.writer = Some(writer);
         self.flushed.notify_all();
         state
     }

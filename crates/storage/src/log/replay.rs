@@ -3,11 +3,17 @@
 //! Frames that are not whole are one of three things. With no whole frame of a higher number after them they
 //! are the torn end of the log. Otherwise, each frame says up to which number all was durable when it was
 //! written: a frame that was durable by that and is not whole is *damage*; one that was not is a *hole* in
-//! what was being written when the power failed, as sectors reach a disk in any order. Nothing in the bytes
+//! in what was being written when the power failed, as sectors reach a disk in any order. Nothing in the bytes
 //! can stop the opening.
+//!
+//! A frame tells nothing about frames after it. So whoever opens a log may say up to which number it was durable at
+//! some time ([`Mark`]): if the log ends before, its end is damaged and not torn.
+
+use std::collections::BTreeMap;
 
 use crate::medium::Salvaged;
 
+use super::Mark;
 use super::frame::{self, ALIGNMENT, FRAME_BYTES, HEADER_BYTES, Head, Kind};
 
 /// A part of a log that could not be read.
@@ -37,12 +43,38 @@ pub struct Replay {
     pub damaged: Vec<Damage>,
     /// Pages that the medium could not read. Where there are any, nothing of the log is changed.
     pub unreadable: usize,
+    /// Whether the log ends before its [`Mark`]. Nothing of it is changed then.
+    pub cut: bool,
+    /// The keys of payloads that are damaged, by number, as far as they are known.
+    pub lost_keys: BTreeMap<u64, u64>,
     /// The number that the next payload gets.
     pub next: u64,
 }
 
-/// Reads the bytes of a log; in an empty one, numbers start at `first`.
-pub(super) fn replay(found: &Salvaged, first: u64) -> Replay {
+impl Replay {
+    /// Returns the keys of the payloads of `damage`; `None` if some are not known.
+    pub fn keys_of(&self, damage: &Damage) -> Option<Vec<u64>> {
+        let known = self.lost_keys.range(damage.lost.clone()).map(|(_, key)| *key).collect::<Vec<u64>>();
+        let count = damage.lost.end.saturating_sub(damage.lost.start);
+        (known.len() as u64 == count).then_some(known)
+    }
+}
+
+/// Reads the bytes of a log; in an empty one, numbers start at `first`. The log was durable up to `mark`.
+pub(super) fn replay(found: &Salvaged, first: u64, mark: Mark) -> Replay {
+    let mut replay = replay_bytes(found, first, mark.next);
+    let end = replay.torn_tail.unwrap_or(found.bytes.len() as u64);
+    if replay.next < mark.next {
+        let (bytes, lost) = (mark.bytes.saturating_sub(end), replay.next..mark.next);
+        replay.damaged.push(Damage { offset: end, bytes, lost });
+        (replay.next, replay.torn_tail, replay.cut) = (mark.next, None, true);
+    }
+    let damaged: Vec<_> = replay.damaged.iter().map(|damage| damage.lost.clone()).collect();
+    replay.lost_keys.retain(|number, _| damaged.iter().any(|lost| lost.contains(number)));
+    replay
+}
+
+fn replay_bytes(found: &Salvaged, first: u64, durable: u64) -> Replay {
     let log = &found.bytes[..];
     let (next, unreadable) = (frame::first(log).unwrap_or(first).max(1), found.lost.len());
     let mut replay = Replay { next, unreadable, ..Replay::default() };
@@ -53,7 +85,7 @@ pub(super) fn replay(found: &Salvaged, first: u64) -> Replay {
     // never was.
     let header_lost = frame::first(log).is_none();
     let mut gaps = Vec::new();
-    let durable = scan(log, !header_lost, &mut replay, &mut gaps);
+    let durable = durable.max(scan(log, !header_lost, &mut replay, &mut gaps));
     let is_damage = |gap: &Damage| {
         gap.lost.start < durable || found.lacks(gap.offset..gap.offset.saturating_add(gap.bytes))
     };
@@ -95,13 +127,31 @@ fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec
                 replay.records.push((head.number, payload.to_vec()));
                 replay.next = head.number + 1;
             }
-            Kind::Closed => replay.next = head.number,
+            Kind::Closed => {
+                replay.next = head.number;
+                keep_keys(&log[found..], &head, replay, gaps);
+            }
         }
         durable = durable.max(head.durable);
         numbers_known = true;
         at = found + head.next;
     }
     durable
+}
+
+/// Keeps the keys behind a head that are of frames which are not whole: those of gaps found so far.
+fn keep_keys(bytes: &[u8], head: &Head, replay: &mut Replay, gaps: &[Damage]) {
+    let Some((first, keys)) = frame::keys(bytes, head) else { return };
+    // Gaps are in the order of the log, and only the last few can have frames as young as these.
+    let recent: Vec<&Damage> = gaps.iter().rev().take_while(|gap| gap.lost.end > first).collect();
+    if recent.is_empty() {
+        return;
+    }
+    for (number, key) in (first..).zip(keys) {
+        if recent.iter().any(|gap| gap.lost.contains(&number)) {
+            replay.lost_keys.insert(number, key);
+        }
+    }
 }
 
 /// The first whole frame from `at` on whose number is not below `least`: where, its head, its payload. What

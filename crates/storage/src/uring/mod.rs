@@ -18,7 +18,7 @@ use base::{Error, Result};
 
 use crate::buffer::Buffer;
 use crate::directory::{Directory, FileWriter, io_error};
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Writer};
+use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -131,6 +131,10 @@ impl Medium for UringMedium {
 
     fn persist_names(&self) -> Result<()> {
         self.directory.persist_names()
+    }
+
+    fn space(&self) -> Result<Option<Space>> {
+        self.directory.space()
     }
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {

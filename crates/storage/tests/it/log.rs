@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use base::{ErrorKind, Result};
 use proptest::prelude::*;
-use storage::log::{LOG_BYTES_MAX, Log, PAYLOAD_BYTES_MAX};
+use storage::log::{LOG_BYTES_MAX, Log, Mark, PAYLOAD_BYTES_MAX};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, ReadFault, Reader, ReaderOptions, Sealed, Writer};
 use tempfile::TempDir;
 
@@ -424,7 +424,7 @@ fn a_full_medium_ends_the_log_until_it_is_opened_again() {
     let (log, _) = Log::open(&medium, "log").unwrap();
     log.commit(log.append(&[1; 300]).unwrap()).unwrap();
     let number = log.append(&[2; 900]).unwrap();
-    assert_eq!(log.commit(number).err().map(|error| error.kind()), Some(ErrorKind::ResourceExhausted));
+    assert_eq!(log.commit(number).err().map(|error| error.kind()), Some(ErrorKind::StorageFull));
     assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
     // With room again, opening cuts off the torn end and goes on.
     let (log, replay) = Log::open(&inner, "log").unwrap();
@@ -498,4 +498,130 @@ fn a_page_that_cannot_be_read_costs_what_is_on_it_and_nothing_is_changed() {
         drop(log);
         assert_eq!(inner.load("log").unwrap(), whole, "page {page}");
     }
+}
+
+/// Keyed payloads, each with a flush of its own; where each frame starts, and the bytes.
+fn keyed(count: u64) -> (Vec<usize>, Vec<u8>, Arc<dyn Medium>) {
+    let medium = volatile();
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    let mut starts = Vec::new();
+    for number in 1..=count {
+        starts.push(log.bytes() as usize);
+        log.commit(log.append_keyed(&payload(number), 1000 + number).unwrap()).unwrap();
+    }
+    assert_eq!(log.durable(), Mark { bytes: log.bytes(), next: count + 1 });
+    drop(log);
+    (starts, medium.load("log").unwrap(), medium)
+}
+
+#[test]
+fn keys_do_not_change_what_is_read_back() {
+    let (_, bytes, medium) = keyed(30);
+    let (log, replay) = Log::open(&medium, "log").unwrap();
+    let wanted: Vec<_> = (1..=30).map(|number| (number, payload(number))).collect();
+    assert_eq!((replay.records, replay.damaged, replay.holes), (wanted, vec![], vec![]));
+    assert_eq!((replay.torn_tail, log.next(), log.bytes()), (None, 31, bytes.len() as u64));
+    // As many at once share one list of keys.
+    let shared = volatile();
+    let (log, _) = Log::open(&shared, "log").unwrap();
+    let last = (1..=30).map(|number| log.append_keyed(&payload(number), number).unwrap()).last();
+    log.commit(last.unwrap()).unwrap();
+    assert_eq!(log.flushes(), 1);
+    assert!(log.bytes() < bytes.len() as u64);
+}
+
+#[test]
+fn a_damaged_payload_leaves_its_key() {
+    let (starts, bytes, _) = keyed(30);
+    for number in 1..=30_u64 {
+        let start = starts[number as usize - 1];
+        // In its head and in its payload.
+        for at in [start + 9, start + 33] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 4;
+            let medium = volatile();
+            write(&*medium, "log", &damaged);
+            let mark = Mark { bytes: bytes.len() as u64, next: 31 };
+            let (_, replay) = Log::open_at(&medium, "log", mark).unwrap();
+            assert_eq!(replay.damaged.len(), 1, "{number}");
+            assert_eq!(replay.damaged[0].lost, number..number + 1);
+            assert_eq!(replay.keys_of(&replay.damaged[0]), Some(vec![1000 + number]));
+            assert_eq!(replay.records.len(), 29);
+        }
+    }
+}
+
+#[test]
+fn several_damaged_flushes_leave_their_keys_to_the_next_one() {
+    let (starts, bytes, _) = keyed(30);
+    let mut damaged = bytes.clone();
+    // Frames 11 to 15 with the keys behind them.
+    damaged[starts[10]..starts[15]].fill(0xa5);
+    let medium = volatile();
+    write(&*medium, "log", &damaged);
+    let (_, replay) = Log::open(&medium, "log").unwrap();
+    let lost = &replay.damaged[0];
+    assert_eq!((lost.lost.clone(), replay.keys_of(lost)), (11..16, Some((1011..1016).collect())));
+    // More than are repeated are not all known, and that is said.
+    damaged[starts[10]..starts[25]].fill(0xa5);
+    let medium = volatile();
+    write(&*medium, "log", &damaged);
+    let (_, replay) = Log::open(&medium, "log").unwrap();
+    assert_eq!((replay.damaged[0].lost.clone(), replay.keys_of(&replay.damaged[0])), (11..26, None));
+}
+
+#[test]
+fn a_log_that_ends_before_its_mark_is_damaged_and_stays_as_it_is() {
+    let (_, bytes, _) = keyed(12);
+    let mark = Mark { bytes: bytes.len() as u64, next: 13 };
+    for length in (0..=bytes.len()).step_by(7).chain([bytes.len()]) {
+        let medium = volatile();
+        write(&*medium, "log", &bytes[..length]);
+        let (log, replay) = Log::open_at(&medium, "log", mark).unwrap();
+        let there = replay.records.len() as u64;
+        if there == 12 {
+            assert!(replay.damaged.is_empty() && !replay.cut && log.failure().is_none(), "{length}");
+            continue;
+        }
+        assert!(replay.cut && replay.torn_tail.is_none(), "{length}");
+        assert_eq!(replay.damaged.last().unwrap().lost, there + 1..13, "{length}");
+        assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+        // It says the same the next time.
+        assert_eq!((log.durable(), log.next()), (mark, 13));
+        assert_eq!(medium.load("log").unwrap().len(), length);
+        // Without a mark it cannot be told from a torn end.
+        let (_, replay) = Log::open(&medium, "log").unwrap();
+        assert!(replay.damaged.is_empty() && !replay.cut, "{length}");
+    }
+    let (log, replay) = Log::open_at(&volatile(), "log", mark).unwrap();
+    assert_eq!((replay.cut, replay.damaged[0].lost.clone(), log.durable()), (true, 1..13, mark));
+    log.commit(12).unwrap();
+}
+
+#[test]
+fn a_full_medium_leaves_no_new_log_and_an_old_one_can_be_read() {
+    let inner = volatile();
+    let fault = Arc::new(FaultMedium::new(inner.clone(), FaultPlan::default()).unwrap());
+    let medium: Arc<dyn Medium> = fault.clone();
+    let (log, _) = Log::open(&medium, "old").unwrap();
+    log.commit(log.append(b"kept").unwrap()).unwrap();
+    drop(log);
+    write(&*inner, "empty", b"");
+    let fault = Arc::new(FaultMedium::new(inner.clone(), FaultPlan::default()).unwrap());
+    let medium: Arc<dyn Medium> = fault.clone();
+    fault.set_space(Some(0));
+    for _ in 0..5 {
+        assert_eq!(Log::open(&medium, "new").err().map(|error| error.kind()), Some(ErrorKind::StorageFull));
+    }
+    assert!(inner.list().unwrap().iter().all(|(name, _)| name != "new"));
+    let (log, replay) = Log::open_at(&medium, "empty", Mark::default()).unwrap();
+    assert_eq!(
+        (replay.records.len(), log.failure().map(|error| error.kind())),
+        (0, Some(ErrorKind::StorageFull))
+    );
+    let (log, replay) = Log::open_at(&medium, "old", Mark::default()).unwrap();
+    assert_eq!((replay.records, log.failure()), (vec![(1, b"kept".to_vec())], None));
+    fault.set_space(None);
+    let (log, _) = Log::open(&medium, "new").unwrap();
+    log.commit(log.append(b"x").unwrap()).unwrap();
 }

@@ -11,6 +11,7 @@ mod format;
 mod guard;
 mod log;
 mod manifest;
+mod watermark;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,0 +1,361 @@
+//! Logs at the start: which there must be and how far they reached, what is damaged of them, and which points are
+//! unknown because of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use storage::Medium;
+use storage::log::{Damage, Log, Mark, Replay};
+use storage::page::PAGE_BYTES;
+use storage::watermark::{Marks, Watermark};
+
+use super::catalog::{Catalog, DamagedLog};
+use super::inner::{Inner, Writer, lock};
+use super::names::File;
+use super::state::Live;
+use crate::segment::Quarantined;
+
+/// How often it is recorded how far the logs are durable, at most.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes of a log that holds nothing: its header.
+const EMPTY_LOG_BYTES: u64 = 64;
+/// Points that may be unknown by their ids. With more, those of a log are not told apart.
+const UNKNOWN_MAX: usize = 16 << 10;
+/// Ids that a message names.
+const NAMED_MAX: usize = 8;
+/// Reasons that are kept of one log.
+const REASONS_MAX: usize = 16;
+
+/// Where it is recorded how far the logs are durable.
+pub(super) struct Progress {
+    watermark: Watermark,
+    recorded: Option<Instant>,
+}
+
+/// The logs that a start opens.
+pub(super) struct Logs {
+    /// Their numbers, ascending. A file may be missing.
+    pub(super) numbers: Vec<u64>,
+    /// How far they are known to have been durable.
+    marks: Marks,
+    /// Bytes of the files that are there.
+    bytes: BTreeMap<u64, u64>,
+    /// Files without content that a full disk left: no list names them.
+    empty: Vec<u64>,
+    /// Why it is not known how far logs were durable.
+    problem: Option<String>,
+}
+
+impl Progress {
+    /// Opens the watermark, and compares the logs that there are with those that there must be.
+    pub(super) fn open(
+        medium: &Arc<dyn Medium>,
+        catalog: &Catalog,
+        is_new: bool,
+        found: &[(String, u64)],
+    ) -> Result<(Progress, Logs)> {
+        let (watermark, recorded) = Watermark::open(medium)?;
+        let lost = recorded.is_none() && !catalog.logs.is_empty();
+        let problem = lost.then(|| {
+            "the file watermark is missing or damaged: whether logs have lost their ends is known only up to the \
+             last list"
+                .to_owned()
+        });
+        let mut marks: Marks = catalog.logs.iter().map(|log| (log.number, log.mark())).collect();
+        for (number, mark) in recorded.unwrap_or_default() {
+            let known = marks.entry(number).or_default();
+            if mark.next >= known.next {
+                *known = mark;
+            }
+        }
+        marks.retain(|number, _| *number >= catalog.first_log);
+        if !is_new {
+            // It was made before the list that names it.
+            marks.entry(catalog.first_log).or_insert(Mark { bytes: EMPTY_LOG_BYTES, next: 1 });
+        }
+        let log = |(name, bytes): &(String, u64)| match File::of(name) {
+            Some(File::Log(number)) if number >= catalog.first_log => Some((number, *bytes)),
+            _ => None,
+        };
+        let bytes: BTreeMap<u64, u64> = found.iter().filter_map(log).collect();
+        let is_first = |number: u64| !is_new && number == catalog.first_log;
+        let held = |number: u64| is_first(number) || marks.get(&number).is_some_and(|mark| mark.next > 1);
+        let is_empty =
+            |(number, bytes): (&u64, &u64)| (*bytes <= EMPTY_LOG_BYTES && !held(*number)).then_some(*number);
+        let empty: Vec<u64> = bytes.iter().filter_map(is_empty).collect();
+        let mut numbers: Vec<u64> = bytes.keys().copied().filter(|number| !empty.contains(number)).collect();
+        numbers.extend(marks.keys().copied().filter(|number| held(*number) && !bytes.contains_key(number)));
+        numbers.sort_unstable();
+        Ok((Progress { watermark, recorded: None }, Logs { numbers, marks, bytes, empty, problem }))
+    }
+}
+
+impl Inner {
+    /// Records up to where the logs are durable, unless that was done less than a second ago or is under way. After a
+    /// failure it is tried again the next time.
+    pub(super) fn record_progress(&self) {
+        if let Ok(mut progress) = self.progress.try_lock() {
+            let recent = |at: Instant| at.elapsed() < RECORD_INTERVAL;
+            if !progress.recorded.is_some_and(recent) {
+                self.record(&mut progress);
+            }
+        }
+    }
+
+    /// The same at once, before the collection is closed.
+    pub(super) fn record_progress_now(&self) {
+        self.record(&mut lock(&self.progress));
+    }
+
+    fn record(&self, progress: &mut Progress) {
+        let marks = self.log_marks();
+        progress.recorded = Some(Instant::now());
+        if let Err(error) = progress.watermark.record(marks) {
+            tracing::debug!(%error, "how far logs are durable is not recorded");
+        }
+    }
+
+    /// Returns up to where the logs are durable.
+    pub(super) fn log_marks(&self) -> Marks {
+        lock(&self.writer).logs.iter().map(|(number, log)| (*number, log.durable())).collect()
+    }
+
+    /// Reads all logs and makes their changes again. What is damaged is named; points whose changes are lost are
+    /// unknown from then on.
+    pub(super) fn replay_logs(&self, logs: &Logs) -> Result<()> {
+        self.remove_empty(&logs.empty);
+        for &number in &logs.numbers {
+            let name = File::Log(number).name();
+            let mark = logs.marks.get(&number).copied().unwrap_or_default();
+            // Whatever fails here may work at the next start. To go on without the log would lose what is in it.
+            let (log, replay) = Log::open_at(&self.medium, &name, mark)?;
+            lock(&self.writer).logs.push((number, Arc::new(log)));
+            let bytes = logs.bytes.get(&number).copied();
+            let mut losses = self.losses(number, &replay, bytes, mark);
+            losses.sort_by_key(|(start, _)| std::cmp::Reverse(*start));
+            for (sequence, frame) in replay.records {
+                while losses.last().is_some_and(|(start, _)| *start < sequence) {
+                    let keys = losses.pop().and_then(|(_, keys)| keys);
+                    self.lose(number, keys);
+                }
+                match self.decoded(&frame) {
+                    // Sealing, for example, may fail on the way; that is not the change's fault.
+                    Ok(change) => self.replay(number, change).map_err(|error| error.context(&name))?,
+                    Err(error) => {
+                        self.log_damaged(number, None, &format!("change {sequence}: {error}"));
+                        self.lose(number, None);
+                    }
+                }
+            }
+            losses.into_iter().rev().for_each(|(_, keys)| self.lose(number, keys));
+        }
+        lock(&self.noted).mended.extend(logs.problem.clone());
+        let mut writer = lock(&self.writer);
+        if !writer.logs.is_empty() {
+            return Ok(());
+        }
+        // Nothing was replayed, so the only part is empty and may begin with a new log.
+        let number = self.number();
+        {
+            let mut live = lock(&self.live);
+            let Live { state, tables, .. } = Live::new(live.state.segments.clone(), number);
+            (live.state, live.tables) = (state, tables);
+        }
+        match self.ensure_log(&mut writer) {
+            // It is made with the first write that finds room.
+            Err(error) if error.kind() == ErrorKind::StorageFull => {
+                tracing::warn!(%error, "there is no room for a log; what is stored is served");
+                Ok(())
+            }
+            made => made,
+        }
+    }
+
+    /// Makes the log of the active part if there is no log at all: no room was left for one at the start.
+    pub(super) fn ensure_log(&self, writer: &mut Writer) -> Result<()> {
+        if writer.logs.is_empty() {
+            let number = lock(&self.live).active().log;
+            let (log, _) = Log::open(&self.medium, &File::Log(number).name())?;
+            writer.logs.push((number, Arc::new(log)));
+        }
+        Ok(())
+    }
+
+    /// Costs only space where it fails.
+    fn remove_empty(&self, logs: &[u64]) {
+        for &number in logs {
+            let name = File::Log(number).name();
+            if let Err(error) = self.medium.remove(&name) {
+                tracing::warn!(%error, name, "an empty log stays");
+            }
+        }
+    }
+
+    /// Notes what is damaged of a log. Returns where changes are lost, by the number of the first, and the ids that
+    /// they are of if those are known.
+    fn losses(
+        &self,
+        number: u64,
+        replay: &Replay,
+        bytes: Option<u64>,
+        mark: Mark,
+    ) -> Vec<(u64, Option<Vec<u64>>)> {
+        let mut losses = Vec::new();
+        for damage in &replay.damaged {
+            let page = Some(damage.offset / PAGE_BYTES as u64);
+            let is_end = replay.cut && damage.lost.end >= replay.next;
+            if damage.lost.is_empty() && !is_end {
+                let name = File::Log(number).name();
+                let note = format!(
+                    "{name}: {} bytes at {} are damaged, no change is lost",
+                    damage.bytes, damage.offset
+                );
+                lock(&self.noted).mended.push(note);
+                continue;
+            }
+            let keys = replay.keys_of(damage).filter(|_| !damage.lost.is_empty());
+            let page = page.filter(|_| bytes.is_some());
+            self.log_damaged(number, page, &reason(damage, bytes, is_end, keys.as_deref()));
+            losses.push((damage.lost.start, keys));
+        }
+        // A log that was named when nothing was known to be in it.
+        if let Some(there) =
+            bytes.filter(|there| losses.is_empty() && *there < mark.bytes.min(EMPTY_LOG_BYTES))
+        {
+            self.log_damaged(number, None, &format!("it is cut off at {there} bytes; {UNKNOWN}"));
+            losses.push((0, None));
+        }
+        losses
+    }
+
+    /// Changes of a log are lost: of these points, or of any.
+    fn lose(&self, log: u64, ids: Option<Vec<u64>>) {
+        let mut live = lock(&self.live);
+        match ids.filter(|ids| live.unknown.len() + ids.len() <= UNKNOWN_MAX) {
+            Some(ids) => ids.into_iter().for_each(|id| live.lose(id, log)),
+            None => drop(live.doubtful.insert(log)),
+        }
+    }
+
+    fn log_damaged(&self, number: u64, page: Option<u64>, reason: &str) {
+        let file = File::Log(number).name();
+        self.quarantine(Quarantined { file, page, reason: reason.to_owned() });
+        lock(&self.publisher).kept_logs.insert(number);
+        let mut noted = lock(&self.noted);
+        let reasons = noted.damaged_logs.entry(number).or_default();
+        if reasons.len() < REASONS_MAX {
+            reasons.push(reason.to_owned());
+        }
+    }
+
+    /// Takes over what earlier starts found damaged of logs that are sealed since. Logs that are still read say anew
+    /// what is damaged of them.
+    pub(super) fn restore_damaged(&self, catalog: &Catalog) {
+        for damaged in catalog.damaged_logs.iter().filter(|damaged| damaged.log < catalog.first_log) {
+            for reason in &damaged.reasons {
+                let file = File::Log(damaged.log).name();
+                self.quarantine(Quarantined { file, page: None, reason: reason.clone() });
+            }
+            lock(&self.noted).damaged_logs.insert(damaged.log, damaged.reasons.clone());
+            let mut live = lock(&self.live);
+            live.unknown.extend(damaged.unknown.iter().map(|id| (*id, damaged.log)));
+            if damaged.doubtful {
+                live.doubtful.insert(damaged.log);
+            }
+        }
+    }
+
+    /// Returns what a list says of damaged logs. Those before `first_log` whose lost changes were all of points that
+    /// have been written or removed since are forgotten.
+    pub(super) fn damaged_logs(&self, first_log: u64) -> Vec<DamagedLog> {
+        let (mut unknown, doubtful) = {
+            let live = lock(&self.live);
+            let mut unknown: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+            live.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
+            (unknown, live.doubtful.clone())
+        };
+        let logs = lock(&self.noted).damaged_logs.clone();
+        let mut damaged = Vec::new();
+        for (log, reasons) in logs {
+            let mut unknown = unknown.remove(&log).unwrap_or_default();
+            unknown.sort_unstable();
+            let doubtful = doubtful.contains(&log);
+            if log < first_log && unknown.is_empty() && !doubtful {
+                self.forget_damaged(log);
+            } else {
+                damaged.push(DamagedLog { log, reasons, unknown, doubtful });
+            }
+        }
+        damaged
+    }
+
+    fn forget_damaged(&self, log: u64) {
+        lock(&self.noted).damaged_logs.remove(&log);
+        self.quarantined_no_more(&File::Log(log).name());
+    }
+
+    /// Gives up what a damaged log has lost: points that are unknown because of it are taken for removed, and what is
+    /// left of the log is not kept.
+    pub(super) fn give_up_log(&self, number: u64) -> Result<()> {
+        let name = File::Log(number).name();
+        if !lock(&self.noted).damaged_logs.contains_key(&number) {
+            return Err(Error::not_found(format!("there is no damaged log {name}")));
+        }
+        {
+            let mut writer = lock(&self.writer);
+            if writer.logs.last().is_some_and(|(last, _)| *last <= number) {
+                self.freeze(&mut writer)?;
+            }
+        }
+        // So that no list names it any more.
+        while lock(&self.writer).logs.iter().any(|(log, _)| *log <= number) {
+            if !self.seal_oldest(super::hurry::Pace::Full)? {
+                break;
+            }
+        }
+        {
+            let mut live = lock(&self.live);
+            live.unknown.retain(|_, log| *log != number);
+            live.doubtful.remove(&number);
+        }
+        self.forget_damaged(number);
+        lock(&self.publisher).kept_logs.remove(&number);
+        self.publish()?;
+        tracing::warn!(name, "a damaged log was given up; the changes that it lost are lost");
+        Ok(())
+    }
+}
+
+/// What a reason says where ids are not known.
+const UNKNOWN: &str = "which points they were of is not known: any point may be older than what was acknowledged, \
+                       missing, or removed";
+
+fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]>) -> String {
+    let Damage { offset, bytes: length, lost } = damage;
+    let place = match (bytes, is_end) {
+        (None, _) => format!("the file is gone; it had at least {length} bytes"),
+        (Some(there), true) => {
+            format!("it ends at {offset} of {} bytes ({there} are there)", offset + length)
+        }
+        (Some(_), false) => format!("{length} bytes at {offset} are damaged"),
+    };
+    let changes = match lost.is_empty() {
+        true => "changes may be lost".to_owned(),
+        false => format!("changes {} to before {} are lost", lost.start, lost.end),
+    };
+    let whose = match keys {
+        None => UNKNOWN.to_owned(),
+        Some(keys) => {
+            let named: Vec<String> = keys.iter().take(NAMED_MAX).map(u64::to_string).collect();
+            let more = keys.len().saturating_sub(NAMED_MAX);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!(
+                "they were of points {}{more}, which are unknown until they are written again",
+                named.join(", ")
+            )
+        }
+    };
+    format!("{place}: {changes}; {whose}")
+}

@@ -1,0 +1,172 @@
+//! Free space: writes are refused before the disk is full, so that sealing, lists and new logs still have room.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::units::format_bytes;
+use base::{Error, Result};
+use storage::{Medium, Space};
+
+use super::inner::{Inner, lock};
+use crate::ingest::{Op, row_bytes};
+
+/// How long what the medium said of its space is taken for true.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// The default reserve: a hundredth of the file system within these bounds,
+const RESERVE_SHARE: u64 = 100;
+const RESERVE_BYTES_MIN: u64 = 64 << 20;
+const RESERVE_BYTES_MAX: u64 = 4 << 30;
+/// and of a small file system this share at most.
+const RESERVE_SHARE_MAX: u64 = 8;
+/// Files that must still be possible: a segment, its deletes, a list and a log, many times over.
+const FILES_RESERVED: u64 = 128;
+
+/// The space of a collection's medium.
+pub(super) struct Disk {
+    /// Bytes that stay free; `None` is a share of the file system, 0 switches the check off.
+    reserve: Option<u64>,
+    looked: Mutex<Option<(Instant, Option<Space>)>>,
+    refused: AtomicU64,
+}
+
+impl Disk {
+    pub(super) fn new(reserve: Option<u64>) -> Disk {
+        Disk { reserve, looked: Mutex::default(), refused: AtomicU64::new(0) }
+    }
+
+    /// Returns the writes that were refused since the start.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns the space before `bytes` are written, which are taken off it until it is looked at again.
+    fn space(&self, medium: &dyn Medium, bytes: u64) -> Option<Space> {
+        let mut looked = lock(&self.looked);
+        if let Some((when, space)) = &mut *looked
+            && when.elapsed() < LOOK_AGAIN
+        {
+            let before = *space;
+            if let Some(space) = space {
+                space.free = space.free.saturating_sub(bytes);
+            }
+            return before;
+        }
+        let space = medium.space().unwrap_or_else(|error| {
+            tracing::debug!(%error, "free space is not known");
+            None
+        });
+        *looked = Some((Instant::now(), space));
+        space
+    }
+
+    /// Much was written or removed: the space is looked at before the next write.
+    pub(super) fn changed(&self) {
+        *lock(&self.looked) = None;
+    }
+
+    /// Bytes that stay free of a file system of this size.
+    fn reserve_of(&self, total: u64) -> u64 {
+        self.reserve.unwrap_or_else(|| {
+            (total / RESERVE_SHARE).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX).min(total / RESERVE_SHARE_MAX)
+        })
+    }
+
+    /// Says why `needed` more bytes cannot be written if one part in `share` of the reserve is to stay free.
+    fn lacks(&self, space: Space, needed: u64, share: u64) -> Option<String> {
+        let reserve = self.reserve_of(space.total);
+        if reserve == 0 {
+            return None;
+        }
+        let files = FILES_RESERVED / share;
+        if let Some(free) = space.files_free.filter(|free| *free < files) {
+            return Some(format!(
+                "the disk of the collection has room for {free} more files, fewer than {files}"
+            ));
+        }
+        (space.free < needed.saturating_add(reserve / share)).then(|| {
+            let needed = if needed == 0 { String::new() } else { format!(" for {}", format_bytes(needed)) };
+            format!(
+                "the disk of the collection has {} left{needed}, and {} are kept free (--search-disk-reserve)",
+                format_bytes(space.free),
+                format_bytes(reserve / share)
+            )
+        })
+    }
+}
+
+/// Refuses to make a collection on `medium` while less than the reserve is free.
+///
+/// # Errors
+/// `StorageFull`.
+pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) -> Result<()> {
+    let disk = Disk::new(reserve);
+    let lacks = disk.space(medium, 0).and_then(|space| disk.lacks(space, 0, 1));
+    lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; make room"))))
+}
+
+impl Inner {
+    /// Says why writes are refused for lack of space; `None` if they are not.
+    pub(super) fn low_disk(&self) -> Option<String> {
+        self.disk.lacks(self.disk.space(&*self.medium, 0)?, 0, 1)
+    }
+
+    /// Refuses changes while less than the reserve is free. Removals go on until half of it is used: they are how
+    /// room is made.
+    ///
+    /// # Errors
+    /// `StorageFull`.
+    pub(super) fn check_room(&self, ops: &[Op<'_>]) -> Result<()> {
+        let bytes = |op: &Op<'_>| match op {
+            Op::Delete(_) => 0,
+            Op::Upsert(point) => row_bytes(point.embedding.len(), point.record.len(), point.payload.len()),
+        };
+        let removals = ops.iter().all(|op| matches!(op, Op::Delete(_)));
+        let Some(space) = self.disk.space(&*self.medium, ops.iter().map(bytes).sum()) else { return Ok(()) };
+        match self.disk.lacks(space, 0, if removals { 2 } else { 1 }) {
+            None => Ok(()),
+            Some(why) => {
+                self.disk.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Error::storage_full(format!("{why}; make room, searches go on meanwhile")))
+            }
+        }
+    }
+
+    /// Refuses to merge segments of `bytes` if that could use up what sealing needs.
+    ///
+    /// # Errors
+    /// `StorageFull`.
+    pub(super) fn check_room_to_merge(&self, bytes: u64) -> Result<()> {
+        let lacks = self.disk.space(&*self.medium, 0).and_then(|space| self.disk.lacks(space, bytes, 2));
+        lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; merging waits for room"))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reserve_follows_the_size_of_the_file_system() {
+        let disk = Disk::new(None);
+        let (mib, gib) = (1 << 20, 1 << 30);
+        for (total, reserve) in
+            [(1000 * gib, 4 * gib), (100 * gib, gib), (2 * gib, 64 * mib), (64 * mib, 8 * mib), (0, 0)]
+        {
+            assert_eq!(disk.reserve_of(total), reserve, "{total}");
+        }
+        assert_eq!(Disk::new(Some(7)).reserve_of(gib), 7);
+    }
+
+    #[test]
+    fn bytes_and_files_are_kept_free() {
+        let disk = Disk::new(Some(1000));
+        let space = |free, files_free| Space { free, total: 1 << 30, files_free };
+        assert_eq!(disk.lacks(space(1000, None), 0, 1), None);
+        assert!(disk.lacks(space(999, None), 0, 1).unwrap().contains("--search-disk-reserve"));
+        assert_eq!(disk.lacks(space(500, Some(64)), 0, 2), None, "half of it for removals");
+        assert!(disk.lacks(space(1499, None), 1000, 2).is_some());
+        assert!(disk.lacks(space(1 << 20, Some(127)), 0, 1).unwrap().contains("127 more files"));
+        assert_eq!(Disk::new(Some(0)).lacks(space(0, Some(0)), 0, 1), None, "switched off");
+    }
+}

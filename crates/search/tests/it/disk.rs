@@ -1,0 +1,249 @@
+//! A disk that is full: nothing is left behind, nothing is lost, and what is stored is served.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use search::coarse::Metric;
+use search::collection::{Collection, Options};
+use search::registry::{Registry, RegistryOptions, Settings};
+use storage::{FaultMedium, FaultPlan, Medium};
+
+use crate::points::{PATIENCE, memory_medium, open, options, point, shared, stored};
+
+fn full_medium(inner: &Arc<dyn Medium>, space: Option<u64>) -> Arc<FaultMedium> {
+    let plan = FaultPlan { space, ..FaultPlan::default() };
+    Arc::new(FaultMedium::new(inner.clone(), plan).unwrap())
+}
+
+fn used(medium: &dyn Medium) -> u64 {
+    medium.list().unwrap().iter().map(|(_, bytes)| bytes).sum()
+}
+
+fn names(medium: &dyn Medium) -> Vec<String> {
+    medium.list().unwrap().into_iter().map(|(name, _)| name).collect()
+}
+
+/// Tries until it works: what the medium said of its space is kept for a moment.
+fn soon<T>(mut what: impl FnMut() -> Result<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match what() {
+            Ok(done) => return done,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_refused_write_leaves_nothing_behind_and_the_next_one_works_once_there_is_room() {
+    let inner = memory_medium();
+    let medium = full_medium(&inner, None);
+    // Without a reserve the disk is met when it is full.
+    let options = Options { disk_reserve: Some(0), ..options() };
+    let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
+    (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    medium.set_space(Some(used(&*inner)));
+    let first = collection.upsert(point(&stored(10, 1))).unwrap_err();
+    assert_eq!(first.kind(), ErrorKind::StorageFull, "{first}");
+    let before = names(&*inner);
+    for _ in 0..200 {
+        let error = collection.upsert(point(&stored(11, 1))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    }
+    assert_eq!(names(&*inner), before);
+    let status = collection.status();
+    assert!(status.write_error.is_some(), "{status:?}");
+    (0..10).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
+    medium.set_space(None);
+    collection.upsert(point(&stored(11, 1))).unwrap();
+    let status = collection.status();
+    assert_eq!((status.write_error, status.partial), (None, false));
+    drop(collection);
+    let collection = open(&inner, options);
+    (0..10).chain([11]).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
+    assert!(!collection.status().partial);
+}
+
+#[test]
+fn writes_are_refused_before_the_disk_is_full_and_sealing_still_has_room() {
+    const RESERVE: u64 = 512 << 10;
+    let inner = memory_medium();
+    let medium = full_medium(&inner, Some(2 << 20));
+    let options = Options { disk_reserve: Some(RESERVE), ..options() };
+    let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
+    assert_eq!(collection.status().low_disk, None);
+    let mut acknowledged = 0;
+    let refused = loop {
+        match collection.upsert(point(&stored(acknowledged, 1))) {
+            Ok(()) => acknowledged += 1,
+            Err(error) => break error,
+        }
+        assert!(acknowledged < 100_000, "it is never refused");
+    };
+    assert_eq!(refused.kind(), ErrorKind::StorageFull);
+    assert!(refused.message().contains("--search-disk-reserve"), "{refused}");
+    assert!(acknowledged > 100 && medium.space().unwrap().unwrap().free > RESERVE / 2);
+    let status = collection.status();
+    assert!(status.low_disk.is_some() && status.disk_refused > 0 && !status.partial, "{status:?}");
+    assert_eq!(status.write_error, None, "the log is whole");
+    // How room is made: removals and sealing go on.
+    collection.delete(0).unwrap();
+    collection.seal().unwrap();
+    assert_eq!(collection.get(1).unwrap(), Some(stored(1, 1)));
+    medium.set_space(Some(64 << 20));
+    soon(|| collection.upsert(point(&stored(0, 2))));
+    assert_eq!(collection.status().low_disk, None, "it is gone once there is room");
+    assert_eq!(collection.count(), acknowledged);
+}
+
+#[test]
+fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() {
+    let inner = memory_medium();
+    let collection = open(&inner, options());
+    (0..60).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    collection.seal().unwrap();
+    (0..20).for_each(|id| collection.upsert(point(&stored(id, 2))).unwrap());
+    drop(collection);
+    // What versions before 0.2 left of refused writes, and half a header.
+    for number in 1000..1500 {
+        let mut writer = inner.create(&format!("log-{number:012}")).unwrap();
+        writer.append(&vec![0; number % 64]).unwrap();
+    }
+    let small = Options { part_bytes: 4 << 10, ..options() };
+    for options in [options(), small] {
+        let medium = full_medium(&inner, Some(used(&*inner)));
+        let collection = Collection::open(medium.clone(), options, shared()).unwrap();
+        assert!(collection.wait_open(PATIENCE));
+        for id in 0..60 {
+            assert_eq!(collection.get(id).unwrap(), Some(stored(id, if id < 20 { 2 } else { 1 })));
+        }
+        assert!(
+            !names(&*inner).iter().any(|name| name.starts_with("log-0000000010")),
+            "empty logs are removed"
+        );
+        let status = collection.status();
+        assert!(!status.partial && status.quarantined.is_empty(), "{status:?}");
+        medium.set_space(Some(used(&*inner)));
+        let refused = collection.upsert(point(&stored(7, 3))).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::StorageFull);
+        assert!(collection.status().low_disk.is_some());
+        medium.set_space(None);
+        soon(|| collection.upsert(point(&stored(100, 1))));
+        collection.seal().unwrap();
+    }
+    let collection = open(&inner, options());
+    assert_eq!((collection.count(), collection.status().partial), (61, false));
+}
+
+#[test]
+fn a_merge_that_could_fill_the_disk_waits_for_room() {
+    let inner = memory_medium();
+    let medium = full_medium(&inner, Some(64 << 20));
+    let collection =
+        Collection::open(medium.clone(), Options { disk_reserve: Some(1 << 20), ..options() }, shared())
+            .unwrap();
+    for round in 0..3 {
+        (0..30).for_each(|id| collection.upsert(point(&stored(round * 30 + id, 1))).unwrap());
+        collection.seal().unwrap();
+    }
+    medium.set_space(Some(used(&*inner) + (600 << 10)));
+    let low = || collection.status().low_disk.ok_or_else(|| Error::unavailable("it is not known yet"));
+    soon(low);
+    let refused = collection.merge().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
+    assert!(collection.status().merge_error.is_some());
+    medium.set_space(None);
+    assert!(soon(|| collection.merge()));
+    assert_eq!((collection.count(), collection.status().merge_error), (90, None));
+}
+
+/// On a small file system of its own, where the system lets tests mount one.
+#[test]
+fn a_full_file_system_is_survived() {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = |arguments: &[&str]| {
+        let ran =
+            std::process::Command::new(arguments[0]).args(&arguments[1..]).arg(directory.path()).output();
+        ran.is_ok_and(|ran| ran.status.success())
+    };
+    if !mount(&["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=600", "tmpfs"]) {
+        eprintln!("SKIPPED: this system does not let the test mount a tmpfs");
+        return;
+    }
+    let outcome = std::panic::catch_unwind(|| fill(directory.path()));
+    assert!(mount(&["umount"]));
+    outcome.unwrap();
+}
+
+fn fill(root: &Path) {
+    let medium: Arc<dyn Medium> = Arc::new(storage::UringMedium::plain(root.join("points")).unwrap());
+    let (log, small) = (root.join("ballast"), Options { disk_reserve: Some(0), ..options() });
+    let collection = open(&medium, small.clone());
+    (0..20).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    assert!(std::fs::write(&log, vec![1; 16 << 20]).is_err(), "it fills what is left");
+    let mut acknowledged = 20;
+    while collection.upsert(point(&stored(acknowledged, 1))).is_ok() {
+        acknowledged += 1;
+    }
+    let before = names(&*medium);
+    for _ in 0..100 {
+        assert_eq!(collection.upsert(point(&stored(500, 1))).unwrap_err().kind(), ErrorKind::StorageFull);
+    }
+    assert_eq!(names(&*medium), before);
+    drop(collection);
+    // The default reserve of a tmpfs of 8 MiB is 1 MiB.
+    let collection = open(&medium, options());
+    (0..acknowledged).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
+    assert_eq!(collection.upsert(point(&stored(500, 1))).unwrap_err().kind(), ErrorKind::StorageFull);
+    std::fs::remove_file(&log).unwrap();
+    soon(|| collection.upsert(point(&stored(500, 1))));
+    assert_eq!(collection.count(), acknowledged + 1);
+}
+
+#[test]
+fn no_collection_is_made_where_less_than_the_reserve_is_free() {
+    let root = tempfile::tempdir().unwrap();
+    let options = RegistryOptions {
+        memory_bytes: 64 << 20,
+        cache_bytes: 0,
+        disk_reserve: Some(u64::MAX / 2),
+        ..RegistryOptions::new(root.path())
+    };
+    let registry = Registry::open(options).unwrap();
+    for _ in 0..10 {
+        let refused = registry.create("a", Settings::new(8, Metric::L2)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [".lock"]);
+}
+
+#[test]
+fn files_and_directories_are_not_for_other_users() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("collections");
+    let options =
+        RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(directory.clone()) };
+    let registry = Registry::open(options).unwrap();
+    let named = registry.create("a", Settings::new(8, Metric::L2)).unwrap();
+    (0..5).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
+    named.collection().seal().unwrap();
+    drop((named, registry));
+    let (mut files, mut waiting) = (0, vec![directory]);
+    while let Some(path) = waiting.pop() {
+        let metadata = std::fs::metadata(&path).unwrap();
+        let (mode, most) =
+            (metadata.permissions().mode() & 0o777, if metadata.is_dir() { 0o750 } else { 0o640 });
+        assert_eq!(mode & !most, 0, "{}: {mode:o}", path.display());
+        files += u32::from(metadata.is_file());
+        if metadata.is_dir() {
+            waiting.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    assert!(files >= 5, "{files}");
+}

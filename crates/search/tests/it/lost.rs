@@ -1,0 +1,264 @@
+//! Logs that are gone, cut off or damaged: told, never taken for empty, and no point is served as it was before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::ErrorKind;
+use search::coarse::Metric;
+use search::collection::{Collection, Query};
+use search::ingest::StoredPoint;
+use search::registry::{Registry, RegistryOptions, Settings};
+use storage::watermark::Watermark;
+use storage::{FaultMedium, FaultPlan, Medium, UringMedium};
+
+use crate::points::{PATIENCE, limits, memory_medium, open, options, point, shared, stored};
+
+type Files = Vec<(String, Vec<u8>)>;
+
+const IDS: u64 = 40;
+
+/// A collection with a segment of older states, and a log that changes and removes some of its points; by id what was
+/// acknowledged last.
+fn subject() -> (Files, BTreeMap<u64, Option<StoredPoint>>) {
+    let medium = memory_medium();
+    let collection = open(&medium, options());
+    let mut model = BTreeMap::new();
+    for id in 0..IDS {
+        collection.upsert(point(&stored(id, 1))).unwrap();
+        model.insert(id, Some(stored(id, 1)));
+    }
+    collection.seal().unwrap();
+    for id in 0..12 {
+        collection.upsert(point(&stored(id, 2))).unwrap();
+        model.insert(id, Some(stored(id, 2)));
+    }
+    for id in 30..34 {
+        collection.delete(id).unwrap();
+        model.insert(id, None);
+    }
+    collection.upsert(point(&stored(50, 1))).unwrap();
+    model.insert(50, Some(stored(50, 1)));
+    drop(collection);
+    (files(&medium), model)
+}
+
+fn files(medium: &Arc<dyn Medium>) -> Files {
+    let names = medium.list().unwrap().into_iter().map(|(name, _)| name);
+    names.map(|name| (name.clone(), medium.load(&name).unwrap())).collect()
+}
+
+fn write(files: &Files) -> Arc<dyn Medium> {
+    let medium = memory_medium();
+    for (name, bytes) in files {
+        let mut writer = medium.create(name).unwrap();
+        writer.append(bytes).unwrap();
+        writer.persist().unwrap();
+    }
+    medium
+}
+
+fn log_of(files: &Files) -> usize {
+    let mut logs = (0..files.len()).filter(|&at| files[at].0.starts_with("log-"));
+    logs.next_back().unwrap()
+}
+
+/// How many points are not as they should be: unknown, and not right without saying so.
+fn look(collection: &Collection, model: &BTreeMap<u64, Option<StoredPoint>>) -> (usize, usize) {
+    let (mut unknown, mut wrong) = (0, 0);
+    for (id, right) in model {
+        match collection.get(*id) {
+            Ok(found) => wrong += usize::from(found != *right),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::DataLoss, "{error}");
+                unknown += 1;
+            }
+        }
+    }
+    (unknown, wrong)
+}
+
+fn partial(collection: &Collection) -> bool {
+    let like = stored(1, 1);
+    let mut thread = collection.thread(limits()).unwrap();
+    collection.nearest(&mut thread, &Query::nearest(&like.embedding, 5)).unwrap().partial
+}
+
+#[test]
+fn a_log_that_is_gone_is_damage_and_not_an_empty_log() {
+    let (files, model) = subject();
+    let log = log_of(&files);
+    let name = files[log].0.clone();
+    // With what is recorded beside it, with that gone as well, and with a list of before that was recorded.
+    for also in [None, Some("watermark")] {
+        let left: Files =
+            files.iter().filter(|(file, _)| *file != name && Some(file.as_str()) != also).cloned().collect();
+        let medium = write(&left);
+        for round in 0..3 {
+            let collection = open(&medium, options());
+            let status = collection.status();
+            assert!(status.log_damaged && status.partial && partial(&collection), "{round}: {status:?}");
+            assert!(status.quarantined.iter().any(|what| what.file == name), "{status:?}");
+            let (unknown, _) = look(&collection, &model);
+            assert!(unknown > 0, "a point that is not found may have been there");
+            collection.upsert(point(&stored(100, round))).unwrap();
+            if round == 1 {
+                collection.seal().unwrap();
+            }
+        }
+        let collection = open(&medium, options());
+        assert_eq!(collection.get(100).unwrap(), Some(stored(100, 2)));
+        collection.give_up(&name).unwrap();
+        assert!(!collection.status().log_damaged && !partial(&collection));
+        assert_eq!(collection.get(999).unwrap(), None);
+        drop(collection);
+        let status = open(&medium, options()).status();
+        assert!(!status.log_damaged && !status.partial && status.quarantined.is_empty(), "{status:?}");
+    }
+}
+
+/// A log that was begun after the list was published, which only the watermark knows.
+#[test]
+fn a_log_that_no_list_names_yet_is_missed_as_well() {
+    let medium = memory_medium();
+    let collection = open(&medium, options());
+    (0..5).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    collection.freeze().unwrap();
+    (5..9).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    drop(collection);
+    let files = files(&medium);
+    let name = files[log_of(&files)].0.clone();
+    medium.remove(&name).unwrap();
+    let collection = open(&medium, options());
+    let status = collection.status();
+    assert!(status.log_damaged && status.quarantined.iter().any(|what| what.file == name), "{status:?}");
+    (0..5).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
+    assert_eq!(collection.get(5).unwrap_err().kind(), ErrorKind::DataLoss);
+    collection.upsert(point(&stored(5, 2))).unwrap();
+    collection.seal().unwrap();
+    drop(collection);
+    assert!(medium.list().unwrap().iter().all(|(file, _)| *file != name), "its number is not used again");
+    let collection = open(&medium, options());
+    assert_eq!(collection.get(5).unwrap(), Some(stored(5, 2)));
+    collection.give_up(&name).unwrap();
+    assert!(!collection.status().partial);
+}
+
+#[test]
+fn a_log_that_is_cut_off_anywhere_says_so() {
+    let (files, model) = subject();
+    let log = log_of(&files);
+    let whole = files[log].1.len();
+    let mut told = 0;
+    for length in (0..whole).step_by(97).chain([whole - 1, whole]) {
+        let mut damaged = files.clone();
+        damaged[log].1.truncate(length);
+        let collection = open(&write(&damaged), options());
+        let status = collection.status();
+        let (unknown, wrong) = look(&collection, &model);
+        assert_eq!(status.partial, status.log_damaged, "{length}");
+        assert_eq!(partial(&collection), status.log_damaged, "{length}");
+        if status.log_damaged {
+            told += 1;
+            let named = status.quarantined.iter().find(|what| what.file == files[log].0).unwrap();
+            assert!(named.reason.contains("bytes"), "{named}");
+        } else {
+            assert_eq!((unknown, wrong), (0, 0), "{length} of {whole}");
+        }
+    }
+    assert!(told > 20, "{told}");
+}
+
+/// One flipped byte: the point that it concerns is unknown, and none is as it was before.
+#[test]
+fn a_damaged_change_makes_its_point_unknown_and_not_old() {
+    let (files, model) = subject();
+    let log = log_of(&files);
+    let mut unknown_in_all = 0;
+    for at in (0..files[log].1.len()).step_by(61) {
+        let mut damaged = files.clone();
+        damaged[log].1[at] ^= 0x10;
+        let medium = write(&damaged);
+        let collection = open(&medium, options());
+        let (unknown, wrong) = look(&collection, &model);
+        assert_eq!(wrong, 0, "byte {at}");
+        assert!(unknown <= 1, "byte {at}: {unknown}");
+        let status = collection.status();
+        assert_eq!((status.log_damaged, partial(&collection)), (unknown == 1, unknown == 1), "byte {at}");
+        unknown_in_all += unknown;
+        if unknown == 0 {
+            continue;
+        }
+        // Neither sealing nor another start forgets it.
+        collection.seal().unwrap();
+        drop(collection);
+        let collection = open(&medium, options());
+        assert_eq!((look(&collection, &model), partial(&collection)), ((1, 0), true), "byte {at}");
+        if at % 2 == 0 {
+            collection.give_up(&files[log].0).unwrap();
+            assert_eq!(look(&collection, &model).0, 0);
+        } else {
+            // What is written anew is known again, and then nothing is missing.
+            let lost = *model.keys().find(|id| collection.get(**id).is_err()).unwrap();
+            collection.upsert(point(&stored(lost, 7))).unwrap();
+            assert_eq!(collection.get(lost).unwrap(), Some(stored(lost, 7)));
+            collection.seal().unwrap();
+        }
+        assert!(!partial(&collection) && !collection.status().partial, "byte {at}");
+        drop(collection);
+        let status = open(&medium, options()).status();
+        assert!(!status.partial && !status.log_damaged, "byte {at}: {status:?}");
+    }
+    assert!(unknown_in_all > 20, "{unknown_in_all}");
+}
+
+#[test]
+fn a_watermark_costs_no_flush_of_a_write() {
+    let medium = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
+    let collection = Collection::open(medium.clone(), options(), shared()).unwrap();
+    let before = medium.operations();
+    (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    assert_eq!(medium.operations() - before, 20, "a write and a flush each");
+    let before = medium.operations();
+    collection.close();
+    assert_eq!(medium.operations() - before, 2, "one for all, at the end");
+}
+
+/// What a process that is killed leaves: it has no time to record anything.
+#[test]
+fn the_background_records_how_far_logs_are_durable() {
+    let root = tempfile::tempdir().unwrap();
+    let options =
+        RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(root.path()) };
+    let registry = Registry::open(options).unwrap();
+    let named = registry.create("a", Settings::new(8, Metric::L2)).unwrap();
+    (0..10).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
+    let entries = std::fs::read_dir(root.path().join("a")).unwrap().map(|entry| entry.unwrap().path());
+    let points = entries.into_iter().find(|path| path.is_dir()).unwrap();
+    let medium: Arc<dyn Medium> = Arc::new(UringMedium::plain(points).unwrap());
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let recorded = Watermark::open(&medium).unwrap().1;
+        if recorded.is_some_and(|marks| marks.values().any(|mark| mark.next == 11)) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it is never recorded");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_collection_of_before_watermarks_opens_as_it_did() {
+    let (files, model) = subject();
+    let old: Files = files.into_iter().filter(|(name, _)| name != "watermark").collect();
+    let medium = write(&old);
+    let collection = open(&medium, options());
+    let status = collection.status();
+    assert!(!status.partial && !status.log_damaged, "{status:?}");
+    // The list of today says that there was one.
+    assert!(status.mended.iter().any(|note| note.contains("watermark")), "{status:?}");
+    assert_eq!(look(&collection, &model), (0, 0));
+    drop(collection);
+    assert!(medium.list().unwrap().iter().any(|(name, _)| name == "watermark"), "it is made anew");
+    assert!(open(&medium, options()).status().mended.is_empty());
+}

@@ -1,0 +1,137 @@
+//! Up to where each log of a directory was durable: a second place that knows it, since a log whose file is cut off
+//! or gone cannot say what it held.
+//!
+//! The file `watermark` has two slots of a page, A for even epochs and B for odd ones. Recording overwrites the older
+//! slot in place, so it needs no room, and makes it durable. It happens after the logs were flushed and never on
+//! behalf of a flush. So a watermark may be behind its logs, by what was written since it was last recorded, and is
+//! ahead of them only if bytes were lost.
+//!
+//! Slot, 4096 bytes: `MPMARKS` and a zero, version u32, count u32, epoch u64, zero u64, then for each log its number
+//! u64, its durable bytes u64 and the number before which its payloads are durable u64, zeros, crc32c of bytes
+//! 0..4092 at 4092.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{ErrorKind, Result};
+
+use crate::bytes::{put, u32_at, u64_at};
+use crate::log::Mark;
+use crate::medium::{Medium, Writer};
+use crate::page::PAGE_BYTES;
+
+/// Logs that a watermark keeps, at most: those with the highest numbers.
+pub const MARKS_MAX: usize = (SUM_AT - HEADER_BYTES) / MARK_BYTES;
+
+const FILE: &str = "watermark";
+const MAGIC: &[u8; 8] = b"MPMARKS\0";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 32;
+const MARK_BYTES: usize = 24;
+const SUM_AT: usize = PAGE_BYTES - 4;
+
+/// Marks by the numbers of their logs.
+pub type Marks = BTreeMap<u64, Mark>;
+
+/// The file, for one thread at a time.
+pub struct Watermark {
+    medium: Arc<dyn Medium>,
+    /// `None` until the file is there, and after a failure.
+    writer: Option<Box<dyn Writer>>,
+    epoch: u64,
+    recorded: Option<Marks>,
+}
+
+impl Watermark {
+    /// Opens the watermark and returns what was recorded last; `None` if there is no file, or both of its slots are
+    /// damaged. The file is made by [`record`](Self::record).
+    ///
+    /// # Errors
+    /// What the medium says. Damage is no error.
+    pub fn open(medium: &Arc<dyn Medium>) -> Result<(Watermark, Option<Marks>)> {
+        let bytes = match medium.salvage(FILE) {
+            Ok(found) => found.bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let slots =
+            (0..2).filter_map(|index| decode(bytes.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?));
+        let (epoch, marks) = slots.max_by_key(|(epoch, _)| *epoch).unzip();
+        let epoch = epoch.unwrap_or(0);
+        Ok((Watermark { medium: medium.clone(), writer: None, epoch, recorded: None }, marks))
+    }
+
+    /// Makes `marks` durable; nothing if they are those recorded last. Whoever calls this has made the logs durable
+    /// up to there before.
+    ///
+    /// # Errors
+    /// What the medium says. What was recorded before stays valid.
+    pub fn record(&mut self, marks: Marks) -> Result<()> {
+        if self.recorded.as_ref() == Some(&marks) {
+            return Ok(());
+        }
+        let mut writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => self.file()?,
+        };
+        let epoch = self.epoch + 1;
+        // After a failure the same slot is written again, so that the other one stays whole.
+        writer.write_at((epoch % 2) * PAGE_BYTES as u64, &encode(epoch, &marks))?;
+        writer.persist()?;
+        (self.writer, self.epoch, self.recorded) = (Some(writer), epoch, Some(marks));
+        Ok(())
+    }
+
+    /// The file with room for both slots.
+    fn file(&self) -> Result<Box<dyn Writer>> {
+        let mut writer = match self.medium.reopen(FILE) {
+            Err(error) if error.kind() == ErrorKind::NotFound => self.medium.create(FILE)?,
+            reopened => reopened?,
+        };
+        let missing = (2 * PAGE_BYTES as u64).saturating_sub(writer.bytes());
+        if missing > 0 {
+            writer.append(&vec![0; missing as usize])?;
+            writer.persist()?;
+            self.medium.persist_names()?;
+        }
+        Ok(writer)
+    }
+}
+
+impl std::fmt::Debug for Watermark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watermark(epoch {})", self.epoch)
+    }
+}
+
+fn encode(epoch: u64, marks: &Marks) -> [u8; PAGE_BYTES] {
+    let mut slot = [0; PAGE_BYTES];
+    let kept = marks.len().min(MARKS_MAX);
+    put(&mut slot, 0, MAGIC);
+    put(&mut slot, 8, &VERSION.to_le_bytes());
+    put(&mut slot, 12, &(kept as u32).to_le_bytes());
+    put(&mut slot, 16, &epoch.to_le_bytes());
+    for (index, (log, mark)) in marks.iter().rev().take(kept).enumerate() {
+        let at = HEADER_BYTES + index * MARK_BYTES;
+        put(&mut slot, at, &log.to_le_bytes());
+        put(&mut slot, at + 8, &mark.bytes.to_le_bytes());
+        put(&mut slot, at + 16, &mark.next.to_le_bytes());
+    }
+    let sum = crc32c::crc32c(&slot[..SUM_AT]);
+    put(&mut slot, SUM_AT, &sum.to_le_bytes());
+    slot
+}
+
+/// The epoch and the marks of a slot that is whole.
+fn decode(slot: &[u8]) -> Option<(u64, Marks)> {
+    let count = u32_at(slot, 12) as usize;
+    let whole = crc32c::crc32c(slot.get(..SUM_AT)?) == u32_at(slot, SUM_AT);
+    if !whole || &slot[..8] != MAGIC || u32_at(slot, 8) != VERSION || count > MARKS_MAX {
+        return None;
+    }
+    let mark = |index: usize| {
+        let at = HEADER_BYTES + index * MARK_BYTES;
+        (u64_at(slot, at), Mark { bytes: u64_at(slot, at + 8), next: u64_at(slot, at + 16) })
+    };
+    Some((u64_at(slot, 16), (0..count).map(mark).collect()))
+}
