@@ -18,3 +18,9 @@ pub use decode::{Decoded, Format, Limits, decode};
 pub use embed::{Fit, Layout, Order, Preprocess};
 pub use picture::{Gray, Picture};
 pub use thumbnail::thumbnail;
+
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::density::dots_per_inch;
+}
