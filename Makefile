@@ -148,7 +148,7 @@ demo-audio: build recognisers ## serve the recognisers; drop a recording on http
 .PHONY: test
 test: ## everything that CI runs
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench test-attack
+	@$(MAKE) --no-print-directory -j 1 test-rust test-fuzz test-clients test-page test-audio test-bench test-attack
 	$(call say,all tests passed)
 
 .PHONY: test-ready
@@ -196,6 +196,33 @@ test-attack: tests-built .venv-test/ready recognisers
 attack: export MILLPOND_PROGRAM = $(MILLPOND)
 attack: build .venv-test/ready recognisers ## bombs, floods, slow clients, damaged files, a full disk and 100 kills; report in JSON=OUT (10 min)
 	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
+
+.PHONY: test-fuzz
+test-fuzz: system
+	$(call say,seeds of the fuzz targets and mutations of them)
+	cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features
+
+.PHONY: fuzz
+fuzz: system ## fuzz every parser of foreign bytes for MINUTES=60 each (TARGET=name: one), findings in .cache/fuzz/findings
+	$(call say,fuzz targets)
+	@scripts/fuzz.sh $(CACHE)/fuzz $$(( $(or $(MINUTES),60) * 60 )) $(TARGET)
+
+.PHONY: fuzz-smoke
+fuzz-smoke: system ## every fuzz target for 3 s
+	$(call say,fuzz targets: 3 s each)
+	@scripts/fuzz.sh $(CACHE)/fuzz 3
+
+.PHONY: fuzz-seeds
+fuzz-seeds: system ## write fuzz/seeds anew, after a format or an encoder changed
+	cargo run --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features --example make_seeds
+
+.PHONY: deny
+deny: ## licences, sources and duplicates of dependencies (cargo install cargo-deny)
+	cargo deny --all-features check licenses sources bans
+
+.PHONY: deny-advisories
+deny-advisories: ## known faults of dependencies; fetches the advisory database
+	cargo deny --all-features --config deny-advisories.toml check advisories
 
 .PHONY: lint
 lint: system ## formatting, clippy, the rules of the workspace, generated code

@@ -179,6 +179,15 @@ impl Archive {
         Ok(())
     }
 
+    /// Reads the whole file in order, which checks every stored record.
+    pub(crate) fn read_all(&mut self) -> Result<()> {
+        let (mut piece, mut at) = (vec![0; PIECE_BYTES.min(self.bytes as usize)], 0);
+        while at < self.bytes {
+            at += self.read(&mut piece, at)? as u64;
+        }
+        self.finish()
+    }
+
     /// Fills as much of `buffer` from `offset` as there is, and checks it.
     fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let count = self.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;

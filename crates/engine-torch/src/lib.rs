@@ -30,3 +30,21 @@ mod session;
 mod signature;
 
 pub use library::TorchEngine;
+
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    use std::path::Path;
+
+    use base::Result;
+
+    /// Opens the TorchScript archive at `path` as a load does, without LibTorch, and returns the arena's size in bytes.
+    ///
+    /// # Errors
+    /// Those of a load: `DataLoss` for a damaged archive, `InvalidArgument` for another kind of archive.
+    pub fn archive(path: &Path) -> Result<usize> {
+        let bytes = crate::archive::parameter_bytes(path)?;
+        crate::archive::Archive::open(path, None)?.read_all()?;
+        Ok(bytes)
+    }
+}

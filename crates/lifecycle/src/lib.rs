@@ -41,6 +41,18 @@ pub use status::{
 };
 pub use warmup::{Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
 
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    /// Parses the text of a `millpond.toml` in a model's directory, and drops what it says.
+    ///
+    /// # Errors
+    /// Says in one line what is wrong.
+    pub fn model_file(text: &str) -> Result<(), String> {
+        crate::model_file::ModelFile::parse(text).map(drop)
+    }
+}
+
 /// Whether a load that failed with an error of this kind may go well with the same files another time.
 pub fn transient(kind: base::ErrorKind) -> bool {
     use base::ErrorKind::{DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unimplemented};

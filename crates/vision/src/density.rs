@@ -13,7 +13,7 @@ const ENTRIES_MAX: usize = 512;
 const PARTS_MAX: usize = 256;
 
 /// Dots per inch along the rows, where the file says something believable (1 to 20,000).
-pub(crate) fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
+pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
     let claimed = match format {
         Format::Jpeg => jpeg(bytes),
         Format::Png => png(bytes),

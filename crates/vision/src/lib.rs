@@ -22,3 +22,9 @@ pub use embed::{Fit, Layout, Order, Preprocess};
 pub use header::{Header, decode_bytes};
 pub use picture::{Gray, Picture};
 pub use thumbnail::thumbnail;
+
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::density::dots_per_inch;
+}

@@ -118,11 +118,17 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
     Ok(most)
 }
 
+/// Values that one tag may have. The decoder reserves 32 bytes for each as soon as a header announces them.
+const VALUES_MAX: u64 = 1 << 20;
+/// The last tag of TIFF 6.0. Those after it (profiles, metadata, layers) may be long, and the decoder does not read them.
+const TAG_LAST: u64 = 532;
+
 /// The first page of a file.
 ///
 /// # Errors
 /// As [`crate::decode()`].
 pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+    check_counts(bytes)?;
     let as_grey = palette_as_grey(bytes);
     let mut decoder =
         Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes))).map_err(|error| damaged(&error))?;
@@ -155,6 +161,33 @@ pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(
             checked(header, decoder, limits, ImageDecoder::orientation)
         }
     }
+}
+
+/// Refuses a first page with a tag of more than [`VALUES_MAX`] values. A page that is cut off is left to the decoder.
+fn check_counts(bytes: &[u8]) -> Result<()> {
+    const BIG: u64 = 43;
+    let little = bytes.starts_with(b"II");
+    let field = |at: usize, width: usize| {
+        let field = bytes.get(at..at.checked_add(width)?)?;
+        let append = |number: u64, &byte: &u8| number << 8 | u64::from(byte);
+        Some(if little { field.iter().rev().fold(0, append) } else { field.iter().fold(0, append) })
+    };
+    // Offsets and counts have 8 bytes in a BigTIFF file and 4 in others.
+    let (width, number_width, entry_bytes) = if field(2, 2) == Some(BIG) { (8, 8, 20) } else { (4, 2, 12) };
+    let Some(start) = field(width, width).and_then(|start| usize::try_from(start).ok()) else {
+        return Ok(());
+    };
+    let first = start.saturating_add(number_width);
+    for entry in 0..field(start, number_width).unwrap_or(0) {
+        let at = first.saturating_add((entry as usize).saturating_mul(entry_bytes));
+        let (Some(tag), Some(count)) = (field(at, 2), field(at.saturating_add(4), width)) else { break };
+        if tag <= TAG_LAST && count > VALUES_MAX {
+            return Err(Error::too_large(format!(
+                "this tiff picture's tag {tag} has {count} values, at most {VALUES_MAX} are read"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// A file of a palette with its pixels called grey: the decoder leaves palettes out, and the numbers of grey pixels as they
@@ -222,5 +255,32 @@ fn damaged(error: &TiffError) -> Error {
             Error::invalid(format!("this kind of tiff cannot be read: {error}"))
         }
         error => Error::invalid(format!("this tiff picture is damaged or ends early: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    /// A page with one tag, ImageWidth, in the form of TIFF or of BigTIFF.
+    fn page(big: bool, count: u64) -> Vec<u8> {
+        let count_bytes = count.to_le_bytes();
+        if big {
+            let header = b"II\x2b\0\x08\0\0\0\x10\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\x01\x04\0";
+            [&header[..], &count_bytes, &[0; 16]].concat()
+        } else {
+            [&b"II*\0\x08\0\0\0\x01\0\0\x01\x04\0"[..], &count_bytes[..4], &[0; 8]].concat()
+        }
+    }
+
+    #[test]
+    fn a_tag_of_millions_of_values_is_refused_before_they_are_reserved() {
+        for big in [false, true] {
+            let kind = |count| decode(&page(big, count), &Limits::default()).unwrap_err().kind();
+            assert_eq!(kind(VALUES_MAX + 1), ErrorKind::TooLarge, "BigTIFF: {big}");
+            assert_eq!(kind(1), ErrorKind::InvalidArgument, "BigTIFF: {big}");
+        }
     }
 }

@@ -2,11 +2,16 @@
 
 use base::{Error, Result};
 use symphonia::core::audio::SampleBuffer;
-use symphonia::core::codecs::{CODEC_TYPE_VORBIS, CodecParameters, CodecType, Decoder, DecoderOptions};
+use symphonia::core::codecs::{
+    CODEC_TYPE_ALAC, CODEC_TYPE_VORBIS, CodecParameters, CodecType, Decoder, DecoderOptions,
+};
 use symphonia::core::formats::Packet;
 
 use super::read::guarded;
 use super::{CHANNELS_MAX, vorbis};
+
+/// Samples of each channel in an ALAC packet. The decoder reserves as many as the description says; encoders write 4096.
+const ALAC_FRAMES_MAX: u32 = 1 << 16;
 
 /// A decoder that survives its packets.
 pub(super) struct Codec {
@@ -25,6 +30,9 @@ impl Codec {
     pub(super) fn new(parameters: CodecParameters) -> Result<Codec> {
         if parameters.codec == CODEC_TYPE_VORBIS {
             vorbis::check(parameters.extra_data.as_deref().unwrap_or_default())?;
+        }
+        if parameters.codec == CODEC_TYPE_ALAC {
+            check_alac(parameters.extra_data.as_deref().unwrap_or_default())?;
         }
         let decoder = Some(decoder(&parameters)?);
         Ok(Codec { parameters, decoder, buffer: None, channels: None, rate: None })
@@ -102,6 +110,18 @@ impl Codec {
     }
 }
 
+/// Refuses an ALAC description whose first field, the frames of a packet, is more than [`ALAC_FRAMES_MAX`]. Descriptions
+/// without the field are left to the decoder.
+fn check_alac(description: &[u8]) -> Result<()> {
+    let frames = description.first_chunk().map_or(0, |field| u32::from_be_bytes(*field));
+    if frames > ALAC_FRAMES_MAX {
+        return Err(Error::data_loss(format!(
+            "the description of the codec is damaged: packets of {frames} samples, at most {ALAC_FRAMES_MAX} can be"
+        )));
+    }
+    Ok(())
+}
+
 fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
     let made = guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));
     match made {
@@ -113,5 +133,30 @@ fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
             Err(Error::data_loss(format!("the description of the codec is damaged: {error}")))
         }
         None => Err(Error::data_loss("the description of the codec is damaged")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    /// The parameters of ALAC, 16 bits, stereo, with packets of so many samples.
+    fn alac(frames: u32) -> CodecParameters {
+        let mut description = frames.to_be_bytes().to_vec();
+        description.extend([0, 16, 40, 10, 14, 2, 0, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xac, 0x44]);
+        let mut parameters = CodecParameters::new();
+        parameters.for_codec(CODEC_TYPE_ALAC).with_extra_data(description.into_boxed_slice());
+        parameters
+    }
+
+    #[test]
+    fn an_alac_description_does_not_choose_how_much_memory_is_reserved() {
+        assert!(Codec::new(alac(4096)).is_ok());
+        assert!(Codec::new(alac(ALAC_FRAMES_MAX)).is_ok());
+        for frames in [ALAC_FRAMES_MAX + 1, u32::MAX] {
+            assert_eq!(Codec::new(alac(frames)).err().unwrap().kind(), ErrorKind::DataLoss, "{frames}");
+        }
     }
 }

@@ -91,7 +91,7 @@ impl Logged {
         let (dims, record, payload) = (field(4), field(16), field(20));
         let body = &bytes[HEADER_BYTES..];
         match header[0] {
-            KIND_DELETE if body.is_empty() => Ok(Logged::Delete(id)),
+            KIND_DELETE if body.is_empty() && (dims, record, payload) == (0, 0, 0) => Ok(Logged::Delete(id)),
             KIND_UPSERT if dims as u64 * 4 + record as u64 + payload as u64 == body.len() as u64 => {
                 let (embedding, rest) = body.split_at(dims * 4);
                 let (record, payload) = rest.split_at(record);
@@ -113,6 +113,17 @@ impl Logged {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_delete_with_lengths_is_refused() {
+        let mut bytes = Vec::new();
+        Op::Delete(7).encode(&mut bytes);
+        for at in [4, 16, 20] {
+            let mut other = bytes.clone();
+            other[at] = 1;
+            assert_eq!(Logged::decode(&other).unwrap_err().kind(), base::ErrorKind::DataLoss, "byte {at}");
+        }
+    }
 
     proptest! {
         #[test]

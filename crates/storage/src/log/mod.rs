@@ -201,7 +201,7 @@ impl Log {
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` when the log is at its
-    /// [`LOG_BYTES_MAX`], `FailedPrecondition` after a failure.
+    /// [`LOG_BYTES_MAX`] or has no number left, `FailedPrecondition` after a failure.
     pub fn append(&self, payload: &[u8]) -> Result<u64> {
         self.append_frame(payload, None)
     }
@@ -226,6 +226,10 @@ impl Log {
                 "log {name} is full at {} bytes; seal what is in it",
                 state.bytes
             )));
+        }
+        // Replay takes no frame of the last number, so none is written.
+        if state.next == u64::MAX {
+            return Err(Error::exhausted(format!("log {} has no number left; seal what is in it", self.name)));
         }
         if state.pending.len() + bytes > PENDING_BYTES_MAX && !state.pending.is_empty() {
             let last = state.next - 1;

@@ -164,7 +164,8 @@ fn next_whole(log: &[u8], at: usize, least: u64) -> Option<(usize, Head, &[u8])>
         }
         let head = frame::head(bytes);
         let step = head.as_ref().map_or(ALIGNMENT, |head| head.next);
-        let numbered = head.filter(|head| head.number >= least && head.number < u64::MAX);
+        // Numbers begin at 1: a head with number 0 was not written here, even if its checksum is right.
+        let numbered = head.filter(|head| head.number >= least.max(1) && head.number < u64::MAX);
         if let Some(head) = numbered
             && let Some(payload) = frame::payload(bytes, &head)
         {

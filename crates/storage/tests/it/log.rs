@@ -36,6 +36,37 @@ fn open_bytes(bytes: &[u8]) -> (Log, storage::log::Replay, Arc<dyn Medium>) {
     (log, replay, medium)
 }
 
+/// The head of a frame, or with `mpcl` of a closed hole, of a log that no program here wrote.
+fn head(mark: &[u8; 4], bytes: u32, number: u64, payload_sum: u32) -> Vec<u8> {
+    let mut head = [&mark[..], &bytes.to_le_bytes(), &number.to_le_bytes()].concat();
+    head.extend(payload_sum.to_le_bytes());
+    head.extend(0u64.to_le_bytes());
+    let sum = crc32c::crc32c(&head);
+    head.extend(sum.to_le_bytes());
+    head
+}
+
+#[test]
+fn a_closed_hole_with_number_0_does_not_make_the_next_payload_vanish() {
+    let bytes = [vec![0; HEADER], head(b"mpcl", 16, 0, 0), vec![0; 24]].concat();
+    let (log, replay, medium) = open_bytes(&bytes);
+    assert_eq!(replay.next, 1);
+    let number = log.append(b"acknowledged").unwrap();
+    log.commit(number).unwrap();
+    drop(log);
+    let (_, replay) = Log::open(&medium, "log").unwrap();
+    assert_eq!(replay.records, [(1, b"acknowledged".to_vec())]);
+}
+
+#[test]
+fn a_log_without_numbers_left_refuses_payloads() {
+    let sum = crc32c::crc32c(b"");
+    let bytes = [vec![0; HEADER], head(b"mpfr", 0, u64::MAX - 1, sum)].concat();
+    let (log, replay, _medium) = open_bytes(&bytes);
+    assert_eq!((replay.records.len(), replay.next), (1, u64::MAX));
+    assert_eq!(log.append(b"one more").unwrap_err().kind(), ErrorKind::ResourceExhausted);
+}
+
 #[test]
 fn what_was_committed_comes_back_on_every_medium() {
     let directory = TempDir::new().unwrap();

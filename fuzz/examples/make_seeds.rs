@@ -1,0 +1,307 @@
+//! Writes `fuzz/seeds/TARGET/*`: small whole inputs from the crates' own encoders, and the clips of the audio tests.
+
+use std::io::{Cursor, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{DType, Dim, NamedTensor, Tensor};
+use bytes::Bytes;
+use engine_onnx::publish::build::{ModelBuilder, Node};
+use memory::{PoolConfig, Rate, SlotPool};
+use protocol::{Message, oip, tfs};
+use search::coarse::{Header, Kind, Metric};
+use search::deletes::{Deletes, DeletesFile};
+use search::ingest::{Op, Point};
+use search::segment::{Encoding, Ids, RowMapBuilder, Settings};
+use storage::log::Log;
+use storage::page::Packer;
+use storage::superblock::{Section, Superblock};
+use storage::{DramMedium, Medium};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds")
+}
+
+fn seed(target: &str, name: &str, bytes: impl AsRef<[u8]>) {
+    let folder = root().join(target);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join(name), bytes).unwrap();
+}
+
+/// `bytes` behind the bytes that choose what a target does with them.
+fn chosen(choice: &[u8], bytes: &[u8]) -> Vec<u8> {
+    [choice, bytes].concat()
+}
+
+fn main() {
+    protocols();
+    qdrant();
+    models();
+    images();
+    sounds();
+    templates();
+    storage_files();
+    segment_parts();
+    settings();
+}
+
+fn tensors() -> Vec<NamedTensor> {
+    let strings: Vec<Bytes> = vec![Bytes::from_static(b"a"), Bytes::from_static(b"\xff\x00")];
+    vec![
+        NamedTensor::new("x", Tensor::from_vec(vec![2, 2], vec![1.0f32, -0.5, 3.5e10, 0.0]).unwrap()),
+        NamedTensor::new("n", Tensor::from_vec(vec![2], vec![i64::MIN, 7]).unwrap()),
+        NamedTensor::new("s", Tensor::from_strings(vec![2], strings).unwrap()),
+    ]
+}
+
+fn protocols() {
+    let tensors = tensors();
+    for (name, count) in [("one", 1), ("all", 3)] {
+        let raw = oip::json::encode_request("id", &tensors[..count], &["x"], true).unwrap();
+        let length = (raw.header_length.unwrap() as u16).to_le_bytes();
+        seed("oip_json", &format!("raw-{name}"), chosen(&[1, length[0], length[1]], &raw.body));
+        let message = oip::grpc::encode_request("m", Some(1), &tensors[..count], &["x"]).unwrap();
+        seed("oip_protobuf", name, message.encode_to_vec());
+        let target = tfs::grpc::Target { name: "m".into(), version: Some(2), label: None };
+        let message = tfs::grpc::encode_request(&target, &tensors[..count], &["x"]);
+        seed("tfs_protobuf", name, message.encode_to_vec());
+    }
+    let plain = oip::json::encode_request("id", &tensors[..2], &["x"], false).unwrap();
+    seed("oip_json", "plain", &plain.body);
+    seed(
+        "oip_json",
+        "parameters",
+        br#"{"id":"a","parameters":{"timeout":5,"priority":1,"binary_data_output":true},"inputs":[{"name":"h","datatype":"FP16","shape":[1],"data":[1.5]},{"name":"b","shape":[1,2],"datatype":"BOOL","data":[[true,false]]},{"name":"s","datatype":"BYTES","shape":[1],"data":["\u00e9\n"]}],"outputs":[{"name":"x","parameters":{"binary_data":false}}]}"#,
+    );
+    seed("oip_json", "only-input", chosen(&[0], &[0; 16]));
+    seed("tfs_json", "row", br#"{"instances":[{"x":[1,2.5],"s":"a"},{"x":[3,4e-3],"s":{"b64":"/w=="}}]}"#);
+    seed("tfs_json", "column", br#"{"signature_name":"serving_default","inputs":{"x":[[1,2]],"n":[-9],"b":[true],"u":[18446744073709551615],"d":[NaN,Infinity]}}"#);
+    seed("tfs_json", "answer", br#"{"predictions":[{"x":1.0,"s":"a"}]}"#);
+    seed("tfs_warmup", "file", tfs::warmup::write_requests("m", &[tensors.clone(), tensors[..1].to_vec()]));
+    // A record without its length and checksums, which the target adds.
+    let file = tfs::warmup::write_requests("m", &[tensors]);
+    seed("tfs_warmup", "record", &file[12..file.len() - 4]);
+}
+
+fn qdrant() {
+    let filter = r#"{"must":[{"key":"a.b[]","match":{"any":["x",1]}},{"has_id":[1,"6ba7b810-9dad-11d1-80b4-00c04fd430c8"]}],"should":[{"key":"n","range":{"gte":1,"lt":2.5}}],"must_not":[{"is_empty":{"key":"k"}},{"must":[{"is_null":{"key":"z"}}]}]}"#;
+    let bodies: [(u8, &str, String); 12] = [
+        (0, "points", r#"{"points":[{"id":1,"vector":[0.1,0.2],"payload":{"a":{"b":[1,"x"]}}},{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430c8","vector":[1,2]}]}"#.into()),
+        (1, "batch", r#"{"batch":{"ids":[1,2],"vectors":{"v":[[0.1],[0.2]]},"payloads":[null,{"a":1}]}}"#.into()),
+        (2, "delete", format!(r#"{{"filter":{filter}}}"#)),
+        (3, "operations", r#"{"operations":[{"upsert":{"points":[{"id":1,"vector":[1]}]}},{"delete":{"points":[1]}},{"set_payload":{"payload":{"a":1},"points":[1]}}]}"#.into()),
+        (4, "query", format!(r#"{{"query":{{"nearest":[0.1,0.2]}},"filter":{filter},"limit":5,"offset":1,"with_payload":["a.b"],"with_vector":true,"score_threshold":0.5,"params":{{"hnsw_ef":64,"exact":false}}}}"#)),
+        (4, "filter", filter.into()),
+        (5, "queries", r#"{"searches":[{"query":1,"limit":2},{"prefetch":[{"query":[1,2],"limit":9}],"query":{"fusion":"rrf"}}]}"#.into()),
+        (6, "scroll", format!(r#"{{"limit":3,"offset":2,"filter":{filter},"with_payload":{{"exclude":["a"]}}}}"#)),
+        (8, "facet", r#"{"key":"a","limit":10,"exact":true}"#.into()),
+        (10, "create", r#"{"vectors":{"size":4,"distance":"Cosine"},"on_disk_payload":true}"#.into()),
+        (11, "aliases", r#"{"actions":[{"create_alias":{"collection_name":"c","alias_name":"a"}},{"delete_alias":{"alias_name":"b"}},{"rename_alias":{"old_alias_name":"a","new_alias_name":"d"}}]}"#.into()),
+        (12, "payload", r#"{"payload":{"a":[1,{"b":null}]},"points":[1],"key":"x.y"}"#.into()),
+    ];
+    for (kind, name, body) in bodies {
+        seed("qdrant_json", name, chosen(&[kind], body.as_bytes()));
+    }
+}
+
+fn models() {
+    let fixed = |sizes: &[usize]| sizes.iter().map(|&size| Dim::Fixed(size)).collect::<Vec<_>>();
+    let weights = vec![0.25; 2048];
+    let model = ModelBuilder::new("seed", 17)
+        .metadata("author", "seed")
+        .input("x", DType::F32, &fixed(&[1, 2]))
+        .output("y", DType::F32, &fixed(&[1, 2]))
+        .floats("w", &[2, 2], &[1.0, 2.0, 3.0, 4.0])
+        .ints("shape", &[2], &[1, 2])
+        .node(Node::new("MatMul", &["x", "w"], &["m"]).named("mul"))
+        .node(Node::new("Reshape", &["m", "shape"], &["y"]).int("allowzero", 0));
+    seed("onnx", "small", model.encode());
+    let large = ModelBuilder::new("large", 17)
+        .input("x", DType::F32, &fixed(&[1, 2]))
+        .output("y", DType::F32, &fixed(&[1, 1024]))
+        .floats("w", &[2, 1024], &weights)
+        .node(Node::new("MatMul", &["x", "w"], &["y"]));
+    seed("onnx", "large", large.encode());
+
+    let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    let deflated = zip::write::SimpleFileOptions::default();
+    for (name, options) in
+        [("data.pkl", stored), ("constants.pkl", stored), ("code/a.py", deflated), ("data/0", stored)]
+    {
+        writer.start_file(format!("m/{name}"), options).unwrap();
+        writer.write_all(&[name.as_bytes(), &[7; 90]].concat()).unwrap();
+    }
+    seed("torch_archive", "module", writer.finish().unwrap().into_inner());
+}
+
+fn images() {
+    use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
+    let pixels = RgbImage::from_fn(16, 12, |x, y| Rgb([x as u8 * 15, y as u8 * 20, (x * y) as u8]));
+    let image = DynamicImage::ImageRgb8(pixels);
+    let formats = [
+        ("png", ImageFormat::Png),
+        ("jpeg", ImageFormat::Jpeg),
+        ("webp", ImageFormat::WebP),
+        ("tiff", ImageFormat::Tiff),
+        ("bmp", ImageFormat::Bmp),
+    ];
+    for (name, format) in formats {
+        let mut bytes = Cursor::new(Vec::new());
+        image.write_to(&mut bytes, format).unwrap();
+        seed("image_decode", name, bytes.into_inner());
+    }
+    // A JPEG file that lies on its side and claims 300 dots per inch, by EXIF.
+    let mut jpeg = Cursor::new(Vec::new());
+    image.write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
+    let mut tags = b"Exif\0\0MM\0*\0\0\0\x08\0\x03".to_vec();
+    tags.extend([1, 0x12, 0, 3, 0, 0, 0, 1, 0, 6, 0, 0]);
+    tags.extend([1, 0x1a, 0, 5, 0, 0, 0, 1, 0, 0, 0, 50]);
+    tags.extend([1, 0x28, 0, 3, 0, 0, 0, 1, 0, 2, 0, 0]);
+    tags.extend([0, 0, 0, 0, 0, 0, 1, 0x2c, 0, 0, 0, 1]);
+    let length = (tags.len() as u16 + 2).to_be_bytes();
+    let jpeg = jpeg.into_inner();
+    seed("image_decode", "exif", [&jpeg[..2], &[0xff, 0xe1], &length, &tags, &jpeg[2..]].concat());
+}
+
+fn sounds() {
+    let clips = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/audio/tests/data");
+    for name in ["clip-alac.m4a", "clip-last.m4a", "clip.aiff", "clip.flac", "clip.mp3", "clip.ogg"] {
+        seed("audio_decode", name, std::fs::read(clips.join(name)).unwrap());
+    }
+    let mut wave = Cursor::new(Vec::new());
+    let spec = hound::WavSpec {
+        channels: 2,
+        sample_rate: 8000,
+        bits_per_sample: 16,
+        sample_format: hound::SampleFormat::Int,
+    };
+    let mut writer = hound::WavWriter::new(&mut wave, spec).unwrap();
+    (0..400).for_each(|at| writer.write_sample((at * 331 % 2001 - 1000) as i16).unwrap());
+    writer.finalize().unwrap();
+    seed("audio_decode", "clip.wav", wave.into_inner());
+}
+
+fn templates() {
+    let graph = matching::synthetic::fingerprint(1);
+    let few =
+        matching::Graph { vertices: graph.vertices.iter().take(12).copied().collect(), ..graph.clone() };
+    seed("iso_template", "template", matching::iso::write(&few).unwrap());
+    let photo = matching::synthetic::photo(1);
+    let described = matching::Graph {
+        vertices: photo.vertices.iter().take(12).copied().collect(),
+        descriptors: photo.descriptors.iter().take(12).copied().collect(),
+        ..photo
+    };
+    for (name, graph) in [("record", &few), ("described", &described)] {
+        let mut record = Vec::new();
+        graph.encode(&mut record);
+        seed("iso_template", name, record);
+    }
+}
+
+fn storage_files() {
+    let mut packer = Packer::new();
+    for length in [0, 5, 300, 5000] {
+        packer.push(&vec![length as u8; length]).unwrap();
+    }
+    let mut pages = Vec::new();
+    packer.finish(&mut pages).unwrap();
+    seed("record_page", "short", &pages[..4096]);
+    seed("record_page", "long", &pages[4096..]);
+
+    let section = |kind, offset| Section { kind, offset, bytes: 100, crc32c: 7, aux: kind.into() };
+    let sections = vec![section(1, 4096), section(2, 8192), section(3, 12288)];
+    let block = Superblock { uuid: *b"0123456789abcdef", version: 1, rows: 9, sections };
+    seed("superblock", "three", block.encode().unwrap());
+
+    for (name, choice) in
+        [("slot", [0, 16, 0]), ("list", [1, 70, 0]), ("cut", [0x82, 40, 0]), ("other-slot", [2, 24, 16])]
+    {
+        seed("manifest", name, chosen(&choice, b"\x03\0\0\0"));
+    }
+
+    let config = PoolConfig { bytes_max: 64 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let medium: Arc<dyn Medium> = Arc::new(DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap());
+    let (log, _) = Log::open(&medium, "log").unwrap();
+    for payload in [&b"one"[..], b"", b"three, which is longer"] {
+        let number = log.append(payload).unwrap();
+        log.commit(number).unwrap();
+    }
+    drop(log);
+    let bytes = medium.load("log").unwrap();
+    seed("log_frames", "three", &bytes);
+    let mut hole = bytes.clone();
+    hole[112] ^= 1;
+    seed("log_frames", "damaged", hole);
+    seed("log_frames", "torn", &bytes[..bytes.len() - 9]);
+
+    for (at, kind) in [Kind::Flat, Kind::IvfPq, Kind::Rabitq].into_iter().enumerate() {
+        let header = Header { kind, metric: Metric::L2, dims: 16, rows: 400, recall: None };
+        seed("coarse_index", &format!("header-{at}"), header.encode());
+        for section in 0..8 {
+            let patch = chosen(&[at as u8, section, 4, 0], &[0xff, 0xff, 0, 0]);
+            seed("coarse_index", &format!("patch-{at}-{section}"), patch);
+        }
+    }
+}
+
+fn segment_parts() {
+    let settings = Settings { dims: 16, metric: Metric::Dot, encoding: Encoding::Bf16 };
+    seed("segment_parts", "settings", chosen(&[0, 0], &settings.encode()));
+
+    let (mut packer, mut map) = (Packer::new(), RowMapBuilder::default());
+    for length in [10, 5000, 20] {
+        map.push(packer.push(&vec![1; length]).unwrap()).unwrap();
+    }
+    seed("segment_parts", "rows", chosen(&[1, 3], &map.encode()));
+
+    let (ids, order) = Ids::new(vec![30, 10, 20]).unwrap().encode();
+    seed("segment_parts", "ids", chosen(&[2, 3], &[ids, order].concat()));
+
+    let mut deletes = Deletes::none(40);
+    deletes.insert(3);
+    let file = DeletesFile { segment: *b"0123456789abcdef", deletes, waiting: vec![5, 6] };
+    seed("segment_parts", "deletes", chosen(&[3, 40], &file.encode()));
+
+    let point = Point { id: 7, embedding: &[0.5, -1.0], record: b"record", payload: b"{\"a\":1}" };
+    for (name, op) in [("upsert", Op::Upsert(point)), ("delete", Op::Delete(7))] {
+        let mut bytes = Vec::new();
+        op.encode(&mut bytes);
+        seed("segment_parts", name, chosen(&[4, 0], &bytes));
+    }
+}
+
+fn settings() {
+    let recognisers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../recognisers");
+    for name in ["vad", "sounds", "notes", "voiceprint"] {
+        let text = std::fs::read_to_string(recognisers.join(name).join("millpond.toml")).unwrap();
+        // The body of the section: its keys at the top, as the server hands it over.
+        let mut body = String::new();
+        let mut inside = false;
+        for line in text.lines() {
+            match line.strip_prefix("[recogniser") {
+                Some("]") => inside = true,
+                Some(rest) => {
+                    inside = true;
+                    body += &format!("[{}\n", rest.trim_start_matches('.'));
+                }
+                None if line.starts_with('[') => inside = false,
+                None if inside => body += &format!("{}\n", line.split("  #").next().unwrap_or(line)),
+                None => {}
+            }
+        }
+        seed("recogniser_toml", name, body);
+        seed("model_toml", name, text);
+    }
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/model.toml");
+    let text = std::fs::read_to_string(model).unwrap();
+    // Every setting of the documented example switched on.
+    let on = |line: &str| {
+        line.strip_prefix("# ")
+            .filter(|rest| rest.contains(" = ") || rest.starts_with('['))
+            .unwrap_or(line)
+            .to_owned()
+    };
+    seed("model_toml", "documented", text.lines().map(on).collect::<Vec<_>>().join("\n"));
+}

@@ -1,0 +1,44 @@
+//! Model files: ONNX's protobuf and TorchScript's zip archive. Both parsers take a path.
+
+use std::path::PathBuf;
+
+use engine_onnx::publish::{self, WriteOptions};
+use memory::Rate;
+use tempfile::TempDir;
+
+use crate::bounded;
+
+/// A directory in memory where there is one, with `data` as the file `name`.
+fn file_of(name: &str, data: &[u8]) -> (TempDir, PathBuf) {
+    let memory = std::path::Path::new("/dev/shm");
+    let made = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
+    let directory = made.expect("a temporary directory");
+    let path = directory.path().join(name);
+    std::fs::write(&path, data).expect("a temporary file");
+    (directory, path)
+}
+
+/// ONNX models as `millpond publish` reads them.
+///
+/// A model that converts is one that `inspect` accepts, and its published version is accepted as published.
+pub fn onnx(data: &[u8]) {
+    let (directory, path) = file_of("model.onnx", data);
+    let inspected = bounded(data, 0, || publish::inspect(&path));
+    let version = directory.path().join("version");
+    std::fs::create_dir(&version).expect("a temporary directory");
+    let options = WriteOptions { rate: Rate::unlimited(), direct: false };
+    let converted = bounded(data, 0, || publish::convert_into(&path, &version, options, &mut |_| {}));
+    if converted.is_ok() {
+        assert!(inspected.is_ok(), "converted, but not inspected: {inspected:?}");
+        let summary = publish::inspect(&version).expect("own version");
+        assert!(summary.published);
+    }
+}
+
+/// TorchScript archives as a load opens them, without LibTorch.
+///
+/// The arena holds at least the stored bytes of an archive that opens.
+pub fn torch_archive(data: &[u8]) {
+    let (_directory, path) = file_of("model.pt", data);
+    let _ = bounded(data, 0, || engine_torch::fuzzing::archive(&path));
+}

@@ -1,0 +1,191 @@
+//! Requests and answers of the three protocols.
+
+use base::{DType, Dim, NamedTensor, Signature, TensorSpec};
+use bytes::Bytes;
+use protocol::{Message, inference, oip, qdrant, tensorflow, tfs};
+
+use crate::bounded;
+
+/// Bytes that filling in repeated values of one request may take (`tfs::fill`), twice for the copy on the way.
+const FILLED_BYTES: usize = 2 * (64 << 20);
+
+fn spec(name: &str, dtype: DType, shape: Option<&[Option<usize>]>) -> TensorSpec {
+    let dim = |size: &Option<usize>| size.map_or(Dim::Dynamic(None), Dim::Fixed);
+    let shape = shape.map(|shape| shape.iter().map(dim).collect());
+    TensorSpec { name: name.to_owned(), dtype, shape, optional: name != "x" }
+}
+
+/// A signature with inputs of each kind that JSON treats in its own way.
+fn signature() -> Signature {
+    Signature {
+        inputs: vec![
+            spec("x", DType::F32, Some(&[None, Some(2)])),
+            spec("n", DType::I64, Some(&[None])),
+            spec("s", DType::String, Some(&[None])),
+            spec("b", DType::Bool, None),
+            spec("h", DType::F16, None),
+            spec("u", DType::U64, None),
+            spec("d", DType::F64, None),
+        ],
+        outputs: vec![spec("x", DType::F32, Some(&[None])), spec("s", DType::String, None)],
+    }
+}
+
+/// The header's length as the first byte chooses it, and the body behind that.
+fn with_header(data: &[u8]) -> (Option<usize>, Bytes) {
+    match data {
+        [0, rest @ ..] => (Some(0), Bytes::copy_from_slice(rest)),
+        [1, low, high, rest @ ..] => {
+            (Some(usize::from(u16::from_le_bytes([*low, *high]))), Bytes::copy_from_slice(rest))
+        }
+        [2, rest @ ..] => (Some(usize::MAX - rest.len()), Bytes::copy_from_slice(rest)),
+        _ => (None, Bytes::copy_from_slice(data)),
+    }
+}
+
+/// Open Inference Protocol over HTTP: infer requests and answers, JSON with and without raw tensors.
+///
+/// A request that was read, encoded with raw tensors, is read as the same request.
+pub fn oip_json(data: &[u8]) {
+    let signature = signature();
+    let (header, body) = with_header(data);
+    let _ = bounded(data, 0, || oip::json::parse_response(body.clone(), header));
+    let Ok(request) = bounded(data, 0, || oip::json::parse_infer(body, header, &signature)) else { return };
+    let outputs: Vec<&str> = request.outputs.iter().map(|output| &*output.name).collect();
+    let written = oip::json::encode_request(&request.id, &request.inputs, &outputs, true).expect("raw form");
+    let again = oip::json::parse_infer(written.body, written.header_length, &signature).expect("own request");
+    assert_eq!(again.inputs, request.inputs);
+    assert_eq!(again.id, request.id);
+    let names: Vec<&str> = again.outputs.iter().map(|output| &*output.name).collect();
+    assert_eq!(names, outputs);
+    // JSON has no form for some types and values; what it has a form for is read back.
+    if let Ok(written) = oip::json::encode_request("", &request.inputs, &[], false) {
+        let again =
+            oip::json::parse_infer(written.body, written.header_length, &signature).expect("own JSON");
+        assert_eq!(shapes(&again.inputs), shapes(&request.inputs));
+    }
+}
+
+fn shapes(tensors: &[NamedTensor]) -> Vec<(&str, DType, &[usize])> {
+    tensors.iter().map(|named| (&*named.name, named.tensor.dtype(), named.tensor.shape())).collect()
+}
+
+/// TensorFlow Serving over HTTP: predict requests and answers in row and column form.
+///
+/// A request in column form whose tensors are not empty, encoded, is read as one with the same names and shapes.
+pub fn tfs_json(data: &[u8]) {
+    let signature = signature();
+    let body = Bytes::copy_from_slice(data);
+    let _ = bounded(data, 0, || tfs::json::parse_response(&body, &signature));
+    let Ok(predict) = bounded(data, 0, || tfs::json::parse_predict(&body, &signature)) else { return };
+    let Ok(written) = tfs::json::encode_request(&predict.inputs, predict.form) else { return };
+    if predict.inputs.iter().any(|input| input.tensor.elements() == 0) {
+        return;
+    }
+    // One input goes without its name, so it is the only one of the signature that reads it.
+    let given = |spec: &&TensorSpec| predict.inputs.iter().any(|input| *input.name == *spec.name);
+    let own =
+        Signature { inputs: signature.inputs.iter().filter(given).cloned().collect(), ..signature.clone() };
+    let again = tfs::json::parse_predict(&written, &own).expect("own request");
+    let (mut again, mut first) = (shapes(&again.inputs), shapes(&predict.inputs));
+    again.sort_unstable();
+    first.sort_unstable();
+    assert_eq!(again, first);
+}
+
+/// Open Inference Protocol over gRPC: `ModelInferRequest` and `ModelInferResponse`.
+///
+/// A request that was read, encoded, is read as the same inputs and outputs.
+pub fn oip_protobuf(data: &[u8]) {
+    let body = Bytes::copy_from_slice(data);
+    bounded(data, 0, || {
+        if let Ok(response) = inference::ModelInferResponse::decode(body.clone()) {
+            let _ = oip::grpc::decode_response(response);
+        }
+    });
+    let request = bounded(data, 0, || {
+        let request = inference::ModelInferRequest::decode(body).ok()?;
+        oip::grpc::decode_request(request).ok()
+    });
+    let Some(request) = request else { return };
+    let outputs: Vec<&str> = request.outputs.iter().map(|output| &**output).collect();
+    let written = oip::grpc::encode_request("m", Some(1), &request.inputs, &outputs).expect("raw form");
+    let message =
+        inference::ModelInferRequest::decode(Bytes::from(written.encode_to_vec())).expect("own message");
+    let again = oip::grpc::decode_request(message).expect("own request");
+    assert_eq!(again.inputs, request.inputs);
+    assert_eq!(again.outputs, request.outputs);
+}
+
+/// TensorFlow Serving over gRPC: `PredictRequest` and `PredictResponse`.
+///
+/// A request that was read, encoded, is read as the same inputs.
+pub fn tfs_protobuf(data: &[u8]) {
+    let body = Bytes::copy_from_slice(data);
+    bounded(data, FILLED_BYTES, || {
+        if let Ok(response) = tensorflow::serving::PredictResponse::decode(body.clone()) {
+            let _ = tfs::grpc::decode_response(response);
+        }
+    });
+    let predict = bounded(data, FILLED_BYTES, || {
+        let request = tensorflow::serving::PredictRequest::decode(body).ok()?;
+        let _ = tfs::grpc::target(request.model_spec.as_ref());
+        tfs::grpc::decode_predict(request).ok()
+    });
+    let Some(predict) = predict else { return };
+    let outputs: Vec<&str> = predict.outputs.iter().map(|output| &**output).collect();
+    let message = tfs::grpc::encode_request(&tfs::grpc::Target::default(), &predict.inputs, &outputs);
+    let message = tensorflow::serving::PredictRequest::decode(Bytes::from(message.encode_to_vec()));
+    let again = tfs::grpc::decode_predict(message.expect("own message")).expect("own request");
+    assert_eq!(again.inputs, predict.inputs);
+    assert_eq!(again.outputs, predict.outputs);
+}
+
+/// Warm-up records of TensorFlow Serving: the file as it is, and the bytes as one record with right checksums.
+///
+/// Requests that were read, written to a file, are read as the same requests.
+pub fn tfs_warmup(data: &[u8]) {
+    let masked =
+        |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let length = (data.len() as u64).to_le_bytes();
+    let mended = [&length[..], &masked(&length), data, &masked(data)].concat();
+    for file in [Bytes::copy_from_slice(data), Bytes::from(mended)] {
+        // Values are filled in for each record apart.
+        let records = data.len() / 16 + 1;
+        let read = bounded(data, FILLED_BYTES * records, || tfs::warmup::read_requests(&file));
+        let Ok(requests) = read else { continue };
+        let again = tfs::warmup::read_requests(&Bytes::from(tfs::warmup::write_requests("m", &requests)))
+            .expect("own file");
+        assert_eq!(again, requests);
+    }
+}
+
+/// Qdrant's REST bodies. The first byte chooses the request.
+pub fn qdrant_json(data: &[u8]) {
+    let Some((kind, body)) = data.split_first() else { return };
+    bounded(data, 0, || match kind % 15 {
+        0 => drop(qdrant::parse::<qdrant::Upsert>(body).and_then(|upsert| upsert.points(""))),
+        1 => drop(qdrant::parse::<qdrant::Upsert>(body).and_then(|upsert| upsert.points("v"))),
+        2 => drop(qdrant::parse::<qdrant::Selector>(body).and_then(qdrant::Selector::what)),
+        3 => drop(qdrant::parse::<qdrant::Operations>(body)),
+        4 => query(body),
+        5 => drop(qdrant::parse::<qdrant::QueryBatch>(body)),
+        6 => drop(qdrant::parse::<qdrant::ScrollRequest>(body).map(|scroll| scroll.limit())),
+        7 => drop(qdrant::parse::<qdrant::CountRequest>(body)),
+        8 => drop(qdrant::parse::<qdrant::FacetRequest>(body).map(|facet| facet.limit())),
+        9 => drop(qdrant::parse::<qdrant::Fetch>(body)),
+        10 => drop(qdrant::parse::<qdrant::CreateCollection>(body).and_then(|create| create.shape())),
+        11 => drop(qdrant::parse::<qdrant::ChangeAliases>(body)),
+        12 => drop(qdrant::parse::<qdrant::SetPayload>(body).and_then(|mut set| set.what())),
+        13 => drop(qdrant::parse::<qdrant::DeletePayload>(body).and_then(|mut delete| delete.what())),
+        _ => drop(qdrant::parse::<qdrant::CreateIndex>(body).map(|index| drop(index.schema()))),
+    });
+}
+
+/// A query, its limits, and its filter on its own.
+fn query(body: &[u8]) {
+    if let Ok(query) = qdrant::parse::<qdrant::QueryRequest>(body) {
+        let _ = (query.limit(), query.offset());
+    }
+    let _ = qdrant::parse::<qdrant::Filter>(body);
+}

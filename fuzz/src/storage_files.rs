@@ -1,0 +1,270 @@
+//! Files of collections. Checksums would stop nearly every mutation at the first check, so each target also runs with
+//! the checksums of the input put right.
+
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+
+use memory::{PoolConfig, Rate, SlotPool};
+use search::coarse::{self, Ask, Crew, Header, Kind, Metric, Scratch, section};
+use search::deletes::DeletesFile;
+use search::ingest::{Logged, Op, Point};
+use search::segment::{Ids, RowMap, Settings};
+use storage::log::Log;
+use storage::manifest::Manifest;
+use storage::page::{PAGE_BYTES, RecordPage};
+use storage::superblock::Superblock;
+use storage::{DramMedium, Medium};
+
+use crate::bounded;
+
+const POOL_BYTES: u64 = 64 << 20;
+
+/// An empty medium in memory.
+fn medium() -> Arc<dyn Medium> {
+    static POOL: OnceLock<Arc<SlotPool>> = OnceLock::new();
+    let config = PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
+    let pool = POOL.get_or_init(|| SlotPool::new(config).expect("a pool of 64 MiB"));
+    Arc::new(DramMedium::new(pool.clone(), None).expect("a medium without a directory"))
+}
+
+fn put(medium: &Arc<dyn Medium>, name: &str, bytes: &[u8]) {
+    let mut writer = medium.create(name).expect("a new file");
+    writer.append(bytes).expect("a file in memory");
+    writer.persist().expect("a file in memory");
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|field| field.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn seal(bytes: &mut [u8], covered: std::ops::Range<usize>, at: usize) {
+    let sum = crc32c::crc32c(&bytes[covered]);
+    bytes[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// A page of records. Every record lies inside the page, and slots beyond the count hold none.
+pub fn record_page(data: &[u8]) {
+    let mut mended = data.to_vec();
+    mended.resize(data.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
+    let pages = usize::from(u16::from_le_bytes([mended[10], mended[11]])).max(1);
+    let run = (pages * PAGE_BYTES).min(mended.len());
+    seal(&mut mended, 4..run, 0);
+    for bytes in [data, &mended] {
+        let Ok(page) = bounded(data, 0, || RecordPage::open(bytes)) else { continue };
+        assert!(usize::from(page.pages()) * PAGE_BYTES <= bytes.len());
+        for slot in 0..page.count() {
+            assert!(page.record(slot).is_none_or(|record| record.len() <= bytes.len()));
+        }
+        assert!(page.record(page.count()).is_none());
+    }
+}
+
+/// The first page of a segment. One that was read is written as it was read, apart from bytes that mean nothing.
+pub fn superblock(data: &[u8]) {
+    let mut mended = data.to_vec();
+    mended.resize(PAGE_BYTES, 0);
+    seal(&mut mended, 0..PAGE_BYTES - 4, PAGE_BYTES - 4);
+    for bytes in [data, &mended] {
+        let Ok(block) = bounded(data, 0, || Superblock::decode(bytes)) else { continue };
+        let _ = (block.check(0), block.check(1 << 40), block.check(u64::MAX));
+        let again = Superblock::decode(&block.encode().expect("as many sections")).expect("own page");
+        assert_eq!(again, block);
+    }
+}
+
+/// The manifest's slots and lists, damaged: two lists are published, then the input is laid over one of the files.
+///
+/// Opening gives one of the two lists, or an error; never other bytes.
+pub fn manifest(data: &[u8]) {
+    let Some((&[file, low, high], patch)) = data.split_first_chunk() else { return };
+    let medium = medium();
+    let lists: [&[u8]; 2] = [b"the first list", b"the second, which is longer"];
+    let (mut manifest, _) = Manifest::open(&medium).expect("an empty medium");
+    for list in lists {
+        manifest.publish(list).expect("a list in memory");
+    }
+    drop(manifest);
+    let files = medium.list().expect("a medium in memory");
+    let (name, length) = &files[usize::from(file & 0x7f) % files.len()];
+    let mut bytes = medium.load(name).expect("a file in memory");
+    assert_eq!(bytes.len() as u64, *length);
+    let at = usize::from(u16::from_le_bytes([low, high])) % (bytes.len() + 1);
+    let end = (at + patch.len()).min(bytes.len());
+    bytes[at..end].copy_from_slice(&patch[..end - at]);
+    if file & 0x80 != 0 {
+        bytes.truncate(at);
+    } else if bytes.len() == 2 * PAGE_BYTES {
+        for slot in bytes.chunks_exact_mut(PAGE_BYTES) {
+            seal(slot, 0..PAGE_BYTES - 4, PAGE_BYTES - 4);
+        }
+    }
+    medium.remove(name).expect("a file in memory");
+    put(&medium, name, &bytes);
+    if let Ok((_, payload)) = bounded(data, 0, || Manifest::open(&medium)) {
+        assert!(payload.is_none_or(|payload| lists.contains(&&payload[..])), "a list that nobody published");
+    }
+}
+
+const LOG_HEADER_BYTES: usize = 64;
+const FRAME_BYTES: usize = 32;
+
+/// Puts the checksums of a log's header and of everything that looks like a frame right.
+fn mend_log(log: &mut [u8]) {
+    if log.len() >= LOG_HEADER_BYTES {
+        seal(log, 0..60, 60);
+    }
+    let mut at = LOG_HEADER_BYTES;
+    while at + FRAME_BYTES <= log.len() {
+        let frame = &mut log[at..];
+        if !frame.starts_with(b"mpfr") && !frame.starts_with(b"mpcl") {
+            at += 8;
+            continue;
+        }
+        let end = FRAME_BYTES.saturating_add(u32_at(frame, 4) as usize);
+        if frame.starts_with(b"mpfr") && end <= frame.len() {
+            seal(frame, FRAME_BYTES..end, 16);
+        }
+        seal(frame, 0..28, 28);
+        at += end.min(frame.len()).next_multiple_of(8);
+    }
+}
+
+/// A log of a collection, replayed.
+///
+/// Numbers rise; what a second opening finds, after one more payload, is what the first one found and that payload.
+pub fn log_frames(data: &[u8]) {
+    let mut mended = data.to_vec();
+    mend_log(&mut mended);
+    for bytes in [data, &mended] {
+        let medium = medium();
+        put(&medium, "log", bytes);
+        let Ok((log, first)) = bounded(data, 0, || Log::open(&medium, "log")) else { continue };
+        assert!(first.records.windows(2).all(|pair| pair[0].0 < pair[1].0), "numbers do not rise");
+        assert!(first.records.iter().all(|(number, _)| *number < first.next));
+        let added = log.append(b"one more");
+        let Ok(number) = added else { continue };
+        assert_eq!(number, first.next);
+        log.commit(number).expect("a log in memory");
+        drop(log);
+        let (_, again) = Log::open(&medium, "log").expect("a log in memory");
+        let mut expected = first.records;
+        expected.push((number, b"one more".to_vec()));
+        assert_eq!(again.records, expected);
+        assert_eq!(again.torn_tail, None);
+    }
+}
+
+/// The coarse index's header and sections. The first byte chooses an index that was built, the second a section of it,
+/// two more a place in it, over which the rest is laid.
+///
+/// A header that was read is written as it was read. An index that opens answers a query with rows that it has.
+pub fn coarse_index(data: &[u8]) {
+    if let Ok(header) = bounded(data, 0, || Header::decode(data)) {
+        let again = Header::decode(&header.encode()).expect("own header");
+        assert_eq!((again.kind, again.dims, again.rows), (header.kind, header.dims, header.rows));
+    }
+    let Some((&[kind, section, low, high], patch)) = data.split_first_chunk() else { return };
+    let mut sections = built(kind).clone();
+    let count = sections.len();
+    let bytes = &mut sections[usize::from(section & 0x7f) % count].1;
+    let at = usize::from(u16::from_le_bytes([low, high])) % (bytes.len() + 1);
+    let end = (at + patch.len()).min(bytes.len());
+    bytes[at..end].copy_from_slice(&patch[..end - at]);
+    if section & 0x80 != 0 {
+        bytes.truncate(at);
+    }
+    let sections: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+    assert!(section::find(&sections, section::HEADER).is_ok());
+    let Ok(index) = bounded(data, 0, || coarse::open(&sections)) else { return };
+    let query = vec![0.5; index.dims()];
+    let mut hits = Vec::new();
+    let found = bounded(data, 0, || index.search(&query, &Ask::best(10), &mut Scratch::default(), &mut hits));
+    if found.is_ok() {
+        assert!(hits.len() <= 10 && hits.iter().all(|hit| hit.row < index.rows()), "rows that are not there");
+    }
+}
+
+/// Sections of a small index of each kind.
+fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
+    static BUILT: OnceLock<Vec<Vec<(u32, Vec<u8>)>>> = OnceLock::new();
+    const DIMS: usize = 16;
+    let all = BUILT.get_or_init(|| {
+        let vectors: Vec<f32> =
+            (0..400 * DIMS).map(|at| ((at * at * 7919) % 2003) as f32 / 1001.5 - 1.0).collect();
+        let kinds = [Kind::Flat, Kind::IvfPq, Kind::Rabitq];
+        let build = |kind| {
+            let plan = coarse::Build {
+                vectors: &vectors,
+                dims: DIMS,
+                metric: Metric::L2,
+                crew: Crew::of(1),
+                seed: 7,
+            };
+            let built = coarse::build(kind, &plan).expect("an index of 400 rows");
+            let owned = |(kind, bytes): (u32, Cow<'_, [u8]>)| (kind, bytes.into_owned());
+            built.index.sections().into_iter().map(owned).collect()
+        };
+        kinds.map(build).into()
+    });
+    &all[usize::from(kind) % all.len()]
+}
+
+/// Smaller sections of a segment: settings, the map from rows to pages, ids, deletes, and changes of the log.
+pub fn segment_parts(data: &[u8]) {
+    let Some((&[part, rows], rest)) = data.split_first_chunk() else { return };
+    let rows = u32::from(rows);
+    match part % 5 {
+        0 => {
+            if let Ok(settings) = bounded(data, 0, || Settings::decode(rest)) {
+                assert_eq!(Settings::decode(&settings.encode()).expect("own settings"), settings);
+            }
+        }
+        1 => {
+            let section_bytes = u64::from(u32_at(rest, 4)) * PAGE_BYTES as u64;
+            let Ok(map) = bounded(data, 0, || RowMap::decode(rest, rows, section_bytes)) else { return };
+            for row in 0..rows {
+                let place = map.locate(row).expect("every row has a place");
+                assert!(u64::from(place.page) + u64::from(place.pages) <= u64::from(map.pages()));
+            }
+            assert!(map.locate(rows).is_none());
+        }
+        2 => {
+            let (ids, order) = rest.split_at((rows as usize * 8).min(rest.len()));
+            let Ok(read) = bounded(data, 0, || Ids::decode(ids, order, rows)) else { return };
+            assert_eq!(read.encode(), (ids.to_vec(), order.to_vec()));
+            assert!((0..rows).all(|row| read.id(row).and_then(|id| read.find(id)) == Some(row)));
+        }
+        3 => deletes(data, rest, rows),
+        _ => change(data, rest),
+    }
+}
+
+fn deletes(data: &[u8], rest: &[u8], rows: u32) {
+    let mut mended = rest.to_vec();
+    mended.resize(rest.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
+    seal(&mut mended, 4..PAGE_BYTES, 0);
+    let segment = std::array::from_fn(|at| mended[24 + at]);
+    for bytes in [rest, &mended] {
+        let Ok((file, _)) = bounded(data, 0, || DeletesFile::decode(bytes, segment, rows)) else { continue };
+        assert!(file.deletes.count() <= rows);
+        let (again, damaged) = DeletesFile::decode(&file.encode(), segment, rows).expect("own file");
+        assert_eq!(
+            (again.deletes.count(), again.waiting, damaged),
+            (file.deletes.count(), file.waiting, vec![])
+        );
+    }
+}
+
+fn change(data: &[u8], rest: &[u8]) {
+    let Ok(logged) = bounded(data, 0, || Logged::decode(rest)) else { return };
+    let mut written = Vec::new();
+    match &logged {
+        Logged::Delete(id) => Op::Delete(*id).encode(&mut written),
+        Logged::Upsert(point) => {
+            let (embedding, record, payload) = (&point.embedding[..], &point.record[..], &point.payload[..]);
+            Op::Upsert(Point { id: point.id, embedding, record, payload }).encode(&mut written);
+        }
+    }
+    // Three bytes behind the kind mean nothing and are not read.
+    assert_eq!((written[0], &written[4..]), (rest[0], &rest[4..]));
+}

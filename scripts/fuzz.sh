@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# fuzz.sh DIR SECONDS [TARGET...]: builds the fuzz targets with coverage on the stable toolchain and runs each for SECONDS,
+# all of them if none is named. What libFuzzer learns stays in DIR/corpus/TARGET, findings in DIR/findings/TARGET.
+# Ends with 1 if there is a finding, and says how to reproduce it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=$1 seconds=$2
+shift 2
+
+# What cargo-fuzz passes to a nightly compiler, less the sanitizers, which need one. Only the code for the target machine gets
+# it, not build scripts, because --target is given.
+coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
+for kind in inline-8bit-counters pc-table trace-compares; do
+    coverage+=" -Cllvm-args=-sanitizer-coverage-$kind"
+done
+machine=$(rustc -vV | sed -n 's/^host: //p')
+RUSTFLAGS="$coverage -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing" \
+    cargo build --manifest-path fuzz/Cargo.toml --locked --profile fuzz --target "$machine" --bins
+
+[ $# -gt 0 ] || set -- $(cd fuzz/fuzz_targets && ls -- *.rs | sed 's/\.rs$//')
+failed=0
+for target; do
+    mkdir -p "$dir/corpus/$target" "$dir/findings/$target"
+    log="$dir/$target.log"
+    echo "$target: $seconds s, log in $log"
+    if "fuzz/target/$machine/fuzz/$target" "$dir/corpus/$target" "fuzz/seeds/$target" \
+        -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3072 -print_final_stats=1 \
+        -artifact_prefix="$dir/findings/$target/" >"$log" 2>&1; then
+        grep -E 'Done |cov:' "$log" | tail -2
+    else
+        failed=1
+        grep -vE '^#[0-9]+' "$log" | tail -25
+        echo "FINDING in $target; reproduce it with"
+        echo "    fuzz/target/$machine/fuzz/$target $dir/findings/$target/FILE"
+    fi
+done
+exit $failed
