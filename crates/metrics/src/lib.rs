@@ -279,6 +279,7 @@ impl Metrics {
         r.register_with_unit("process", "Memory of the process", Unit::Bytes, self.process_bytes.clone());
         r.register("model_state", "1 for the state each version is in", self.model_state.clone());
         self.register_cpu_limit();
+        self.register_connections();
         self.register_swaps();
     }
 
@@ -295,6 +296,22 @@ impl Metrics {
             Unit::Seconds,
             self.cpu_throttled_seconds.clone(),
         );
+    }
+
+    fn register_connections(&mut self) {
+        let r = &mut self.registry;
+        r.register("connections", "Open connections by door", self.connections.clone());
+        r.register(
+            "connections_ended",
+            "Connections ended for too many HTTP/2 control frames, by the kind of frame",
+            self.connections_ended.clone(),
+        );
+        r.register(
+            "file_descriptors",
+            "File descriptors that are open (kind=open) and may be (kind=limit)",
+            self.descriptors.clone(),
+        );
+        r.register("threads", "Threads by kind", self.threads.clone());
     }
 
     fn register_swaps(&mut self) {
@@ -353,18 +370,6 @@ impl Metrics {
             Unit::Bytes,
             self.request_memory_bytes.clone(),
         );
-        r.register("connections", "Open connections by door", self.connections.clone());
-        r.register(
-            "connections_ended",
-            "Connections ended for too many HTTP/2 control frames, by the kind of frame",
-            self.connections_ended.clone(),
-        );
-        r.register(
-            "file_descriptors",
-            "File descriptors that are open (kind=open) and may be (kind=limit)",
-            self.descriptors.clone(),
-        );
-        r.register("threads", "Threads by kind", self.threads.clone());
         self.scheduling.register(r);
         self.images.register(r);
         self.recordings.register(r);
