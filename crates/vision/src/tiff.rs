@@ -24,10 +24,11 @@ const ENTRIES_MAX: u64 = 65_535;
 ///
 /// # Errors
 /// `InvalidArgument` if the directory or a value of it lies outside the file, or a JPEG strip is damaged; `TooLarge` if a
-/// JPEG strip announces more than `limits`.
+/// JPEG strip announces more than `limits`, or a tag has too many values.
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let outside =
         || Error::invalid("this tiff picture is damaged or ends early: its directory lies outside the file");
+    check_counts(bytes)?;
     let values = values(bytes).ok_or_else(outside)?;
     let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
@@ -128,7 +129,6 @@ const TAG_LAST: u64 = 532;
 /// # Errors
 /// As [`crate::decode()`].
 pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
-    check_counts(bytes)?;
     let as_grey = palette_as_grey(bytes);
     let mut decoder =
         Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes))).map_err(|error| damaged(&error))?;
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_tag_of_millions_of_values_is_refused_before_they_are_reserved() {
         for big in [false, true] {
-            let kind = |count| decode(&page(big, count), &Limits::default()).unwrap_err().kind();
+            let kind = |count| announced(&page(big, count), &Limits::default()).map(drop).unwrap_err().kind();
             assert_eq!(kind(VALUES_MAX + 1), ErrorKind::TooLarge, "BigTIFF: {big}");
             assert_eq!(kind(1), ErrorKind::InvalidArgument, "BigTIFF: {big}");
         }
