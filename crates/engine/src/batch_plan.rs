@@ -9,7 +9,8 @@ use crate::{CutOptions, Merge, Mode, PadOptions, ScheduleOptions};
 /// How each input is filled and padded and each output cut, in the signature's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
-    /// Whether axis 0 of every input and output is free, so that requests can be joined along it.
+    /// Whether axis 0 of every output and of every input that is not shared is free, so that requests can be joined
+    /// along it.
     pub batchable: bool,
     /// One for each input of the signature.
     pub inputs: Vec<InputPlan>,
@@ -33,6 +34,9 @@ pub struct InputPlan {
     pub rule: Option<PadRule>,
     /// Where the server makes this input itself.
     pub fill: Option<Fill>,
+    /// Whether it has no batch axis (a scalar, or a shape that the model fixes): requests of one run have one value of
+    /// it. Only in a plan that is batchable.
+    pub shared: bool,
 }
 
 /// An axis that may grow.
@@ -125,10 +129,6 @@ impl BatchPlan {
     /// follows the input (or may: its rank is unknown) and that no rule cuts back.
     pub fn new(signature: &Signature, options: &ScheduleOptions) -> Result<BatchPlan> {
         options.check()?;
-        let all = || signature.inputs.iter().chain(&signature.outputs);
-        let batchable = options.mode == Mode::Async
-            && !signature.inputs.is_empty()
-            && all().all(|spec| spec.shape.is_some() && free(spec, 0));
         let mut inputs: Vec<InputPlan> = signature.inputs.iter().map(unpadded).collect();
         for (name, pad) in &options.inputs {
             let source = index(signature, name)?;
@@ -141,7 +141,18 @@ impl BatchPlan {
             }
         }
         let cuts = cuts(signature, options)?;
+        let batchable = options.mode == Mode::Async && share(&mut inputs, signature);
         Ok(BatchPlan { batchable, inputs, cuts })
+    }
+
+    /// Whether requests of one run must have equal values of the input `name`.
+    pub fn is_shared(&self, name: &str) -> bool {
+        self.inputs.iter().any(|input| input.shared && *input.name == *name)
+    }
+
+    /// Whether any input is shared by the requests of a run.
+    pub fn shares(&self) -> bool {
+        self.inputs.iter().any(|input| input.shared)
     }
 
     /// Whether any input may be padded.
@@ -155,6 +166,27 @@ impl BatchPlan {
     }
 }
 
+/// Marks the inputs that the requests of a run share, if requests can be joined along axis 0 of all other inputs and of
+/// every output. Returns whether they can.
+fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
+    let batched = |spec: &TensorSpec| spec.shape.is_some() && free(spec, 0);
+    let fixed = |spec: &TensorSpec| {
+        spec.shape.as_ref().is_some_and(|dims| dims.iter().all(|dim| matches!(dim, Dim::Fixed(_))))
+    };
+    let plain = |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
+    let joins = signature.inputs.iter().any(batched)
+        && signature.outputs.iter().all(batched)
+        && signature
+            .inputs
+            .iter()
+            .zip(&*inputs)
+            .all(|(spec, input)| batched(spec) || fixed(spec) && plain(input));
+    for (spec, input) in signature.inputs.iter().zip(inputs).filter(|_| joins) {
+        input.shared = !batched(spec);
+    }
+    joins
+}
+
 fn unpadded(spec: &TensorSpec) -> InputPlan {
     InputPlan {
         name: spec.name.as_str().into(),
@@ -163,6 +195,7 @@ fn unpadded(spec: &TensorSpec) -> InputPlan {
         value: 0.0,
         rule: None,
         fill: None,
+        shared: false,
     }
 }
 
@@ -365,6 +398,28 @@ mod tests {
         let (signature, mut options) = ocr();
         options.mode = Mode::Sync;
         assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
+    }
+
+    #[test]
+    fn inputs_without_a_batch_axis_are_shared() {
+        let signature = |side: &[i64], out: &[i64]| Signature {
+            inputs: vec![spec("rate", side), spec("x", &[-1, 4])],
+            outputs: vec![spec("y", out)],
+        };
+        let plan = |signature: &Signature| {
+            let options = ScheduleOptions { mode: Mode::Async, ..ScheduleOptions::default() };
+            BatchPlan::new(signature, &options).unwrap()
+        };
+        for side in [&[][..], &[16], &[2, 8]] {
+            let plan = plan(&signature(side, &[-1]));
+            assert!(plan.batchable && plan.is_shared("rate") && !plan.is_shared("x"), "{side:?}");
+        }
+        for (side, out) in [(&[2, -1][..], &[-1][..]), (&[], &[4]), (&[], &[])] {
+            let plan = plan(&signature(side, out));
+            assert!(!plan.batchable && !plan.shares(), "{side:?} {out:?}");
+        }
+        let alone = Signature { inputs: vec![spec("rate", &[])], outputs: vec![spec("y", &[-1])] };
+        assert!(!plan(&alone).batchable);
     }
 
     /// What has an unknown rank may grow with the padding, and no axis of it can be named.

@@ -39,7 +39,7 @@ pub use lifecycle::{Done, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
 pub use status::{
     Event, LoadCost, ModelStatus, Observer, Silent, State, SwapReport, Transitioned, VersionStatus,
 };
-pub use warmup::{Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
+pub use warmup::{Recorded, Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]

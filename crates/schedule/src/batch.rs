@@ -36,6 +36,13 @@ pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<
     let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
     for (index, input) in plan.inputs.iter().enumerate() {
+        if input.shared {
+            // All parts have the same bits, or they would not have been joined.
+            let first =
+                parts.first().and_then(|part| part.inputs.iter().find(|given| given.name == input.name));
+            joined.extend(first.cloned());
+            continue;
+        }
         let Some(sizes) = form.sizes(index) else { continue };
         let find = |part: &Part<'_>| {
             part.inputs.iter().find(|given| given.name == input.name).map(|i| i.tensor.clone())

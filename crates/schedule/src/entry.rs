@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, NamedTensor, Result};
-use engine::Servable;
+use engine::{BatchPlan, Servable};
 
 use crate::form::{self, Form, same_question};
 use crate::{Completion, Done, Job, batch, bounds, fill};
@@ -89,7 +89,7 @@ impl Entry {
                 Finish::Whole(job.done),
             )]);
         }
-        let Ok(pieces) = pieces(&job.inputs, items, max) else {
+        let Ok(pieces) = pieces(job.servable.plan(), &job.inputs, items, max) else {
             // Packed elements cannot be cut: it runs whole.
             return Ok(vec![part(job.inputs, job.outputs, job.cancelled, None, 1, Finish::Whole(job.done))]);
         };
@@ -116,7 +116,9 @@ impl Entry {
     /// Whether it asks the same of the same version as `other`, and both can be joined.
     pub(crate) fn same_question(&self, other: &Entry) -> bool {
         let joinable = self.form.is_some() && other.form.is_some() && self.servable.plan().batchable;
-        joinable && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
+        joinable
+            && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
+            && form::same_shared(self.servable.plan(), &self.inputs, &other.inputs)
     }
 
     /// Whether it can be joined with `other` without padding.
@@ -125,11 +127,19 @@ impl Entry {
     }
 }
 
-/// The inputs in pieces of at most `max` items, and how many each has.
-fn pieces(inputs: &[NamedTensor], items: usize, max: usize) -> Result<Vec<(Vec<NamedTensor>, usize)>> {
+/// The inputs in pieces of at most `max` items, and how many each has. Inputs without a batch axis are in every piece.
+fn pieces(
+    plan: &BatchPlan,
+    inputs: &[NamedTensor],
+    items: usize,
+    max: usize,
+) -> Result<Vec<(Vec<NamedTensor>, usize)>> {
     let piece = |first: usize| {
         let count = max.min(items - first);
         let cut = |input: &NamedTensor| {
+            if plan.is_shared(&input.name) {
+                return Ok(input.clone());
+            }
             let tensor = batch::slice(&input.tensor, first, count)?;
             Ok(NamedTensor { name: Arc::clone(&input.name), tensor })
         };

@@ -8,6 +8,10 @@ use engine::{BatchPlan, InputPlan, Servable};
 
 use crate::merge;
 
+/// Bytes of a request's inputs without a batch axis, for it to be compared with others in the queue; one with more runs
+/// alone.
+pub(crate) const SHARED_BYTES_MAX: usize = 4096;
+
 /// The sizes of every input's axes but the first, in the order of the plan; `None` where an optional input is left
 /// out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,9 +19,13 @@ pub(crate) struct Form(Vec<Option<Shape>>);
 
 impl Form {
     /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis 0. `None` where the
-    /// request cannot be joined with others: no common, or no positive, number of items.
+    /// request cannot be joined with others: no common, or no positive, number of items, or shared inputs of more than
+    /// [`SHARED_BYTES_MAX`] bytes.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(Form, usize)> {
         let items = items(plan, inputs)?;
+        if shared(plan, inputs).map(|(_, given)| shared_bytes(given)).sum::<usize>() > SHARED_BYTES_MAX {
+            return None;
+        }
         let rest = |given: &NamedTensor| given.tensor.shape().get(1..).map(Shape::from_slice);
         let sizes = |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
         let mut form = Form(plan.inputs.iter().map(sizes).collect());
@@ -130,7 +138,7 @@ impl Form {
 /// The items that `inputs` hold: the common size of axis 0. `None` where there is no common, or no positive, one.
 pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     let mut items = None;
-    for input in &plan.inputs {
+    for input in plan.inputs.iter().filter(|input| !input.shared) {
         let Some(given) = inputs.iter().find(|given| given.name == input.name) else { continue };
         let &count = given.tensor.shape().first()?;
         if *items.get_or_insert(count) != count {
@@ -138,6 +146,26 @@ pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
         }
     }
     items.filter(|&items| items > 0)
+}
+
+/// The inputs without a batch axis, with their names.
+fn shared<'a>(
+    plan: &'a BatchPlan,
+    inputs: &'a [NamedTensor],
+) -> impl Iterator<Item = (&'a str, &'a NamedTensor)> {
+    let shared = plan.inputs.iter().filter(|input| input.shared);
+    shared.filter_map(|input| Some((&*input.name, inputs.iter().find(|given| given.name == input.name)?)))
+}
+
+fn shared_bytes(given: &NamedTensor) -> usize {
+    let strings = given.tensor.strings().unwrap_or_default();
+    let texts = strings.iter().map(|text| text.len() + size_of_val(text)).sum::<usize>();
+    texts + given.tensor.bytes().map_or(0, |bytes| bytes.len())
+}
+
+/// Whether two requests have the same bits in every input without a batch axis.
+pub(crate) fn same_shared(plan: &BatchPlan, a: &[NamedTensor], b: &[NamedTensor]) -> bool {
+    !plan.shares() || shared(plan, a).map(|(_, given)| given).eq(shared(plan, b).map(|(_, given)| given))
 }
 
 /// Whether two requests ask the same of the same version.

@@ -76,6 +76,8 @@ pub struct DoorConfig {
     pub drain_time: Duration,
     /// Threads that receive, decode and encode.
     pub threads: usize,
+    /// Predict answers over gRPC with `tensor_content` instead of the typed fields (`float_val` and so on).
+    pub tfs_tensor_content: bool,
 }
 
 impl Default for DoorConfig {
@@ -96,6 +98,7 @@ impl Default for DoorConfig {
             shutdown_grace: Duration::from_secs(30),
             drain_time: DRAIN_TIME,
             threads: 0,
+            tfs_tensor_content: false,
         }
     }
 }

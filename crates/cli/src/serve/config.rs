@@ -53,6 +53,7 @@ fn doors(options: &ServerOptions) -> DoorConfig {
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
         drain_time: default.drain_time,
         threads: options.door_threads.unwrap_or(default.threads),
+        tfs_tensor_content: options.tfs_tensor_content,
     }
 }
 

@@ -46,7 +46,12 @@ pub fn model_config(
     batching: Option<&Batching>,
 ) -> inference::ModelConfig {
     let batch_max = batching.map_or(0, |batching| batching.batch_max);
-    let dims = |spec: &TensorSpec| spec.wire_shape().split_off(usize::from(batch_max > 0));
+    // An input without a batch axis keeps all of its axes.
+    let dims = |spec: &TensorSpec| {
+        let mut shape = spec.wire_shape();
+        let batched = batch_max > 0 && shape.first() == Some(&-1);
+        shape.split_off(usize::from(batched))
+    };
     let input = |spec: &TensorSpec| inference::ModelInput {
         name: spec.name.clone(),
         data_type: config_type(spec.dtype).into(),

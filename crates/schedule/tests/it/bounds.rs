@@ -9,7 +9,7 @@ use engine::{Mode, PadOptions, ScheduleOptions, Servable, Session, SessionOption
 use crate::Opens;
 use crate::rows::{Bench, Kind, With, merging, model, ok, padding, tags, x};
 
-const PLAIN: Kind = Kind { masked: false, mixes: false };
+const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
 /// As many rows as a number can say, and no columns: no bytes.
 const ROWS: usize = 1 << 60;
 
@@ -126,7 +126,7 @@ fn a_request_of_many_parts_waits_for_half_a_queue() {
 fn a_rank_that_was_not_declared_is_no_panic() {
     let row = || vec![NamedTensor::new("x", Tensor::from_vec([4].as_slice(), vec![1f32; 4]).unwrap())];
     let bench = Bench::new(1, 100);
-    let (_, masked) = model("masked", padding(), Kind { masked: true, mixes: false });
+    let (_, masked) = model("masked", padding(), Kind { masked: true, ..Kind::default() });
     assert_eq!(send(&bench, &masked, row()).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let mut options = padding();
     let pad = options.inputs.get_mut("x").unwrap();

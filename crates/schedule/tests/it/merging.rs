@@ -6,8 +6,9 @@ use proptest::prelude::*;
 
 use crate::rows::{Bench, Kind, POISON, merging, model, ok, padding, tags, x};
 
-const MASKED: Kind = Kind { masked: true, mixes: false };
-const PLAIN: Kind = Kind { masked: false, mixes: false };
+const MASKED: Kind = Kind { masked: true, mixes: false, scaled: false };
+const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
+const SCALED: Kind = Kind { masked: false, mixes: false, scaled: true };
 
 /// What the model says to each request by itself, without a scheduler and without padding.
 fn alone(options: &ScheduleOptions, kind: Kind, requests: &[Vec<NamedTensor>]) -> Vec<Vec<NamedTensor>> {
@@ -37,7 +38,8 @@ fn check(
     let (rows, servable) = model("m", options, kind);
     let plugs = requests.len();
     for plug in 0..workers {
-        bench.ask(plugs + plug, &servable, x(1, 2, 0.0));
+        let plug_inputs = if kind.scaled { scaled(x(1, 2, 0.0), 1.0) } else { x(1, 2, 0.0) };
+        bench.ask(plugs + plug, &servable, plug_inputs);
         rows.wait_running(plug + 1);
     }
     for (tag, inputs) in requests.iter().enumerate() {
@@ -92,6 +94,17 @@ proptest! {
         check(ScheduleOptions { always_merge: false, ..merging() }, PLAIN, 2, &requests);
     }
 
+    /// Requests share a run only if their scalars have the same bits.
+    #[test]
+    fn scalars_do_not_change_an_answer(
+        requests in requests(),
+        factors in prop::collection::vec(prop::sample::select(vec![1f32, -2.0, 0.0, -0.0]), 24),
+        workers in 1usize..4,
+    ) {
+        let requests: Vec<_> = requests.into_iter().zip(factors).map(|(x, f)| scaled(x, f)).collect();
+        check(merging(), SCALED, workers, &requests);
+    }
+
     /// A model that mixes its items is found out, and every answer is still the request's own.
     #[test]
     fn a_model_that_mixes_its_items_is_not_merged(requests in requests()) {
@@ -99,8 +112,30 @@ proptest! {
             let columns = r[0].tensor.shape()[1];
             x(1, columns, columns as f32)
         }).collect();
-        check(merging(), Kind { masked: false, mixes: true }, 1, &one_row);
+        check(merging(), Kind { mixes: true, ..Kind::default() }, 1, &one_row);
     }
+}
+
+fn scaled(mut inputs: Vec<NamedTensor>, factor: f32) -> Vec<NamedTensor> {
+    inputs.push(NamedTensor::new("factor", Tensor::from_vec([].as_slice(), vec![factor]).unwrap()));
+    inputs
+}
+
+#[test]
+fn equal_scalars_share_a_run_and_others_do_not() {
+    let request = |factor| scaled(x(1, 4, 1.0), factor);
+    let requests: Vec<_> = [2.0, 3.0, 2.0, 2.0, 3.0].map(request).into();
+    let runs = check(merging(), SCALED, 1, &requests);
+    assert_eq!(runs, [(1, 2), (3, 4), (2, 4)]);
+    // 0 and -0 compare equal and are not the same bits.
+    let requests: Vec<_> = [0.0, -0.0].map(request).into();
+    assert_eq!(check(merging(), SCALED, 1, &requests), [(1, 2), (1, 4), (1, 4)]);
+}
+
+#[test]
+fn a_request_larger_than_a_batch_has_its_scalar_in_every_part() {
+    let runs = check(merging(), SCALED, 1, &[scaled(x(19, 4, 1.0), 3.0)]);
+    assert_eq!(runs.iter().map(|(rows, _)| rows).sum::<usize>(), 1 + 19);
 }
 
 #[test]
@@ -193,6 +228,6 @@ fn counters_say_what_was_merged_and_padded() {
 /// Parts of a large request that a model mixes cannot be put together: it runs whole.
 #[test]
 fn a_large_request_to_a_model_that_mixes_is_not_split() {
-    let runs = check(merging(), Kind { masked: false, mixes: true }, 1, &[x(20, 4, 1.0)]);
+    let runs = check(merging(), Kind { mixes: true, ..Kind::default() }, 1, &[x(20, 4, 1.0)]);
     assert_eq!(runs.last(), Some(&(20, 4)));
 }

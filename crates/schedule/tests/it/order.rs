@@ -9,7 +9,7 @@ use millpond_schedule::SchedulerConfig;
 use crate::Opens;
 use crate::rows::{Bench, Kind, With, merging, model, model_with, ok, tags, x};
 
-const PLAIN: Kind = Kind { masked: false, mixes: false };
+const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
 
 fn priority(priority: usize) -> With {
     With { priority, ..With::default() }

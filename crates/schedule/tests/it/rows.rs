@@ -31,6 +31,8 @@ pub(crate) struct Rows {
     pub(crate) runs: Mutex<Vec<(usize, usize)>>,
     masked: bool,
     mixes: bool,
+    /// `sum` is multiplied by the scalar input `factor`.
+    scaled: bool,
     signature: Signature,
     metadata: BTreeMap<String, String>,
 }
@@ -73,6 +75,11 @@ impl Session for Shared {
         let pairs: Vec<f32> = (0..rows)
             .flat_map(|r| values[row(r)].chunks_exact(2).map(|pair| pair[0] + pair[1]).collect::<Vec<_>>())
             .collect();
+        let factor = match find("factor") {
+            Some(factor) if self.scaled => factor.to_vec::<f32>()?[0],
+            _ => 1.0,
+        };
+        let sums: Vec<f32> = sums.into_iter().map(|sum| sum * factor).collect();
         let sums = if self.mixes {
             Tensor::from_vec([1usize].as_slice(), vec![sums.iter().sum::<f32>()])?
         } else {
@@ -106,6 +113,8 @@ pub(crate) fn merging() -> ScheduleOptions {
 pub(crate) struct Kind {
     pub(crate) masked: bool,
     pub(crate) mixes: bool,
+    /// Has a scalar input `factor`, which multiplies the sums.
+    pub(crate) scaled: bool,
 }
 
 pub(crate) fn model(name: &str, options: ScheduleOptions, kind: Kind) -> (Arc<Rows>, Arc<Servable>) {
@@ -120,11 +129,14 @@ pub(crate) fn model_with(
 ) -> (Arc<Rows>, Arc<Servable>) {
     let mut inputs = vec![spec("x", 2)];
     inputs.extend(kind.masked.then(|| spec("mask", 2)));
+    // First, as some models have it.
+    inputs.splice(0..0, kind.scaled.then(|| spec("factor", 0)));
     let rows = Arc::new(Rows {
         gate: Arc::new(Gate::default()),
         runs: Mutex::default(),
         masked: kind.masked,
         mixes: kind.mixes,
+        scaled: kind.scaled,
         signature: Signature { inputs, outputs: vec![spec("sum", 1), spec("pairs", 2)] },
         metadata: BTreeMap::new(),
     });

@@ -229,7 +229,10 @@ impl Log {
         }
         // Replay takes no frame of the last number, so none is written.
         if state.next == u64::MAX {
-            return Err(Error::exhausted(format!("log {} has no number left; seal what is in it", self.name)));
+            return Err(Error::exhausted(format!(
+                "log {} has no number left; seal what is in it",
+                self.name
+            )));
         }
         if state.pending.len() + bytes > PENDING_BYTES_MAX && !state.pending.is_empty() {
             let last = state.next - 1;
