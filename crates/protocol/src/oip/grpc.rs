@@ -40,6 +40,16 @@ const VERSION: &str = "version";
 
 type Parameters = BTreeMap<String, InferParameter>;
 
+/// Returns an upper bound of the bytes that [`decode_request`] allocates for strings in raw contents, which the bytes of a
+/// message do not show: each may have none, and takes a reference in the list and in the tensor.
+pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
+    let each = 2 * size_of::<bytes::Bytes>() / contents::STRING_BYTES_MIN;
+    let strings = request.inputs.iter().zip(&request.raw_input_contents);
+    let strings =
+        strings.filter(|(input, _)| super::dtype_of("", &input.datatype) == Ok(base::DType::String));
+    strings.map(|(_, raw)| (raw.len() * each) as u64).sum()
+}
+
 /// The inputs and wishes of a request. Raw contents are shared, not copied.
 ///
 /// # Errors
