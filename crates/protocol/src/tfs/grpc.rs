@@ -76,13 +76,13 @@ pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
         let Some(dtype) = super::from_datatype(message.dtype) else { continue };
         // A string takes a reference in the list and in the tensor, and its length before that.
         let width = dtype.bits().map_or(2 * size_of::<bytes::Bytes>() + 8, |bits| bits.div_ceil(8));
+        let sizes = message.tensor_shape.iter().flat_map(|shape| &shape.dim);
+        let sizes = sizes.map(|dim| u64::try_from(dim.size).unwrap_or(0));
+        let elements = sizes.fold(1u64, u64::saturating_mul);
         if message.tensor_content.is_empty() {
-            let sizes = message.tensor_shape.iter().flat_map(|shape| &shape.dim);
-            let sizes = sizes.map(|dim| u64::try_from(dim.size).unwrap_or(0));
-            let elements = sizes.fold(1u64, u64::saturating_mul);
             filled = filled.saturating_add(elements.saturating_mul(width as u64));
         } else if dtype == base::DType::String {
-            strings += (message.tensor_content.len() * width) as u64;
+            strings += elements.min(message.tensor_content.len() as u64) * width as u64;
         }
     }
     // What is filled may be copied once more.
