@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use base::{Error, ErrorKind, NamedTensor, Result, VersionId};
+use base::{Data, Error, ErrorKind, NamedTensor, Result, VersionId};
 use engine::{ScheduleOptions, Servable};
 use lifecycle::{Lifecycle, ParameterHome};
 use metrics::{KindLabels, Metrics, RequestLabels};
@@ -16,6 +16,7 @@ use crate::byte_budget::ByteBudget;
 use crate::collections::Collections;
 use crate::compose::Core;
 use crate::config::{Config, DoorConfig};
+use crate::decoders::Decoders;
 use crate::errors::label;
 use crate::images::Images;
 use crate::pressure;
@@ -44,6 +45,8 @@ pub(crate) struct App {
     pub(crate) scrape: Mutex<()>,
     /// Bytes that requests in flight hold.
     pub(crate) request_memory: Arc<ByteBudget>,
+    /// Threads that decode and encode what is large.
+    pub(crate) decoders: Decoders,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -88,6 +91,7 @@ impl App {
             collections: Collections::new(config.search.clone()),
             scrape: Mutex::new(()),
             request_memory: ByteBudget::new(request_memory_bytes(&config.doors), core.metrics.clone()),
+            decoders: Decoders::new(core.metrics.clone()),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
@@ -238,6 +242,15 @@ fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duratio
     let level = if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
     let level = options.priorities.get(level.saturating_sub(1));
     level.and_then(|level| level.timeout).or(options.timeout)
+}
+
+/// Returns the bytes that `tensors` take in memory.
+pub(crate) fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
+    let bytes = |tensor: &NamedTensor| match tensor.tensor.data() {
+        Data::Bytes(bytes) => bytes.len(),
+        Data::Strings(strings) => strings.iter().map(|text| size_of_val(text) + text.len()).sum(),
+    };
+    tensors.iter().map(bytes).sum::<usize>() as u64
 }
 
 /// Items of a request: the size of axis 0, where that axis is the batch.

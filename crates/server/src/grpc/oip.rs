@@ -4,17 +4,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use base::{Error, Result};
+use bytes::Bytes;
 use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::messages::{self, Decoded, Messages};
 use super::unary;
+use crate::answers::Answer;
 use crate::app::{App, Call, Ticket};
+use crate::byte_budget::Reservation;
+use crate::decoders::{INLINE_WORK_MAX, Step};
 use crate::errors::grpc_status;
 use crate::given::Given;
 use crate::listen::Peer;
@@ -29,8 +33,6 @@ type Answered<T> = std::result::Result<Response<T>, Status>;
 /// The service.
 pub(crate) struct Oip {
     pub(crate) app: Arc<App>,
-    /// Told when the server stops.
-    pub(crate) stopped: watch::Receiver<bool>,
 }
 
 /// The version a request names; none when the field is empty.
@@ -52,13 +54,23 @@ fn peer<T>(request: &Request<T>) -> Option<Peer> {
 async fn infer(
     app: &App,
     ticket: &Ticket,
-    request: pb::ModelInferRequest,
+    decoded: Decoded<pb::ModelInferRequest>,
     timeout: Option<std::time::Duration>,
-) -> Result<pb::ModelInferResponse> {
+) -> Result<(pb::ModelInferResponse, Reservation)> {
+    let Decoded { message: request, mut held, large } = decoded;
     let found = parse_version(&request.model_version)
         .and_then(|version| app.find(&request.model_name, version, None));
     let servable = found.inspect_err(|error| app.reject(ticket, error))?;
-    let decoded = oip::grpc::decode_request(request)
+    let strings = oip::grpc::strings_bytes_max(&request);
+    let large = large || strings > INLINE_WORK_MAX * oip::grpc::STRING_REFERENCES_BYTES;
+    let decode = move || {
+        held.cover(strings)?;
+        Ok((oip::grpc::decode_request(request)?, held))
+    };
+    let (decoded, held) = app
+        .decoders
+        .run_if(large, Step::Decode, decode)
+        .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
@@ -70,15 +82,32 @@ async fn infer(
         priority: decoded.priority,
     };
     let answer = app.answer(ticket, call).await?;
-    oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)
+    Ok((oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)?, held))
 }
 
 /// ModelInfer.
 pub(super) async fn model_infer(app: &App, request: http::Request<Given>) -> http::Response<Body> {
-    unary::response(match unary::read(app, PROTOCOL, request).await {
-        Ok(unary::Asked { ticket, message, timeout }) => infer(app, &ticket, message, timeout).await,
+    let answer = match unary::read(app, PROTOCOL, request).await {
+        Ok(unary::Asked { ticket, decoded, timeout }) => infer(app, &ticket, decoded, timeout).await,
         Err(error) => Err(error),
-    })
+    };
+    unary::response(app, answer)
+}
+
+/// ModelStreamInfer.
+pub(super) fn model_stream_infer(
+    app: &Arc<App>,
+    stopped: watch::Receiver<bool>,
+    request: http::Request<Given>,
+) -> http::Response<Body> {
+    let (head, body) = request.into_parts();
+    let requests = match Messages::new(&head.headers, body) {
+        Ok(requests) => requests,
+        Err(error) => return grpc_status(&error).into_http(),
+    };
+    let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
+    tokio::spawn(converse(app.clone(), requests, sender, stopped));
+    unary::stream(receiver)
 }
 
 async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()> {
@@ -86,30 +115,26 @@ async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()>
     admin::load(app, &request.model_name, LoadSpec { version, ..LoadSpec::default() }).await
 }
 
-type Streamed = std::result::Result<pb::ModelStreamInferResponse, Status>;
-
 /// Answers the requests of one stream in turn, until it ends, the client goes, or the server stops.
 async fn converse(
     app: Arc<App>,
-    mut requests: Streaming<pb::ModelInferRequest>,
-    answers: mpsc::Sender<Streamed>,
+    mut requests: Messages,
+    answers: mpsc::Sender<Result<Answer>>,
     mut stopped: watch::Receiver<bool>,
 ) {
     loop {
         let request = tokio::select! {
             biased;
-            _ = stopped.wait_for(|stopped| *stopped) => {
-                Some(Err(grpc_status(&Error::unavailable("the server is shutting down"))))
-            }
+            _ = stopped.wait_for(|stopped| *stopped) => Err(Error::unavailable("the server is shutting down")),
             () = answers.closed() => return,
-            request = requests.next() => request,
+            request = requests.next(&app) => request,
         };
         let (answer, last) = match request {
-            None => return,
+            Ok(None) => return,
             // What is no request ends the stream, and the client learns why.
-            Some(Err(status)) => (Err(status), true),
-            Some(Ok(request)) => tokio::select! {
-                answer = one_of_many(&app, request) => (Ok(answer), false),
+            Err(error) => (Err(error), true),
+            Ok(Some(request)) => tokio::select! {
+                answer = one_of_many(&app, request) => { let last = answer.is_err(); (answer, last) },
                 // Dropping the request takes it from its queue.
                 () = answers.closed() => return,
             },
@@ -120,22 +145,34 @@ async fn converse(
     }
 }
 
-/// One request of a stream: its error is its own, and the stream goes on.
-async fn one_of_many(app: &App, request: pb::ModelInferRequest) -> pb::ModelStreamInferResponse {
+/// Answers one request of a stream: its error is its own, and the stream goes on.
+async fn one_of_many(app: &App, request: Bytes) -> Result<Answer> {
     let ticket = App::begin(PROTOCOL);
-    let answer = match app.admit() {
-        Ok(_permit) => infer(app, &ticket, request, None).await,
+    let admitted = async {
+        let permit = app.admit()?;
+        Ok((permit, messages::decode(app, request).await?))
+    };
+    let answer = match admitted.await {
+        Ok((_permit, decoded)) => infer(app, &ticket, decoded, None).await,
         Err(error) => {
             app.reject(&ticket, &error);
             Err(error)
         }
     };
-    match answer {
-        Ok(response) => {
-            pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
-        }
-        Err(error) => pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None },
-    }
+    let answer = answer.and_then(|(response, held)| {
+        let answer =
+            pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) };
+        unary::encoded(app, &answer, held)
+    });
+    answer.or_else(|error| {
+        let answer = pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
+        unary::encoded(app, &answer, app.request_memory.nothing())
+    })
+}
+
+/// For methods that never come here, because they are answered without tonic's streams.
+fn answered_before<T>() -> Answered<T> {
+    answered(Err(Error::internal("this call should have been answered before")))
 }
 
 #[tonic::async_trait]
@@ -205,20 +242,15 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         }))
     }
 
-    async fn model_infer(&self, request: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
-        let ticket = App::begin(PROTOCOL);
-        let timeout = super::timeout(request.metadata().as_ref());
-        answered(infer(&self.app, &ticket, request.into_inner(), timeout).await)
+    async fn model_infer(&self, _: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
+        answered_before()
     }
 
     async fn model_stream_infer(
         &self,
-        request: Request<Streaming<pb::ModelInferRequest>>,
+        _: Request<Streaming<pb::ModelInferRequest>>,
     ) -> Answered<Self::ModelStreamInferStream> {
-        let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-        let (app, stopped) = (self.app.clone(), self.stopped.clone());
-        tokio::spawn(converse(app, request.into_inner(), sender, stopped));
-        answered(Ok(Box::pin(ReceiverStream::new(receiver)) as Self::ModelStreamInferStream))
+        answered_before()
     }
 
     async fn model_statistics(

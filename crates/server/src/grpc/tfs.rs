@@ -8,13 +8,18 @@ use protocol::tfs;
 use tonic::body::Body;
 use tonic::{Request, Response, Status};
 
+use super::messages::Decoded;
 use super::unary;
 use crate::app::{App, Call, Ticket};
+use crate::byte_budget::Reservation;
+use crate::decoders::Step;
 use crate::errors::grpc_status;
 use crate::given::Given;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
+/// Most bytes that are filled with repeated values on the thread that watches the socket.
+const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
 type Answered<T> = std::result::Result<Response<T>, Status>;
 
@@ -32,34 +37,43 @@ fn not_offered<T>(what: &str) -> Answered<T> {
 async fn predict(
     app: &App,
     ticket: &Ticket,
-    request: pb::PredictRequest,
+    decoded: Decoded<pb::PredictRequest>,
     timeout: Option<std::time::Duration>,
-) -> Result<pb::PredictResponse> {
+) -> Result<(pb::PredictResponse, Reservation)> {
+    let Decoded { message: request, mut held, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref())
         .and_then(|target| app.find(&target.name, target.version, target.label.as_deref()));
     let servable = found.inspect_err(|error| app.reject(ticket, error))?;
-    let decoded = tfs::grpc::decode_predict(request)
+    let filled = tfs::grpc::filled_bytes_max(&request);
+    let large = large || filled > INLINE_FILLED_BYTES_MAX;
+    let decode = move || {
+        held.cover(filled)?;
+        Ok((tfs::grpc::decode_predict(request)?, held))
+    };
+    let (decoded, held) = app
+        .decoders
+        .run_if(large, Step::Decode, decode)
+        .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout, priority: 0 };
     let answer = app.answer(ticket, call).await?;
-    tfs::grpc::encode_predict(&answer.id, answer.outputs)
+    Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs)?, held))
 }
 
 /// Predict.
 pub(super) async fn predict_call(app: &App, request: http::Request<Given>) -> http::Response<Body> {
-    unary::response(match unary::read(app, PROTOCOL, request).await {
-        Ok(unary::Asked { ticket, message, timeout }) => predict(app, &ticket, message, timeout).await,
+    let answer = match unary::read(app, PROTOCOL, request).await {
+        Ok(unary::Asked { ticket, decoded, timeout }) => predict(app, &ticket, decoded, timeout).await,
         Err(error) => Err(error),
-    })
+    };
+    unary::response(app, answer)
 }
 
 #[tonic::async_trait]
 impl pb::prediction_service_server::PredictionService for Tfs {
-    async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
-        let ticket = App::begin(PROTOCOL);
-        let timeout = super::timeout(request.metadata().as_ref());
-        answered(predict(&self.0, &ticket, request.into_inner(), timeout).await)
+    async fn predict(&self, _: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
+        answered(Err(Error::internal("this call should have been answered before")))
     }
 
     async fn get_model_metadata(

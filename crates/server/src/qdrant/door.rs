@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::writers::Writers;
 use crate::app::{App, CancelOnDrop};
-use crate::http_door::{Reply, read_body};
+use crate::http_door::{Reply, read_json_body};
 use crate::images::drop_pictures;
 
 /// What a request's path says, and until when its answer is wanted.
@@ -87,7 +87,7 @@ impl Call {
         let _admitted = self.app.admit()?;
         let registry = self.app.registry()?;
         let named = registry.get(&self.place.collection)?;
-        let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
@@ -125,7 +125,7 @@ impl Call {
     ) -> Encoded {
         let _admitted = self.app.admit()?;
         let registry = self.app.registry()?;
-        let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move || {
