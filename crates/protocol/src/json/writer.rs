@@ -246,10 +246,7 @@ mod tests {
     #[test]
     fn the_bound_of_a_text_holds() {
         let tensors = [
-            Tensor::from_vec(
-                [2usize, 2, 1].as_slice(),
-                vec![f32::MIN_POSITIVE; 4].iter().map(|x| -x).collect(),
-            ),
+            Tensor::from_vec([2usize, 2, 1].as_slice(), vec![-f32::MIN_POSITIVE; 4]),
             Tensor::from_vec(
                 [3usize, 1, 1, 1].as_slice(),
                 vec![f64::MIN_POSITIVE, -f64::MAX, f64::NEG_INFINITY],
