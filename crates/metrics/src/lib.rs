@@ -173,6 +173,10 @@ pub struct Metrics {
     pub queue: Family<KindLabels, Level>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
     pub request_memory_bytes: Family<KindLabels, Level>,
+    /// Work done on the threads that decode, by step: "unpack", "decode", "encode".
+    pub decoded: Family<KindLabels, Counter>,
+    /// Work that waits for one of these threads ("waiting").
+    pub decode_queue: Family<KindLabels, Level>,
     /// Open connections by door.
     pub connections: Family<KindLabels, Level>,
     /// Connections ended for a flood of HTTP/2 control frames, by the kind of frame.
@@ -234,6 +238,8 @@ impl Default for Metrics {
             loader_shared_bytes: Family::default(),
             queue: Family::default(),
             request_memory_bytes: Family::default(),
+            decoded: Family::default(),
+            decode_queue: Family::default(),
             connections: Family::default(),
             connections_ended: Family::default(),
             descriptors: Family::default(),
@@ -370,6 +376,12 @@ impl Metrics {
             Unit::Bytes,
             self.request_memory_bytes.clone(),
         );
+        r.register(
+            "decoded",
+            "Large requests and answers handled on the threads that decode, by step (unpack, decode, encode)",
+            self.decoded.clone(),
+        );
+        r.register("decode_queue", "Work that waits for a thread that decodes", self.decode_queue.clone());
         self.scheduling.register(r);
         self.images.register(r);
         self.recordings.register(r);

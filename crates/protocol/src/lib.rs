@@ -3,7 +3,8 @@
 //!
 //! Nothing here opens a socket or a file, and nothing here panics on foreign bytes: every parser returns a
 //! [`base::Error`] whose kind [`status`] turns into a status of each protocol. What a parser allocates is bounded by
-//! the length of what it reads, times a small constant, and by the limits named in each module.
+//! the length of what it reads, times a constant, and by the limits named in each module. The constant can be large for
+//! messages of gRPC: [`mod@weigh`] tells what one will take before it is decoded.
 //!
 //! Payloads are shared, not copied: a tensor decoded from a message is a slice of the message's buffer, and an
 //! encoded message shares the buffer of the tensor. The exceptions are text (JSON), typed fields narrower than their
@@ -15,8 +16,10 @@ pub mod oip;
 pub mod qdrant;
 pub mod status;
 pub mod tfs;
+pub mod weigh;
 mod wire;
 
 pub use generated::{inference, tensorflow};
+pub use json::text_bytes_max;
 pub use prost::Message;
 pub use wire::{NAME_BYTES_MAX, RANK_MAX, TENSORS_MAX};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use base::{Dim, Error, ErrorKind, NamedTensor, Result, VersionId};
+use base::{Data, Dim, Error, ErrorKind, NamedTensor, Result, VersionId};
 use engine::{ScheduleOptions, Servable};
 use lifecycle::{Lifecycle, ParameterHome};
 use metrics::{KindLabels, Metrics, RequestLabels};
@@ -16,6 +16,7 @@ use crate::byte_budget::ByteBudget;
 use crate::collections::Collections;
 use crate::compose::Core;
 use crate::config::{Config, DoorConfig};
+use crate::decoders::Decoders;
 use crate::errors::label;
 use crate::images::Images;
 use crate::pressure;
@@ -50,6 +51,8 @@ pub(crate) struct App {
     pub(crate) request_memory: Arc<ByteBudget>,
     /// Places of requests whose body is still on its way.
     pub(crate) receiving: Receiving,
+    /// Threads that decode and encode what is large.
+    pub(crate) decoders: Decoders,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -96,6 +99,7 @@ impl App {
             scrape: Mutex::new(()),
             request_memory: ByteBudget::new(request_memory_bytes(&config.doors), core.metrics.clone()),
             receiving: Receiving::new(config.doors.requests_max),
+            decoders: Decoders::new(core.metrics.clone()),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
@@ -204,15 +208,16 @@ impl App {
         let id = servable.id.clone();
         let (items, batch_max) = (items(&call), call.servable.schedule().max_batch);
         let uneven = uneven(&call);
-        let mut completion = match self.run(ticket, call).await {
-            Ok(completion) => completion,
-            Err(error) => {
+        let completion = match (self.run(ticket, call).await, uneven) {
+            (Ok(completion), Some(sizes)) => Completion {
+                result: completion.result.map_err(|error| blame_sizes(error, &sizes)),
+                ..completion
+            },
+            (Ok(completion), None) => completion,
+            (Err(error), _) => {
                 Completion { result: Err(error), queue: Duration::ZERO, compute: Duration::ZERO, batch: 0 }
             }
         };
-        if let Some(sizes) = uneven {
-            completion.result = completion.result.map_err(|error| blame_sizes(error, &sizes));
-        }
         let now = Instant::now();
         let total = now - ticket.started;
         let status = completion.result.as_ref().map_or_else(|error| label(error.kind()), |_| "ok");
@@ -273,6 +278,15 @@ fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duratio
     level.and_then(|level| level.timeout).or(options.timeout)
 }
 
+/// Returns the bytes that `tensors` take in memory.
+pub(crate) fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
+    let bytes = |tensor: &NamedTensor| match tensor.tensor.data() {
+        Data::Bytes(bytes) => bytes.len(),
+        Data::Strings(strings) => strings.iter().map(|text| size_of_val(text) + text.len()).sum(),
+    };
+    tensors.iter().map(bytes).sum::<usize>() as u64
+}
+
 /// Items of a request: the size of axis 0 of the inputs that have the batch there.
 fn items(call: &Call) -> usize {
     let plan = call.servable.plan();
@@ -303,15 +317,14 @@ fn uneven(call: &Call) -> Option<String> {
 }
 
 /// Turns a failure of the engine into the client's mistake: its inputs differ in batch size, and the model did not take
-/// that.
+/// that. Other errors stay.
 fn blame_sizes(error: Error, sizes: &str) -> Error {
-    if error.kind() != ErrorKind::Internal {
-        return error;
+    match error.kind() {
+        ErrorKind::Internal | ErrorKind::InvalidArgument => {
+            Error::invalid(format!("{}; the inputs differ in batch size: {sizes}", error.message()))
+        }
+        _ => error,
     }
-    Error::invalid(format!(
-        "the inputs differ in batch size ({sizes}), which the model does not take: {}",
-        error.message()
-    ))
 }
 
 #[cfg(test)]

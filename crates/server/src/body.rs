@@ -9,6 +9,7 @@ use base::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame};
 
+use crate::byte_budget::Reservation;
 use crate::patience::Patience;
 
 /// Limits for one body.
@@ -52,18 +53,24 @@ pub(crate) fn poll_within<B: Body + Unpin>(
     }
 }
 
-/// The whole body, whose length may be `announced`; a body of one piece is not copied.
+/// Returns the whole body, whose length may be `announced`; a body of one piece is not copied. It holds its bytes of the
+/// budget of `held`.
 ///
 /// # Errors
 /// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
-/// stalls or takes too long, `InvalidArgument` when it breaks off.
-pub(crate) async fn read<B>(body: B, announced: Option<u64>, limits: BodyLimits) -> Result<Bytes>
+/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget.
+pub(crate) async fn read<B>(
+    body: B,
+    announced: Option<u64>,
+    limits: BodyLimits,
+    held: Reservation,
+) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     limits.check(announced)?;
-    read_told(body, |_| announced, limits).await
+    read_told(body, |_| announced, limits, held).await
 }
 
 /// As [`read`], for a body whose first piece may tell its length.
@@ -74,6 +81,7 @@ pub(crate) async fn read_told<B>(
     mut body: B,
     told: impl Fn(&[u8]) -> Option<u64>,
     limits: BodyLimits,
+    mut held: Reservation,
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -88,27 +96,41 @@ where
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
         limits.check(Some((so_far + data.len()) as u64))?;
         match &mut rest {
-            Some(rest) => rest.extend_from_slice(&data),
+            Some(rest) => {
+                if rest.capacity() - rest.len() < data.len() {
+                    // Growing holds the old and the new place for a moment.
+                    let room = (2 * rest.capacity()).max(rest.len() + data.len());
+                    held.grow(room as u64)?;
+                    rest.reserve(room - rest.len());
+                    held.shrink_to(rest.capacity() as u64);
+                }
+                rest.extend_from_slice(&data);
+            }
             None if first.is_empty() => {
                 limits.check(told(&data))?;
+                held.cover(data.len() as u64)?;
                 first = data;
             }
             None => {
                 // A hint from outside, and not above the limit.
                 let announced = told(&first).unwrap_or(0) as usize;
-                let mut joined = BytesMut::with_capacity(announced.max(first.len() + data.len()));
+                let room = announced.max(first.len() + data.len());
+                held.shrink_to(0);
+                held.grow(room as u64)?;
+                let mut joined = BytesMut::with_capacity(room);
                 joined.extend_from_slice(&first);
                 joined.extend_from_slice(&data);
                 rest = Some(joined);
             }
         }
     }
-    Ok(rest.map_or(first, BytesMut::freeze))
+    Ok(held.attach(rest.map_or(first, BytesMut::freeze)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::byte_budget::ByteBudget;
     use base::ErrorKind;
     use http_body_util::{Full, StreamBody};
 
@@ -122,8 +144,32 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
     }
 
+    fn budget(bytes: u64) -> std::sync::Arc<ByteBudget> {
+        ByteBudget::new(bytes, Default::default())
+    }
+
+    #[test]
+    fn a_body_in_pieces_takes_of_the_budget_what_it_has_room_for() {
+        let limits = BodyLimits { bytes_max: 1 << 20, ..LIMITS };
+        let pieces = |count: usize| {
+            let piece = || Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![7; 1000])));
+            StreamBody::new(tokio_stream::iter((0..count).map(move |_| piece())))
+        };
+        let budget = budget(100_000);
+        let announced = run(read(pieces(2), Some(100_001), limits, budget.nothing())).unwrap_err();
+        assert_eq!(announced.kind(), ErrorKind::TooLarge, "{announced}");
+        let grown = run(read(pieces(200), None, limits, budget.nothing())).unwrap_err();
+        assert_eq!(grown.kind(), ErrorKind::TooLarge, "{grown}");
+        assert!(budget.used() == 0 && budget.peak() <= 100_000);
+        let body = run(read(pieces(20), None, limits, budget.nothing())).unwrap();
+        assert!(body.len() == 20_000 && budget.used() >= 20_000);
+        drop(body);
+        assert_eq!(budget.used(), 0);
+    }
+
     fn kind(body: &'static [u8], announced: Option<u64>) -> std::result::Result<Bytes, ErrorKind> {
-        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS)).map_err(|e| e.kind())
+        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS, budget(8).nothing()))
+            .map_err(|e| e.kind())
     }
 
     #[test]
@@ -140,7 +186,8 @@ mod tests {
         let endless = tokio_stream::iter(std::iter::repeat_with(|| {
             Ok::<_, std::convert::Infallible>(Frame::data(Bytes::new()))
         }));
-        let dribbling = async |stream| read(StreamBody::new(Box::pin(stream)), None, LIMITS).await;
+        let dribbling =
+            async |stream| read(StreamBody::new(Box::pin(stream)), None, LIMITS, budget(8).nothing()).await;
         let pause = Duration::from_millis(5);
         let read = run(async {
             dribbling(endless.then(async |piece| {

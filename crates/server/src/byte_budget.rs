@@ -11,8 +11,12 @@ use std::time::Duration;
 
 use base::units::{GIB, MIB};
 use base::{Error, Result};
+use bytes::Bytes;
 use metrics::{KindLabels, Metrics};
 
+/// What a request may take without asking the budget. The number of requests bounds this part: 1,024 requests (the default
+/// of --max-requests) of less than 4 KiB a part.
+pub(crate) const FREE_BYTES_MAX: u64 = 4 << 10;
 /// Share of the memory of the machine, or of its container, that the budget takes if no flag says otherwise.
 const DEFAULT_SHARE: f64 = 0.125;
 /// Smallest and largest default budget in bytes.
@@ -45,9 +49,14 @@ impl ByteBudget {
     /// # Errors
     /// `TooLarge` if the budget could never hold `bytes`, `ResourceExhausted` with retry advice if it cannot now.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        let mut reservation = Reservation { budget: self.clone(), bytes: 0 };
+        let mut reservation = self.nothing();
         reservation.grow(bytes)?;
         Ok(reservation)
+    }
+
+    /// Starts a reservation without bytes.
+    pub(crate) fn nothing(self: &Arc<Self>) -> Reservation {
+        Reservation { budget: self.clone(), bytes: 0 }
     }
 
     /// Returns the maximum in bytes.
@@ -110,16 +119,43 @@ impl Reservation {
         Ok(())
     }
 
+    /// Reserves `bytes` more, unless they are no more than [`FREE_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// Those of [`ByteBudget::reserve`].
+    pub(crate) fn cover(&mut self, bytes: u64) -> Result<()> {
+        if bytes <= FREE_BYTES_MAX { Ok(()) } else { self.grow(bytes) }
+    }
+
+    /// Returns `bytes` that hold this reservation until the last part of them is dropped.
+    pub(crate) fn attach(self, bytes: Bytes) -> Bytes {
+        if self.bytes == 0 { bytes } else { Bytes::from_owner(Attached { bytes, _reservation: self }) }
+    }
+
     /// Gives back all bytes above `bytes`.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         let freed = self.bytes.saturating_sub(bytes);
-        self.bytes -= freed;
-        self.budget.used.fetch_sub(freed, Ordering::Relaxed);
+        if freed > 0 {
+            self.bytes -= freed;
+            self.budget.used.fetch_sub(freed, Ordering::Relaxed);
+        }
     }
 
     /// Returns the bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+/// Bytes with their reservation.
+struct Attached {
+    bytes: Bytes,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for Attached {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -151,6 +187,21 @@ mod tests {
         assert_eq!(budget.used(), 0);
         assert_eq!(budget.reserve(101).map(drop).unwrap_err().kind(), ErrorKind::TooLarge);
         assert_eq!(budget.reserve(u64::MAX).map(drop).unwrap_err().kind(), ErrorKind::TooLarge);
+    }
+
+    #[test]
+    fn attached_bytes_hold_their_reservation_to_the_last_part() {
+        let budget = ByteBudget::new(1 << 20, Arc::new(Metrics::default()));
+        let mut reservation = budget.nothing();
+        reservation.cover(FREE_BYTES_MAX).unwrap();
+        assert_eq!(budget.used(), 0, "small parts are free");
+        reservation.cover(FREE_BYTES_MAX + 1).unwrap();
+        let whole = reservation.attach(Bytes::from_static(b"whole"));
+        let part = whole.slice(1..2);
+        drop(whole);
+        assert_eq!((&part[..], budget.used()), (&b"h"[..], FREE_BYTES_MAX + 1));
+        drop(part);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

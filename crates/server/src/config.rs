@@ -70,6 +70,8 @@ pub struct DoorConfig {
     pub request_timeout: Duration,
     /// How long a client may take to send its headers, and between two pieces of its body.
     pub client_timeout: Duration,
+    /// The time within which a client must take the next part of a large answer; see `answers`.
+    pub answer_window: Duration,
     /// How long shutdown waits for requests that are being answered.
     pub shutdown_grace: Duration,
     /// How much of that time idle HTTP/1.1 connections stay open for a request that is on its way.
@@ -95,6 +97,7 @@ impl Default for DoorConfig {
             request_memory_bytes: None,
             request_timeout: Duration::from_secs(60),
             client_timeout: Duration::from_secs(10),
+            answer_window: crate::answers::WINDOW,
             shutdown_grace: Duration::from_secs(30),
             drain_time: DRAIN_TIME,
             threads: 0,

@@ -5,6 +5,7 @@
 //! workers, loading on the lifecycle's threads, and both answer through a channel.
 
 mod admin;
+mod answers;
 mod api_key;
 mod app;
 mod body;
@@ -12,6 +13,7 @@ mod byte_budget;
 mod collections;
 mod compose;
 mod config;
+mod decoders;
 pub mod descriptors;
 #[cfg(test)]
 mod edge_tests;

@@ -6,8 +6,9 @@ use std::path::Path;
 /// Threads looked at; more are not counted.
 const THREADS_READ_MAX: usize = 4096;
 /// Kinds that metrics tell apart: the names of Millpond's threads without their numbers, and all others.
-pub(crate) const KINDS: [&str; 12] = [
+pub(crate) const KINDS: [&str; 13] = [
     "door",
+    "decoder",
     "worker",
     "audio",
     "images",

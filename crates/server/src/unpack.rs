@@ -5,7 +5,9 @@ use std::io::Read;
 use base::{Error, Result};
 use bytes::Bytes;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderName, header};
+
+use crate::byte_budget::Reservation;
 
 /// How a body is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +23,15 @@ pub(crate) enum Coding {
 /// # Errors
 /// `InvalidArgument` for a compression that is not offered, and for several on top of each other.
 pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<Coding>> {
-    let Some(encoding) = headers.get(header::CONTENT_ENCODING) else { return Ok(None) };
+    coding_of(headers, header::CONTENT_ENCODING)
+}
+
+/// Does the same for the header `name`.
+///
+/// # Errors
+/// As [`coding`].
+pub(crate) fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<Coding>> {
+    let Some(encoding) = headers.get(name) else { return Ok(None) };
     match encoding.as_bytes().to_ascii_lowercase().as_slice() {
         b"" | b"identity" => Ok(None),
         b"gzip" | b"x-gzip" => Ok(Some(Coding::Gzip)),
@@ -32,24 +42,46 @@ pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<Coding>> {
     }
 }
 
-/// The body as it was before it was compressed.
+/// Room for a decompressed body at first, in bytes; it is doubled when it is full.
+const ROOM_MIN: usize = 64 << 10;
+
+/// Returns the body as it was before it was compressed; it holds what it takes of the budget of `reservation`.
 ///
 /// # Errors
-/// `TooLarge` where that is more than `bytes_max`, `InvalidArgument` for a damaged body.
-pub(crate) fn unpack(coding: Coding, body: &[u8], bytes_max: usize) -> Result<Bytes> {
-    let mut all = Vec::new();
-    let room = (bytes_max as u64).saturating_add(1);
-    let read = match coding {
-        Coding::Gzip => MultiGzDecoder::new(body).take(room).read_to_end(&mut all),
-        Coding::Deflate => ZlibDecoder::new(body).take(room).read_to_end(&mut all),
-    };
-    read.map_err(|error| Error::invalid(format!("the body cannot be decompressed: {error}")))?;
-    if all.len() > bytes_max {
-        return Err(Error::too_large(format!(
-            "the body is larger than {bytes_max} bytes when decompressed; send less or raise --max-body"
-        )));
+/// `TooLarge` if that is more than `bytes_max`, `InvalidArgument` for a damaged body, and those of the budget.
+pub(crate) fn unpack(
+    coding: Coding,
+    body: &[u8],
+    bytes_max: usize,
+    reservation: Reservation,
+) -> Result<Bytes> {
+    match coding {
+        Coding::Gzip => read_all(MultiGzDecoder::new(body), bytes_max, reservation),
+        Coding::Deflate => read_all(ZlibDecoder::new(body), bytes_max, reservation),
     }
-    Ok(all.into())
+}
+
+fn read_all(mut from: impl Read, bytes_max: usize, mut reservation: Reservation) -> Result<Bytes> {
+    let damaged = |error| Error::invalid(format!("the body cannot be decompressed: {error}"));
+    let mut all = Vec::new();
+    loop {
+        // One byte more than is allowed shows that there is more.
+        let room = (2 * all.len()).max(ROOM_MIN).min(bytes_max.saturating_add(1));
+        reservation.grow(room as u64)?;
+        let before = all.len();
+        all.reserve_exact(room - before);
+        let read = from.by_ref().take((room - before) as u64).read_to_end(&mut all).map_err(damaged)?;
+        // The smaller place is gone by now.
+        reservation.shrink_to(all.capacity() as u64);
+        if all.len() > bytes_max {
+            return Err(Error::too_large(format!(
+                "the body is larger than {bytes_max} bytes when decompressed; send less or raise --max-body"
+            )));
+        }
+        if read < room - before {
+            return Ok(reservation.attach(all.into()));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -61,6 +93,27 @@ mod tests {
     use flate2::write::{GzEncoder, ZlibEncoder};
 
     use super::*;
+    use crate::byte_budget::ByteBudget;
+
+    fn unpack(coding: Coding, body: &[u8], bytes_max: usize) -> Result<Bytes> {
+        let budget = ByteBudget::new(1 << 20, Default::default());
+        let unpacked = super::unpack(coding, body, bytes_max, budget.nothing());
+        assert_eq!(budget.used() > 0, unpacked.is_ok());
+        unpacked
+    }
+
+    #[test]
+    fn a_bomb_stops_where_the_budget_ends() {
+        let budget = ByteBudget::new(1 << 20, Default::default());
+        let bomb = packed(Coding::Gzip, &vec![0; 32 << 20]);
+        let error = super::unpack(Coding::Gzip, &bomb, 64 << 20, budget.nothing()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
+        let fits = packed(Coding::Gzip, &vec![0; 300_000]);
+        let bytes = super::unpack(Coding::Gzip, &fits, 64 << 20, budget.nothing()).unwrap();
+        assert!(bytes.len() == 300_000 && budget.used() >= 300_000 && budget.peak() <= 1 << 20);
+        drop(bytes);
+        assert_eq!(budget.used(), 0);
+    }
 
     fn packed(coding: Coding, bytes: &[u8]) -> Vec<u8> {
         match coding {

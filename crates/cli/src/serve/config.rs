@@ -50,6 +50,7 @@ fn doors(options: &ServerOptions) -> DoorConfig {
         request_memory_bytes: options.request_memory.map(|Size(bytes)| bytes),
         request_timeout: time(options.request_timeout, default.request_timeout),
         client_timeout: time(options.client_timeout, default.client_timeout),
+        answer_window: default.answer_window,
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
         drain_time: default.drain_time,
         threads: options.door_threads.unwrap_or(default.threads),

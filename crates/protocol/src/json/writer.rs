@@ -1,6 +1,6 @@
 //! Tensors as JSON: flat, or nested as their shape.
 
-use base::{DType, Data, Error, Result, Tensor};
+use base::{DType, Data, Error, NamedTensor, Result, Tensor};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use half::{bf16, f16};
@@ -20,6 +20,48 @@ pub(crate) enum Text {
     Base64WhereNeeded,
     /// Always as `{"b64": ...}`.
     Base64,
+}
+
+/// Bytes of a tensor's description besides its name, and of the object around all of them.
+const DESCRIPTION_BYTES: usize = 128;
+
+/// Returns an upper bound of the bytes that `tensors` take as JSON, flat or nested, without the names of model and request.
+pub fn text_bytes_max(tensors: &[NamedTensor]) -> usize {
+    let tensor = |NamedTensor { name, tensor }: &NamedTensor| {
+        // A name may be all escapes, of six bytes for each of its own.
+        let frame = DESCRIPTION_BYTES + 6 * name.len() + 24 * tensor.shape().len();
+        frame.saturating_add(elements_bytes_max(tensor)).saturating_add(lists_bytes_max(tensor))
+    };
+    tensors.iter().map(tensor).fold(DESCRIPTION_BYTES, usize::saturating_add)
+}
+
+/// Bytes of all elements with a comma each.
+fn elements_bytes_max(tensor: &Tensor) -> usize {
+    let widest = match (tensor.data(), tensor.dtype()) {
+        // {"b64":"..."} or a string of which each byte is an escape, and the base64 text while it is copied.
+        (Data::Strings(strings), _) => {
+            return strings.iter().fold(0, |sum: usize, text| sum.saturating_add(6 * text.len() + 16));
+        }
+        (_, DType::Bool | DType::U8 | DType::I8 | DType::U16 | DType::I16 | DType::U4 | DType::I4) => 7,
+        (_, DType::U32 | DType::I32) => 12,
+        (_, DType::U64 | DType::I64) => 21,
+        (_, DType::F16 | DType::BF16 | DType::F32) => 17,
+        _ => 26,
+    };
+    tensor.elements().saturating_mul(widest)
+}
+
+/// Brackets and commas of nested lists: as many lists as the axes outside of them have elements.
+fn lists_bytes_max(tensor: &Tensor) -> usize {
+    let mut lists = 1usize;
+    let outer = tensor.shape().iter().map(|&dim| {
+        let outside = lists;
+        lists = lists.saturating_mul(dim);
+        outside
+    });
+    // More lists than this are not written.
+    let bound = tensor.elements().max(EMPTY_LISTS_MAX);
+    outer.fold(0, |sum: usize, lists| sum.saturating_add(3 * lists.min(bound)))
 }
 
 /// Appends `text` as a JSON string.
@@ -199,6 +241,30 @@ mod tests {
         assert!(nested(&tensor, Text::Plain).is_err());
         assert_eq!(nested(&tensor, Text::Base64WhereNeeded).unwrap(), r#"["a\"\n",{"b64":"/w=="}]"#);
         assert_eq!(nested(&tensor, Text::Base64).unwrap(), r#"[{"b64":"YSIK"},{"b64":"/w=="}]"#);
+    }
+
+    #[test]
+    fn the_bound_of_a_text_holds() {
+        let tensors = [
+            Tensor::from_vec([2usize, 2, 1].as_slice(), vec![-f32::MIN_POSITIVE; 4]),
+            Tensor::from_vec(
+                [3usize, 1, 1, 1].as_slice(),
+                vec![f64::MIN_POSITIVE, -f64::MAX, f64::NEG_INFINITY],
+            ),
+            Tensor::from_vec([100usize].as_slice(), vec![i64::MIN; 100]),
+            Tensor::from_vec([100usize, 1].as_slice(), vec![i32::MIN; 100]),
+            Tensor::from_vec([100usize].as_slice(), vec![i16::MIN; 100]),
+            Tensor::from_strings(
+                [2usize].as_slice(),
+                vec![Bytes::from(vec![1; 999]), Bytes::from(vec![255; 999])],
+            ),
+        ];
+        for tensor in tensors.map(Result::unwrap) {
+            let text = nested(&tensor, Text::Base64WhereNeeded).unwrap().len();
+            let elements = elements_bytes_max(&tensor) + lists_bytes_max(&tensor);
+            assert!(elements >= text, "{text} {elements} {:?}", tensor.dtype());
+            assert!(text_bytes_max(&[NamedTensor::new("y", tensor)]) > elements);
+        }
     }
 
     #[test]

@@ -7,6 +7,9 @@ use super::{dtype_of, strings};
 use crate::inference::InferTensorContents;
 use crate::wire;
 
+/// Bytes that a string takes in raw contents if it is empty.
+pub(crate) const STRING_BYTES_MIN: usize = strings::LENGTH_BYTES;
+
 /// A tensor of a message without its elements.
 pub(crate) struct Described {
     pub(crate) name: String,

@@ -36,6 +36,22 @@ pub struct InferRequest {
 /// Millpond's own parameter of a load: which version, where one is meant.
 const VERSION: &str = "version";
 
+/// Returns an upper bound of the bytes that [`decode_request`] allocates for strings in raw contents, which the bytes of a
+/// message do not show: each may have none, and takes a reference in the list and in the tensor.
+pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
+    let strings = request.inputs.iter().zip(&request.raw_input_contents);
+    let strings =
+        strings.filter(|(input, _)| super::from_datatype(&input.datatype) == Some(base::DType::String));
+    let count = |(input, raw): (&InferInputTensor, &bytes::Bytes)| {
+        let sizes = input.shape.iter().map(|&dim| u64::try_from(dim).unwrap_or(0));
+        sizes.fold(1, u64::saturating_mul).min((raw.len() / contents::STRING_BYTES_MIN) as u64)
+    };
+    strings.map(count).sum::<u64>() * STRING_REFERENCES_BYTES
+}
+
+/// Bytes of a string's references in the list that is read and in the tensor.
+pub const STRING_REFERENCES_BYTES: u64 = 2 * size_of::<bytes::Bytes>() as u64;
+
 /// The inputs and wishes of a request. Raw contents are shared, not copied.
 ///
 /// # Errors

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::wire;
 
-const LENGTH_BYTES: usize = 4;
+pub(super) const LENGTH_BYTES: usize = 4;
 
 /// A tensor of `shape` whose strings share `raw`.
 pub(crate) fn decode(name: &str, shape: Shape, mut raw: Bytes) -> Result<Tensor> {

@@ -70,6 +70,27 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
     Ok(target)
 }
 
+/// Returns an upper bound of the bytes that [`decode_predict`] allocates and the bytes of a message do not show: repeated
+/// values, and the strings of `tensor_content`.
+pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
+    let (mut filled, mut strings) = (0u64, 0u64);
+    for message in request.inputs.values() {
+        let Some(dtype) = super::from_datatype(message.dtype) else { continue };
+        // A string takes a reference in the list and in the tensor, and its length before that.
+        let width = dtype.bits().map_or(2 * size_of::<bytes::Bytes>() + 8, |bits| bits.div_ceil(8));
+        let sizes = message.tensor_shape.iter().flat_map(|shape| &shape.dim);
+        let sizes = sizes.map(|dim| u64::try_from(dim.size).unwrap_or(0));
+        let elements = sizes.fold(1u64, u64::saturating_mul);
+        if message.tensor_content.is_empty() {
+            filled = filled.saturating_add(elements.saturating_mul(width as u64));
+        } else if dtype == base::DType::String {
+            strings += elements.min(message.tensor_content.len() as u64) * width as u64;
+        }
+    }
+    // What is filled may be copied once more.
+    2 * filled.min(2 * super::fill::FILLED_BYTES_MAX as u64) + strings
+}
+
 /// The inputs and wishes of a request; `tensor_content` is shared, not copied.
 ///
 /// # Errors

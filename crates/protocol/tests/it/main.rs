@@ -16,3 +16,4 @@ mod oracle;
 mod tfs;
 mod tfs_json;
 mod warmup;
+mod weigh;

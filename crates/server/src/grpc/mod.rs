@@ -1,5 +1,6 @@
 //! The gRPC door: both protocols on one port, told apart by the service's name in the path.
 
+mod messages;
 mod oip;
 #[cfg(test)]
 mod tests;
@@ -13,21 +14,23 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base::Error;
-use hyper::body::{Frame, SizeHint};
+use bytes::Bytes;
 use protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use protocol::tensorflow::serving::model_service_server::ModelServiceServer;
 use protocol::tensorflow::serving::prediction_service_server::PredictionServiceServer;
+use protocol::weigh::EXPANSION_MAX;
 use tokio::sync::watch;
 use tonic::body::Body;
-use tonic::codec::CompressionEncoding;
 use tonic::server::NamedService;
 use tower::Service;
 
 use crate::app::App;
-use crate::body::poll_within;
+use crate::byte_budget::Reservation;
 use crate::errors::grpc_status;
 use crate::given::Given;
-use crate::patience::Patience;
+
+/// Largest message of a call that is no inference, in bytes: what gRPC's own servers take if they are not told otherwise.
+const OTHER_BYTES_MAX: usize = 4 << 20;
 
 type OipServer = GrpcInferenceServiceServer<oip::Oip>;
 type PredictServer = PredictionServiceServer<tfs::Tfs>;
@@ -36,25 +39,12 @@ type ModelServer = ModelServiceServer<tfs::Tfs>;
 /// The door's service: admission in front, then the services by name.
 /// Once `stopped` says so, streams end after the request that is being answered.
 pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> Admitted {
-    let limit = app.doors.body_bytes_max;
-    // Requests may come compressed; the limit is that of the message as well.
-    let (gzip, deflate) = (CompressionEncoding::Gzip, CompressionEncoding::Deflate);
     Admitted {
-        oip: OipServer::new(oip::Oip { app: app.clone(), stopped })
-            .accept_compressed(gzip)
-            .accept_compressed(deflate)
-            .max_decoding_message_size(limit)
-            .max_encoding_message_size(usize::MAX),
-        predict: PredictServer::new(tfs::Tfs(app.clone()))
-            .accept_compressed(gzip)
-            .accept_compressed(deflate)
-            .max_decoding_message_size(limit)
-            .max_encoding_message_size(usize::MAX),
-        model: ModelServer::new(tfs::Tfs(app.clone()))
-            .accept_compressed(gzip)
-            .accept_compressed(deflate)
-            .max_decoding_message_size(limit),
+        oip: OipServer::new(oip::Oip { app: app.clone() }).max_encoding_message_size(usize::MAX),
+        predict: PredictServer::new(tfs::Tfs(app.clone())).max_encoding_message_size(usize::MAX),
+        model: ModelServer::new(tfs::Tfs(app.clone())),
         app,
+        stopped,
     }
 }
 
@@ -68,6 +58,8 @@ pub(crate) struct Admitted {
     oip: OipServer,
     predict: PredictServer,
     model: ModelServer,
+    /// Told when the server stops.
+    stopped: watch::Receiver<bool>,
 }
 
 /// The services and the methods that they have here. Triton and TensorFlow Serving have more.
@@ -96,9 +88,10 @@ const METHODS: [(&str, &[&str]); 3] = [
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Admitted {
+    /// Answers a call that is no inference by the service that it names.
     fn route(
         &mut self,
-        request: http::Request<Timed>,
+        request: http::Request<Whole>,
     ) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
         let mut path = request.uri().path().split('/').skip(1);
         let name = path.next().unwrap_or_default();
@@ -120,13 +113,34 @@ impl Admitted {
         let error = Error::unimplemented(format!("there is no gRPC service \"{name}\" here"));
         refused(&error)
     }
+}
 
-    fn timed(&self, request: http::Request<Given>) -> http::Request<Timed> {
-        let limits = &self.app.doors;
-        let streams = request.uri().path().ends_with("/ModelStreamInfer");
-        let patience = (!streams).then(|| Patience::new(limits.client_timeout, limits.request_timeout));
-        request.map(|body| Timed { body, patience })
+/// A call's only message, uncompressed, with its prefix.
+type Whole = http_body_util::Full<Bytes>;
+
+/// Reads a call that is no inference, and what its message takes at most of the budget; tonic decodes without counting.
+async fn whole(
+    app: &App,
+    request: http::Request<Given>,
+) -> base::Result<(http::Request<Whole>, Reservation)> {
+    let (mut head, body) = request.into_parts();
+    let coding = messages::coding(&head.headers)?;
+    let frame = messages::frame(app, body, OTHER_BYTES_MAX).await?;
+    let message = messages::message(app, coding, frame.clone()).await?;
+    if message.len() > OTHER_BYTES_MAX {
+        return Err(Error::too_large(format!(
+            "the message is larger than {OTHER_BYTES_MAX} bytes when decompressed"
+        )));
     }
+    let mut held = app.request_memory.nothing();
+    held.cover(message.len() as u64 * EXPANSION_MAX)?;
+    if coding.is_none() {
+        return Ok((http::Request::from_parts(head, Whole::new(frame)), held));
+    }
+    head.headers.remove(messages::ENCODING);
+    let length = message.len() as u32;
+    let plain = [&[0], &length.to_be_bytes()[..], &message].concat();
+    Ok((http::Request::from_parts(head, Whole::new(plain.into())), held))
 }
 
 /// The calls that take a place and are answered without tonic's streams.
@@ -140,41 +154,6 @@ fn refused(error: &Error) -> BoxFuture<Result<http::Response<Body>, Infallible>>
     Box::pin(std::future::ready(Ok(grpc_status(error).into_http())))
 }
 
-/// A request's body that ends with an error where the client takes too long to send it.
-struct Timed {
-    body: Given,
-    /// None for a stream of requests, which may be silent as long as it likes.
-    patience: Option<Patience>,
-}
-
-impl hyper::body::Body for Timed {
-    type Data = bytes::Bytes;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<bytes::Bytes>, Self::Error>>> {
-        let Timed { body, patience } = &mut *self;
-        let polled = match patience {
-            Some(patience) => poll_within(body, patience, cx),
-            None => Pin::new(body).poll_frame(cx).map(Ok),
-        };
-        polled.map(|polled| match polled {
-            Ok(frame) => frame.map(|frame| frame.map_err(Self::Error::from)),
-            Err(overdue) => Some(Err(Self::Error::from(grpc_status(&overdue)))),
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 impl Service<http::Request<Given>> for Admitted {
     type Response = http::Response<Body>;
     type Error = Infallible;
@@ -185,24 +164,28 @@ impl Service<http::Request<Given>> for Admitted {
     }
 
     fn call(&mut self, request: http::Request<Given>) -> Self::Future {
+        let app = self.app.clone();
         let inference = match request.uri().path() {
             "/inference.GRPCInferenceService/ModelInfer" => Inference::ModelInfer,
             "/tensorflow.serving.PredictionService/Predict" => Inference::Predict,
-            _ => return self.route(self.timed(request)),
+            "/inference.GRPCInferenceService/ModelStreamInfer" => {
+                let response = oip::model_stream_infer(&app, self.stopped.clone(), request);
+                return Box::pin(std::future::ready(Ok(response)));
+            }
+            _ => {
+                let mut services = self.clone();
+                return Box::pin(async move {
+                    match whole(&app, request).await {
+                        Ok((request, _held)) => services.route(request).await,
+                        Err(error) => Ok(grpc_status(&error).into_http()),
+                    }
+                });
+            }
         };
         let incomplete = match self.app.receive() {
             Ok(incomplete) => incomplete,
             Err(error) => return refused(&error),
         };
-        if unary::compressed(request.headers()) {
-            let answer = self.route(self.timed(request));
-            return Box::pin(async move {
-                let response = answer.await;
-                drop(incomplete);
-                response
-            });
-        }
-        let app = self.app.clone();
         Box::pin(async move {
             Ok(match inference {
                 Inference::ModelInfer => oip::model_infer(&app, request, incomplete).await,

@@ -4,18 +4,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use base::{Error, Result};
+use bytes::Bytes;
 use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::messages::{self, Decoded, Messages};
 use super::unary;
 use crate::admin::AdminCall;
+use crate::answers::Answer;
 use crate::app::{App, Call, Ticket};
+use crate::byte_budget::Reservation;
+use crate::decoders::{INLINE_WORK_MAX, Step};
 use crate::errors::grpc_status;
 use crate::given::Given;
 use crate::listen::Peer;
@@ -33,8 +37,6 @@ type Answered<T> = std::result::Result<Response<T>, Status>;
 /// The service.
 pub(crate) struct Oip {
     pub(crate) app: Arc<App>,
-    /// Told when the server stops.
-    pub(crate) stopped: watch::Receiver<bool>,
 }
 
 /// The version a request names; none when the field is empty.
@@ -56,13 +58,23 @@ fn peer<T>(request: &Request<T>) -> Option<Peer> {
 async fn infer(
     app: &App,
     ticket: &Ticket,
-    request: pb::ModelInferRequest,
+    decoded: Decoded<pb::ModelInferRequest>,
     timeout: Option<std::time::Duration>,
-) -> Result<pb::ModelInferResponse> {
+) -> Result<(pb::ModelInferResponse, Reservation)> {
+    let Decoded { message: request, mut held, large } = decoded;
     let found = parse_version(&request.model_version)
         .and_then(|version| app.find(&request.model_name, version, None));
     let servable = found.inspect_err(|error| app.reject(ticket, error))?;
-    let decoded = oip::grpc::decode_request(request)
+    let strings = oip::grpc::strings_bytes_max(&request);
+    let large = large || strings > INLINE_WORK_MAX * oip::grpc::STRING_REFERENCES_BYTES;
+    let decode = move || {
+        held.cover(strings)?;
+        Ok((oip::grpc::decode_request(request)?, held))
+    };
+    let (decoded, held) = app
+        .decoders
+        .run_if(large, Step::Decode, decode)
+        .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
@@ -74,7 +86,7 @@ async fn infer(
         priority: decoded.priority,
     };
     let answer = app.answer(ticket, call).await?;
-    oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)
+    Ok((oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)?, held))
 }
 
 /// ModelInfer.
@@ -84,12 +96,29 @@ pub(super) async fn model_infer(
     incomplete: Incomplete,
 ) -> http::Response<Body> {
     let read = unary::read(app, PROTOCOL, request).await;
-    unary::response(match read.and_then(|asked| complete(app, incomplete, asked)) {
-        Ok((unary::Asked { ticket, message, timeout }, _place)) => {
-            infer(app, &ticket, message, timeout).await
+    let answer = match read.and_then(|asked| complete(app, incomplete, asked)) {
+        Ok((unary::Asked { ticket, decoded, timeout }, _place)) => {
+            infer(app, &ticket, decoded, timeout).await
         }
         Err(error) => Err(error),
-    })
+    };
+    unary::response(app, answer)
+}
+
+/// ModelStreamInfer.
+pub(super) fn model_stream_infer(
+    app: &Arc<App>,
+    stopped: watch::Receiver<bool>,
+    request: http::Request<Given>,
+) -> http::Response<Body> {
+    let (head, body) = request.into_parts();
+    let requests = match Messages::new(&head.headers, body) {
+        Ok(requests) => requests,
+        Err(error) => return grpc_status(&error).into_http(),
+    };
+    let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
+    tokio::spawn(converse(app.clone(), requests, sender, stopped));
+    unary::stream(receiver)
 }
 
 /// Takes the place of a request that was read.
@@ -110,30 +139,26 @@ async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()>
     admin::load(app, &request.model_name, LoadSpec { version, ..LoadSpec::default() }).await
 }
 
-type Streamed = std::result::Result<pb::ModelStreamInferResponse, Status>;
-
 /// Answers the requests of one stream in turn, until it ends, the client goes, or the server stops.
 async fn converse(
     app: Arc<App>,
-    mut requests: Streaming<pb::ModelInferRequest>,
-    answers: mpsc::Sender<Streamed>,
+    mut requests: Messages,
+    answers: mpsc::Sender<Result<Answer>>,
     mut stopped: watch::Receiver<bool>,
 ) {
     loop {
         let request = tokio::select! {
             biased;
-            _ = stopped.wait_for(|stopped| *stopped) => {
-                Some(Err(grpc_status(&Error::unavailable("the server is shutting down"))))
-            }
+            _ = stopped.wait_for(|stopped| *stopped) => Err(Error::unavailable("the server is shutting down")),
             () = answers.closed() => return,
-            request = requests.next() => request,
+            request = requests.next(&app) => request,
         };
         let (answer, last) = match request {
-            None => return,
+            Ok(None) => return,
             // What is no request ends the stream, and the client learns why.
-            Some(Err(status)) => (Err(status), true),
-            Some(Ok(request)) => tokio::select! {
-                answer = one_of_many(&app, request) => (Ok(answer), false),
+            Err(error) => (Err(error), true),
+            Ok(Some(request)) => tokio::select! {
+                answer = one_of_many(&app, request) => { let last = answer.is_err(); (answer, last) },
                 // Dropping the request takes it from its queue.
                 () = answers.closed() => return,
             },
@@ -144,23 +169,35 @@ async fn converse(
     }
 }
 
-/// One request of a stream: its error is its own, and the stream goes on.
-async fn one_of_many(app: &App, request: pb::ModelInferRequest) -> pb::ModelStreamInferResponse {
+/// Answers one request of a stream: its error is its own, and the stream goes on.
+async fn one_of_many(app: &App, request: Bytes) -> Result<Answer> {
     let ticket = App::begin(PROTOCOL);
-    let answer = match app.admit() {
-        Ok(_permit) => infer(app, &ticket, request, None).await,
+    let admitted = async {
+        let permit = app.admit()?;
+        Ok((permit, messages::decode(app, request).await?))
+    };
+    let answer = match admitted.await {
+        Ok((_permit, decoded)) => infer(app, &ticket, decoded, None).await,
         Err(error) => {
             app.reject(&ticket, &error);
             Err(error)
         }
     };
-    match answer {
-        Ok(mut response) => {
-            response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
-            pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
-        }
-        Err(error) => pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None },
-    }
+    let answer = answer.and_then(|(mut response, held)| {
+        response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
+        let answer =
+            pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) };
+        unary::encoded(app, &answer, held)
+    });
+    answer.or_else(|error| {
+        let answer = pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
+        unary::encoded(app, &answer, app.request_memory.nothing())
+    })
+}
+
+/// For methods that never come here, because they are answered without tonic's streams.
+fn answered_before<T>() -> Answered<T> {
+    answered(Err(Error::internal("this call should have been answered before")))
 }
 
 #[tonic::async_trait]
@@ -230,22 +267,15 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         }))
     }
 
-    async fn model_infer(&self, request: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
-        let ticket = App::begin(PROTOCOL);
-        let timeout = super::timeout(request.metadata().as_ref());
-        // Only compressed calls come here; their body has been read by now.
-        let _place = self.app.admit().map_err(|error| grpc_status(&error))?;
-        answered(infer(&self.app, &ticket, request.into_inner(), timeout).await)
+    async fn model_infer(&self, _: Request<pb::ModelInferRequest>) -> Answered<pb::ModelInferResponse> {
+        answered_before()
     }
 
     async fn model_stream_infer(
         &self,
-        request: Request<Streaming<pb::ModelInferRequest>>,
+        _: Request<Streaming<pb::ModelInferRequest>>,
     ) -> Answered<Self::ModelStreamInferStream> {
-        let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-        let (app, stopped) = (self.app.clone(), self.stopped.clone());
-        tokio::spawn(converse(app, request.into_inner(), sender, stopped));
-        answered(Ok(Box::pin(ReceiverStream::new(receiver)) as Self::ModelStreamInferStream))
+        answered_before()
     }
 
     async fn model_statistics(

@@ -141,7 +141,7 @@ fn a_message_that_is_none_ends_its_stream_with_the_reason() {
         let first = answers.next().await.unwrap().unwrap();
         assert_eq!(first.error_message, "");
         let second = answers.next().await.unwrap().unwrap_err();
-        assert_eq!(second.code(), Code::OutOfRange, "{second}");
+        assert_eq!(second.code(), Code::ResourceExhausted, "{second}");
         assert!(answers.next().await.is_none());
     });
 }
@@ -338,6 +338,132 @@ fn what_is_not_one_message_is_refused_with_its_status() {
         served.app.metrics.requests.get_or_create(&labels).get()
     };
     assert_eq!((refused("invalid_argument"), refused("too_large")), (7, 1));
+}
+
+/// A field that holds `inner`.
+fn within(tag: u8, inner: &[u8]) -> Vec<u8> {
+    let mut out = vec![(tag << 3) | 2];
+    let mut length = inner.len();
+    while length >= 0x80 {
+        out.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    out.push(length as u8);
+    out.extend_from_slice(inner);
+    out
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+const BUDGET: u64 = 16 << 20;
+
+/// Two million empty elements in 4 MB, or in 4 KB of gzip: `tag` of the request, or of the contents of an input.
+fn bomb(tag: u8, within_contents: bool) -> Vec<u8> {
+    let elements = [(tag << 3) | 2, 0].repeat(2_000_000);
+    if within_contents { within(5, &within(5, &elements)) } else { elements }
+}
+
+#[test]
+fn bombs_of_empty_elements_are_refused_before_they_are_decoded() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.request_memory_bytes = Some(BUDGET));
+    run(async {
+        for (bomb, wanted) in [(bomb(5, false), "3"), (bomb(6, false), "3"), (bomb(8, true), "8")] {
+            let (status, _) = call(&served, vec![prefixed(0, &bomb, bomb.len())]).await;
+            assert_eq!(status, wanted);
+            let packed = gzip(&bomb);
+            let asked = post(&served, "ModelInfer").header("grpc-encoding", "gzip");
+            let body = http_body_util::Full::new(prefixed(1, &packed, packed.len()));
+            let answer = connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
+            assert_eq!(answer.headers()["grpc-status"], wanted);
+        }
+        // Other methods take messages of 4 MiB, which may become 256 times as much.
+        let strings = [0x0a, 0].repeat(200_000);
+        let asked = post(&served, "ModelReady");
+        let body = http_body_util::Full::new(prefixed(0, &strings, strings.len()));
+        let answer = connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
+        assert_eq!(answer.headers()["grpc-status"], "8");
+        until(|| served.app.request_memory.used() == 0).await;
+        client!(served).model_infer(request(1)).await.unwrap();
+        until(|| served.app.request_memory.used() == 0 && served.app.places_taken() == 0).await;
+    });
+    assert!(served.app.request_memory.peak() <= BUDGET, "{}", served.app.request_memory.peak());
+}
+
+#[test]
+fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.request_memory_bytes = Some(BUDGET));
+    run(async {
+        let contents =
+            pb::InferTensorContents { bytes_contents: vec![Bytes::new(); 1_000_000], ..Default::default() };
+        let mut bomb = request(1);
+        bomb.inputs[0].contents = Some(contents);
+        let (sender, receiver) = mpsc::channel(1);
+        let requests = ReceiverStream::new(receiver);
+        let mut answers = client!(served)
+            .send_compressed(CompressionEncoding::Gzip)
+            .model_stream_infer(requests)
+            .await
+            .unwrap()
+            .into_inner();
+        for asked in [request(1), bomb, request(10_000)] {
+            let large = asked.inputs[0].contents.is_some();
+            sender.send(asked).await.unwrap();
+            let answer = answers.next().await.unwrap().unwrap();
+            assert_eq!(answer.error_message.contains("--request-memory"), large, "{}", answer.error_message);
+        }
+        until(|| served.app.request_memory.used() == 0 && served.app.places_taken() == 0).await;
+        drop(sender);
+        assert!(answers.next().await.is_none());
+    });
+    assert!(served.app.request_memory.peak() <= BUDGET, "{}", served.app.request_memory.peak());
+}
+
+#[test]
+fn large_typed_contents_are_not_decoded_where_sockets_are_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    let decoded = || served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind: "decode" }).get();
+    run(async {
+        // Raw contents are shared, however large they are.
+        client!(served).model_infer(request(200_000)).await.unwrap();
+        assert_eq!(decoded(), 0);
+        let mut typed = request(20_000);
+        typed.raw_input_contents.clear();
+        let contents = pb::InferTensorContents { fp32_contents: vec![1.0; 20_000], ..Default::default() };
+        typed.inputs[0].contents = Some(contents);
+        let answer = client!(served).model_infer(typed).await.unwrap().into_inner();
+        assert_eq!((answer.raw_output_contents[0].len(), decoded()), (80_000, 2));
+    });
+}
+
+#[test]
+fn answers_are_counted_until_they_are_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.doors.request_memory_bytes = Some(BUDGET));
+    let memory = &served.app.request_memory;
+    run(async {
+        let message = request(1_000_000).encode_to_vec();
+        let frame = prefixed(0, &message, message.len());
+        let mut sender = connect(&served).await;
+        let body = http_body_util::Full::new(frame);
+        let answer = sender.send_request(post(&served, "ModelInfer").body(body).unwrap()).await.unwrap();
+        // The window of the stream is smaller than the answer, which nobody reads.
+        until(|| served.app.places_taken() == 0).await;
+        assert!(memory.used() >= 4_000_000, "{}", memory.used());
+        let collected = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(
+            pb::ModelInferResponse::decode(collected.slice(5..)).unwrap().raw_output_contents[0].len(),
+            4_000_000
+        );
+        until(|| memory.used() == 0).await;
+    });
 }
 
 #[test]

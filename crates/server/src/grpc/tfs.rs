@@ -8,15 +8,20 @@ use protocol::tfs;
 use tonic::body::Body;
 use tonic::{Request, Response, Status};
 
+use super::messages::Decoded;
 use super::oip::complete;
 use super::unary;
 use crate::app::{App, Call, Ticket};
+use crate::byte_budget::Reservation;
+use crate::decoders::Step;
 use crate::errors::grpc_status;
 use crate::given::Given;
 use crate::receiving::Incomplete;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
+/// Most bytes that are filled with repeated values on the thread that watches the socket.
+const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
 type Answered<T> = std::result::Result<Response<T>, Status>;
 
@@ -34,13 +39,23 @@ fn not_offered<T>(what: &str) -> Answered<T> {
 async fn predict(
     app: &App,
     ticket: &Ticket,
-    request: pb::PredictRequest,
+    decoded: Decoded<pb::PredictRequest>,
     timeout: Option<std::time::Duration>,
-) -> Result<tfs::Answer> {
+) -> Result<(tfs::Answer, Reservation)> {
+    let Decoded { message: request, mut held, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref())
         .and_then(|target| app.find(&target.name, target.version, target.label.as_deref()));
     let servable = found.inspect_err(|error| app.reject(ticket, error))?;
-    let mut decoded = tfs::grpc::decode_predict(request)
+    let filled = tfs::grpc::filled_bytes_max(&request);
+    let large = large || filled > INLINE_FILLED_BYTES_MAX;
+    let decode = move || {
+        held.cover(filled)?;
+        Ok((tfs::grpc::decode_predict(request)?, held))
+    };
+    let (mut decoded, held) = app
+        .decoders
+        .run_if(large, Step::Decode, decode)
+        .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let ranks = tfs::adapt_ranks(servable.signature(), &mut decoded.inputs);
@@ -54,7 +69,7 @@ async fn predict(
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
     let elements = if app.doors.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
-    Ok(tfs::grpc::encode_predict(&answer.id, answer.outputs, elements))
+    Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), held))
 }
 
 /// Predict.
@@ -64,23 +79,19 @@ pub(super) async fn predict_call(
     incomplete: Incomplete,
 ) -> http::Response<Body> {
     let read = unary::read(app, PROTOCOL, request).await;
-    unary::response(match read.and_then(|asked| complete(app, incomplete, asked)) {
-        Ok((unary::Asked { ticket, message, timeout }, _place)) => {
-            predict(app, &ticket, message, timeout).await
+    let answer = match read.and_then(|asked| complete(app, incomplete, asked)) {
+        Ok((unary::Asked { ticket, decoded, timeout }, _place)) => {
+            predict(app, &ticket, decoded, timeout).await
         }
         Err(error) => Err(error),
-    })
+    };
+    unary::response(app, answer)
 }
 
 #[tonic::async_trait]
 impl pb::prediction_service_server::PredictionService for Tfs {
-    async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
-        let ticket = App::begin(PROTOCOL);
-        let timeout = super::timeout(request.metadata().as_ref());
-        // Only compressed calls come here; their body has been read by now.
-        let _place = self.0.admit().map_err(|error| grpc_status(&error))?;
-        let answer = predict(&self.0, &ticket, request.into_inner(), timeout).await;
-        answered(answer.and_then(|answer| answer.response()))
+    async fn predict(&self, _: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
+        answered(Err(Error::internal("this call should have been answered before")))
     }
 
     async fn get_model_metadata(

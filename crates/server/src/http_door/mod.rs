@@ -8,7 +8,9 @@ mod repository;
 mod tests;
 mod tfs;
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -18,24 +20,67 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 
-use base::{Error, Result};
+use base::{DType, Error, Result, Signature};
 
 use crate::app::App;
 use crate::body::{self, BodyLimits};
-use crate::{admin, api_key, exporter, host_check, images, page, qdrant, recordings, unpack};
+use crate::byte_budget::{FREE_BYTES_MAX, Reservation};
+use crate::decoders::{INLINE_BYTES_MAX, Step};
+use crate::given::Given;
+use crate::{admin, answers, api_key, exporter, host_check, images, page, qdrant, recordings, unpack};
 pub(crate) use reply::Reply;
+
+/// Where the metrics are.
+const METRICS: &str = "/metrics";
 
 /// What handlers share.
 pub(crate) type Shared = State<Arc<App>>;
 
 /// The door's service.
-pub(crate) fn service(app: Arc<App>) -> Router {
+pub(crate) fn service(app: Arc<App>) -> Counting {
+    Counting { router: router(app.clone()), app }
+}
+
+/// The router, whose answers are counted in the budget.
+#[derive(Clone)]
+pub(crate) struct Counting {
+    router: Router,
+    app: Arc<App>,
+}
+
+impl tower::Service<http::Request<Given>> for Counting {
+    type Response = Response;
+    type Error = std::convert::Infallible;
+    type Future = Pin<Box<dyn Future<Output = std::result::Result<Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Self::Error>> {
+        // A router is always ready.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Given>) -> Self::Future {
+        // Whoever watches the server must see it when the budget is used up.
+        let watched = request.uri().path() == METRICS;
+        let answer = self.router.call(request);
+        let app = self.app.clone();
+        Box::pin(async move {
+            let Ok(response) = answer.await;
+            if watched {
+                return Ok(response);
+            }
+            let counted = answers::counted(&app, response).await;
+            Ok(counted.unwrap_or_else(|error| Reply::error(&error).into_response()))
+        })
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
     let (doors, keyed) = (app.doors.clone(), app.collections.config().api_key.is_some());
     let routes = Router::new()
         .route("/", get(front))
         .route("/events", get(page::events))
         .merge(page::routes())
-        .route("/metrics", get(exposition))
+        .route(METRICS, get(exposition))
         .route("/v2", get(oip::server_metadata))
         .route("/v2/", get(oip::server_metadata))
         .route("/v2/health/live", get(oip::server_live))
@@ -149,7 +194,8 @@ fn meant(method: &http::Method, path: &str) -> Option<String> {
     }
 }
 
-/// Reads a request's body within the door's limits, which hold for what is decompressed too.
+/// Reads a request's body within the door's limits and the budget, which hold for what is decompressed too. The bytes hold
+/// what they take of the budget until the last part of them is dropped.
 pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
     let coding = unpack::coding(headers)?;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
@@ -158,11 +204,134 @@ pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::
         piece_timeout: app.doors.client_timeout,
         total_timeout: app.doors.request_timeout,
     };
-    let body = body::read(body, announced, limits).await?;
+    let budget = &app.request_memory;
+    let body = body::read(body, announced, limits, budget.nothing()).await?;
     let Some(coding) = coding else { return Ok(body) };
-    // Some megabytes take longer than a door's thread should be away.
-    let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(coding, &body, limits.bytes_max)).await;
-    unpacked.map_err(|error| Error::internal(format!("decompressing: {error}")))?
+    let held = budget.nothing();
+    let unpack = move || unpack::unpack(coding, &body, limits.bytes_max, held);
+    app.decoders.run(Step::Unpack, unpack).await
+}
+
+/// Reads a body that is JSON of no type of ours: its values are counted in the budget as well, for as long as the bytes live.
+pub(crate) async fn read_json_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
+    let body = read_body(app, headers, body).await?;
+    if body.len() as u64 <= FREE_BYTES_MAX {
+        return Ok(body);
+    }
+    let (mut held, large) = (app.request_memory.nothing(), body.len() > INLINE_BYTES_MAX);
+    let count = move || {
+        held.cover(values(&body) * JSON_VALUE_BYTES)?;
+        Ok(held.attach(body))
+    };
+    app.decoders.run_if(large, Step::Decode, count).await
+}
+
+/// Parses a JSON body, on a thread for decoding if it is large.
+///
+/// # Errors
+/// `InvalidArgument` for anything else than the JSON of a `T`.
+pub(crate) async fn parse_json<T>(app: &App, body: Bytes) -> Result<T>
+where
+    T: serde::de::DeserializeOwned + Send + 'static,
+{
+    let large = body.len() > INLINE_BYTES_MAX;
+    let parse = move || {
+        serde_json::from_slice(&body)
+            .map_err(|error| Error::invalid(format!("the body is not the expected JSON: {error}")))
+    };
+    app.decoders.run_if(large, Step::Decode, parse).await
+}
+
+/// Bytes that a value of JSON takes at most besides its text while a list of such values grows: each stands before a comma,
+/// a colon or an end.
+const JSON_VALUE_BYTES: u64 = 96;
+
+/// Returns an upper bound of the number of values in `json`: each but the last stands before a comma or a colon.
+fn values(json: &[u8]) -> u64 {
+    1 + json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count() as u64
+}
+
+/// Bytes that an element takes at most while its list grows, twice what was there being held as well: a number, a string.
+const NUMBER_BYTES: u64 = 3 * size_of::<u64>() as u64;
+const STRING_BYTES: u64 = 3 * size_of::<Bytes>() as u64;
+/// Bytes of a string in raw contents that is empty, and of its references in the list and in the tensor.
+const RAW_STRING_BYTES_MIN: usize = 4;
+const RAW_STRING_BYTES: usize = 2 * size_of::<Bytes>();
+/// Shortest JSON in bytes whose values are counted; what a shorter one becomes is bounded by the number of requests.
+const COUNTED_BYTES_MIN: usize = 512;
+
+/// A body with tensors: JSON, and perhaps raw contents behind it.
+struct Tensors {
+    body: Bytes,
+    json_bytes: usize,
+    /// Whether what is behind the JSON may be strings.
+    strings: bool,
+}
+
+impl Tensors {
+    /// Looks at `body`, of which `header_length` bytes are JSON (all of it if `None`), for a model with `signature`.
+    fn new(body: Bytes, header_length: Option<usize>, signature: &Signature) -> Tensors {
+        let json_bytes = header_length.unwrap_or(body.len()).min(body.len());
+        let json = &body[..json_bytes];
+        // The datatype may be written with escapes.
+        let named = || json.contains(&b'\\') || json.windows(5).any(|five| five == b"BYTES");
+        let strings = json_bytes < body.len()
+            && match json_bytes {
+                0 => signature.inputs.iter().any(|input| input.dtype == DType::String),
+                _ => json_bytes > INLINE_BYTES_MAX || named(),
+            };
+        Tensors { body, json_bytes, strings }
+    }
+
+    /// Returns whether this is too much for a thread that watches sockets.
+    fn large(&self) -> bool {
+        self.json_bytes > INLINE_BYTES_MAX || (self.strings && self.body.len() > INLINE_BYTES_MAX)
+    }
+
+    /// Returns an upper bound of the bytes that reading the tensors allocates.
+    fn bytes_max(&self) -> u64 {
+        let (json, behind) = self.body.split_at(self.json_bytes);
+        let strings = if self.strings { behind.len() / RAW_STRING_BYTES_MIN * RAW_STRING_BYTES } else { 0 };
+        if json.len() < COUNTED_BYTES_MIN {
+            return strings as u64;
+        }
+        let quotes = json.iter().filter(|byte| **byte == b'"').count() as u64;
+        // Escaped text and base64 are copied.
+        strings as u64
+            + values(json) * NUMBER_BYTES
+            + quotes / 2 * STRING_BYTES
+            + quotes.min(1) * json.len() as u64
+    }
+}
+
+/// Reads the tensors of `body` by `parse`, on a thread for decoding if they are large; returns what they hold of the budget
+/// as well.
+async fn parse_tensors<T: Send + 'static>(
+    app: &App,
+    tensors: Tensors,
+    parse: impl FnOnce(Bytes) -> Result<T> + Send + 'static,
+) -> Result<(T, Reservation)> {
+    let (mut held, large) = (app.request_memory.nothing(), tensors.large());
+    let work = move || {
+        held.cover(tensors.bytes_max())?;
+        Ok((parse(tensors.body)?, held))
+    };
+    app.decoders.run_if(large, Step::Decode, work).await
+}
+
+/// Writes an answer by `write`, on a thread for encoding if its text is large. `bytes` is what the tensors and the answer
+/// take, of which `text` are JSON.
+async fn write_answer<T: Send + 'static>(
+    app: &App,
+    mut held: Reservation,
+    (text, bytes): (usize, u64),
+    write: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<(T, Reservation)> {
+    // The inputs are gone.
+    held.shrink_to(0);
+    held.cover(bytes)?;
+    let written = app.decoders.run_if(text > INLINE_BYTES_MAX, Step::Encode, write).await?;
+    Ok((written, held))
 }
 
 /// A version number from a path segment.

@@ -9,8 +9,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use protocol::oip;
 
 use super::reply::Reply;
-use super::{Shared, parse_version, read_body};
-use crate::app::{App, Call, Ticket};
+use super::{Shared, Tensors, parse_tensors, parse_version, read_body, write_answer};
+use crate::app::{App, Call, Ticket, tensor_bytes};
 use crate::view;
 
 const PROTOCOL: &str = "oip-http";
@@ -134,7 +134,11 @@ async fn answer(
     };
     let (_permit, servable, header_length, body) =
         admitted.await.inspect_err(|error| app.reject(ticket, error))?;
-    let request = oip::json::parse_infer(body, header_length, servable.signature())
+    let tensors = Tensors::new(body, header_length, servable.signature());
+    let model = servable.clone();
+    let parse = move |body| oip::json::parse_infer(body, header_length, model.signature());
+    let (request, held) = parse_tensors(app, tensors, parse)
+        .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let (id, encoding) = (request.id.clone(), request.encoding());
@@ -146,12 +150,16 @@ async fn answer(
         priority: request.priority,
     };
     let answer = app.answer(ticket, call).await?;
-    let response = oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding)?;
-    Ok(match response.header_length {
+    let size = oip::json::response_bytes_max(&id, &answer.outputs, &encoding);
+    let bytes = (size.text + size.raw) as u64 + tensor_bytes(&answer.outputs);
+    let write = move || oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding);
+    let (response, held) = write_answer(app, held, (size.text, bytes), write).await?;
+    let reply = match response.header_length {
         None => Reply::json(response.body),
         Some(length) => Reply::body("application/octet-stream", response.body)
             .with_header(HEADER_LENGTH, HeaderValue::from(length)),
-    })
+    };
+    Ok(reply.holding(app, held))
 }
 
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {

@@ -6,18 +6,24 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use protocol::status::Dialect;
 
+use crate::answers::{Answer, Counted};
+use crate::app::App;
+use crate::byte_budget::Reservation;
+
 /// A response being put together.
 pub(crate) struct Reply {
     status: StatusCode,
     content_type: &'static str,
     body: Bytes,
     extra: Vec<(HeaderName, HeaderValue)>,
+    /// The body as it is counted, if the handler has reserved its bytes; `body` is empty then.
+    answer: Option<Answer>,
 }
 
 impl Reply {
     /// A body with its type.
     pub(crate) fn body(content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-        Reply { status: StatusCode::OK, content_type, body: body.into(), extra: Vec::new() }
+        Reply { status: StatusCode::OK, content_type, body: body.into(), extra: Vec::new(), answer: None }
     }
 
     pub(crate) fn json(body: impl Into<Bytes>) -> Reply {
@@ -59,6 +65,14 @@ impl Reply {
         self
     }
 
+    /// Gives the body the bytes that `held` has reserved for it.
+    pub(crate) fn holding(mut self, app: &App, held: Reservation) -> Reply {
+        if held.bytes() > 0 {
+            self.answer = Some(Answer::new(app, std::mem::take(&mut self.body), held));
+        }
+        self
+    }
+
     /// The reply, or the error as a reply.
     pub(crate) fn of(result: base::Result<Reply>) -> Reply {
         result.unwrap_or_else(|error| Reply::error(&error))
@@ -72,7 +86,14 @@ impl Reply {
 
 impl IntoResponse for Reply {
     fn into_response(self) -> Response {
-        let mut response = Response::new(axum::body::Body::from(self.body));
+        let mut response = match self.answer {
+            None => Response::new(axum::body::Body::from(self.body)),
+            Some(answer) => {
+                let mut response = Response::new(axum::body::Body::new(answer));
+                response.extensions_mut().insert(Counted);
+                response
+            }
+        };
         *response.status_mut() = self.status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         for (name, value) in self.extra {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use base::{Error, Result};
+use base::Result;
 use http::HeaderMap;
 use lifecycle::LoadSpec;
 use protocol::oip;
 
 use super::oip::Target;
 use super::reply::Reply;
-use super::{Shared, read_body};
+use super::{Shared, parse_json, read_json_body};
 use crate::admin::AdminCall;
 use crate::app::App;
 use crate::listen::Peer;
@@ -81,12 +81,11 @@ pub(super) async fn unload(
 
 async fn json_or_default<T>(app: &App, headers: &HeaderMap, body: Body) -> Result<T>
 where
-    T: Default + serde::de::DeserializeOwned,
+    T: Default + serde::de::DeserializeOwned + Send + 'static,
 {
-    let body = read_body(app, headers, body).await?;
+    let body = read_json_body(app, headers, body).await?;
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
-    serde_json::from_slice(&body)
-        .map_err(|e| Error::invalid(format!("the body is not the expected JSON: {e}")))
+    parse_json(app, body).await
 }

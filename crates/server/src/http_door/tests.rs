@@ -190,6 +190,131 @@ fn compressed_bodies_are_understood_within_the_limit() {
     assert_eq!(served.ask("POST", INFER, "Content-Encoding: br\r\n", &body).status, 400);
 }
 
+/// Waits until `what` is so.
+#[track_caller]
+fn until(what: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + loopback::WAIT_MAX;
+    while !what() {
+        assert!(std::time::Instant::now() < end, "it takes for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn refused(served: &Loopback, kind: &'static str) -> u64 {
+    served.app.metrics.refused.get_or_create(&metrics::KindLabels { kind }).get()
+}
+
+fn decoded(served: &Loopback) -> [u64; 3] {
+    let count = |kind| served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind }).get();
+    ["unpack", "decode", "encode"].map(count)
+}
+
+/// A request of `count` numbers in JSON.
+fn numbers(count: usize) -> String {
+    let data = vec!["0.123456789"; count].join(",");
+    format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[{count}],"data":[{data}]}}]}}"#)
+}
+
+#[test]
+fn all_requests_together_stay_within_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.request_memory_bytes = Some(1 << 20));
+    let memory = &served.app.request_memory;
+    let body = numbers(4000);
+    assert_eq!(served.ask("POST", INFER, "", body.as_bytes()).status, 200);
+    until(|| memory.used() == 0);
+    assert!(memory.peak() >= (body.len() + 4000 * 24) as u64, "{}", memory.peak());
+
+    let others = memory.reserve(1_000_000).unwrap();
+    let busy = served.ask("POST", INFER, "", body.as_bytes());
+    assert_eq!(busy.status, 429, "{}", busy.text());
+    assert!(
+        busy.head.contains("retry-after: 1") && busy.text().contains("--request-memory"),
+        "{}",
+        busy.head
+    );
+    drop(others);
+    // Its numbers could never be held.
+    let large = served.ask("POST", INFER, "", numbers(60_000).as_bytes());
+    assert_eq!(large.status, 413, "{}", large.text());
+    until(|| memory.used() == 0 && served.app.places_taken() == 0);
+    assert_eq!(refused(&served, "request_memory"), 2);
+    // A client that goes before its body is there leaves nothing behind.
+    let mut stream = served.connect();
+    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n").unwrap();
+    stream.write_all(&[b' '; 100_000]).unwrap();
+    until(|| memory.used() > 0);
+    drop(stream);
+    until(|| memory.used() == 0);
+    assert_eq!(served.ask("POST", INFER, "", body.as_bytes()).status, 200);
+    until(|| memory.used() == 0);
+    assert!(memory.peak() <= 1 << 20);
+}
+
+#[test]
+fn what_is_unpacked_and_parsed_is_counted_before_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.request_memory_bytes = Some(4 << 20));
+    let gzip = |bytes: &[u8]| {
+        let mut to = GzEncoder::new(Vec::new(), Compression::default());
+        to.write_all(bytes).unwrap();
+        to.finish().unwrap()
+    };
+    let headers = "Content-Encoding: gzip\r\n";
+    // 16 MB of spaces, and 1 MB of strings that take 16 times as much.
+    let strings = vec![r#""""#; 300_000].join(",");
+    let strings =
+        format!(r#"{{"inputs":[{{"name":"x","datatype":"BYTES","shape":[300000],"data":[{strings}]}}]}}"#);
+    for bomb in [vec![b' '; 16 << 20], strings.into_bytes()] {
+        let refused = served.ask("POST", INFER, headers, &gzip(&bomb));
+        assert!(matches!(refused.status, 413 | 429), "{} {}", refused.status, refused.text());
+    }
+    until(|| served.app.request_memory.used() == 0);
+    assert!(served.app.request_memory.peak() <= 4 << 20);
+    assert_eq!(decoded(&served)[0], 2);
+}
+
+#[test]
+fn large_texts_are_not_handled_where_sockets_are_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let small = served.ask("POST", INFER, "", numbers(100).as_bytes());
+    assert_eq!((small.status, decoded(&served)), (200, [0, 0, 0]));
+    let large = served.ask("POST", INFER, "", numbers(20_000).as_bytes());
+    assert_eq!((large.status, decoded(&served)), (200, [0, 1, 1]));
+    let rows = format!(r#"{{"instances":[{}]}}"#, vec!["[1.5]"; 20_000].join(","));
+    let large = served.ask("POST", "/v1/models/echo:predict", "", rows.as_bytes());
+    assert_eq!(decoded(&served)[1], 2, "{}", large.text());
+    let load = format!(r#"{{"parameters":{{"version":1}}}}{}"#, " ".repeat(100_000));
+    assert_eq!(served.ask("POST", "/v2/repository/models/echo/load", "", load.as_bytes()).status, 200);
+    // Its values are counted and then read.
+    assert_eq!(decoded(&served)[1], 4);
+}
+
+#[test]
+fn a_client_that_takes_its_answer_too_slowly_is_cut_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.doors.answer_window = Duration::from_secs(2));
+    let memory = &served.app.request_memory;
+    let body = numbers(1_000_000);
+    let mut stream = served.connect();
+    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    until(|| refused(&served, "slow_reader") == 1);
+    // What is left is what the connection has taken over already.
+    until(|| memory.used() < 1 << 20);
+    let mut taken = Vec::new();
+    // The end may come as a reset.
+    let _ = stream.read_to_end(&mut taken);
+    assert!(taken.starts_with(b"HTTP/1.1 200") && taken.len() < body.len(), "{}", taken.len());
+    drop(stream);
+    until(|| memory.used() == 0);
+    // Whoever reads gets all of it.
+    let whole = served.ask("POST", INFER, "", numbers(100_000).as_bytes());
+    assert_eq!((whole.status, whole.json()["outputs"][0]["data"].as_array().unwrap().len()), (200, 100_000));
+    assert_eq!(refused(&served, "slow_reader"), 1);
+}
+
 #[test]
 fn scrapes_at_the_same_time_all_see_the_models() {
     let dir = tempfile::tempdir().unwrap();
@@ -236,7 +361,7 @@ fn models_are_listed_and_wrong_requests_say_what_was_meant() {
 }
 
 /// What `GET path` says once `done` likes it.
-fn until(served: &Loopback, path: &str, done: impl Fn(&loopback::Answer) -> bool) -> loopback::Answer {
+fn until_answer(served: &Loopback, path: &str, done: impl Fn(&loopback::Answer) -> bool) -> loopback::Answer {
     let started = std::time::Instant::now();
     loop {
         let answer = served.ask("GET", path, "", b"");
@@ -265,13 +390,13 @@ fn a_model_that_cannot_serve_makes_the_server_not_ready() {
     assert_eq!(served.ask("POST", INFER, "", format!("{{{INPUT}}}").as_bytes()).status, 200);
 
     publish(&models.join("bad/2"), ECHO, &[]).unwrap();
-    let answer = until(&served, READY, |answer| answer.status == 200);
+    let answer = until_answer(&served, READY, |answer| answer.status == 200);
     assert_eq!(answer.json(), serde_json::json!({ "ready": true }));
 
     // The old version serves.
     publish(&models.join("bad/3"), BROKEN, &[]).unwrap();
     let failed = |answer: &loopback::Answer| answer.text().contains("it is broken");
-    until(&served, "/v1/models/bad/versions/3", failed);
+    until_answer(&served, "/v1/models/bad/versions/3", failed);
     assert_eq!(served.ask("GET", READY, "", b"").status, 200);
 }
 

@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use protocol::tfs;
 
 use super::reply::Reply;
-use super::{Shared, parse_version, read_body};
-use crate::app::{App, Call, Ticket};
+use super::{Shared, Tensors, parse_tensors, parse_version, read_body, write_answer};
+use crate::app::{App, Call, Ticket, tensor_bytes};
 use crate::view;
 
 const PROTOCOL: &str = "tfs-http";
@@ -140,7 +140,11 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
-    let mut request = tfs::json::parse_predict(&body, servable.signature())
+    let tensors = Tensors::new(body, None, servable.signature());
+    let model = servable.clone();
+    let parse = move |body| tfs::json::parse_predict(&body, model.signature());
+    let (mut request, held) = parse_tensors(app, tensors, parse)
+        .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
     let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
@@ -153,7 +157,11 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
     };
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
-    Ok(Reply::json(tfs::json::predict_response(&answer.outputs, request.form)?))
+    let text = protocol::text_bytes_max(&answer.outputs);
+    let bytes = text as u64 + tensor_bytes(&answer.outputs);
+    let write = move || tfs::json::predict_response(&answer.outputs, request.form);
+    let (body, held) = write_answer(app, held, (text, bytes), write).await?;
+    Ok(Reply::json(body).holding(app, held))
 }
 
 #[cfg(test)]

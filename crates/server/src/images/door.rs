@@ -24,7 +24,7 @@ use super::{browse, bulk, rebuild, search};
 use crate::admin::{self, AdminCall};
 use crate::app::App;
 use crate::head_watch::HeadWatch;
-use crate::http_door::{Reply, Shared, read_body};
+use crate::http_door::{Reply, Shared, parse_json, read_body, read_json_body};
 use crate::listen::Peer;
 use crate::recordings::{Pieces, UploadLimits, results, upload};
 
@@ -176,7 +176,7 @@ impl Sent {
         admin::allowed(app, AdminCall::Folders, Some(self.peer), &self.headers)?;
         admin::same_page(app, &self.headers)?;
         app.registry()?;
-        let named: Named = parsed(&whole(app, &self.headers, self.body).await?)?;
+        let named: Named = parsed(app, &self.headers, self.body).await?;
         let place = bulk::place(app)?;
         lines(app, wanted, place, move || Folder::open(&named.folder)).await
     }
@@ -200,9 +200,12 @@ async fn lines<S: bulk::Source>(
     Ok(response)
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T> {
-    serde_json::from_slice(body)
-        .map_err(|error| Error::invalid(format!("the body is not the expected JSON: {error}")))
+/// Reads a body that is JSON.
+async fn parsed<T>(app: &App, headers: &HeaderMap, body: Body) -> Result<T>
+where
+    T: serde::de::DeserializeOwned + Send + 'static,
+{
+    parse_json(app, read_json_body(app, headers, body).await?).await
 }
 
 /// What the query of a page may say.
@@ -250,18 +253,17 @@ async fn find(
         let asked = given(asked)?;
         let incomplete = app.receive()?;
         let explain = flag("explain", asked.explain.as_deref())?;
-        let body = whole(&app, &headers, body).await?;
-        let _admitted = app.complete(incomplete)?;
         let sample = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
             #[serde(deny_unknown_fields)]
             struct Named {
                 id: PointId,
             }
-            Sample::Point(parsed::<Named>(&body)?.id)
+            Sample::Point(parsed::<Named>(&app, &headers, body).await?.id)
         } else {
-            Sample::File(body)
+            Sample::File(whole(&app, &headers, body).await?)
         };
+        let _admitted = app.complete(incomplete)?;
         let asked = Asked {
             k: asked.k.unwrap_or(HITS_DEFAULT),
             threshold: asked.threshold,
@@ -286,7 +288,7 @@ async fn missing(
         ids: Vec<Value>,
     }
     let missing = async {
-        let asked: Ids = parsed(&whole(&app, &headers, body).await?)?;
+        let asked: Ids = parsed(&app, &headers, body).await?;
         browse::missing(&app, &collection, asked.ids).await
     };
     answer(missing.await)
@@ -299,7 +301,7 @@ async fn begin_rebuild(
     body: Body,
 ) -> Reply {
     let begun = async {
-        let asked: rebuild::Asked = parsed(&whole(&app, &headers, body).await?)?;
+        let asked: rebuild::Asked = parsed(&app, &headers, body).await?;
         rebuild::begin(&app, &collection, &asked)
     };
     let begun = begun.await.map(|body| Reply::json(body.to_string()).with_status(http::StatusCode::ACCEPTED));

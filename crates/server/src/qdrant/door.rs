@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::writers::Writers;
 use crate::app::{App, CancelOnDrop};
-use crate::http_door::{Reply, read_body};
+use crate::http_door::{Reply, read_json_body};
 use crate::images::drop_pictures;
 
 /// What a request's path says, and until when its answer is wanted.
@@ -115,7 +115,7 @@ impl Call {
         } else {
             registry.get(&self.place.collection)?
         };
-        let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let _admitted = self.app.complete(incomplete)?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
@@ -155,7 +155,7 @@ impl Call {
     ) -> Encoded {
         let incomplete = self.app.receive()?;
         let registry = self.app.registry()?;
-        let body: Bytes = read_body(&self.app, &self.headers, self.body).await?;
+        let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let _admitted = self.app.complete(incomplete)?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);

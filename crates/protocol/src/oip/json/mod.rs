@@ -12,7 +12,7 @@ pub use describe::{
     live, model_config, model_metadata, model_ready, ready, repository_index, server_metadata, statistics,
 };
 pub use request::{Encoding, InferRequest, RequestedOutput, encode_request, parse_infer};
-pub use response::{infer_response, parse_response};
+pub use response::{Size, infer_response, parse_response, response_bytes_max};
 
 use bytes::Bytes;
 

@@ -5,8 +5,34 @@ use bytes::Bytes;
 
 use super::tensor::{read_all, resolve, split, write_body};
 use super::{Body, Encoding};
-use crate::json::{Reader, key, string};
+use crate::json::{Reader, key, string, text_bytes_max};
 use crate::oip::InferResponse;
+
+/// Upper bounds of what [`infer_response`] writes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// The JSON.
+    pub text: usize,
+    /// The tensors behind it.
+    pub raw: usize,
+}
+
+/// Returns upper bounds of the answer's size, the model's name apart.
+pub fn response_bytes_max(id: &str, outputs: &[NamedTensor], encoding: &Encoding) -> Size {
+    let mut size = Size { text: 6 * id.len(), raw: 0 };
+    for output in outputs {
+        match output.tensor.data() {
+            _ if !encoding.is_binary(&output.name) => {
+                size.text = size.text.saturating_add(text_bytes_max(std::slice::from_ref(output)));
+            }
+            base::Data::Bytes(bytes) => size.raw += bytes.len(),
+            base::Data::Strings(strings) => {
+                size.raw += strings.iter().map(|text| text.len() + 4).sum::<usize>()
+            }
+        }
+    }
+    size
+}
 
 /// The answer; `id` is left out where it is empty.
 ///
@@ -19,7 +45,9 @@ pub fn infer_response(
     outputs: &[NamedTensor],
     encoding: &Encoding,
 ) -> Result<Body> {
-    let mut json = b"{".to_vec();
+    // Growing would hold the text twice.
+    let mut json = Vec::with_capacity(response_bytes_max(id, outputs, encoding).text);
+    json.push(b'{');
     if !id.is_empty() {
         key(&mut json, "id");
         string(&mut json, id);

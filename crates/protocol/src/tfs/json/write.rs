@@ -4,7 +4,7 @@ use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
 
 use super::{Form, Members, REQUEST, RESPONSE};
-use crate::json::{Text, key, write_nested};
+use crate::json::{Text, key, text_bytes_max, write_nested};
 
 /// Outputs whose name ends so hold bytes and are always written in base64.
 const BYTES_SUFFIX: &str = "_bytes";
@@ -27,7 +27,9 @@ pub fn encode_request(inputs: &[NamedTensor], form: Form) -> Result<Bytes> {
 }
 
 fn encode(tensors: &[NamedTensor], form: Form, members: Members) -> Result<Bytes> {
-    let mut out = b"{".to_vec();
+    // Growing would hold the text twice.
+    let mut out = Vec::with_capacity(text_bytes_max(tensors));
+    out.push(b'{');
     key(&mut out, members.of(form));
     match form {
         Form::Column => write_column(&mut out, tensors)?,

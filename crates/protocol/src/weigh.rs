@@ -1,0 +1,399 @@
+//! Counts what a message will take in memory, from its bytes, before it is decoded.
+//!
+//! A message of 66 MB can hold 33 million empty elements, which take gigabytes once they are decoded. [`weigh`] passes over
+//! the fields of a message without allocating, refuses counts that no decoder here would take, and returns an upper bound of
+//! the memory that the decoder and the conversion to tensors allocate. It does not look into texts and raw contents, so that
+//! its time grows with the number of fields and not with the number of bytes. Its depth is that of the static layouts.
+
+use base::{Error, Result};
+use bytes::Buf;
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint};
+
+use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use crate::inference::{InferParameter, ModelInferRequest};
+use crate::tensorflow::TensorProto;
+use crate::tensorflow::serving::PredictRequest;
+use crate::tensorflow::tensor_shape_proto::Dim;
+use crate::wire::{RANK_MAX, TENSORS_MAX};
+
+/// Bytes of memory that any other request message of the services takes at most for each of its bytes.
+///
+/// The smallest element has two bytes on the wire; the largest, a model's configuration, fewer than 160 in memory, of which
+/// a growing list holds three times as many for a moment.
+pub const EXPANSION_MAX: u64 = 256;
+/// Deepest nesting of groups that is passed over; the decoder's own limit.
+const GROUPS_MAX: u32 = 100;
+/// A list that grows holds the old and the new place for a moment: 1 + 2 elements for each that was there.
+const GROWTH: u64 = 3;
+/// Smallest number of elements that a list has room for.
+const ROOM_MIN: u64 = 8;
+/// Most fields of one layout.
+const FIELDS_MAX: usize = 16;
+
+/// What a message takes once it is decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    /// Upper bound of the bytes that decoding and conversion allocate.
+    pub bytes: u64,
+    /// Fields and elements, of which each takes the decoder some nanoseconds.
+    pub work: u64,
+    /// Whether the whole message was looked at. If not, `bytes` is no bound: the limit of `work` was reached before.
+    pub whole: bool,
+}
+
+/// A message that can be weighed.
+pub trait Weighed: Message + Default {
+    #[doc(hidden)]
+    const LAYOUT: &'static Layout;
+}
+
+/// The fields of a message that allocate.
+#[derive(Debug)]
+pub struct Layout(&'static [(u32, Field)]);
+
+#[derive(Clone, Copy, Debug)]
+enum Field {
+    /// One string, which is copied.
+    Text,
+    /// A message that lies within its parent.
+    One(&'static Layout),
+    /// A list of messages or of `bytes`, or a map.
+    Many(Many),
+    /// A list of numbers, packed or not: bytes of an element in memory, and on the wire if that is fixed.
+    Numbers { width: u64, fixed: Option<u64> },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Many {
+    what: &'static str,
+    count_max: u32,
+    /// Bytes for the first element and for each.
+    first: u64,
+    each: u64,
+    layout: &'static Layout,
+}
+
+/// A list whose elements have `size` bytes.
+const fn list(what: &'static str, count_max: u32, size: usize, layout: &'static Layout) -> Field {
+    let size = size as u64;
+    Field::Many(Many { what, count_max, first: ROOM_MIN * size, each: GROWTH * size, layout })
+}
+
+/// A map from strings to values of `size` bytes; `layout` is that of an entry. A node of a B-tree has room for 11 entries,
+/// of which at least 5 are used once there are two nodes.
+const fn map(what: &'static str, count_max: u32, size: usize, layout: &'static Layout) -> Field {
+    let size = (size + size_of::<String>()) as u64;
+    Field::Many(Many { what, count_max, first: 11 * size + 112, each: 3 * size + 64, layout })
+}
+
+const fn varints(width: u64) -> Field {
+    Field::Numbers { width, fixed: None }
+}
+
+const fn fixed(width: u64) -> Field {
+    Field::Numbers { width, fixed: Some(width) }
+}
+
+const UNBOUNDED: u32 = u32::MAX;
+const TENSORS: u32 = TENSORS_MAX as u32;
+const NOTHING: Layout = Layout(&[]);
+const STRINGS: Field = list("strings", UNBOUNDED, size_of::<bytes::Bytes>(), &NOTHING);
+
+const PARAMETER: Layout = Layout(&[(3, Field::Text)]);
+const PARAMETER_ENTRY: Layout = Layout(&[(1, Field::Text), (2, Field::One(&PARAMETER))]);
+const PARAMETERS: Field = map("parameters", TENSORS, size_of::<InferParameter>(), &PARAMETER_ENTRY);
+const CONTENTS: Layout = Layout(&[
+    (1, varints(1)),
+    (2, varints(4)),
+    (3, varints(8)),
+    (4, varints(4)),
+    (5, varints(8)),
+    (6, fixed(4)),
+    (7, fixed(8)),
+    (8, STRINGS),
+]);
+/// Axes are not counted here: their refusal names the tensor, and a number of 8 bytes is all that one takes.
+const INPUT: Layout = Layout(&[
+    (1, Field::Text),
+    (2, Field::Text),
+    (3, varints(8)),
+    (4, PARAMETERS),
+    (5, Field::One(&CONTENTS)),
+]);
+const OUTPUT: Layout = Layout(&[(1, Field::Text), (2, PARAMETERS)]);
+
+impl Weighed for ModelInferRequest {
+    const LAYOUT: &'static Layout = &Layout(&[
+        (1, Field::Text),
+        (2, Field::Text),
+        (3, Field::Text),
+        (4, PARAMETERS),
+        (5, list("inputs", TENSORS, size_of::<InferInputTensor>(), &INPUT)),
+        (6, list("outputs", TENSORS, size_of::<InferRequestedOutputTensor>(), &OUTPUT)),
+        (7, list("raw contents", TENSORS, size_of::<bytes::Bytes>(), &NOTHING)),
+    ]);
+}
+
+const SPEC: Layout = Layout(&[(1, Field::Text), (3, Field::Text), (4, Field::Text)]);
+const DIM: Layout = Layout(&[(2, Field::Text)]);
+const SHAPE: Layout = Layout(&[(2, list("axes of a tensor", RANK_MAX as u32, size_of::<Dim>(), &DIM))]);
+const TENSOR: Layout = Layout(&[
+    (2, Field::One(&SHAPE)),
+    (5, fixed(4)),
+    (6, fixed(8)),
+    (7, varints(4)),
+    (8, STRINGS),
+    (9, fixed(4)),
+    (10, varints(8)),
+    (11, varints(1)),
+    (12, fixed(8)),
+    (13, varints(4)),
+    (16, varints(4)),
+    (17, varints(8)),
+]);
+const TENSOR_ENTRY: Layout = Layout(&[(1, Field::Text), (2, Field::One(&TENSOR))]);
+
+impl Weighed for PredictRequest {
+    const LAYOUT: &'static Layout = &Layout(&[
+        (1, Field::One(&SPEC)),
+        (2, map("inputs", TENSORS, size_of::<TensorProto>(), &TENSOR_ENTRY)),
+        (3, list("outputs", TENSORS, size_of::<String>(), &Layout(&[]))),
+    ]);
+}
+
+/// Returns what `message` takes once it is decoded as an `M`; stops with `whole` false after `work_max` fields and elements.
+///
+/// # Errors
+/// `InvalidArgument` for bytes that are no message and for more elements than are taken.
+pub fn weigh<M: Weighed>(message: &[u8], work_max: u64) -> Result<Weight> {
+    let mut scale = Scale { weight: Weight::default(), work_max };
+    match scale.message(M::LAYOUT, message) {
+        Ok(()) => Ok(Weight { whole: true, ..scale.weight }),
+        Err(Stop::Work) => Ok(scale.weight),
+        Err(Stop::Wrong(error)) => Err(error),
+    }
+}
+
+enum Stop {
+    Work,
+    Wrong(Error),
+}
+
+impl From<prost::DecodeError> for Stop {
+    fn from(error: prost::DecodeError) -> Stop {
+        Stop::Wrong(Error::invalid(format!("the message cannot be read: {error}")))
+    }
+}
+
+struct Scale {
+    weight: Weight,
+    work_max: u64,
+}
+
+impl Scale {
+    fn message(&mut self, layout: &'static Layout, mut rest: &[u8]) -> Result<(), Stop> {
+        let mut counts = [0u32; FIELDS_MAX];
+        while !rest.is_empty() {
+            self.work(1)?;
+            let (tag, wire_type) = decode_key(&mut rest)?;
+            let position = layout.0.iter().position(|(known, _)| *known == tag);
+            let Some((position, count)) = position.and_then(|at| Some((at, counts.get_mut(at)?))) else {
+                self.pass(wire_type, &mut rest)?;
+                continue;
+            };
+            let (_, field) = layout.0[position];
+            let payload = match wire_type {
+                WireType::LengthDelimited => Some(delimited(&mut rest)?),
+                _ => {
+                    self.pass(wire_type, &mut rest)?;
+                    None
+                }
+            };
+            self.field(field, payload, count)?;
+        }
+        Ok(())
+    }
+
+    /// Adds one occurrence of a field, of which `count` came before; `payload` is `None` for a number on its own.
+    fn field(&mut self, field: Field, payload: Option<&[u8]>, count: &mut u32) -> Result<(), Stop> {
+        match (field, payload) {
+            (Field::Text, Some(text)) => self.add(2 * text.len() as u64 + ROOM_MIN),
+            (Field::One(layout), Some(payload)) => self.message(layout, payload)?,
+            (Field::Many(many), Some(payload)) => {
+                let Many { what, count_max, first, each, layout } = many;
+                self.add(if *count == 0 { first + each } else { each });
+                *count = count.saturating_add(1);
+                if *count > count_max {
+                    let error = Error::invalid(format!(
+                        "more than {count_max} {what}, at most {count_max} are taken"
+                    ));
+                    return Err(Stop::Wrong(error));
+                }
+                if !layout.0.is_empty() {
+                    self.message(layout, payload)?;
+                }
+            }
+            (Field::Numbers { width, fixed }, payload) => {
+                let room = if *count == 0 { ROOM_MIN * width } else { 0 };
+                *count = 1;
+                let elements = match (payload, fixed) {
+                    (None, _) => 1,
+                    (Some(packed), Some(bytes)) => packed.len() as u64 / bytes,
+                    (Some(packed), None) => {
+                        // A number has at most ten bytes, of which the last alone has no high bit.
+                        self.check(packed.len() as u64 / 10)?;
+                        packed.iter().filter(|byte| **byte < 0x80).count() as u64
+                    }
+                };
+                self.work(elements)?;
+                // The list as it grows, and the tensor made of it.
+                self.add(room + (GROWTH + 1) * width * elements);
+            }
+            // A number where a text or a message belongs: the decoder refuses it.
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.weight.bytes = self.weight.bytes.saturating_add(bytes);
+    }
+
+    fn check(&self, more: u64) -> Result<(), Stop> {
+        if self.weight.work.saturating_add(more) > self.work_max { Err(Stop::Work) } else { Ok(()) }
+    }
+
+    fn work(&mut self, more: u64) -> Result<(), Stop> {
+        self.check(more)?;
+        self.weight.work += more;
+        Ok(())
+    }
+
+    /// Passes over the value of a field that allocates nothing; a group with all that is in it.
+    fn pass(&mut self, wire_type: WireType, rest: &mut &[u8]) -> Result<(), Stop> {
+        let mut depth = 0;
+        let mut wire_type = wire_type;
+        loop {
+            match wire_type {
+                WireType::Varint => {
+                    decode_varint(rest)?;
+                }
+                WireType::ThirtyTwoBit => {
+                    take(rest, 4)?;
+                }
+                WireType::SixtyFourBit => {
+                    take(rest, 8)?;
+                }
+                WireType::LengthDelimited => {
+                    delimited(rest)?;
+                }
+                WireType::StartGroup => depth += 1,
+                WireType::EndGroup if depth > 0 => depth -= 1,
+                WireType::EndGroup => return Err(wrong("a group ends that did not begin")),
+            }
+            if depth == 0 {
+                return Ok(());
+            }
+            if depth > GROUPS_MAX {
+                return Err(wrong("groups are nested too deeply"));
+            }
+            self.work(1)?;
+            (_, wire_type) = decode_key(rest)?;
+        }
+    }
+}
+
+fn wrong(why: &str) -> Stop {
+    Stop::Wrong(Error::invalid(format!("the message cannot be read: {why}")))
+}
+
+fn delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Stop> {
+    let length = decode_varint(rest)?;
+    take(rest, length)
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8], Stop> {
+    let length = usize::try_from(length).ok().filter(|length| *length <= rest.len());
+    let length = length.ok_or_else(|| wrong("it ends in the middle of a field"))?;
+    let taken = &rest[..length];
+    rest.advance(length);
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensorflow::serving::{InferenceTask, ModelConfig};
+
+    /// `count` occurrences of an empty field.
+    fn empties(tag: u8, count: usize) -> Vec<u8> {
+        [(tag << 3) | 2, 0].repeat(count)
+    }
+
+    /// A field that holds `inner`.
+    fn within(tag: u8, inner: &[u8]) -> Vec<u8> {
+        let mut out = vec![(tag << 3) | 2];
+        prost::encoding::encode_varint(inner.len() as u64, &mut out);
+        out.extend_from_slice(inner);
+        out
+    }
+
+    const BOMB: usize = 1 << 20;
+
+    #[test]
+    fn bombs_are_refused_or_weigh_what_they_become() {
+        let inputs = weigh::<ModelInferRequest>(&empties(5, BOMB), u64::MAX).unwrap_err();
+        assert!(inputs.message().contains("at most 1024 are taken"), "{inputs}");
+        let outputs = weigh::<ModelInferRequest>(&empties(6, BOMB), u64::MAX).unwrap_err();
+        assert!(outputs.message().contains("at most 1024"), "{outputs}");
+        assert!(weigh::<ModelInferRequest>(&empties(7, BOMB), u64::MAX).is_err());
+        let strings = within(5, &within(5, &empties(8, BOMB)));
+        let weight = weigh::<ModelInferRequest>(&strings, u64::MAX).unwrap();
+        assert!(weight.whole && weight.bytes >= 96 * BOMB as u64, "{weight:?}");
+        let axes = within(2, &within(2, &within(2, &empties(2, BOMB))));
+        assert!(
+            weigh::<PredictRequest>(&axes, u64::MAX).unwrap_err().message().contains("at most 64 are taken")
+        );
+        assert!(weigh::<PredictRequest>(&empties(2, BOMB), u64::MAX).is_err());
+        assert!(weigh::<PredictRequest>(&empties(3, BOMB), u64::MAX).is_err());
+        let values = within(2, &within(2, &empties(8, BOMB)));
+        assert!(weigh::<PredictRequest>(&values, u64::MAX).unwrap().bytes >= 96 * BOMB as u64);
+        let numbers = within(5, &within(5, &within(3, &vec![1; BOMB])));
+        assert!(weigh::<ModelInferRequest>(&numbers, u64::MAX).unwrap().bytes >= 32 * BOMB as u64);
+    }
+
+    #[test]
+    fn the_look_ends_where_the_work_is_too_much() {
+        let raw = within(7, &vec![0; BOMB]);
+        let weight = weigh::<ModelInferRequest>(&raw, 10).unwrap();
+        assert!(weight.whole && weight.work == 1 && weight.bytes < 1024, "{weight:?}");
+        for large in
+            [within(5, &within(5, &empties(8, BOMB))), within(5, &within(5, &within(3, &vec![1; BOMB])))]
+        {
+            let weight = weigh::<ModelInferRequest>(&large, 1000).unwrap();
+            assert!(!weight.whole && weight.work <= 1000, "{weight:?}");
+        }
+    }
+
+    #[test]
+    fn groups_and_unknown_fields_are_passed_over() {
+        let group = [&[0x7b][..], &[0x08, 1], &within(5, b"xyz"), &[0x7c], &within(1, b"m")].concat();
+        let weight = weigh::<ModelInferRequest>(&group, u64::MAX).unwrap();
+        assert_eq!(ModelInferRequest::decode(&group[..]).unwrap().model_name, "m");
+        assert_eq!(weight.bytes, 2 + ROOM_MIN);
+        assert!(weigh::<ModelInferRequest>(&[0x7b; 1000], u64::MAX).is_err());
+        assert!(weigh::<ModelInferRequest>(&[0x7c], u64::MAX).is_err());
+        assert!(weigh::<ModelInferRequest>(&[0x0a, 5, 1], u64::MAX).is_err());
+    }
+
+    #[test]
+    fn other_messages_expand_no_more_than_is_said() {
+        for size in [size_of::<ModelConfig>(), size_of::<InferenceTask>()] {
+            assert!((size as u64) * GROWTH / 2 <= EXPANSION_MAX, "{size}");
+        }
+        for layout in [ModelInferRequest::LAYOUT, PredictRequest::LAYOUT, &TENSOR, &CONTENTS, &INPUT] {
+            assert!(layout.0.len() <= FIELDS_MAX);
+        }
+    }
+}
