@@ -5,6 +5,8 @@ use std::path::Path;
 
 /// Files that make a directory a version.
 const MODEL_FILES: [&str; 4] = ["millpond.json", "model.onnx", "model.pt", "model.pt2"];
+/// Files of a directory that are looked at for a model of another program.
+const FILES_MAX: usize = 1000;
 /// Subdirectories of a root that are spoken of singly.
 const NAMED_MAX: usize = 5;
 
@@ -50,6 +52,12 @@ pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
         Some(file) => return vec![format!("{shown} holds {file} itself: put it into {shown}/1/")],
         None => {}
     }
+    if models_in(dir).is_empty()
+        && !is_model(dir)
+        && let Some(foreign) = foreign(dir)
+    {
+        return vec![format!("{shown} is not served: {foreign}")];
+    }
     if is_root {
         return in_root(dir, &inside);
     }
@@ -93,6 +101,13 @@ fn wrong_versions(dir: &Path, inside: &[Inside]) -> Option<String> {
     let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
     let (from, dir) = (found.dir.display(), dir.display());
     Some(format!("{from} is no version, as its name is no number: call it {dir}/1"))
+}
+
+/// What a model of another program in `dir` is, and what to do with it.
+fn foreign(dir: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    let files: Vec<_> = entries.filter(|path| path.is_file()).take(FILES_MAX).collect();
+    engine::foreign::files(files.iter().map(|path| path.as_path()))
 }
 
 /// The first file in `dir` that makes it a version.

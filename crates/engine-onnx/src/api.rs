@@ -31,6 +31,17 @@ mod code {
     pub(super) const INVALID_PROTOBUF: i32 = 7;
 }
 
+/// Parts of the messages of operators whose inputs do not fit each other in shape. The model and its parameters are
+/// the same for all requests, so the sizes that do not fit are a request's.
+const SHAPES: [&str; 6] = [
+    "dimensions must match",
+    "mismatched dimensions",
+    "imension mismatch",
+    "incompatible dimensions",
+    "Attempting to broadcast an axis by a dimension other than 1",
+    "Can't merge shapes",
+];
+
 /// Calls a function of the API and turns its status into a `Result`. To be used inside `unsafe`.
 macro_rules! call {
     ($phase:ident, $function:ident($($argument:expr),* $(,)?)) => {{
@@ -76,6 +87,7 @@ fn kind(code: i32, message: &str, phase: Phase) -> ErrorKind {
     match (phase, code) {
         (Phase::Call, _) => ErrorKind::Internal,
         (Phase::Run, code::INVALID_ARGUMENT) => ErrorKind::InvalidArgument,
+        (Phase::Run, _) if SHAPES.iter().any(|shapes| message.contains(shapes)) => ErrorKind::InvalidArgument,
         (Phase::Run, _) => ErrorKind::Internal,
         (Phase::Load, code::NO_SUCH_FILE) => ErrorKind::NotFound,
         (Phase::Load, code::INVALID_PROTOBUF | code::NO_MODEL) => ErrorKind::DataLoss,
@@ -249,6 +261,9 @@ mod tests {
     fn fault_lies_where_the_phase_says() {
         assert_eq!(kind(code::INVALID_ARGUMENT, "", Phase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(1, "", Phase::Run), ErrorKind::Internal);
+        let sizes = "Non concat axis dimensions must match: Axis 0 has mismatched dimensions of 2 and 1";
+        assert_eq!(kind(1, sizes, Phase::Run), ErrorKind::InvalidArgument);
+        assert_eq!(kind(1, sizes, Phase::Call), ErrorKind::Internal);
         assert_eq!(kind(code::INVALID_PROTOBUF, "", Phase::Load), ErrorKind::DataLoss);
         assert_eq!(kind(10, "", Phase::Load), ErrorKind::InvalidArgument);
         assert_eq!(

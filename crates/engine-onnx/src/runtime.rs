@@ -136,12 +136,14 @@ impl Engine for LazyOnnxEngine {
     }
 }
 
-fn capabilities() -> Capabilities {
+/// What this engine can do.
+pub(crate) fn capabilities() -> Capabilities {
     Capabilities {
         parameters: ParameterUse::Bound,
         files: vec!["model.onnx"],
         concurrent_runs: true,
         dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
+        cuda: false,
     }
 }
 

@@ -119,6 +119,7 @@ impl Engine for TorchEngine {
             files: vec![load::SCRIPT, load::PACKAGE],
             concurrent_runs: true,
             dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
+            cuda: true,
         }
     }
 

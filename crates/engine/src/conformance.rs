@@ -30,6 +30,8 @@ use crate::{
 pub const TABLE_ROWS: usize = 1 << 20;
 /// Columns of `pick`'s table.
 pub const TABLE_COLUMNS: usize = 16;
+/// A device that no machine has.
+const DEVICE_NONE: Device = Device::Cuda(4095);
 /// Threads that run one session at once.
 const THREADS: usize = 4;
 /// Runs a thread does.
@@ -58,10 +60,11 @@ pub fn check(engine: &dyn Engine, fixture: &Fixture) {
     let store = store();
     let suite = Suite { engine, fixture, pool: store.pool().clone(), store };
     type Case = fn(&Suite<'_>);
-    let cases: [(&str, Case); 12] = [
+    let cases: [(&str, Case); 13] = [
         ("echo", echo),
         ("scalars and empty tensors", shapes),
         ("signature", signature),
+        ("devices", devices),
         ("bound parameters", bound_parameters),
         ("allocated parameters", allocated_parameters),
         ("no copy of parameters", no_copy),
@@ -235,6 +238,27 @@ fn signature(suite: &Suite<'_>) {
     assert_eq!((input.name.as_str(), input.dtype, input.optional), ("x", DType::F32, false));
     assert!(matches!(input.shape.as_deref(), Some([Dim::Dynamic(_)])), "{input:?}");
     assert_eq!(signature.outputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["y"]);
+}
+
+/// A device that is not there is an error, and never another device.
+fn devices(suite: &Suite<'_>) {
+    let capabilities = suite.engine.capabilities();
+    let checked = capabilities.check_device(suite.engine.name(), DEVICE_NONE);
+    assert_eq!(checked.is_ok(), capabilities.cuda, "the check says what the capabilities say");
+    let graph = suite.fixture.graphs.join(format!("half_plus_two.{}", suite.fixture.extension));
+    let options = SessionOptions {
+        device: DEVICE_NONE,
+        signature: suite.fixture.signatures.get("half_plus_two").cloned().unwrap_or_default(),
+        ..SessionOptions::default()
+    };
+    let mut request = LoadRequest { graph, options, ..LoadRequest::default() };
+    if !suite.allocates() {
+        let half = suite.floats("half", &[1], &[0.5]);
+        request.parameters = vec![half, suite.floats("two", &[1], &[2.0])];
+    }
+    let error = suite.engine.load(&request).err().expect("a model on a device that is not there is refused");
+    assert_one_line(&error);
+    assert!(capabilities.cuda || error.message().contains("cpu"), "it says what the engine has: {error}");
 }
 
 fn allocated_parameters(suite: &Suite<'_>) {

@@ -146,11 +146,13 @@ impl Engine for FakeEngine {
             files: vec!["model.onnx"],
             concurrent_runs: true,
             dtypes: DType::ALL.to_vec(),
+            cuda: false,
         }
     }
 
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
-        let opened = self.open(request);
+        let allowed = self.capabilities().check_device(NAME, request.options.device);
+        let opened = allowed.and_then(|()| self.open(request));
         let counter = if opened.is_ok() { &self.0.counters.loads } else { &self.0.counters.failed_loads };
         counter.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(opened?))

@@ -12,6 +12,7 @@
 
 mod arena;
 mod batch_plan;
+pub mod foreign;
 pub mod layout;
 mod library_search;
 mod schedule_file;
@@ -67,6 +68,23 @@ pub struct Capabilities {
     pub concurrent_runs: bool,
     /// The element types it takes and gives.
     pub dtypes: Vec<DType>,
+    /// It opens models on CUDA devices. Which there are, the load finds out.
+    pub cuda: bool,
+}
+
+impl Capabilities {
+    /// Checks that the engine called `engine` can have a device of this kind.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the devices that the engine has.
+    pub fn check_device(&self, engine: &str, device: Device) -> Result<()> {
+        match device {
+            Device::Cuda(_) if !self.cuda => Err(Error::invalid(format!(
+                "device = \"{device}\" in the model's settings: engine {engine} has the device \"cpu\" only"
+            ))),
+            Device::Cpu | Device::Cuda(_) => Ok(()),
+        }
+    }
 }
 
 /// One parameter in memory of ours, ready to be used in place.

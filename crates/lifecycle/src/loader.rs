@@ -30,6 +30,11 @@ use crate::{Converter, ParameterHome, State};
 /// A graph is hashed in pieces of this size.
 const HASH_PIECE_BYTES: usize = 1 << 20;
 
+/// Triton's settings of a model, beside its versions.
+const TRITON_FILE: &str = "config.pbtxt";
+/// So many bytes of it are looked at.
+const TRITON_FILE_BYTES_MAX: u64 = 1 << 20;
+
 /// What the load threads share.
 pub(crate) struct Loader {
     pub(crate) engines: Vec<Arc<dyn Engine>>,
@@ -149,6 +154,8 @@ impl Loader {
         self.stage(&job.id, State::Warming, None);
         let of = (&servable, &signature);
         let note = warmup::warm(of, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
+        let ignored = ignored_settings(&job.id, &job.dir);
+        let note = note.into_iter().chain(ignored).reduce(|all, next| format!("{all}; {next}"));
         cost.warm_seconds = started.elapsed().as_secs_f64();
         go_on(&attempt.stop)?;
         meter.count(&mut cost);
@@ -246,6 +253,7 @@ impl Loader {
 
     fn open(&self, placed: &mut Placed, job: &LoadJob, attempt: &Attempt) -> Result<Box<dyn Session>> {
         go_on(&attempt.stop)?;
+        placed.engine.capabilities().check_device(placed.engine.name(), job.session.device)?;
         let session = placed.engine.load(&LoadRequest {
             graph: placed.graph.clone(),
             parameters: placed.parameters.clone(),
@@ -277,6 +285,21 @@ impl Meter {
         cost.loader_minor_faults = now.faults.saturating_sub(self.faults);
         cost.loader_cpu_seconds = now.cpu.saturating_sub(self.cpu).as_secs_f64();
     }
+}
+
+/// Returns a note on Triton's settings beside the version, which are not read; also logs it.
+fn ignored_settings(id: &VersionId, dir: &Path) -> Option<String> {
+    use std::io::Read;
+    let path = dir.parent()?.join(TRITON_FILE);
+    let mut text = Vec::new();
+    std::fs::File::open(&path).ok()?.take(TRITON_FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
+    let keys = engine::foreign::triton_keys(&String::from_utf8_lossy(&text));
+    let mut note = format!("{TRITON_FILE} is not read; settings are in millpond.toml");
+    if !keys.is_empty() {
+        note = format!("{note}: {}", keys.join(", "));
+    }
+    tracing::warn!(version = %id, file = %path.display(), note, "settings of another server are ignored");
+    Some(note)
 }
 
 fn go_on(stop: &AtomicBool) -> Result<()> {

@@ -44,9 +44,28 @@ pub(super) struct Walker {
     file: SourceFile,
 }
 
+/// The first bytes of a file; `None` for what is no file, which opening it refuses.
+fn beginning(path: &Path) -> Result<Option<Vec<u8>>> {
+    use std::io::Read;
+    let io = |error: std::io::Error| Error::io(path, &error);
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::with_capacity(engine::foreign::BEGINNING_BYTES);
+    let file = std::fs::File::open(path).map_err(io)?;
+    file.take(engine::foreign::BEGINNING_BYTES as u64).read_to_end(&mut bytes).map_err(io)?;
+    Ok(Some(bytes))
+}
+
 impl Walker {
     /// Walks over `path` through a window of `window_bytes`.
+    ///
+    /// # Errors
+    /// `DataLoss` for an empty file and for one of a known format that is not ONNX, saying which; those of opening it.
     pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<Walker> {
+        if let Some(other) = beginning(path)?.as_deref().and_then(engine::foreign::content) {
+            return Err(Error::data_loss(format!("{}: no ONNX model: {other}", path.display())));
+        }
         Ok(Walker { file: SourceFile::open(path, window_bytes, direct)? })
     }
 

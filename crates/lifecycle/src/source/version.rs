@@ -194,7 +194,10 @@ fn classify(
     }
     let Some(&kind) = kinds.iter().find(|kind| has(kind.file)) else {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.file).collect();
-        let reason = format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor "));
+        let mut reason = format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor "));
+        if let Some(foreign) = engine::foreign::files(files.iter().map(|file| file.path.as_path())) {
+            reason = format!("{reason}: {foreign}");
+        }
         return (unless_settled(reason), settled);
     };
     if !settled {

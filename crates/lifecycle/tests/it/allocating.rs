@@ -39,7 +39,7 @@ impl Engine for Allocating {
 
     fn capabilities(&self) -> Capabilities {
         let (parameters, files) = (ParameterUse::Allocated, vec!["model.pt"]);
-        Capabilities { parameters, files, ..self.fake.capabilities() }
+        Capabilities { parameters, files, cuda: true, ..self.fake.capabilities() }
     }
 
     fn arena_bytes(&self, graph: &Path) -> Result<usize> {
@@ -50,7 +50,10 @@ impl Engine for Allocating {
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         *self.told.lock().unwrap() = Some(request.options.clone());
         let region = request.arena.as_ref().map(|arena| arena.region()).transpose()?;
-        Ok(Box::new(Holding { inner: self.fake.load(request)?, region }))
+        // The fake knows the processor only.
+        let mut request = request.clone();
+        request.options.device = Device::Cpu;
+        Ok(Box::new(Holding { inner: self.fake.load(&request)?, region }))
     }
 }
 

@@ -101,6 +101,32 @@ fn an_empty_directory() {
 }
 
 #[test]
+fn a_model_of_another_program_is_recognised() {
+    let world = World::with_model();
+    world.place("m", 2, |dir| fs::write(dir.join("saved_model.pb"), b"\x08\x01").unwrap());
+    refused(&world, "saved_model.pb is a TensorFlow SavedModel: convert it with python -m tf2onnx.convert");
+    assert_eq!(world.lifecycle().catalog().failure(), None, "version 1 serves");
+}
+
+#[test]
+fn a_device_that_the_engine_does_not_have() {
+    let world = World::with_model();
+    world.settings("m", "device = \"cuda:1\"");
+    world.publish("m", 2);
+    refused(&world, "device = \"cuda:1\" in the model's settings: engine fake has the device \"cpu\" only");
+}
+
+#[test]
+fn settings_of_triton_are_a_note() {
+    let world = World::with_model();
+    let model = world.dir("m", 1).parent().unwrap().to_owned();
+    fs::write(model.join("config.pbtxt"), "name: \"m\"\nmax_batch_size: 8\n").unwrap();
+    world.publish("m", 2);
+    let note = world.until("m", 2, State::Ready).note.unwrap();
+    assert!(note.contains("config.pbtxt is not read") && note.contains("max-batch in [schedule]"), "{note}");
+}
+
+#[test]
 fn an_unreadable_directory() {
     // A link to itself cannot be read by anybody, root included.
     let world = World::with_model();
