@@ -7,15 +7,13 @@ use std::time::Duration;
 use base::{Error, NamedTensor, Result, VersionId};
 
 use super::contents::{self, Described};
-use super::{
-    CLASSIFICATION, InferResponse, PRIORITY, SHARED_MEMORY, TIMEOUT, datatype, no_classification,
-    no_priority, no_shared_memory,
-};
+use super::{InferResponse, datatype, parameters};
 use crate::inference::infer_parameter::ParameterChoice;
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::inference::model_infer_response::InferOutputTensor;
 use crate::inference::model_repository_parameter::ParameterChoice as LoadParameter;
 use crate::inference::{InferParameter, ModelInferRequest, ModelInferResponse, ModelRepositoryParameter};
+use crate::json::Scalar;
 use crate::wire;
 
 pub use super::describe::{model_config, model_metadata, model_statistics, repository_index};
@@ -38,8 +36,6 @@ pub struct InferRequest {
 /// Millpond's own parameter of a load: which version, where one is meant.
 const VERSION: &str = "version";
 
-type Parameters = BTreeMap<String, InferParameter>;
-
 /// The inputs and wishes of a request. Raw contents are shared, not copied.
 ///
 /// # Errors
@@ -48,8 +44,16 @@ type Parameters = BTreeMap<String, InferParameter>;
 pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
     for input in &request.inputs {
         wire::check_name(&input.name)?;
-        refuse_shared_memory(&input.name, &input.parameters)?;
+        for (name, value) in &input.parameters {
+            if name == parameters::BINARY_SIZE {
+                let input = &input.name;
+                return Err(Error::invalid(format!("\"{input}\": {name} is for requests over HTTP")));
+            }
+            parameters::input(&input.name, name, &scalar(value))?;
+        }
     }
+    let mut wishes = parameters::Wishes::default();
+    request.parameters.iter().try_for_each(|(name, value)| wishes.read(name, &scalar(value)))?;
     let described = |input: InferInputTensor| {
         let InferInputTensor { name, datatype, shape, contents, .. } = input;
         Described { name, datatype, shape, contents }
@@ -60,26 +64,34 @@ pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
         id: request.id,
         inputs: contents::tensors("inputs", inputs, request.raw_input_contents)?,
         outputs: request.outputs.into_iter().map(output).collect::<Result<_>>()?,
-        priority: priority(&request.parameters)?,
-        timeout: whole(&request.parameters, TIMEOUT).filter(|micros| *micros > 0).map(Duration::from_micros),
+        priority: wishes.priority,
+        timeout: wishes.timeout,
     })
 }
 
 fn output(output: InferRequestedOutputTensor) -> Result<Arc<str>> {
     wire::check_name(&output.name)?;
-    refuse_shared_memory(&output.name, &output.parameters)?;
-    match whole(&output.parameters, CLASSIFICATION) {
-        Some(1..) => Err(no_classification(&output.name)),
-        _ => Ok(output.name.into()),
+    for (name, value) in &output.parameters {
+        // Raw or not: over gRPC all are.
+        parameters::output(&output.name, name, &scalar(value))?;
+    }
+    Ok(output.name.into())
+}
+
+/// The value of a parameter in the form that both encodings share.
+fn scalar(parameter: &InferParameter) -> Scalar<'_> {
+    match &parameter.parameter_choice {
+        Some(ParameterChoice::BoolParam(value)) => Scalar::Bool(*value),
+        Some(ParameterChoice::Int64Param(value)) => Scalar::Whole(*value),
+        Some(ParameterChoice::Uint64Param(value)) => Scalar::Whole(i64::try_from(*value).unwrap_or(i64::MAX)),
+        Some(ParameterChoice::StringParam(text)) => Scalar::Text(text.as_str().into()),
+        _ => Scalar::Other,
     }
 }
 
-fn priority(parameters: &Parameters) -> Result<usize> {
-    if !parameters.contains_key(PRIORITY) {
-        return Ok(0);
-    }
-    let level = whole(parameters, PRIORITY).ok_or_else(no_priority)?;
-    Ok(usize::try_from(level).unwrap_or(usize::MAX))
+/// Returns a parameter with the value `value`.
+pub fn boolean(value: bool) -> InferParameter {
+    InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(value)) }
 }
 
 /// The version that a load asks for, from its `version` parameter; `None` where it names none.
@@ -94,18 +106,6 @@ pub fn load_version(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> 
         Some(LoadParameter::Int64Param(version)) if version >= 0 => Ok(Some(version.unsigned_abs())),
         None => Ok(None),
         Some(_) => Err(Error::invalid("\"version\" must be a whole number")),
-    }
-}
-
-fn refuse_shared_memory(name: &str, parameters: &Parameters) -> Result<()> {
-    if parameters.contains_key(SHARED_MEMORY) { Err(no_shared_memory(name)) } else { Ok(()) }
-}
-
-fn whole(parameters: &Parameters, key: &str) -> Option<u64> {
-    match parameters.get(key)?.parameter_choice.as_ref()? {
-        ParameterChoice::Int64Param(value) => u64::try_from(*value).ok(),
-        ParameterChoice::Uint64Param(value) => Some(*value),
-        _ => None,
     }
 }
 

@@ -5,6 +5,7 @@ mod datatype;
 mod describe;
 pub mod grpc;
 pub mod json;
+mod parameters;
 mod strings;
 
 pub use datatype::{datatype, from_datatype};
@@ -28,8 +29,6 @@ pub struct InferResponse {
     pub outputs: Vec<NamedTensor>,
 }
 
-/// A parameter that would put tensors elsewhere than into the message.
-const SHARED_MEMORY: &str = "shared_memory_region";
 /// A parameter that asks for the highest classes in place of an output.
 const CLASSIFICATION: &str = "classification";
 /// A request's time limit in microseconds.

@@ -177,6 +177,14 @@ fn what_is_not_offered_is_refused_by_name() {
     let shared = parameter(ParameterChoice::StringParam("region".into()));
     let refused = refusal(|r| drop(r.inputs[0].parameters.insert("shared_memory_region".into(), shared)));
     assert!(refused.starts_with("Unimplemented: \"x\" is in shared memory"), "{refused}");
+    let sequence = parameter(ParameterChoice::StringParam("a".into()));
+    let refused = refusal(|r| drop(r.parameters.insert("sequence_id".into(), sequence)));
+    assert!(refused.starts_with("Unimplemented: sequences are not offered"), "{refused}");
+    let other = || parameter(ParameterChoice::DoubleParam(0.5));
+    let refused = refusal(|r| drop(r.parameters.insert("temperature".into(), other())));
+    assert!(refused.contains("the parameter \"temperature\""), "{refused}");
+    let refused = refusal(|r| drop(r.inputs[0].parameters.insert("layout".into(), other())));
+    assert!(refused.contains("input \"x\" has the parameter \"layout\""), "{refused}");
     let classes = parameter(ParameterChoice::Int64Param(3));
     let output = InferRequestedOutputTensor {
         name: "y".into(),
@@ -191,12 +199,15 @@ fn the_timeout_is_in_microseconds() {
     let timeout = |choice| {
         let mut request = valid();
         request.parameters.insert("timeout".into(), parameter(choice));
-        grpc::decode_request(request).unwrap().timeout
+        grpc::decode_request(request).map(|request| request.timeout)
     };
-    assert_eq!(timeout(ParameterChoice::Int64Param(1500)), Some(std::time::Duration::from_micros(1500)));
-    assert_eq!(timeout(ParameterChoice::Int64Param(0)), None);
-    assert_eq!(timeout(ParameterChoice::Int64Param(-1)), None);
-    assert_eq!(timeout(ParameterChoice::StringParam("soon".into())), None);
+    let micros = |micros| Ok(Some(std::time::Duration::from_micros(micros)));
+    assert_eq!(timeout(ParameterChoice::Int64Param(1500)), micros(1500));
+    assert_eq!(timeout(ParameterChoice::Uint64Param(1500)), micros(1500));
+    assert_eq!(timeout(ParameterChoice::Int64Param(0)), Ok(None));
+    for wrong in [ParameterChoice::Int64Param(-1), ParameterChoice::StringParam("soon".into())] {
+        assert!(timeout(wrong).unwrap_err().message().contains("\"timeout\" must be a whole number"));
+    }
 }
 
 #[test]

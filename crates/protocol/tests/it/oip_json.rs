@@ -60,7 +60,9 @@ fn data_may_be_nested_and_come_first() {
         r#""datatype":"FP32","shape":[2,2],"data":[1,2,3,4]"#,
         r#""datatype":"FP32","shape":[2,2],"data":[[1,2],[3,4.0]]"#,
         r#""data":[[1e0,2],[3,4]],"shape":[2,2],"datatype":"FP32""#,
-        r#""shape":[2,2],"data":[1,2,3,4],"parameters":{"anything":[1,{"a":null}]},"datatype":"FP32""#,
+        r#""datatype":"FP32","shape":[2,2],"data":[[[1],[2]],[[3],[4]]]"#,
+        r#""datatype":"FP32","shape":[2,2],"data":[[[1,2,3,4]]]"#,
+        r#""shape":[2,2],"data":[1,2,3,4],"parameters":{"content_type":"np"},"datatype":"FP32""#,
     ] {
         assert_eq!(input(tensor).unwrap(), wanted, "{tensor}");
     }
@@ -74,7 +76,7 @@ fn data_may_be_nested_and_come_first() {
 #[test]
 fn outputs_and_parameters_are_understood() {
     let request = parse(
-        r#"{"id":"a\"b","parameters":{"binary_data_output":true,"timeout":2000,"priority":3,"other":{}},"inputs":[],
+        r#"{"id":"a\"b","parameters":{"binary_data_output":true,"timeout":2000,"priority":3},"inputs":[],
             "outputs":[{"name":"y","parameters":{"binary_data":false}},{"name":"z"}],"unknown":[null]}"#,
     )
     .unwrap();
@@ -115,8 +117,14 @@ fn what_is_wrong_is_named() {
             "do not make a tensor",
         ),
         (
-            r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[4,1],"data":[[1,2],[3,4]]}]}"#,
-            "flat or nested",
+            r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[4,1],"data":[[1,2],[3,4],[5,6]]}]}"#,
+            "give 4 elements",
+        ),
+        (r#"{"inputs":[],"parameters":{"other":{}}}"#, "the parameter \"other\""),
+        (r#"{"inputs":[{"name":"x","parameters":{"other":1}}]}"#, "the parameter \"other\""),
+        (
+            r#"{"inputs":[],"outputs":[{"parameters":{"other":1},"name":"y"}]}"#,
+            "output \"y\" has the parameter",
         ),
         (r#"{"inputs":[{"name":"x","datatype":"INT32","shape":[1],"data":[1.5]}]}"#, "1.5 is no int32 value"),
         (r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":["1"]}]}"#, "expected a number"),

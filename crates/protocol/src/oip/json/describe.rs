@@ -23,6 +23,25 @@ pub fn server_metadata(name: &str, version: &str) -> Bytes {
     body(&json!({ "name": name, "version": version, "extensions": EXTENSIONS }))
 }
 
+/// Returns the answer of the liveness route.
+pub fn live() -> Bytes {
+    body(&json!({ "live": true }))
+}
+
+/// Returns the answer of the readiness route: ready if there is no `error`. The protocol asks for a status only;
+/// KServe's client reads the body.
+pub fn ready(error: Option<&str>) -> Bytes {
+    body(&match error {
+        None => json!({ "ready": true }),
+        Some(error) => json!({ "ready": false, "error": error }),
+    })
+}
+
+/// Returns the answer of the readiness route of model `name`, which is ready.
+pub fn model_ready(name: &str) -> Bytes {
+    body(&json!({ "name": name, "ready": true }))
+}
+
 /// What a model takes and gives; see [`describe::model_metadata`].
 pub fn model_metadata(name: &str, versions: &[u64], platform: &str, signature: &Signature) -> Bytes {
     let message = describe::model_metadata(name, versions, platform, signature);

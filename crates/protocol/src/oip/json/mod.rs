@@ -8,7 +8,9 @@ mod request;
 mod response;
 mod tensor;
 
-pub use describe::{model_config, model_metadata, repository_index, server_metadata, statistics};
+pub use describe::{
+    live, model_config, model_metadata, model_ready, ready, repository_index, server_metadata, statistics,
+};
 pub use request::{Encoding, InferRequest, RequestedOutput, encode_request, parse_infer};
 pub use response::{infer_response, parse_response};
 

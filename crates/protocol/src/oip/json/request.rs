@@ -7,11 +7,9 @@ use base::{Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec
 use bytes::Bytes;
 
 use super::Body;
-use super::tensor::{is_true, read_all, read_name, resolve, split, write_body};
+use super::tensor::{read_all, read_name, resolve, split, write_body};
 use crate::json::{Reader, Scalar, key, string};
-use crate::oip::{
-    CLASSIFICATION, PRIORITY, SHARED_MEMORY, TIMEOUT, no_classification, no_priority, no_shared_memory,
-};
+use crate::oip::parameters::{self, Wishes};
 use crate::wire;
 
 /// An output that a request asks for.
@@ -98,21 +96,11 @@ pub fn parse_infer(body: Bytes, header_length: Option<usize>, signature: &Signat
 }
 
 fn read_parameters(reader: &mut Reader<'_>, request: &mut InferRequest) -> Result<()> {
-    reader.object(|reader, key| {
-        let value = reader.scalar()?;
-        match (key, value) {
-            ("binary_data_output", value) => request.binary_output = is_true(&value),
-            (TIMEOUT, Scalar::Whole(micros @ 1..)) => {
-                request.timeout = Some(Duration::from_micros(micros.unsigned_abs()));
-            }
-            (PRIORITY, Scalar::Whole(level @ 0..)) => {
-                request.priority = usize::try_from(level).unwrap_or(usize::MAX);
-            }
-            (PRIORITY, _) => return Err(no_priority()),
-            _ => {}
-        }
-        Ok(())
-    })
+    let mut wishes = Wishes::default();
+    reader.object(|reader, key| wishes.read(key, &reader.scalar()?))?;
+    let Wishes { timeout, priority, binary_output } = wishes;
+    (request.timeout, request.priority, request.binary_output) = (timeout, priority, binary_output);
+    Ok(())
 }
 
 fn read_outputs(reader: &mut Reader<'_>) -> Result<Vec<RequestedOutput>> {
@@ -126,18 +114,15 @@ fn read_outputs(reader: &mut Reader<'_>) -> Result<Vec<RequestedOutput>> {
 }
 
 fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
-    let (mut name, mut binary) = (None, None);
-    let (mut classified, mut shared) = (false, false);
+    let mut name = None;
+    // The name may come behind them.
+    let mut parameters: Vec<(String, Scalar<'_>)> = Vec::new();
     reader.object(|reader, key| {
         match key {
             "name" => name = Some(read_name(reader)?),
             "parameters" if !reader.null() => reader.object(|reader, key| {
-                match (key, reader.scalar()?) {
-                    ("binary_data", value) => binary = Some(is_true(&value)),
-                    (CLASSIFICATION, Scalar::Whole(1..)) => classified = true,
-                    (SHARED_MEMORY, _) => shared = true,
-                    _ => {}
-                }
+                wire::check_count("parameters", parameters.len() + 1)?;
+                parameters.push((key.to_owned(), reader.scalar()?));
                 Ok(())
             })?,
             "parameters" => {}
@@ -145,12 +130,10 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
         }
         Ok(())
     })?;
-    let name = name.ok_or_else(|| Error::invalid("a requested output has no \"name\""))?;
-    if shared {
-        return Err(no_shared_memory(&name));
-    }
-    if classified {
-        return Err(no_classification(&name));
+    let name: Arc<str> = name.ok_or_else(|| Error::invalid("a requested output has no \"name\""))?;
+    let mut binary = None;
+    for (parameter, value) in &parameters {
+        binary = parameters::output(&name, parameter, value)?.or(binary);
     }
     Ok(RequestedOutput { name, binary })
 }

@@ -8,12 +8,10 @@ use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 
 use super::Body;
-use crate::json::{Reader, Scalar, column, key, string, write_flat};
-use crate::oip::{SHARED_MEMORY, contents, datatype, dtype_of, no_shared_memory};
+use crate::json::{Reader, column, key, string, write_flat};
+use crate::oip::parameters::{self, BINARY_SIZE};
+use crate::oip::{contents, datatype, dtype_of};
 use crate::wire::{self, RANK_MAX};
-
-/// The parameter with the length of a tensor's raw form.
-const BINARY_SIZE: &str = "binary_data_size";
 
 /// A tensor whose elements may still have to be found behind the JSON.
 pub(super) struct Pending {
@@ -105,17 +103,9 @@ impl Members {
             return Ok(());
         }
         reader.object(|reader, key| {
-            match key {
-                BINARY_SIZE => {
-                    let size = reader.whole()?;
-                    let size = usize::try_from(size).map_err(|_| {
-                        Error::invalid(format!("{BINARY_SIZE} is {size}, which is no length"))
-                    })?;
-                    self.binary_size = Some(size);
-                }
-                SHARED_MEMORY => return Err(no_shared_memory(self.name.as_deref().unwrap_or_default())),
-                _ => reader.skip()?,
-            }
+            let input = self.name.as_deref().unwrap_or_default();
+            let size = parameters::input(input, key, &reader.scalar()?)?;
+            self.binary_size = size.or(self.binary_size);
             Ok(())
         })
     }
@@ -167,10 +157,10 @@ fn read_data(reader: &mut Reader<'_>, name: &str, dtype: DType, shape: Shape) ->
     column.read(reader, 0).map_err(|error| error.context(format_args!("\"{name}\"")))?;
     let given = column.nesting().shape();
     let elements = wire::elements(name, &shape)?;
-    let flat = given.len() <= 1 && given.iter().product::<usize>() == elements;
-    if !flat && given != shape {
+    // Nested in any way, as Triton takes it: the elements are in order.
+    if given.iter().product::<usize>() != elements {
         return Err(Error::invalid(format!(
-            "\"{name}\" has shape {:?} and data of shape {:?}; give {elements} elements, flat or nested alike",
+            "\"{name}\" has shape {:?} and data of shape {:?}; give {elements} elements",
             shape.as_slice(),
             given.as_slice()
         )));
@@ -198,11 +188,6 @@ pub(super) fn resolve(pending: Vec<Pending>, mut behind: Bytes) -> Result<Vec<Na
         Ok(NamedTensor { name, tensor })
     };
     pending.into_iter().map(tensor).collect()
-}
-
-/// Whether a parameter is `true`.
-pub(super) fn is_true(scalar: &Scalar<'_>) -> bool {
-    matches!(scalar, Scalar::Bool(true))
 }
 
 /// Puts tensors into a body: `json`, an object begun, goes on with `list` and ends; then the raw form of those for
