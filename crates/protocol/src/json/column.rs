@@ -2,12 +2,19 @@
 
 use base::{DType, Element, Error, Result, Shape, Tensor};
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 
 use super::nesting::{Nesting, Ragged};
 use super::reader::Reader;
 use crate::wire;
+
+/// Base64 with padding or without, as TensorFlow Serving takes it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// A tensor that grows while values are read.
 pub(crate) trait Column {
@@ -101,6 +108,11 @@ impl<L: Leaf + 'static> Column for Values<L> {
 trait Number: Element {
     /// `None` where the text is no value of this type.
     fn parse(text: &str, whole: bool) -> Option<Self>;
+
+    /// As [`Number::parse`], but a finite number out of range is infinite if the type has infinities.
+    fn parse_unbounded(text: &str, whole: bool) -> Option<Self> {
+        Self::parse(text, whole)
+    }
 }
 
 macro_rules! integers {
@@ -125,6 +137,10 @@ macro_rules! floats {
                 // A finite number out of range must not turn into infinity unnoticed.
                 (value.is_finite() || text.ends_with(['y', 'N'])).then_some(value)
             }
+
+            fn parse_unbounded(text: &str, _: bool) -> Option<Self> {
+                text.parse().ok()
+            }
         }
     )*};
 }
@@ -138,6 +154,10 @@ macro_rules! halves {
                 let value = <$half>::from_f32(single);
                 (value.is_finite() || !single.is_finite()).then_some(value)
             }
+
+            fn parse_unbounded(text: &str, whole: bool) -> Option<Self> {
+                <f32 as Number>::parse_unbounded(text, whole).map(<$half>::from_f32)
+            }
         }
     )*};
 }
@@ -148,7 +168,8 @@ impl<T: Number> Leaf for T {
 
     fn read(reader: &mut Reader<'_>) -> Result<T> {
         let token = reader.number()?;
-        T::parse(token.text, token.whole)
+        let parse = if reader.is_tensorflow() { T::parse_unbounded } else { T::parse };
+        parse(token.text, token.whole)
             .ok_or_else(|| reader.error(format_args!("{} is no {} value", token.shown(), T::DTYPE)))
     }
 
@@ -157,7 +178,7 @@ impl<T: Number> Leaf for T {
     }
 }
 
-/// `true` and `false`, or 1 and 0.
+/// `true` and `false`, or 1 and 0; TensorFlow Serving takes no numbers.
 struct Booleans;
 
 impl Leaf for Booleans {
@@ -165,7 +186,7 @@ impl Leaf for Booleans {
 
     fn read(reader: &mut Reader<'_>) -> Result<u8> {
         match reader.peek() {
-            Some(b'0' | b'1') => match reader.number()?.text {
+            Some(b'0' | b'1') if !reader.is_tensorflow() => match reader.number()?.text {
                 "0" => Ok(0),
                 "1" => Ok(1),
                 other => Err(reader.error(format_args!("{other} is no bool value"))),
@@ -223,7 +244,7 @@ impl Leaf for Strings {
                 return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
             }
             let text = reader.string()?;
-            let bytes = STANDARD.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is no base64"))?;
+            let bytes = BASE64.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is no base64"))?;
             decoded = Some(Bytes::from(bytes));
             Ok(())
         })?;
@@ -287,6 +308,32 @@ mod tests {
             (DType::Complex64, "1"),
         ] {
             assert!(read(dtype, text).is_err(), "{dtype} {text}");
+        }
+    }
+
+    #[test]
+    fn tensorflow_serving_reads_some_values_otherwise() {
+        let tensorflow = |dtype, text: &str| {
+            let body = Bytes::copy_from_slice(text.as_bytes());
+            let mut column = column(dtype).unwrap();
+            column.read(&mut Reader::tensorflow(&body), 0)?;
+            let shape = column.nesting().shape();
+            column.finish(shape)
+        };
+        let floats = tensorflow(DType::F32, "[1.8e308, -1e39, 1]").unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(floats, [f32::INFINITY, f32::NEG_INFINITY, 1.0]);
+        let doubles = tensorflow(DType::F64, "[1.8e308]").unwrap().to_vec::<f64>().unwrap();
+        assert_eq!(doubles, [f64::INFINITY]);
+        assert!(tensorflow(DType::F16, "[70000]").is_ok());
+        assert!(tensorflow(DType::I32, "[4294967296]").is_err());
+        assert!(tensorflow(DType::Bool, "[true]").is_ok());
+        for number in ["[1]", "[0]"] {
+            assert!(tensorflow(DType::Bool, number).is_err());
+            assert!(read(DType::Bool, number).is_ok());
+        }
+        for text in [r#"{"b64":"AP8="}"#, r#"{"b64":"AP8"}"#] {
+            let tensor = read(DType::String, text).unwrap();
+            assert_eq!(tensor.strings().unwrap(), [Bytes::from_static(&[0, 255])]);
         }
     }
 

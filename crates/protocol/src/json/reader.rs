@@ -6,9 +6,6 @@ use std::ops::Range;
 use base::{Error, Result};
 use bytes::Bytes;
 
-/// Deepest nesting of arrays and objects that is read or skipped.
-pub(crate) const DEPTH_MAX: usize = 128;
-
 /// Most characters of a wrong number that a message repeats.
 const NUMBER_SHOWN_MAX: usize = 32;
 
@@ -17,6 +14,8 @@ const NUMBER_SHOWN_MAX: usize = 32;
 pub(crate) struct Reader<'a> {
     body: &'a Bytes,
     at: usize,
+    /// Values are read as TensorFlow Serving reads them.
+    tensorflow: bool,
 }
 
 /// A number as it is written.
@@ -48,12 +47,23 @@ pub(crate) enum Scalar<'a> {
 impl<'a> Reader<'a> {
     /// At the start of `body`.
     pub(crate) fn new(body: &'a Bytes) -> Reader<'a> {
-        Reader { body, at: 0 }
+        Reader { body, at: 0, tensorflow: false }
+    }
+
+    /// Returns a reader at the start of `body` that takes values as TensorFlow Serving does: a float out of range is
+    /// infinite, and a bool is `true` or `false` only.
+    pub(crate) fn tensorflow(body: &'a Bytes) -> Reader<'a> {
+        Reader { body, at: 0, tensorflow: true }
+    }
+
+    /// Whether values are read as TensorFlow Serving reads them.
+    pub(crate) fn is_tensorflow(&self) -> bool {
+        self.tensorflow
     }
 
     /// At the start of a value that [`Reader::pass`] passed over.
     pub(crate) fn again(body: &'a Bytes, span: &Range<usize>) -> Reader<'a> {
-        Reader { body, at: span.start }
+        Reader { body, at: span.start, tensorflow: false }
     }
 
     pub(crate) fn error(&self, message: impl std::fmt::Display) -> Error {
@@ -63,6 +73,8 @@ impl<'a> Reader<'a> {
     fn expected(&self, what: &str) -> Error {
         match self.body.get(self.at) {
             None => self.error(format_args!("expected {what}, the text ends")),
+            // Quotes need no escape between single quotes.
+            Some(b'"') => self.error(format_args!("expected {what}, found '\"'")),
             Some(&byte) => {
                 self.error(format_args!("expected {what}, found '{}'", char::from(byte).escape_default()))
             }
@@ -316,9 +328,58 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Passes over one value.
+    /// Passes over one value of any depth. Lists and objects are counted and not recursed into, so that depth takes a
+    /// byte of memory each and no stack.
     pub(crate) fn skip(&mut self) -> Result<()> {
-        self.skip_at(0)
+        // What closes each list and object that is open.
+        let mut open: Vec<u8> = Vec::new();
+        loop {
+            match self.peek() {
+                Some(b'[') => {
+                    self.at += 1;
+                    if !self.take(b']') {
+                        open.push(b']');
+                        continue;
+                    }
+                }
+                Some(b'{') => {
+                    self.at += 1;
+                    if !self.take(b'}') {
+                        open.push(b'}');
+                        self.skip_key()?;
+                        continue;
+                    }
+                }
+                _ => self.skip_leaf()?,
+            }
+            loop {
+                let Some(&close) = open.last() else { return Ok(()) };
+                if self.take(close) {
+                    open.pop();
+                    continue;
+                }
+                self.expect(b',', if close == b']' { "',' or ']'" } else { "',' or '}'" })?;
+                if close == b'}' {
+                    self.skip_key()?;
+                }
+                break;
+            }
+        }
+    }
+
+    fn skip_key(&mut self) -> Result<()> {
+        self.string()?;
+        self.expect(b':', "':'")
+    }
+
+    fn skip_leaf(&mut self) -> Result<()> {
+        match self.peek() {
+            Some(b'"') => self.string().map(drop),
+            Some(b't' | b'f') => self.boolean().map(drop),
+            Some(b'n') if self.null() => Ok(()),
+            Some(b'-' | b'0'..=b'9' | b'N' | b'I') => self.number().map(drop),
+            _ => Err(self.expected("a value")),
+        }
     }
 
     /// Passes over one value and says where it is, for [`Reader::again`].
@@ -327,21 +388,6 @@ impl<'a> Reader<'a> {
         let start = self.at;
         self.skip()?;
         Ok(start..self.at)
-    }
-
-    fn skip_at(&mut self, depth: usize) -> Result<()> {
-        if depth > DEPTH_MAX {
-            return Err(self.error(format_args!("nested deeper than {DEPTH_MAX}")));
-        }
-        match self.peek() {
-            Some(b'[') => self.array(|reader| reader.skip_at(depth + 1)).map(drop),
-            Some(b'{') => self.object(|reader, _| reader.skip_at(depth + 1)),
-            Some(b'"') => self.string().map(drop),
-            Some(b't' | b'f') => self.boolean().map(drop),
-            Some(b'n') if self.null() => Ok(()),
-            Some(b'-' | b'0'..=b'9' | b'N' | b'I') => self.number().map(drop),
-            _ => Err(self.expected("a value")),
-        }
     }
 }
 
@@ -392,13 +438,24 @@ mod tests {
     }
 
     #[test]
-    fn skipping_is_strict_and_bounded() {
+    fn messages_show_a_quote_as_it_is() {
+        let body = Bytes::from_static(b"\"1\"");
+        let error = Reader::new(&body).number().unwrap_err();
+        assert_eq!(error.message(), "JSON at byte 0: expected a number, found '\"'");
+    }
+
+    #[test]
+    fn skipping_is_strict_and_takes_no_stack() {
         let skip = |text: &str| read(text, |r| r.skip()).is_some();
         assert!(skip(r#"{"a":[1,{"b":null},"x",true],"c":{}}"#));
         for wrong in ["[1,]", "{\"a\"}", "{,}", "[", "nul", "{\"a\":}", "[1 2]", "{1:2}"] {
             assert!(!skip(wrong), "{wrong}");
         }
-        assert!(skip(&format!("{}{}", "[".repeat(100), "]".repeat(100))));
+        for depth in [100, 1_000_000] {
+            assert!(skip(&format!("{}{}", "[".repeat(depth), "]".repeat(depth))));
+            assert!(skip(&format!("{}1{}", "{\"a\":[".repeat(depth), "]}".repeat(depth))));
+            assert!(!skip(&format!("{}{}", "[".repeat(depth), "}".repeat(depth))));
+        }
         assert!(!skip(&"[".repeat(1_000_000)));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base::{Error, NamedTensor, Result, Signature, TensorSpec, VersionId};
 use prost::Message;
 
+use super::answer::{self, Answer, Elements, spec};
 use super::fill::Budget;
 use super::tensor::{decode_within, encode_tensor};
 use super::{METADATA_FIELD, METHOD, SIGNATURE, check_signature, datatype};
@@ -44,7 +45,8 @@ pub struct Predict {
 /// The target of a request.
 ///
 /// # Errors
-/// `InvalidArgument` when no model is named, the version is negative, or the signature is not the only one.
+/// `InvalidArgument` when no model is named or the version is negative, `FailedPrecondition` for another signature than
+/// the only one.
 pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
     let spec = spec.ok_or_else(|| Error::invalid("the request has no model_spec"))?;
     if spec.name.is_empty() {
@@ -87,24 +89,10 @@ pub fn decode_predict(request: PredictRequest) -> Result<Predict> {
     })
 }
 
-/// The answer; its tensors share the outputs' memory.
-///
-/// # Errors
-/// None today; a tensor that the protocol cannot carry would be one.
-pub fn encode_predict(version: &VersionId, outputs: Vec<NamedTensor>) -> Result<PredictResponse> {
-    let output = |NamedTensor { name, tensor }: NamedTensor| (name.to_string(), encode_tensor(&tensor));
-    Ok(PredictResponse {
-        outputs: outputs.into_iter().map(output).collect(),
-        model_spec: Some(spec(version, SIGNATURE)),
-    })
-}
-
-fn spec(version: &VersionId, signature: &str) -> ModelSpec {
-    ModelSpec {
-        name: version.model.to_string(),
-        signature_name: signature.into(),
-        version_choice: Some(VersionChoice::Version(version.version as i64)),
-    }
+/// Returns the answer, whose elements go where `elements` says. Tensors of floats, bools and complex numbers share the
+/// outputs' memory.
+pub fn encode_predict(version: &VersionId, outputs: Vec<NamedTensor>, elements: Elements) -> Answer {
+    answer::answer(outputs, elements, spec(version, SIGNATURE))
 }
 
 /// A request for a client; `outputs` empty means all.

@@ -2,14 +2,18 @@
 //!
 //! A Millpond model has one signature, which goes by TensorFlow's default name for it.
 
+mod answer;
 mod datatype;
 mod fill;
 pub mod grpc;
 pub mod json;
+mod rank;
 mod tensor;
 pub mod warmup;
 
+pub use answer::{Answer, Elements};
 pub use datatype::{datatype, from_datatype};
+pub use rank::{Ranks, adapt_ranks};
 pub use tensor::{decode_tensor, encode_tensor};
 
 use base::{Error, Result};
@@ -22,10 +26,13 @@ const METHOD: &str = "tensorflow/serving/predict";
 const METADATA_FIELD: &str = "signature_def";
 
 /// Refuses a signature other than [`SIGNATURE`]; empty means that one.
+///
+/// # Errors
+/// `FailedPrecondition`, as TensorFlow Serving answers.
 fn check_signature(name: &str) -> Result<()> {
     if name.is_empty() || name == SIGNATURE {
         return Ok(());
     }
     let shown: String = name.chars().take(64).collect();
-    Err(Error::invalid(format!("there is no signature \"{shown}\"; the only one is \"{SIGNATURE}\"")))
+    Err(Error::precondition(format!("there is no signature \"{shown}\"; the only one is \"{SIGNATURE}\"")))
 }

@@ -144,15 +144,16 @@ fn pairs<T: Element + Default>(parts: Vec<T>, count: usize, budget: &mut Budget)
     Ok(bytemuck::allocation::pod_collect_to_vec(numbers.as_flattened()))
 }
 
+pub(crate) fn shape_message(shape: &[usize]) -> TensorShapeProto {
+    let dim = |&size: &usize| Dim { size: size as i64, name: String::new() };
+    TensorShapeProto { dim: shape.iter().map(dim).collect(), unknown_rank: false }
+}
+
 /// The message of a tensor: `tensor_content` that shares the tensor's memory, or `string_val`.
 pub fn encode_tensor(tensor: &Tensor) -> TensorProto {
-    let dim = |&size: &usize| Dim { size: size as i64, name: String::new() };
     let mut message = TensorProto {
         dtype: datatype(tensor.dtype()).into(),
-        tensor_shape: Some(TensorShapeProto {
-            dim: tensor.shape().iter().map(dim).collect(),
-            unknown_rank: false,
-        }),
+        tensor_shape: Some(shape_message(tensor.shape())),
         ..TensorProto::default()
     };
     match (tensor.data(), tensor.dtype()) {

@@ -7,6 +7,7 @@ use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
 use prost::Message;
 
+use super::check_signature;
 use super::grpc::{self, Target};
 use crate::tensorflow::serving::prediction_log::LogType;
 use crate::tensorflow::serving::{PredictLog, PredictionLog};
@@ -23,23 +24,37 @@ fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// The inputs of each recorded predict request. Their tensors share `file`.
+/// What a file holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// The inputs of each predict request.
+    pub requests: Vec<Vec<NamedTensor>>,
+    /// Records of other kinds (classify, regress, multi-inference, session-run), which are not replayed.
+    pub skipped: usize,
+}
+
+/// Reads the recorded predict requests. Their tensors share `file`. Records of methods that are not offered are counted
+/// and left out.
 ///
 /// # Errors
 /// `DataLoss` for a file that is cut or damaged, `InvalidArgument` for more than [`RECORDS_MAX`] records or a
-/// request that is wrong in itself, `Unimplemented` for records other than predict.
-pub fn read_requests(file: &Bytes) -> Result<Vec<Vec<NamedTensor>>> {
+/// request that is wrong in itself, `FailedPrecondition` for one of another signature than the only one; the message
+/// says which record it is.
+pub fn read_requests(file: &Bytes) -> Result<Recorded> {
     let mut rest = file.clone();
-    let mut requests = Vec::new();
+    let mut recorded = Recorded::default();
     while !rest.is_empty() {
-        if requests.len() == RECORDS_MAX {
+        let number = recorded.requests.len() + recorded.skipped;
+        if number == RECORDS_MAX {
             return Err(Error::invalid(format!("more than {RECORDS_MAX} warm-up records")));
         }
-        let number = requests.len();
         let record = next_record(&mut rest).and_then(request);
-        requests.push(record.map_err(|error| error.context(format_args!("warm-up record {number}")))?);
+        match record.map_err(|error| error.context(format_args!("warm-up record {number}")))? {
+            Some(inputs) => recorded.requests.push(inputs),
+            None => recorded.skipped += 1,
+        }
     }
-    Ok(requests)
+    Ok(recorded)
 }
 
 fn next_record(rest: &mut Bytes) -> Result<Bytes> {
@@ -68,20 +83,32 @@ fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
     Ok(())
 }
 
-fn request(record: Bytes) -> Result<Vec<NamedTensor>> {
-    let log = PredictionLog::decode(record)
+/// The inputs of a predict request; `None` for a record of another kind.
+fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
+    let log = PredictionLog::decode(record.clone())
         .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
-    let other = |what: &str| Error::unimplemented(format!("it is {what}; only predict records are replayed"));
     match log.log_type {
         Some(LogType::PredictLog(PredictLog { request: Some(request), .. })) => {
-            grpc::decode_predict(request).map(|predict| predict.inputs)
+            let signature = request.model_spec.as_ref().map(|spec| spec.signature_name.as_str());
+            check_signature(signature.unwrap_or_default())?;
+            grpc::decode_predict(request).map(|predict| Some(predict.inputs))
         }
         Some(LogType::PredictLog(_)) => Err(Error::invalid("it has no request")),
-        Some(LogType::ClassifyLog(_)) => Err(other("a classify record")),
-        Some(LogType::RegressLog(_)) => Err(other("a regress record")),
-        Some(LogType::MultiInferenceLog(_)) => Err(other("a multi-inference record")),
-        None => Err(other("of an unknown kind")),
+        Some(LogType::ClassifyLog(_) | LogType::RegressLog(_) | LogType::MultiInferenceLog(_)) => Ok(None),
+        None if is_session_run(record) => Ok(None),
+        None => Err(Error::unimplemented("it is of an unknown kind")),
     }
+}
+
+/// Whether `record` holds a request of TensorFlow's SessionService, which is not offered and whose messages are not
+/// part of the protocol here.
+fn is_session_run(record: Bytes) -> bool {
+    #[derive(Clone, PartialEq, Message)]
+    struct SessionRun {
+        #[prost(bytes = "bytes", optional, tag = "5")]
+        log: Option<Bytes>,
+    }
+    SessionRun::decode(record).is_ok_and(|record| record.log.is_some())
 }
 
 /// A file of predict requests, the inverse of [`read_requests`].

@@ -37,11 +37,17 @@ proptest! {
 
     #[test]
     fn answers_round_trip(outputs in any::tensors(|_| true, 0, false)) {
-        let response = grpc::encode_predict(&version(), outputs.clone()).unwrap();
-        let spec = response.model_spec.clone().unwrap();
-        prop_assert_eq!(spec.version_choice, Some(VersionChoice::Version(7)));
-        let response = PredictResponse::decode(Bytes::from(response.encode_to_vec())).unwrap();
-        prop_assert_eq!(grpc::decode_response(response).unwrap(), outputs);
+        for elements in [tfs::Elements::Typed, tfs::Elements::Content] {
+            let response = grpc::encode_predict(&version(), outputs.clone(), elements);
+            let spec = response.model_spec.clone().unwrap();
+            prop_assert_eq!(spec.version_choice, Some(VersionChoice::Version(7)));
+            let encoded = Bytes::from(response.encode_to_vec());
+            prop_assert_eq!(encoded.len(), response.encoded_len());
+            let response = PredictResponse::decode(encoded).unwrap();
+            let contents = response.outputs.values().filter(|output| !output.tensor_content.is_empty()).count();
+            prop_assert!(elements == tfs::Elements::Content || contents == 0);
+            prop_assert_eq!(grpc::decode_response(response).unwrap(), outputs.clone());
+        }
     }
 
     #[test]
@@ -81,7 +87,8 @@ fn targets() {
     let label = VersionChoice::VersionLabel("stable".into());
     assert_eq!(target(spec(Some(label), "")).unwrap().label.as_deref(), Some("stable"));
     assert_eq!(target(spec(Some(VersionChoice::Version(0)), "")).unwrap().version, Some(0));
-    for wrong in [spec(Some(VersionChoice::Version(-1)), ""), spec(None, "classify"), ModelSpec::default()] {
+    assert_eq!(target(spec(None, "classify")).unwrap_err().kind(), ErrorKind::FailedPrecondition);
+    for wrong in [spec(Some(VersionChoice::Version(-1)), ""), ModelSpec::default()] {
         assert_eq!(target(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
     assert!(grpc::target(None).is_err());
@@ -115,4 +122,39 @@ fn status_has_the_published_numbers() {
     let status = grpc::model_status(&[failed]).model_version_status[0].status.clone().unwrap();
     assert_ne!(status.error_code, 0);
     assert_eq!(status.error_message, "no");
+}
+
+#[test]
+fn answers_fill_the_fields_that_tensorflow_serving_fills() {
+    let bytes = |dtype: DType, bytes: &[u8]| {
+        let count = bytes.len() * 8 / dtype.bits().unwrap();
+        base::Tensor::from_bytes(dtype, [count].as_slice(), Bytes::copy_from_slice(bytes)).unwrap()
+    };
+    let message = |tensor: base::Tensor| {
+        let outputs = vec![base::NamedTensor::new("y", tensor)];
+        let answer = grpc::encode_predict(&version(), outputs, tfs::Elements::Typed);
+        let response = answer.response().unwrap();
+        response.outputs["y"].clone()
+    };
+    assert_eq!(message(bytes(DType::F32, &1.5f32.to_le_bytes())).float_val, [1.5]);
+    assert_eq!(message(bytes(DType::F64, &1.5f64.to_le_bytes())).double_val, [1.5]);
+    assert_eq!(message(bytes(DType::I32, &(-7i32).to_le_bytes())).int_val, [-7]);
+    assert_eq!(message(bytes(DType::I16, &(-7i16).to_le_bytes())).int_val, [-7]);
+    assert_eq!(message(bytes(DType::U16, &7u16.to_le_bytes())).int_val, [7]);
+    assert_eq!(message(bytes(DType::I8, &[0xf9])).int_val, [-7]);
+    assert_eq!(message(bytes(DType::U8, &[0xf9])).int_val, [0xf9]);
+    assert_eq!(message(bytes(DType::I4, &[0x78])).int_val, [-8, 7]);
+    assert_eq!(message(bytes(DType::I64, &(-7i64).to_le_bytes())).int64_val, [-7]);
+    assert_eq!(message(bytes(DType::U32, &u32::MAX.to_le_bytes())).uint32_val, [u32::MAX]);
+    assert_eq!(message(bytes(DType::U64, &u64::MAX.to_le_bytes())).uint64_val, [u64::MAX]);
+    assert_eq!(message(bytes(DType::Bool, &[1, 0])).bool_val, [true, false]);
+    assert_eq!(message(bytes(DType::F16, &[0, 0x3c])).half_val, [0x3c00]);
+    assert_eq!(message(bytes(DType::BF16, &[0x80, 0xbf])).half_val, [0xbf80]);
+    assert_eq!(message(bytes(DType::F8E5M2, &[0x3c])).float8_val, &[0x3c][..]);
+    let pair = [1f32, -1.0].map(f32::to_le_bytes).concat();
+    assert_eq!(message(bytes(DType::Complex64, &pair)).scomplex_val, [1.0, -1.0]);
+    let pair = [1f64, -1.0].map(f64::to_le_bytes).concat();
+    assert_eq!(message(bytes(DType::Complex128, &pair)).dcomplex_val, [1.0, -1.0]);
+    let text = base::Tensor::from_strings([1usize].as_slice(), vec![Bytes::from_static(b"a")]).unwrap();
+    assert_eq!(message(text).string_val, [Bytes::from_static(b"a")]);
 }

@@ -72,6 +72,11 @@ fn the_forms_of_the_documentation() {
         (r#"{"inputs":[1,2]}"#, Form::Column, vec![2]),
         (r#"{"inputs":{"x":[[1,2]]}}"#, Form::Column, vec![1, 2]),
         (r#"{"signature_name":"","inputs":5}"#, Form::Column, vec![]),
+        (
+            &format!(r#"{{"context":{}{},"inputs":5}}"#, "[".repeat(9999), "]".repeat(9999)),
+            Form::Column,
+            vec![],
+        ),
     ] {
         let parsed = predict(body, &one()).unwrap();
         assert_eq!((parsed.form, parsed.inputs[0].tensor.shape()), (form, shape.as_slice()), "{body}");
@@ -104,7 +109,6 @@ fn what_is_wrong_is_named() {
         ("{}", "neither \"instances\" nor \"inputs\""),
         (r#"{"instances":[]}"#, "\"instances\" is empty"),
         (r#"{"instances":1}"#, "must be a list"),
-        (r#"{"signature_name":"other","instances":[1]}"#, "no signature \"other\""),
         (r#"{"signature_name":5,"instances":[1]}"#, "expected a string"),
         (r#"{"instances":[1,2]}"#, "the values need names; the model has x, s"),
         (r#"{"inputs":[1,2]}"#, "the values need names"),
@@ -126,6 +130,9 @@ fn what_is_wrong_is_named() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
         assert!(error.message().contains(wanted), "{body}\n{error}\n{wanted}");
     }
+    let error = predict(r#"{"signature_name":"other","instances":[1]}"#, &one()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().contains("no signature \"other\""), "{error}");
     for body in [r#"{"instances":[1],"inputs":[1]}"#, r#"{"instances":[1],"instances":[1]}"#] {
         let error = predict(body, &one()).unwrap_err();
         assert!(error.message().contains("give one of \"instances\" and \"inputs\", once"), "{error}");

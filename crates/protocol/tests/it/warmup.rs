@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use protocol::Message;
 use protocol::tensorflow::serving::prediction_log::LogType;
 use protocol::tensorflow::serving::{ClassifyLog, PredictLog, PredictionLog};
+use protocol::tfs::grpc;
 use protocol::tfs::warmup::{self, RECORDS_MAX};
 
 use crate::any;
@@ -21,7 +22,7 @@ fn kind(file: &[u8]) -> Option<ErrorKind> {
 proptest! {
     #[test]
     fn requests_round_trip(requests in proptest::collection::vec(any::tensors(|_| true, 0, false), 0..4)) {
-        prop_assert_eq!(warmup::read_requests(&file(&requests)).unwrap(), requests);
+        prop_assert_eq!(warmup::read_requests(&file(&requests)).unwrap().requests, requests);
     }
 
     #[test]
@@ -46,21 +47,47 @@ fn a_cut_file_is_refused() {
 #[test]
 fn the_number_of_records_is_bounded() {
     let one = vec![any::floats("x", &[1], &[1.0])];
-    assert_eq!(warmup::read_requests(&file(&vec![one.clone(); RECORDS_MAX])).unwrap().len(), RECORDS_MAX);
+    assert_eq!(
+        warmup::read_requests(&file(&vec![one.clone(); RECORDS_MAX])).unwrap().requests.len(),
+        RECORDS_MAX
+    );
     assert_eq!(kind(&file(&vec![one; RECORDS_MAX + 1])), Some(ErrorKind::InvalidArgument));
 }
 
+/// A file of one record, with the format's masked checksum written out once more.
+fn one(record: &[u8]) -> Vec<u8> {
+    let sum = |bytes: &[u8]| (crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes();
+    let length = (record.len() as u64).to_le_bytes();
+    [&length[..], &sum(&length), record, &sum(record)].concat()
+}
+
+fn predict(signature: &str) -> Vec<u8> {
+    let target = grpc::Target { name: "m".into(), ..Default::default() };
+    let mut request = grpc::encode_request(&target, &[any::floats("x", &[1], &[1.0])], &[]);
+    request.model_spec.as_mut().unwrap().signature_name = signature.into();
+    let log = LogType::PredictLog(PredictLog { request: Some(request), response: None });
+    one(&PredictionLog { log_type: Some(log) }.encode_to_vec())
+}
+
 #[test]
-fn only_predict_records_are_taken() {
-    let record = |log_type| {
-        let record = PredictionLog { log_type }.encode_to_vec();
-        // The format's masked checksum, written out once more.
-        let sum =
-            |bytes: &[u8]| (crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes();
-        let length = (record.len() as u64).to_le_bytes();
-        kind(&[&length[..], &sum(&length), &record, &sum(&record)].concat())
-    };
-    assert_eq!(record(Some(LogType::ClassifyLog(ClassifyLog::default()))), Some(ErrorKind::Unimplemented));
-    assert_eq!(record(None), Some(ErrorKind::Unimplemented));
-    assert_eq!(record(Some(LogType::PredictLog(PredictLog::default()))), Some(ErrorKind::InvalidArgument));
+fn records_of_other_methods_are_counted_and_left_out() {
+    let classify =
+        one(&PredictionLog { log_type: Some(LogType::ClassifyLog(ClassifyLog::default())) }.encode_to_vec());
+    // Field 5, an empty message: a session-run record.
+    let session_run = one(&[0x2a, 0]);
+    let file = Bytes::from([classify, session_run, predict("")].concat());
+    let recorded = warmup::read_requests(&file).unwrap();
+    assert_eq!((recorded.requests.len(), recorded.skipped), (1, 2));
+    assert_eq!(kind(&one(&[])), Some(ErrorKind::Unimplemented), "a record of no kind");
+    let empty = PredictionLog { log_type: Some(LogType::PredictLog(PredictLog::default())) };
+    assert_eq!(kind(&one(&empty.encode_to_vec())), Some(ErrorKind::InvalidArgument));
+}
+
+#[test]
+fn a_record_of_another_signature_is_refused_as_a_request_is() {
+    assert_eq!(kind(&predict("serving_default")), None);
+    let file = Bytes::from([predict(""), predict("other")].concat());
+    let error = warmup::read_requests(&file).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().starts_with("warm-up record 1: there is no signature \"other\""), "{error}");
 }

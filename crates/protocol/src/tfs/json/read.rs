@@ -20,8 +20,8 @@ pub struct Predict {
 /// Reads the body of a predict request. Members it does not know are passed over.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for another signature than
-/// the only one, for lists that make no tensor and for values that are not of the input's type.
+/// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists that make no tensor
+/// and for values that are not of the input's type; `FailedPrecondition` for another signature than the only one.
 pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<Predict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
     Ok(Predict { inputs, form })
@@ -40,7 +40,7 @@ pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTe
 
 fn parse(body: &Bytes, specs: &[TensorSpec], members: Members) -> Result<(Vec<NamedTensor>, Form)> {
     let mut found: Option<(Vec<NamedTensor>, Form)> = None;
-    let mut reader = Reader::new(body);
+    let mut reader = Reader::tensorflow(body);
     reader.object(|reader, key| {
         let form = if key == members.row {
             Form::Row
