@@ -127,6 +127,16 @@ def symbolic(path: pathlib.Path) -> pathlib.Path:
     )
 
 
+def unnamed_batches(path: pathlib.Path) -> pathlib.Path:
+    """Two inputs joined item by item, whose batch has a name of its own in each, as tf2onnx writes it."""
+    return save(
+        path,
+        [helper.make_node("Concat", ["uid", "price"], ["joined"], axis=1)],
+        [value("uid", TensorProto.FLOAT, ["unk__6", 1]), value("price", TensorProto.FLOAT, ["unk__7", 1])],
+        [value("joined", TensorProto.FLOAT, ["unk__8", 2])],
+    )
+
+
 PLAIN_TYPES = {
     "bool": TensorProto.BOOL,
     "int8": TensorProto.INT8,
@@ -293,6 +303,11 @@ MODELS = [
             "items": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
             "bias": np.array([[1, 0, 0, 0], [0, 0, 0, -1]], np.float32),
         },
+    ),
+    Model(
+        "unnamed_batches",
+        unnamed_batches,
+        lambda: {"uid": np.array([[5], [6]], np.float32), "price": np.array([[1], [2]], np.float32)},
     ),
     Model("every_type", every_type, plain_type_inputs, published=False),
     Model("spin", spin, lambda: {"rounds": np.array([3], np.int64)}),

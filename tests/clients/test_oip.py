@@ -167,6 +167,14 @@ def test_compressed_requests(client, algorithm):
     np.testing.assert_array_equal(result.as_numpy("y"), Y)
 
 
+def test_a_sequence_is_refused_and_not_answered_without_state(client):
+    inputs = triton_inputs(module_of(client), X)
+    with pytest.raises(InferenceServerException, match="sequences are not offered"):
+        client.infer("half_plus_two", inputs, sequence_id=7, sequence_start=True)
+    with pytest.raises(InferenceServerException, match="temperature"):
+        client.infer("half_plus_two", inputs, parameters={"temperature": 1})
+
+
 def test_a_load_takes_no_settings_along(client):
     with pytest.raises(InferenceServerException, match=r"millpond\.toml"):
         client.load_model("half_plus_two", config="{}")

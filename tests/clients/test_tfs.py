@@ -56,6 +56,8 @@ def refused(call, code: grpc.StatusCode, *words: str) -> None:
 def test_predict(prediction):
     answer = prediction.Predict(predict_request("half_plus_two", x=np.array([1, 2, 5], np.float32)), timeout=10)
     np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), np.array([2.5, 3, 4.5], np.float32))
+    # As TensorFlow Serving's own example clients read it.
+    assert list(answer.outputs["y"].float_val) == [2.5, 3, 4.5]
     assert answer.model_spec.name == "half_plus_two"
     assert answer.model_spec.version.value == 1
     assert answer.model_spec.signature_name == "serving_default"
@@ -104,7 +106,20 @@ def test_predict_refuses_what_is_wrong(prediction):
     refused(lambda: ask(x=np.ones((2, 2), np.float32)), invalid, "x")
     request = predict_request("half_plus_two", x=x)
     request.model_spec.signature_name = "regress"
-    refused(lambda: prediction.Predict(request, timeout=10), invalid, "regress")
+    refused(lambda: prediction.Predict(request, timeout=10), grpc.StatusCode.FAILED_PRECONDITION, "regress")
+    request = predict_request("half_plus_two", x=x)
+    request.model_spec.version_label = "none"
+    refused(lambda: prediction.Predict(request, timeout=10), invalid, "none")
+
+
+def test_batches_of_different_sizes_are_the_clients_mistake(prediction, server):
+    items, bias = np.ones((2, 2, 4), np.float32), np.zeros((3, 4), np.float32)
+    request = predict_request("symbolic", items=items, bias=bias)
+    refused(lambda: prediction.Predict(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "bias")
+    # As tf2onnx names the batch: anew for each input, so that only the engine can tell.
+    body = {"inputs": {"uid": [[5.0], [6.0]], "price": [[1.0]]}}
+    answer = post(server, "unnamed_batches:predict", json=body)
+    assert answer.status_code == 400 and "batch" in answer.json()["error"], answer.text
 
 
 def test_get_model_metadata(prediction):
@@ -221,7 +236,7 @@ def test_rest_metadata(server):
     [
         ("nobody:predict", '{"instances": [1]}', 404, ["nobody"]),
         ("half_plus_two/versions/9:predict", '{"instances": [1]}', 404, ["9"]),
-        ("half_plus_two/labels/nolabel:predict", '{"instances": [1]}', 404, ["nolabel"]),
+        ("half_plus_two/labels/nolabel:predict", '{"instances": [1]}', 400, ["nolabel"]),
         ("half_plus_two:predict", '{"instances": [1', 400, []),
         ("half_plus_two:predict", "", 400, []),
         ("half_plus_two:predict", "[1, 2]", 400, []),

@@ -59,7 +59,7 @@ impl Catalog {
     /// The version of `name` that `label` names.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model or label; otherwise those of [`Catalog::get`].
+    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label; otherwise those of [`Catalog::get`].
     pub fn by_label(&self, name: &str, label: &str) -> Result<Arc<Servable>> {
         let models = self.models.load();
         let entry = models.get(name).ok_or_else(|| unknown(name))?;
@@ -67,7 +67,7 @@ impl Catalog {
         let version = *ready
             .labels
             .get(label)
-            .ok_or_else(|| Error::not_found(format!("model \"{name}\" has no version label \"{label}\"")))?;
+            .ok_or_else(|| Error::invalid(format!("model \"{name}\" has no version label \"{label}\"")))?;
         ready
             .find(version)
             .cloned()
@@ -91,6 +91,14 @@ impl Catalog {
     /// The status of `name`; `None` for an unknown model.
     pub fn status(&self, name: &str) -> Option<Arc<ModelStatus>> {
         self.models.load().get(name).map(|entry| entry.status.load_full())
+    }
+
+    /// Returns the name of a model that should serve and cannot, and why; the first by name if there are several.
+    pub fn failure(&self) -> Option<(Arc<str>, String)> {
+        let models = self.models.load();
+        let failures =
+            models.iter().filter_map(|(name, entry)| Some((name.clone(), entry.status.load().failure()?)));
+        failures.min_by(|a, b| a.0.cmp(&b.0))
     }
 
     pub(crate) fn statuses(&self) -> Vec<ModelStatus> {

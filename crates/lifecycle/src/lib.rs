@@ -39,7 +39,7 @@ pub use lifecycle::{Done, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
 pub use status::{
     Event, LoadCost, ModelStatus, Observer, Silent, State, SwapReport, Transitioned, VersionStatus,
 };
-pub use warmup::{Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
+pub use warmup::{Recorded, Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
 
 /// Whether a load that failed with an error of this kind may go well with the same files another time.
 pub fn transient(kind: base::ErrorKind) -> bool {

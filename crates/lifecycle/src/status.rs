@@ -87,6 +87,23 @@ impl ModelStatus {
     pub fn ready(&self) -> bool {
         self.versions.iter().any(|version| version.state == State::Ready)
     }
+
+    /// Returns why the model serves nothing although it should: no version is ready and one has failed, or its
+    /// directory cannot be read. `None` for a model that serves, is being loaded, or was unloaded by an administrator.
+    pub fn failure(&self) -> Option<String> {
+        if self.unloaded || self.ready() {
+            return None;
+        }
+        let failed = self.versions.iter().rev().find(|version| version.state == State::Failed);
+        match failed {
+            Some(version) => {
+                let reason = version.reason.as_deref().unwrap_or("no reason is known");
+                Some(format!("version {} failed: {reason}", version.version))
+            }
+            None if self.versions.is_empty() => self.error.clone(),
+            None => None,
+        }
+    }
 }
 
 /// A version changed its state.

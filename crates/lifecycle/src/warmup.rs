@@ -27,6 +27,21 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// A generated input larger than this is not made.
 const INPUT_BYTES_MAX: usize = 256 << 20;
 
+/// What a source has for a version.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// The requests, each a full set of inputs.
+    pub requests: Vec<Vec<NamedTensor>>,
+    /// What is worth knowing of them, such as records that were left out; shown as the version's note.
+    pub note: Option<String>,
+}
+
+impl From<Vec<Vec<NamedTensor>>> for Recorded {
+    fn from(requests: Vec<Vec<NamedTensor>>) -> Recorded {
+        Recorded { requests, note: None }
+    }
+}
+
 /// Where recorded requests come from.
 pub trait WarmupSource: Send + Sync {
     /// Adds to recorded `inputs` what the server fills for its clients where they leave it out (masks, real sizes).
@@ -42,7 +57,7 @@ pub trait WarmupSource: Send + Sync {
     ///
     /// # Errors
     /// When there are some and they cannot be used; that fails the load.
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<Vec<Vec<NamedTensor>>>;
+    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<Recorded>;
 }
 
 /// No recorded requests.
@@ -50,8 +65,8 @@ pub trait WarmupSource: Send + Sync {
 pub struct Unrecorded;
 
 impl WarmupSource for Unrecorded {
-    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<Vec<Vec<NamedTensor>>> {
-        Ok(Vec::new())
+    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<Recorded> {
+        Ok(Recorded::default())
     }
 }
 
@@ -72,7 +87,8 @@ pub(crate) fn warm(
         return Ok(None);
     }
     let recorded = source.requests(version_dir, servable.signature());
-    let mut recorded = recorded.map_err(|e| e.context("recorded warm-up requests"))?;
+    let Recorded { requests: mut recorded, note } =
+        recorded.map_err(|e| e.context("recorded warm-up requests"))?;
     if !recorded.is_empty() {
         recorded.truncate(WARMUP_REQUESTS_MAX);
         for (number, inputs) in recorded.iter_mut().enumerate() {
@@ -82,16 +98,19 @@ pub(crate) fn warm(
                 .map_err(|e| e.context(format!("recorded warm-up request {number}")))?;
         }
         return run_all(servable, &recorded, config, stop)
-            .map(|()| None)
+            .map(|()| note)
             .map_err(|e| e.context("warm-up with recorded requests"));
     }
     let outcome = generate(signature, config).and_then(|requests| run_all(servable, &requests, config, stop));
     match outcome {
-        Ok(()) => Ok(None),
+        Ok(()) => Ok(note),
         Err(error) if config.fail_on_error || stop.load(Ordering::Relaxed) => {
             Err(error.context("warm-up with generated requests"))
         }
-        Err(error) => Ok(Some(format!("not warmed up: a generated request was refused: {error}"))),
+        Err(error) => {
+            let refused = format!("not warmed up: a generated request was refused: {error}");
+            Ok(Some(note.into_iter().chain([refused]).collect::<Vec<_>>().join("; ")))
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use base::{Error, ErrorKind, NamedTensor, Result, VersionId};
+use base::{Dim, Error, ErrorKind, NamedTensor, Result, VersionId};
 use engine::{ScheduleOptions, Servable};
 use lifecycle::{Lifecycle, ParameterHome};
 use metrics::{KindLabels, Metrics, RequestLabels};
@@ -22,6 +22,9 @@ use crate::pressure;
 use crate::recordings::Recordings;
 use crate::runs::Answered;
 use crate::stats::Stats;
+
+/// Inputs that a message about batch sizes lists.
+const SIZES_SHOWN_MAX: usize = 8;
 
 /// The running server, as its doors see it.
 pub(crate) struct App {
@@ -82,6 +85,7 @@ impl Drop for CancelOnDrop {
 
 impl App {
     pub(crate) fn new(config: &Config, core: Core) -> App {
+        crate::exporter::started();
         App {
             recordings: Recordings::new(config.audio.clone()),
             images: Images::new(config.search.clone(), core.metrics.clone()),
@@ -101,9 +105,24 @@ impl App {
         }
     }
 
-    /// Whether every model that should serve does, and the server is not stopping.
-    pub(crate) fn ready(&self) -> bool {
-        !self.stopping.load(Ordering::Relaxed) && self.lifecycle.settled()
+    /// Checks that every model that should serve does, and that the server is not stopping. A model whose old version
+    /// serves while a new one failed counts as serving.
+    ///
+    /// # Errors
+    /// `Unavailable` with the reason.
+    pub(crate) fn ready(&self) -> Result<()> {
+        if self.stopping.load(Ordering::Relaxed) {
+            return Err(Error::unavailable("the server is shutting down"));
+        }
+        if !self.lifecycle.settled() {
+            return Err(Error::unavailable("the first load is not finished"));
+        }
+        match self.lifecycle.catalog().failure() {
+            Some((model, reason)) => {
+                Err(Error::unavailable(format!("model \"{model}\" does not serve: {reason}")))
+            }
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn stop(&self) {
@@ -180,9 +199,14 @@ impl App {
         let servable = call.servable.clone();
         let id = servable.id.clone();
         let (items, batch_max) = (items(&call), call.servable.schedule().max_batch);
-        let completion = match self.run(ticket, call).await {
-            Ok(completion) => completion,
-            Err(error) => {
+        let uneven = uneven(&call);
+        let completion = match (self.run(ticket, call).await, uneven) {
+            (Ok(completion), Some(sizes)) => Completion {
+                result: completion.result.map_err(|error| blame_sizes(error, &sizes)),
+                ..completion
+            },
+            (Ok(completion), None) => completion,
+            (Err(error), _) => {
                 Completion { result: Err(error), queue: Duration::ZERO, compute: Duration::ZERO, batch: 0 }
             }
         };
@@ -191,6 +215,9 @@ impl App {
         let status = completion.result.as_ref().map_or_else(|error| label(error.kind()), |_| "ok");
         self.count(ticket, &id.model, id.version, status);
         let Completion { queue, compute, batch, .. } = completion;
+        tracing::debug!(
+            version = %id, protocol = ticket.protocol, status, items, batch, ?queue, ?compute, ?total, "request"
+        );
         let answered = Answered { items, batch, batch_max, compute };
         self.stats.version(&id).record(completion.result.is_ok().then_some((queue, &answered)), total);
         if completion.result.is_ok() {
@@ -202,8 +229,11 @@ impl App {
 
     async fn run(&self, ticket: &Ticket, call: Call) -> Result<Completion> {
         let Call { servable, inputs, outputs, timeout, priority } = call;
-        servable.signature().check_inputs(&inputs)?;
-        servable.signature().check_outputs(outputs.iter().map(|name| &**name))?;
+        let signature = servable.signature();
+        signature
+            .check_inputs(&inputs)
+            .and_then(|()| signature.check_outputs(outputs.iter().map(|name| &**name)))
+            .map_err(|error| error.context(&servable.id))?;
         let timeout = timeout.or_else(|| default_timeout(servable.schedule(), priority));
         let limit = self.doors.request_timeout;
         let deadline = ticket.started + timeout.map_or(limit, |timeout| timeout.min(limit));
@@ -240,10 +270,44 @@ fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duratio
     level.and_then(|level| level.timeout).or(options.timeout)
 }
 
-/// Items of a request: the size of axis 0, where that axis is the batch.
+/// Items of a request: the size of axis 0 of the inputs that have the batch there.
 fn items(call: &Call) -> usize {
-    let batch = call.inputs.first().and_then(|input| input.tensor.shape().first().copied());
-    batch.filter(|_| call.servable.plan().batchable).unwrap_or(1)
+    let plan = call.servable.plan();
+    let batched = |input: &&NamedTensor| !plan.is_shared(&input.name);
+    let batch = call.inputs.iter().find(batched).and_then(|input| input.tensor.shape().first().copied());
+    batch.filter(|_| plan.batchable).unwrap_or(1)
+}
+
+/// Returns the sizes of axis 0 of the inputs whose size there is free, for a message, if those sizes differ. A model may
+/// take that (queries against documents), so the request is run.
+fn uneven(call: &Call) -> Option<String> {
+    let specs = &call.servable.signature().inputs;
+    let free = |input: &&NamedTensor| {
+        let spec = specs.iter().find(|spec| *spec.name == *input.name);
+        let dims = spec.and_then(|spec| spec.shape.as_ref());
+        dims.is_some_and(|dims| matches!(dims.first(), Some(Dim::Dynamic(_))))
+    };
+    let first = call.inputs.iter().find(free)?.tensor.shape().first()?;
+    let sizes = || {
+        let free = call.inputs.iter().filter(free);
+        free.filter_map(|input| Some((&input.name, input.tensor.shape().first()?)))
+    };
+    if sizes().all(|(_, size)| size == first) {
+        return None;
+    }
+    let shown = sizes().take(SIZES_SHOWN_MAX).map(|(name, size)| format!("\"{name}\" {size}"));
+    Some(shown.collect::<Vec<_>>().join(", "))
+}
+
+/// Turns a failure of the engine into the client's mistake: its inputs differ in batch size, and the model did not take
+/// that. Other errors stay.
+fn blame_sizes(error: Error, sizes: &str) -> Error {
+    match error.kind() {
+        ErrorKind::Internal | ErrorKind::InvalidArgument => {
+            Error::invalid(format!("{}; the inputs differ in batch size: {sizes}", error.message()))
+        }
+        _ => error,
+    }
 }
 
 #[cfg(test)]

@@ -57,6 +57,8 @@ pub struct DoorConfig {
     pub shutdown_grace: Duration,
     /// Threads that receive, decode and encode.
     pub threads: usize,
+    /// Predict answers over gRPC with `tensor_content` instead of the typed fields (`float_val` and so on).
+    pub tfs_tensor_content: bool,
 }
 
 impl Default for DoorConfig {
@@ -74,6 +76,7 @@ impl Default for DoorConfig {
             client_timeout: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(30),
             threads: 0,
+            tfs_tensor_content: false,
         }
     }
 }

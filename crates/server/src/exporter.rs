@@ -1,6 +1,6 @@
 //! `/metrics`: mirrors the state of the components into gauges, then encodes.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::Instant;
 
 use memory::CpuQuota;
@@ -17,6 +17,56 @@ use crate::threads;
 
 /// The content type of the exposition.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The content type of the older text format.
+pub(crate) const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// When this program began to serve, in seconds since the epoch.
+static STARTED: LazyLock<f64> = LazyLock::new(|| {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+});
+
+/// Takes this moment for the start of the process; only the first call counts.
+pub(crate) fn started() {
+    LazyLock::force(&STARTED);
+}
+
+/// Whether a scraper asks for the older text format and not for OpenMetrics.
+pub(crate) fn wants_classic(accept: &str) -> bool {
+    accept.contains("text/plain") && !accept.contains("openmetrics-text")
+}
+
+/// Returns `exposition`, which is OpenMetrics, in the older text format: counters are declared by the names of their
+/// samples, and units and exemplars are left out.
+pub(crate) fn classic(exposition: &str) -> String {
+    let mut text = String::with_capacity(exposition.len());
+    let mut help = None;
+    for line in exposition.lines() {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some("HELP"), Some(_), about) => help = about,
+            (Some("#"), Some("TYPE"), Some(name), Some(kind)) => {
+                let (name, kind) = match kind {
+                    "counter" => (format!("{name}_total"), kind),
+                    "info" => (format!("{name}_info"), "gauge"),
+                    "unknown" => (name.to_owned(), "untyped"),
+                    kind => (name.to_owned(), kind),
+                };
+                if let Some(help) = help.take() {
+                    text.push_str(&format!("# HELP {name} {help}\n"));
+                }
+                text.push_str(&format!("# TYPE {name} {kind}\n"));
+            }
+            (Some("#"), ..) => {}
+            _ => {
+                text.push_str(line.split(" # {").next().unwrap_or(line));
+                text.push('\n');
+            }
+        }
+    }
+    text
+}
 
 /// The exposition, as of now.
 pub(crate) fn exposition(app: &App) -> String {
@@ -42,7 +92,14 @@ pub(crate) fn exposition(app: &App) -> String {
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
     level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
     scheduling(&metrics.scheduling, &snapshot);
-    metrics.encode()
+    let mut text = metrics.encode();
+    let end = text.strip_suffix("# EOF\n").map_or(text.len(), str::len);
+    text.truncate(end);
+    // Prometheus knows this name, so it has no prefix.
+    text.push_str("# HELP process_start_time_seconds Start of the process since the epoch.\n");
+    text.push_str("# TYPE process_start_time_seconds gauge\n# UNIT process_start_time_seconds seconds\n");
+    text.push_str(&format!("process_start_time_seconds {}\n# EOF\n", *STARTED));
+    text
 }
 
 /// Collections and pictures; nothing where there is no directory of collections yet.

@@ -11,10 +11,14 @@ use protocol::status::{BatchTotal, Batching, IndexEntry, QueueLimits, Statistics
 use crate::app::App;
 use crate::stats;
 
+/// Why a model serves nothing after an administrator's unload; the catalogue says the same to a request.
+const UNLOADED: &str = "an administrator unloaded it";
+
 /// What the Open Inference Protocol calls an engine. Clients know LibTorch by the name that Triton gave it.
 pub(crate) fn platform(engine: &'static str) -> &'static str {
     match engine {
         "libtorch" => "pytorch_libtorch",
+        "onnxruntime" => "onnxruntime_onnx",
         engine => engine,
     }
 }
@@ -77,7 +81,7 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
     if model.versions.is_empty() {
         let reason = match (&model.error, model.unloaded) {
             (Some(error), _) => error.clone(),
-            (None, true) => "unloaded".into(),
+            (None, true) => UNLOADED.into(),
             (None, false) => "no version found".into(),
         };
         return vec![IndexEntry { name: model.name.clone(), version: None, state: "UNAVAILABLE", reason }];
@@ -91,7 +95,10 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
             State::Draining => "UNLOADING",
             State::Released | State::Failed => "UNAVAILABLE",
         },
-        reason: reason(version, model.error.as_deref()),
+        reason: match (version.state, &version.reason) {
+            (State::Released, None) if model.unloaded => UNLOADED.into(),
+            _ => reason(version, model.error.as_deref()),
+        },
     };
     model.versions.iter().map(entry).collect()
 }
@@ -203,5 +210,8 @@ mod tests {
         let error = "m/millpond.toml: line 1: unknown field `polcy`";
         assert_eq!(shown(version(State::Ready, None), Some(error)), format!("a note; {error}"));
         assert_eq!(shown(version(State::Failed, Some("why")), Some(error)), format!("why; {error}"));
+        let (name, versions) = ("m".into(), vec![version(State::Released, None)]);
+        let unloaded = ModelStatus { name, versions, error: None, unloaded: true };
+        assert_eq!(index_entries(&unloaded).remove(0).reason, UNLOADED);
     }
 }

@@ -9,7 +9,7 @@ use base::units::MIB;
 use base::{Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
 use engine::Servable;
-use lifecycle::WarmupSource;
+use lifecycle::{Recorded, WarmupSource};
 
 /// Where TensorFlow Serving keeps recorded requests.
 const TF_RECORDS: &str = "assets.extra/tf_serving_warmup_requests";
@@ -24,15 +24,21 @@ const FILE_BYTES_MAX: u64 = 256 * MIB;
 pub(crate) struct RecordedRequests;
 
 impl WarmupSource for RecordedRequests {
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<Vec<Vec<NamedTensor>>> {
+    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<Recorded> {
         let records = version_dir.join(TF_RECORDS);
         if records.is_file() {
             let bytes = read(&records)?;
-            return protocol::tfs::warmup::read_requests(&bytes)
-                .map_err(|error| error.context(records.display()));
+            let recorded = protocol::tfs::warmup::read_requests(&bytes)
+                .map_err(|error| error.context(records.display()))?;
+            let skipped = recorded.skipped;
+            let note = (skipped > 0).then(|| {
+                format!("only predict records are replayed: {skipped} warm-up records were left out")
+            });
+            return Ok(Recorded { requests: recorded.requests, note });
         }
         let files = json_files(&version_dir.join(JSON_DIR))?;
-        files.iter().map(|path| request(path, signature)).collect()
+        let requests: Result<Vec<_>> = files.iter().map(|path| request(path, signature)).collect();
+        requests.map(Recorded::from)
     }
 
     fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {

@@ -50,6 +50,7 @@ fn doors(options: &ServerOptions) -> DoorConfig {
         client_timeout: time(options.client_timeout, default.client_timeout),
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
         threads: options.door_threads.unwrap_or(default.threads),
+        tfs_tensor_content: options.tfs_tensor_content,
     }
 }
 

@@ -52,6 +52,10 @@ pub(crate) struct ServerOptions {
     /// How long a shutdown waits for requests that are being answered [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) shutdown_grace: Option<Span>,
+    /// Answer TensorFlow Serving's Predict over gRPC with tensor_content instead of float_val and the other typed fields:
+    /// faster, for clients that read it (tf.make_ndarray does)
+    #[arg(long)]
+    pub(crate) tfs_tensor_content: bool,
     /// ONNX Runtime's shared library [default: looked for in the virtual environment, then in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) onnxruntime: Option<PathBuf>,
@@ -273,6 +277,7 @@ impl ServerOptions {
             request_timeout: self.request_timeout.or(under.request_timeout),
             client_timeout: self.client_timeout.or(under.client_timeout),
             shutdown_grace: self.shutdown_grace.or(under.shutdown_grace),
+            tfs_tensor_content: self.tfs_tensor_content || under.tfs_tensor_content,
             onnxruntime: self.onnxruntime.or(under.onnxruntime),
             libtorch: self.libtorch.or(under.libtorch),
             log_format: self.log_format.or(under.log_format),

@@ -28,7 +28,7 @@ fn labels_name_versions() {
     let world = World::with_model();
     let by_label =
         |label: &str| world.lifecycle().catalog().by_label("m", label).map(|servable| servable.id.version);
-    assert_eq!(by_label("stable").unwrap_err().kind(), base::ErrorKind::NotFound);
+    assert_eq!(by_label("stable").unwrap_err().kind(), base::ErrorKind::InvalidArgument);
     world.settings("m", "policy = \"all\"\n[labels]\nstable = 1\ncanary = 2");
     eventually("stable", || by_label("stable") == Ok(1));
     assert_eq!(by_label("canary").unwrap_err().kind(), base::ErrorKind::NotFound);

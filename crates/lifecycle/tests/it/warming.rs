@@ -13,7 +13,7 @@ use crate::world::{MIB, Setting, World, input};
 struct Recorded;
 
 impl WarmupSource for Recorded {
-    fn requests(&self, version_dir: &Path, _signature: &Signature) -> Result<Vec<Vec<NamedTensor>>> {
+    fn requests(&self, version_dir: &Path, _signature: &Signature) -> Result<lifecycle::Recorded> {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
             Ok(number) if line.contains('.') => {
@@ -22,7 +22,7 @@ impl WarmupSource for Recorded {
             Ok(number) => vec![input(number)],
             Err(_) => Vec::new(),
         };
-        Ok(text.lines().map(input).collect())
+        Ok(text.lines().map(input).collect::<Vec<_>>().into())
     }
 
     /// What `schedule` does: ones of the masked input's shape.

@@ -70,6 +70,29 @@ pub(crate) struct Admitted {
     model: ModelServer,
 }
 
+/// The services and the methods that they have here. Triton and TensorFlow Serving have more.
+const METHODS: [(&str, &[&str]); 3] = [
+    (
+        OipServer::NAME,
+        &[
+            "ServerLive",
+            "ServerReady",
+            "ModelReady",
+            "ServerMetadata",
+            "ModelMetadata",
+            "ModelConfig",
+            "ModelInfer",
+            "ModelStreamInfer",
+            "ModelStatistics",
+            "RepositoryIndex",
+            "RepositoryModelLoad",
+            "RepositoryModelUnload",
+        ],
+    ),
+    (PredictServer::NAME, &["Predict", "GetModelMetadata", "Classify", "Regress", "MultiInference"]),
+    (ModelServer::NAME, &["GetModelStatus", "HandleReloadConfigRequest"]),
+];
+
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Admitted {
@@ -77,7 +100,14 @@ impl Admitted {
         &mut self,
         request: http::Request<Timed>,
     ) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
-        let name = request.uri().path().split('/').nth(1).unwrap_or_default();
+        let mut path = request.uri().path().split('/').skip(1);
+        let name = path.next().unwrap_or_default();
+        let method = path.next().unwrap_or_default();
+        if let Some((_, methods)) = METHODS.iter().find(|(service, _)| *service == name)
+            && !methods.contains(&method)
+        {
+            return refused(&Error::unimplemented(format!("{name}/{method} is not offered")));
+        }
         if name == OipServer::NAME {
             return self.oip.call(request);
         }

@@ -23,6 +23,8 @@ use crate::{admin, view};
 /// Answers of one stream that may wait for a slow client.
 const STREAM_ANSWERS_MAX: usize = 8;
 const PROTOCOL: &str = "oip-grpc";
+/// Triton's parameter of a streamed answer: no other answer to the request follows. Every request has one answer here.
+const FINAL_RESPONSE: &str = "triton_final_response";
 
 type Answered<T> = std::result::Result<Response<T>, Status>;
 
@@ -131,7 +133,8 @@ async fn one_of_many(app: &App, request: pb::ModelInferRequest) -> pb::ModelStre
         }
     };
     match answer {
-        Ok(response) => {
+        Ok(mut response) => {
+            response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
             pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
         }
         Err(error) => pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None },
@@ -148,7 +151,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
     }
 
     async fn server_ready(&self, _: Request<pb::ServerReadyRequest>) -> Answered<pb::ServerReadyResponse> {
-        answered(Ok(pb::ServerReadyResponse { ready: self.app.ready() }))
+        answered(Ok(pb::ServerReadyResponse { ready: self.app.ready().is_ok() }))
     }
 
     async fn model_ready(&self, request: Request<pb::ModelReadyRequest>) -> Answered<pb::ModelReadyResponse> {

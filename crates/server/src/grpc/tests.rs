@@ -353,3 +353,125 @@ fn timeouts_in_every_unit() {
     assert_eq!(parse("m"), None);
     assert_eq!(parse("123456789S"), None);
 }
+
+/// The answer to a call of any method with an empty message.
+async fn empty_call(served: &Loopback, path: &str) -> http::Response<hyper::body::Incoming> {
+    let mut sender = connect(served).await;
+    let uri = format!("http://{}{path}", served.grpc);
+    let request =
+        http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    let body = http_body_util::Full::new(Bytes::from_static(&[0; 5]));
+    sender.send_request(request.body(body).unwrap()).await.unwrap()
+}
+
+#[test]
+fn a_method_that_is_not_offered_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    run(async {
+        for path in [
+            "/inference.GRPCInferenceService/SystemSharedMemoryStatus",
+            "/inference.GRPCInferenceService/TraceSetting",
+            "/tensorflow.serving.PredictionService/PredictStreamed",
+            "/tensorflow.serving.ModelService/Elsewhere",
+        ] {
+            let answer = empty_call(&served, path).await;
+            let header = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
+            assert_eq!(header("grpc-status"), "12", "{path}");
+            let method = path.rsplit('/').next().unwrap();
+            assert!(header("grpc-message").contains(method), "{}", header("grpc-message"));
+        }
+    });
+}
+
+#[test]
+fn every_method_of_the_protocols_is_known() {
+    let oip = include_str!("../../../protocol/proto/inference.proto");
+    let tfs = include_str!("../../../protocol/proto/tensorflow_serving.proto");
+    let declared = |text: &'static str| {
+        let calls = text.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
+        calls.map(|call| call.split(['(', ' ']).next().unwrap())
+    };
+    let mut declared: Vec<&str> = declared(oip).chain(declared(tfs)).collect();
+    let mut known: Vec<&str> = super::METHODS.iter().flat_map(|(_, methods)| *methods).copied().collect();
+    declared.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(known, declared);
+}
+
+fn parameter(choice: pb::infer_parameter::ParameterChoice) -> pb::InferParameter {
+    pb::InferParameter { parameter_choice: Some(choice) }
+}
+
+#[test]
+fn a_streamed_answer_says_that_it_is_the_last() {
+    use pb::infer_parameter::ParameterChoice::{BoolParam, Int64Param};
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    let with = |name: &str, choice| {
+        let parameters = [(name.to_owned(), parameter(choice))].into();
+        pb::ModelInferRequest { parameters, ..request(1) }
+    };
+    run(async {
+        let requests = [
+            with("triton_enable_empty_final_response", BoolParam(true)),
+            with("sequence_id", Int64Param(7)),
+            request(1),
+        ];
+        let requests = tokio_stream::iter(requests);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        let last = Some(BoolParam(true));
+        let first = answers.next().await.unwrap().unwrap().infer_response.unwrap();
+        assert_eq!(first.parameters["triton_final_response"].parameter_choice, last);
+        let second = answers.next().await.unwrap().unwrap();
+        assert!(second.error_message.contains("sequences are not offered"), "{}", second.error_message);
+        assert!(answers.next().await.unwrap().unwrap().infer_response.is_some());
+        assert!(answers.next().await.is_none());
+
+        let refused = client!(served).model_infer(with("sequence_start", BoolParam(true))).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
+        let plain = client!(served).model_infer(request(1)).await.unwrap().into_inner();
+        assert!(plain.parameters.is_empty());
+    });
+}
+
+#[test]
+fn the_server_is_not_ready_while_a_model_has_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/bad/1"), &format!("{ECHO}fail-load it is broken\n"), &[]).unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    run(async {
+        let ready = client!(served).server_ready(pb::ServerReadyRequest {}).await.unwrap().into_inner();
+        assert!(!ready.ready);
+    });
+}
+
+/// What Predict answers.
+async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictResponse {
+    let x = NamedTensor::new("x", Tensor::from_vec(&[2][..], vec![1.5f32, -2.0]).unwrap());
+    let target = protocol::tfs::grpc::Target { name: "echo".into(), ..Default::default() };
+    let message = protocol::tfs::grpc::encode_request(&target, &[x], &[]).encode_to_vec();
+    let mut frame = vec![0];
+    frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    frame.extend_from_slice(&message);
+    let mut sender = connect(served).await;
+    let uri = format!("http://{}/tensorflow.serving.PredictionService/Predict", served.grpc);
+    let request =
+        http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    let body = http_body_util::Full::new(Bytes::from(frame));
+    let answer = sender.send_request(request.body(body).unwrap()).await.unwrap();
+    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    Message::decode(bytes.slice(5..)).unwrap()
+}
+
+#[test]
+fn predict_fills_the_typed_fields_unless_it_is_told_otherwise() {
+    for content in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (served, _engine) = served(dir.path(), |config| config.doors.tfs_tensor_content = content);
+        let answer = run(predicted(&served));
+        let y = &answer.outputs["y"];
+        let floats: &[f32] = if content { &[] } else { &[1.5, -2.0] };
+        assert_eq!((y.float_val.as_slice(), y.tensor_content.is_empty()), (floats, !content));
+    }
+}

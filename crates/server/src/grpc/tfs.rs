@@ -34,16 +34,25 @@ async fn predict(
     ticket: &Ticket,
     request: pb::PredictRequest,
     timeout: Option<std::time::Duration>,
-) -> Result<pb::PredictResponse> {
+) -> Result<tfs::Answer> {
     let found = tfs::grpc::target(request.model_spec.as_ref())
         .and_then(|target| app.find(&target.name, target.version, target.label.as_deref()));
     let servable = found.inspect_err(|error| app.reject(ticket, error))?;
-    let decoded = tfs::grpc::decode_predict(request)
+    let mut decoded = tfs::grpc::decode_predict(request)
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
-    let call = Call { servable, inputs: decoded.inputs, outputs: decoded.outputs, timeout, priority: 0 };
-    let answer = app.answer(ticket, call).await?;
-    tfs::grpc::encode_predict(&answer.id, answer.outputs)
+    let ranks = tfs::adapt_ranks(servable.signature(), &mut decoded.inputs);
+    let call = Call {
+        servable: servable.clone(),
+        inputs: decoded.inputs,
+        outputs: decoded.outputs,
+        timeout,
+        priority: 0,
+    };
+    let mut answer = app.answer(ticket, call).await?;
+    ranks.restore(servable.signature(), &mut answer.outputs);
+    let elements = if app.doors.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
+    Ok(tfs::grpc::encode_predict(&answer.id, answer.outputs, elements))
 }
 
 /// Predict.
@@ -59,7 +68,8 @@ impl pb::prediction_service_server::PredictionService for Tfs {
     async fn predict(&self, request: Request<pb::PredictRequest>) -> Answered<pb::PredictResponse> {
         let ticket = App::begin(PROTOCOL);
         let timeout = super::timeout(request.metadata().as_ref());
-        answered(predict(&self.0, &ticket, request.into_inner(), timeout).await)
+        let answer = predict(&self.0, &ticket, request.into_inner(), timeout).await;
+        answered(answer.and_then(|answer| answer.response()))
     }
 
     async fn get_model_metadata(

@@ -37,7 +37,7 @@ pub(crate) fn service(app: Arc<App>) -> Router {
         .route("/metrics", get(exposition))
         .route("/v2", get(oip::server_metadata))
         .route("/v2/", get(oip::server_metadata))
-        .route("/v2/health/live", get(|| async { Reply::status(StatusCode::OK) }))
+        .route("/v2/health/live", get(oip::server_live))
         .route("/v2/health/ready", get(oip::server_ready))
         .route("/v2/models/stats", get(oip::all_stats))
         .route("/v2/models/{model}", get(oip::metadata))
@@ -98,11 +98,23 @@ async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
     Reply::text(text).with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
-async fn exposition(State(app): Shared) -> Reply {
-    Reply::body(exporter::CONTENT_TYPE, exporter::exposition(&app))
+async fn exposition(State(app): Shared, headers: HeaderMap) -> Reply {
+    let text = exporter::exposition(&app);
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let reply = match exporter::wants_classic(accept) {
+        true => Reply::body(exporter::CLASSIC_TYPE, exporter::classic(&text)),
+        false => Reply::body(exporter::CONTENT_TYPE, text),
+    };
+    reply.with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
 async fn unknown(uri: http::Uri) -> Reply {
+    if let Some(what) = oip::not_offered(uri.path()) {
+        return Reply::error(&Error::unimplemented(format!("{} is not offered: {what}", uri.path())));
+    }
+    if matches!(uri.path(), "/v1/models" | "/v1/models/") {
+        return Reply::error(&tfs::malformed(uri.path()));
+    }
     Reply::error(&Error::not_found(format!("there is nothing at {}; see / for what there is", uri.path())))
 }
 

@@ -34,16 +34,46 @@ impl Target {
     }
 }
 
+/// Returns what to do instead of a route of Triton that is not offered; `None` for any other path.
+pub(super) fn not_offered(path: &str) -> Option<&'static str> {
+    let rest = path.strip_prefix("/v2/")?;
+    let first = rest.split('/').next().unwrap_or_default();
+    match first {
+        "systemsharedmemory" | "cudasharedmemory" => return Some("send tensors in the request"),
+        "trace" => return Some("read /metrics"),
+        "logging" => return Some("start the server with --log"),
+        _ => {}
+    }
+    if first != "models" {
+        return None;
+    }
+    if rest.ends_with("/trace/setting") {
+        return Some("read /metrics");
+    }
+    let generates = rest.ends_with("/generate") || rest.ends_with("/generate_stream");
+    generates.then_some("use infer")
+}
+
 pub(super) async fn server_metadata() -> Reply {
     Reply::json(oip::json::server_metadata(crate::NAME, crate::VERSION))
 }
 
 pub(super) async fn server_ready(State(app): Shared) -> Reply {
-    Reply::status(if app.ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+    match app.ready() {
+        Ok(()) => Reply::json(oip::json::ready(None)),
+        Err(error) => {
+            let body = oip::json::ready(Some(error.message()));
+            Reply::json(body).with_status(StatusCode::SERVICE_UNAVAILABLE)
+        }
+    }
+}
+
+pub(super) async fn server_live() -> Reply {
+    Reply::json(oip::json::live())
 }
 
 pub(super) async fn ready(State(app): Shared, Path(target): Path<Target>) -> Reply {
-    Reply::of(target.find(&app).map(|_| Reply::status(StatusCode::OK)))
+    Reply::of(target.find(&app).map(|servable| Reply::json(oip::json::model_ready(&servable.id.model))))
 }
 
 pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> Reply {

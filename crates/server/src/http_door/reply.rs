@@ -28,11 +28,6 @@ impl Reply {
         Reply::body("text/plain; charset=utf-8", body)
     }
 
-    /// A status alone.
-    pub(crate) fn status(status: StatusCode) -> Reply {
-        Reply::text("").with_status(status)
-    }
-
     /// An error with the statuses of the Open Inference Protocol.
     pub(crate) fn error(error: &Error) -> Reply {
         Reply::error_in(error, Dialect::OpenInference)

@@ -203,3 +203,206 @@ fn scrapes_at_the_same_time_all_see_the_models() {
         }
     });
 }
+
+/// What `GET path` says once `done` likes it.
+fn until(served: &Loopback, path: &str, done: impl Fn(&loopback::Answer) -> bool) -> loopback::Answer {
+    let started = std::time::Instant::now();
+    loop {
+        let answer = served.ask("GET", path, "", b"");
+        if done(&answer) {
+            return answer;
+        }
+        assert!(started.elapsed() < loopback::WAIT_MAX, "{} {}", answer.status, answer.text());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const READY: &str = "/v2/health/ready";
+const BROKEN: &str =
+    "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\nfail-load it is broken\n";
+
+#[test]
+fn a_model_that_cannot_serve_makes_the_server_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path().join("models");
+    publish(&models.join("bad/1"), BROKEN, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    let answer = served.ask("GET", READY, "", b"");
+    assert_eq!((answer.status, &answer.json()["ready"]), (503, &false.into()));
+    let error = answer.json()["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("model \"bad\" does not serve") && error.contains("it is broken"), "{error}");
+    assert_eq!(served.ask("POST", INFER, "", format!("{{{INPUT}}}").as_bytes()).status, 200);
+
+    publish(&models.join("bad/2"), ECHO, &[]).unwrap();
+    let answer = until(&served, READY, |answer| answer.status == 200);
+    assert_eq!(answer.json(), serde_json::json!({ "ready": true }));
+
+    // The old version serves.
+    publish(&models.join("bad/3"), BROKEN, &[]).unwrap();
+    let failed = |answer: &loopback::Answer| answer.text().contains("it is broken");
+    until(&served, "/v1/models/bad/versions/3", failed);
+    assert_eq!(served.ask("GET", READY, "", b"").status, 200);
+}
+
+#[test]
+fn health_answers_have_bodies() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let json = |path: &str| served.ask("GET", path, "", b"").json();
+    assert_eq!(json("/v2/health/live"), serde_json::json!({ "live": true }));
+    assert_eq!(json(READY), serde_json::json!({ "ready": true }));
+    assert_eq!(json("/v2/models/echo/ready"), serde_json::json!({ "name": "echo", "ready": true }));
+}
+
+#[test]
+fn routes_of_triton_that_are_not_offered_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    for (method, path) in [
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/cudasharedmemory/region/r/register"),
+        ("GET", "/v2/trace/setting"),
+        ("GET", "/v2/models/echo/trace/setting"),
+        ("POST", "/v2/logging"),
+        ("POST", "/v2/models/echo/generate"),
+    ] {
+        let answer = served.ask(method, path, "", b"");
+        assert_eq!(answer.status, 501, "{path}");
+        assert!(answer.text().contains("is not offered"), "{}", answer.text());
+    }
+    assert_eq!(served.ask("GET", "/v2/elsewhere", "", b"").status, 404);
+}
+
+#[test]
+fn mistakes_over_tensorflow_servings_api_are_bad_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    for (method, path) in [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/echo/elsewhere"),
+        ("GET", "/v1/models/echo/versions/18446744073709551615"),
+        ("POST", "/v1/models/echo:elsewhere"),
+        ("POST", "/v1/models/echo/labels/none:predict"),
+    ] {
+        let answer = served.ask(method, path, "", br#"{"instances":[1.0]}"#);
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+    }
+    let signature = br#"{"signature_name":"other","instances":[1.0]}"#;
+    assert_eq!(served.ask("POST", "/v1/models/echo:predict", "", signature).status, 400);
+    assert_eq!(served.ask("GET", "/v1/models/none", "", b"").status, 404);
+}
+
+#[test]
+fn the_last_axis_of_one_may_be_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let column = "millpond-fake 1\ninput x float32 n 1\noutput y float32 n 1\ny = echo x\n";
+    publish(&dir.path().join("models/column/1"), column, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    let predict = |body: &str| served.ask("POST", "/v1/models/column:predict", "", body.as_bytes());
+    let answer = predict(r#"{"instances":[1.0,2.0,5.0]}"#);
+    assert_eq!(answer.json(), serde_json::json!({ "predictions": [1.0, 2.0, 5.0] }));
+    let answer = predict(r#"{"instances":[[1.0],[2.0]]}"#);
+    assert_eq!(answer.json(), serde_json::json!({ "predictions": [[1.0], [2.0]] }));
+    let flat = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
+    assert_eq!(served.ask("POST", "/v2/models/column/infer", "", flat).status, 400);
+}
+
+#[test]
+fn parameters_are_known_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let ask = |parameters: &str| {
+        let body = format!("{{{INPUT},\"parameters\":{{{parameters}}}}}");
+        served.ask("POST", INFER, "", body.as_bytes())
+    };
+    for (parameters, status, says) in [
+        (r#""sequence_id":7,"sequence_start":true"#, 501, "sequences are not offered"),
+        (r#""sequence_id":0,"sequence_start":false,"sequence_end":false"#, 200, ""),
+        (r#""temperature":0.5"#, 400, "\\\"temperature\\\""),
+        (r#""priority":0,"timeout":1000000"#, 200, ""),
+    ] {
+        let answer = ask(parameters);
+        assert!(answer.status == status && answer.text().contains(says), "{parameters}: {}", answer.text());
+    }
+}
+
+#[test]
+fn inputs_that_lack_say_whose_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let answer = served.ask("POST", INFER, "", br#"{"inputs":[]}"#);
+    assert!(answer.status == 400 && answer.text().contains("echo/1: "), "{}", answer.text());
+}
+
+#[test]
+fn scrapers_get_the_format_that_they_ask_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    assert_eq!(served.ask("POST", INFER, "", format!("{{{INPUT}}}").as_bytes()).status, 200);
+    let scrape = |accept: &str| served.ask("GET", "/metrics", &format!("Accept: {accept}\r\n"), b"");
+    let open = scrape("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    assert!(open.head.contains("openmetrics-text") && open.text().ends_with("# EOF\n"));
+    let classic = scrape("text/plain;version=0.0.4,*/*;q=0.1");
+    assert!(classic.head.contains("text/plain; version=0.0.4"), "{}", classic.head);
+    let text = classic.text();
+    for line in ["# TYPE millpond_requests_total counter", "# TYPE process_start_time_seconds gauge"] {
+        assert!(text.lines().any(|said| said == line), "{line}: {text}");
+    }
+    assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
+    let since = text.lines().find_map(|line| line.strip_prefix("process_start_time_seconds "));
+    assert!(since.unwrap().parse::<f64>().unwrap() > 1.6e9);
+}
+
+#[test]
+fn warm_up_records_of_other_methods_are_noted_and_those_of_other_signatures_fail_the_load() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path().join("models");
+    let x = base::NamedTensor::new("x", base::Tensor::from_vec(&[1usize][..], vec![1f32]).unwrap());
+    let record = |version: &str, file: &[u8]| {
+        publish(&models.join(version), ECHO, &[]).unwrap();
+        let extra = models.join(version).join("assets.extra");
+        std::fs::create_dir(&extra).unwrap();
+        std::fs::write(extra.join("tf_serving_warmup_requests"), file).unwrap();
+    };
+    let one = |record: &[u8]| {
+        let sum = |bytes: &[u8]| crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+        let length = (record.len() as u64).to_le_bytes();
+        [&length[..], &sum(&length), record, &sum(record)].concat()
+    };
+    let predict = protocol::tfs::warmup::write_requests("m", &[vec![x]]);
+    // Field 2, an empty message: a classify record.
+    record("classified/1", &[one(&[0x12, 0]), predict].concat());
+    // A predict record whose request names a signature: log_type.request.model_spec.signature_name.
+    record("signed/1", &one(b"\x32\x09\x0a\x07\x0a\x05\x1a\x03abc"));
+    let served = served(dir.path(), |_| {});
+    let index = served.ask("POST", "/v2/repository/index", "", b"").text();
+    assert!(index.contains("only predict records are replayed: 1"), "{index}");
+    let signed = served.ask("GET", "/v1/models/signed", "", b"").text();
+    assert!(signed.contains("warm-up record 0") && signed.contains("no signature"), "{signed}");
+}
+
+/// CRC-32C, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32| (crc >> 1) ^ (if crc & 1 == 1 { 0x82f6_3b78 } else { 0 });
+    !bytes.iter().fold(!0u32, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| step(crc)))
+}
+
+#[test]
+fn a_failure_over_batches_of_different_sizes_is_the_clients_mistake() {
+    let dir = tempfile::tempdir().unwrap();
+    let pair = "millpond-fake 1\ninput a float32 n\ninput b float32 m\noutput y float32 k\ny = echo a\n";
+    publish(&dir.path().join("models/pair/1"), pair, &[]).unwrap();
+    publish(&dir.path().join("models/broken/1"), &format!("{pair}fail-run sizes\n"), &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    let ask = |model: &str, body: &str| {
+        let path = format!("/v1/models/{model}:predict");
+        served.ask("POST", &path, "", body.as_bytes())
+    };
+    let (even, uneven) =
+        (r#"{"inputs":{"a":[5.0,6.0],"b":[1.0,2.0]}}"#, r#"{"inputs":{"a":[5.0,6.0],"b":[1.0]}}"#);
+    assert_eq!((ask("pair", even).status, ask("pair", uneven).status), (200, 200), "a model may take it");
+    assert_eq!(ask("broken", even).status, 500);
+    let refused = ask("broken", uneven);
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("differ in batch size"), "{}", refused.text());
+}

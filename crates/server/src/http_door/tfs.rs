@@ -33,8 +33,15 @@ impl Target<'_> {
     }
 }
 
+/// Returns the error of a path that TensorFlow Serving calls malformed.
+pub(super) fn malformed(path: &str) -> Error {
+    Error::invalid(format!(
+        "Malformed request: {path}; paths are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
+    ))
+}
+
 fn parse(rest: &str) -> Result<Target<'_>> {
-    let unknown = || Error::not_found(format!("there is nothing at /v1/models/{rest}"));
+    let unknown = || malformed(&format!("/v1/models/{rest}"));
     let (path, verb) = match rest.rsplit_once(':') {
         Some((path, verb)) => (path, Some(verb)),
         None => (rest, None),
@@ -46,7 +53,7 @@ fn parse(rest: &str) -> Result<Target<'_>> {
     let segments: Vec<&str> = path.split('/').collect();
     let (model, version, label) = match segments.as_slice() {
         [model] => (*model, None, None),
-        [model, "versions", version] => (*model, Some(parse_version(version)?), None),
+        [model, "versions", version] => (*model, Some(version_number(version)?), None),
         [model, "labels", label] => (*model, None, Some(*label)),
         _ => return Err(unknown()),
     };
@@ -54,6 +61,17 @@ fn parse(rest: &str) -> Result<Target<'_>> {
         return Err(unknown());
     }
     Ok(Target { model, version, label, verb, metadata })
+}
+
+/// Returns the number of a version, which TensorFlow Serving keeps in 63 bits.
+///
+/// # Errors
+/// `InvalidArgument` for anything else.
+fn version_number(text: &str) -> Result<u64> {
+    parse_version(text).and_then(|version| match i64::try_from(version) {
+        Ok(_) => Ok(version),
+        Err(_) => Err(Error::invalid(format!("\"{text}\" is no version number"))),
+    })
 }
 
 /// GET: the status of versions, or the metadata.
@@ -95,7 +113,7 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
                 return Err(Error::unimplemented(format!("{verb} is not offered; use predict")));
             }
             Some(verb) => {
-                return Err(Error::not_found(format!("there is no method \"{verb}\"; use predict")));
+                return Err(malformed(&format!("/v1/models/{rest}: there is no method \"{verb}\"")));
             }
             None => return Err(Error::invalid("nothing takes POST here; did you mean :predict?")),
         }
@@ -104,11 +122,19 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
-    let request = tfs::json::parse_predict(&body, servable.signature())
+    let mut request = tfs::json::parse_predict(&body, servable.signature())
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
-    let call = Call { servable, inputs: request.inputs, outputs: Vec::new(), timeout: None, priority: 0 };
-    let answer = app.answer(ticket, call).await?;
+    let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
+    let call = Call {
+        servable: servable.clone(),
+        inputs: request.inputs,
+        outputs: Vec::new(),
+        timeout: None,
+        priority: 0,
+    };
+    let mut answer = app.answer(ticket, call).await?;
+    ranks.restore(servable.signature(), &mut answer.outputs);
     Ok(Reply::json(tfs::json::predict_response(&answer.outputs, request.form)?))
 }
 
@@ -127,5 +153,10 @@ mod tests {
         assert!(parse("m/versions/x").is_err());
         assert!(parse("m/elsewhere").is_err());
         assert!(parse(":predict").is_err());
+        for malformed in
+            ["", "m/elsewhere", "m/versions/x", "m/versions/18446744073709551615", "m/metadata:predict", "m/"]
+        {
+            assert_eq!(parse(malformed).unwrap_err().kind(), base::ErrorKind::InvalidArgument, "{malformed}");
+        }
     }
 }

@@ -146,7 +146,7 @@ fn now(app: &App, page: &Page, points_max: usize) -> Now {
     let shown = statuses.iter().take(MODELS_SHOWN_MAX);
     Now {
         at: page.seconds(instant),
-        ready: app.ready(),
+        ready: app.ready().is_ok(),
         models: shown.map(|status| model(status, &history, points_max)).collect(),
         more: statuses.len().saturating_sub(MODELS_SHOWN_MAX),
         machine: machine(app, threads),
