@@ -148,7 +148,7 @@ demo-audio: build recognisers ## serve the recognisers; drop a recording on http
 .PHONY: test
 test: ## everything that CI runs
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-fuzz test-clients test-page test-audio test-bench test-attack
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench test-attack
 	$(call say,all tests passed)
 
 .PHONY: test-ready
@@ -198,7 +198,7 @@ attack: build .venv-test/ready recognisers ## bombs, floods, slow clients, damag
 	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
 
 .PHONY: test-fuzz
-test-fuzz: system
+test-fuzz: system ## replay the seeds of the fuzz targets and mutations of them
 	$(call say,seeds of the fuzz targets and mutations of them)
 	cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features
 
