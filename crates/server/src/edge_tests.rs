@@ -229,7 +229,7 @@ fn half_requests_take_no_places_and_are_bounded() {
     assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
 }
 
-/// Reads an answer without a body; `None` if the connection is closed instead.
+/// Reads an answer and returns its head in lower case, or `None` if the connection is closed instead.
 fn head(stream: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -239,7 +239,11 @@ fn head(stream: &mut TcpStream) -> Option<String> {
             _ => return None,
         }
     }
-    Some(String::from_utf8_lossy(&head).to_ascii_lowercase())
+    let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    stream.read_exact(&mut body).ok()?;
+    Some(head)
 }
 
 #[test]

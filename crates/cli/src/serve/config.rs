@@ -231,6 +231,7 @@ mod tests {
         assert_eq!(file.schedule.apply(&ScheduleOptions::default()), ScheduleOptions::default());
         (file.audio.spool_dir, file.audio.speakers_dir) = (None, None);
         (file.search.originals, file.search.embedding_model, file.search.api_key) = (None, None, None);
+        file.search.search_disk_reserve = None;
         file.search.collections_dir = Some("none".into());
         let wanted = SearchConfig { required: true, ..SearchConfig::default() };
         assert_eq!(search(file.search.clone()), wanted);

@@ -241,7 +241,7 @@ fn all_requests_together_stay_within_the_budget() {
     assert_eq!(refused(&served, "request_memory"), 2);
     // A client that goes before its body is there leaves nothing behind.
     let mut stream = served.connect();
-    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n").unwrap();
+    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n").unwrap();
     stream.write_all(&[b' '; 100_000]).unwrap();
     until(|| memory.used() > 0);
     drop(stream);
@@ -298,7 +298,8 @@ fn a_client_that_takes_its_answer_too_slowly_is_cut_off() {
     let memory = &served.app.request_memory;
     let body = numbers(1_000_000);
     let mut stream = served.connect();
-    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len()).unwrap();
+    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len())
+        .unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     until(|| refused(&served, "slow_reader") == 1);
     // What is left is what the connection has taken over already.

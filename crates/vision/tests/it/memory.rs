@@ -108,7 +108,8 @@ fn a_tiff_that_claims_more_than_it_holds_is_not_believed() {
     let mut file = Tiff::of(8, 8, &[8; 3], 2).file(&[7; 192]);
     let entry = file.windows(4).position(|window| window == [2, 1, 3, 0]).unwrap();
     file[entry + 4..entry + 8].copy_from_slice(&(16_u32 << 20).to_le_bytes());
-    assert_eq!(bounded("count", &file).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let refused = bounded("count", &file).unwrap_err().kind();
+    assert!(matches!(refused, ErrorKind::InvalidArgument | ErrorKind::TooLarge), "{refused:?}");
     // A strip that is a JPEG file of its own, of another size.
     let mut strip = jpeg(&corners(16, 16));
     let frame = strip.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
