@@ -12,6 +12,7 @@ use schedule::{Completion, Job, Scheduler};
 use search::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::body::Account;
 use crate::byte_budget::ByteBudget;
 use crate::collections::Collections;
 use crate::compose::Core;
@@ -98,7 +99,7 @@ impl App {
             collections: Collections::new(config.search.clone()),
             scrape: Mutex::new(()),
             request_memory: ByteBudget::new(request_memory_bytes(&config.doors), core.metrics.clone()),
-            receiving: Receiving::new(config.doors.requests_max),
+            receiving: Receiving::new(config.doors.requests_max, core.metrics.clone()),
             decoders: Decoders::new(core.metrics.clone()),
             admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
             stopping: AtomicBool::new(false),
@@ -145,7 +146,12 @@ impl App {
         self.collections.registry()
     }
 
-    /// Takes a place among the requests being answered. Requests with a body are received first, by `App::receive`.
+    /// Returns what the body of one more request is counted in.
+    pub(crate) fn account(&self) -> Account<'_> {
+        Account { held: self.request_memory.nothing(), receiving: &self.receiving }
+    }
+
+    /// Takes a place among the requests being answered. A request with a body takes it once its body is there.
     pub(crate) fn admit(&self) -> Result<OwnedSemaphorePermit> {
         self.admitted.clone().try_acquire_owned().map_err(|_| {
             self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();

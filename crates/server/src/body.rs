@@ -11,12 +11,15 @@ use hyper::body::{Body, Frame};
 
 use crate::byte_budget::Reservation;
 use crate::patience::Patience;
+use crate::receiving::Receiving;
 
 /// Limits for one body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     /// Largest body in bytes.
     pub(crate) bytes_max: usize,
+    /// Bytes around the body that do not count, such as the prefix of a gRPC message.
+    pub(crate) framing_bytes: usize,
     /// Longest wait for the next piece.
     pub(crate) piece_timeout: Duration,
     /// Longest wait for all of it.
@@ -25,14 +28,23 @@ pub(crate) struct BodyLimits {
 
 impl BodyLimits {
     fn check(&self, length: Option<u64>) -> Result<()> {
+        let max = (self.bytes_max as u64).saturating_add(self.framing_bytes as u64);
         match length {
-            Some(length) if length > self.bytes_max as u64 => Err(Error::too_large(format!(
+            Some(length) if length > max => Err(Error::too_large(format!(
                 "the body is larger than {} bytes; send less or raise --max-body",
                 self.bytes_max
             ))),
             _ => Ok(()),
         }
     }
+}
+
+/// What a body is counted in.
+pub(crate) struct Account<'a> {
+    /// Holds the body's bytes of the budget.
+    pub(crate) held: Reservation,
+    /// Gives a place to a body that has to be waited for.
+    pub(crate) receiving: &'a Receiving,
 }
 
 /// A body's next frame, or its end.
@@ -54,23 +66,23 @@ pub(crate) fn poll_within<B: Body + Unpin>(
 }
 
 /// Returns the whole body, whose length may be `announced`; a body of one piece is not copied. It holds its bytes of the
-/// budget of `held`.
+/// budget, as `account` says.
 ///
 /// # Errors
 /// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
-/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget.
+/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget and of [`Receiving::wait`].
 pub(crate) async fn read<B>(
     body: B,
     announced: Option<u64>,
     limits: BodyLimits,
-    held: Reservation,
+    account: Account<'_>,
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     limits.check(announced)?;
-    read_told(body, |_| announced, limits, held).await
+    read_told(body, |_| announced, limits, account).await
 }
 
 /// As [`read`], for a body whose first piece may tell its length.
@@ -81,7 +93,7 @@ pub(crate) async fn read_told<B>(
     mut body: B,
     told: impl Fn(&[u8]) -> Option<u64>,
     limits: BodyLimits,
-    mut held: Reservation,
+    account: Account<'_>,
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -90,7 +102,19 @@ where
     let mut patience = Patience::new(limits.piece_timeout, limits.total_timeout);
     let mut first = Bytes::new();
     let mut rest: Option<BytesMut> = None;
-    while let Some(frame) = poll_fn(|cx| poll_within(&mut body, &mut patience, cx)).await? {
+    let Account { mut held, receiving } = account;
+    let mut place = None;
+    let mut next = |cx: &mut Context<'_>| {
+        let polled = poll_within(&mut body, &mut patience, cx);
+        if polled.is_pending() && place.is_none() {
+            match receiving.wait() {
+                Ok(taken) => place = Some(taken),
+                Err(full) => return Poll::Ready(Err(full)),
+            }
+        }
+        polled
+    };
+    while let Some(frame) = poll_fn(&mut next).await? {
         let frame = frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
@@ -136,12 +160,17 @@ mod tests {
 
     const LIMITS: BodyLimits = BodyLimits {
         bytes_max: 8,
+        framing_bytes: 0,
         piece_timeout: Duration::from_secs(600),
         total_timeout: Duration::from_millis(50),
     };
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
+    fn account<'a>(budget: &std::sync::Arc<ByteBudget>, receiving: &'a Receiving) -> Account<'a> {
+        Account { held: budget.nothing(), receiving }
     }
 
     fn budget(bytes: u64) -> std::sync::Arc<ByteBudget> {
@@ -155,20 +184,22 @@ mod tests {
             let piece = || Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![7; 1000])));
             StreamBody::new(tokio_stream::iter((0..count).map(move |_| piece())))
         };
-        let budget = budget(100_000);
-        let announced = run(read(pieces(2), Some(100_001), limits, budget.nothing())).unwrap_err();
+        let (budget, receiving) = (budget(100_000), Receiving::new(1, Default::default()));
+        let announced =
+            run(read(pieces(2), Some(100_001), limits, account(&budget, &receiving))).unwrap_err();
         assert_eq!(announced.kind(), ErrorKind::TooLarge, "{announced}");
-        let grown = run(read(pieces(200), None, limits, budget.nothing())).unwrap_err();
+        let grown = run(read(pieces(200), None, limits, account(&budget, &receiving))).unwrap_err();
         assert_eq!(grown.kind(), ErrorKind::TooLarge, "{grown}");
         assert!(budget.used() == 0 && budget.peak() <= 100_000);
-        let body = run(read(pieces(20), None, limits, budget.nothing())).unwrap();
+        let body = run(read(pieces(20), None, limits, account(&budget, &receiving))).unwrap();
         assert!(body.len() == 20_000 && budget.used() >= 20_000);
         drop(body);
         assert_eq!(budget.used(), 0);
     }
 
     fn kind(body: &'static [u8], announced: Option<u64>) -> std::result::Result<Bytes, ErrorKind> {
-        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS, budget(8).nothing()))
+        let receiving = Receiving::new(1, Default::default());
+        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS, account(&budget(8), &receiving)))
             .map_err(|e| e.kind())
     }
 
@@ -177,6 +208,9 @@ mod tests {
         assert_eq!(kind(b"12345678", None), Ok(Bytes::from_static(b"12345678")));
         assert_eq!(kind(b"123456789", None), Err(ErrorKind::TooLarge));
         assert_eq!(kind(b"", Some(9)), Err(ErrorKind::TooLarge));
+        let framed = BodyLimits { framing_bytes: 5, ..LIMITS };
+        assert!(framed.check(Some(13)).is_ok());
+        assert!(framed.check(Some(14)).unwrap_err().message().contains("larger than 8 bytes"));
     }
 
     /// Pieces that always come in time, for ever.
@@ -186,8 +220,10 @@ mod tests {
         let endless = tokio_stream::iter(std::iter::repeat_with(|| {
             Ok::<_, std::convert::Infallible>(Frame::data(Bytes::new()))
         }));
-        let dribbling =
-            async |stream| read(StreamBody::new(Box::pin(stream)), None, LIMITS, budget(8).nothing()).await;
+        let receiving = Receiving::new(1, Default::default());
+        let dribbling = async |stream| {
+            read(StreamBody::new(Box::pin(stream)), None, LIMITS, account(&budget(8), &receiving)).await
+        };
         let pause = Duration::from_millis(5);
         let read = run(async {
             dribbling(endless.then(async |piece| {

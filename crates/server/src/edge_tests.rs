@@ -113,7 +113,6 @@ fn floods_of_control_frames_end_their_connection() {
     let increment = 1u32.to_be_bytes();
     let floods = [
         ("settings", frame(4, 0, 0, &[])),
-        ("settings_ack", frame(4, 1, 0, &[])),
         ("priority", frame(2, 0, 1, &[0, 0, 0, 0, 7])),
         ("window_update", frame(8, 0, 0, &increment)),
         ("ping", frame(6, 0, 0, &[0; 8])),
@@ -125,6 +124,7 @@ fn floods_of_control_frames_end_their_connection() {
         stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
         let some = control.repeat(100);
         let written = (0..1000).take_while(|_| stream.write_all(&some).is_ok()).count();
+        // SETTINGS that acknowledge nothing are not here: h2 ends their connection by itself.
         let ended = served.app.metrics.connections_ended.get_or_create_owned(&KindLabels { kind });
         until(kind, || ended.get() == 1);
         let mut rest = Vec::new();
@@ -196,7 +196,7 @@ fn half_calls_take_no_places() {
                 http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
             tokio::spawn(sender.send_request(call.body(half_body()).unwrap()))
         });
-        while served.app.being_received() < halves.len() {
+        while served.app.receiving.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         client(&served).await.model_infer(request()).await.unwrap();
@@ -217,15 +217,20 @@ fn half_requests_take_no_places_and_are_bounded() {
         stream
     };
     let mut halves: Vec<TcpStream> = (0..15).map(|_| half()).collect();
-    until("15 are being received", || served.app.being_received() == 15);
+    until("15 are being received", || served.app.receiving.taken() == 15);
     assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
     halves.push(half());
-    until("16 are being received", || served.app.being_received() == 16);
-    let refused = served.ask("POST", INFER, "", INPUT);
-    assert!(refused.status == 429 && refused.text().contains("being received"), "{}", refused.text());
-    assert!(refused.head.contains("retry-after"), "{}", refused.head);
+    until("16 are being received", || served.app.receiving.taken() == 16);
+    assert_eq!(
+        served.ask("POST", INFER, "", INPUT).status,
+        200,
+        "a request that comes whole needs no such place"
+    );
+    let mut refused = half();
+    let head = head(&mut refused).unwrap();
+    assert!(head.starts_with("http/1.1 429") && head.contains("retry-after"), "{head}");
     drop(halves);
-    until("places come back", || served.app.being_received() == 0);
+    until("places come back", || served.app.receiving.taken() == 0);
     assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
 }
 

@@ -1,13 +1,14 @@
 //! The places of requests whose body is still on its way.
 //!
 //! A client that sends a request's head and then nothing must not hold one of the places of requests being answered: a
-//! thousand of these cost it a thousand packets. A request takes such a place only once its body is complete. Until
-//! then it is one of a larger number that are being received.
+//! thousand of these cost it a thousand packets. A request takes such a place only once its body is complete. A request
+//! whose body is there needs no other place. One that has to wait for its body is one of a larger number that are being
+//! received, so that requests which never end cannot keep out those that come whole.
 
 use std::sync::Arc;
 
 use base::{Error, Result};
-use metrics::KindLabels;
+use metrics::{KindLabels, Metrics};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
@@ -20,32 +21,27 @@ const RECEIVING_PER_ANSWERED_MAX: usize = 16;
 pub(crate) struct Receiving {
     places: Arc<Semaphore>,
     max: usize,
+    metrics: Arc<Metrics>,
 }
-
-/// A request that is being received.
-pub(crate) struct Incomplete(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
 
 impl Receiving {
     /// Makes the places for a server that answers `requests_max` requests at once.
-    pub(crate) fn new(requests_max: usize) -> Receiving {
+    pub(crate) fn new(requests_max: usize, metrics: Arc<Metrics>) -> Receiving {
         let max = requests_max.saturating_mul(RECEIVING_PER_ANSWERED_MAX).min(Semaphore::MAX_PERMITS);
-        Receiving { places: Arc::new(Semaphore::new(max)), max }
+        Receiving { places: Arc::new(Semaphore::new(max)), max, metrics }
     }
-}
 
-impl App {
-    /// Begins to receive a request. It is refused now if none could be answered now, which costs less than to receive it.
+    /// Takes a place for a request that waits for its body.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if too many requests are being answered or received.
-    pub(crate) fn receive(&self) -> Result<Incomplete> {
-        drop(self.admit()?);
-        let Receiving { places, max } = &self.receiving;
-        places.clone().try_acquire_owned().map(Incomplete).map_err(|_| {
+    /// `ResourceExhausted` with retry advice if too many requests wait for theirs.
+    pub(crate) fn wait(&self) -> Result<OwnedSemaphorePermit> {
+        self.places.clone().try_acquire_owned().map_err(|_| {
             self.metrics.refused.get_or_create(&KindLabels { kind: "receiving_max" }).inc();
             Error::exhausted(format!(
-                "{max} requests are being received already, {RECEIVING_PER_ANSWERED_MAX} for each of --max-requests; try \
-                 again later"
+                "{} requests are being received already, {RECEIVING_PER_ANSWERED_MAX} for each of --max-requests; send the \
+                 body with the request, or try again later",
+                self.max
             ))
             .with_retry_after(std::time::Duration::from_millis(100))
         })
@@ -53,16 +49,17 @@ impl App {
 
     /// Requests that are being received now.
     #[cfg(test)]
-    pub(crate) fn being_received(&self) -> usize {
-        self.receiving.max - self.receiving.places.available_permits()
+    pub(crate) fn taken(&self) -> usize {
+        self.max - self.places.available_permits()
     }
+}
 
-    /// Takes a place among the requests being answered, now that the request is complete.
+impl App {
+    /// Refuses a request before its body is read if none could be answered now, which costs less than to receive it.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if there is none.
-    pub(crate) fn complete(&self, incomplete: Incomplete) -> Result<OwnedSemaphorePermit> {
-        drop(incomplete);
-        self.admit()
+    /// `ResourceExhausted` with retry advice if too many requests are being answered.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.admit().map(drop)
     }
 }

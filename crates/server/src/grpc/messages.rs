@@ -88,11 +88,12 @@ pub(super) async fn message(app: &App, coding: Option<Coding>, frame: Bytes) -> 
 /// Those of [`body::read_told`].
 pub(super) async fn frame(app: &App, body: Given, bytes_max: usize) -> Result<Bytes> {
     let limits = BodyLimits {
-        bytes_max: bytes_max.saturating_add(PREFIX_BYTES),
+        bytes_max,
+        framing_bytes: PREFIX_BYTES,
         piece_timeout: app.doors.client_timeout,
         total_timeout: app.doors.request_timeout,
     };
-    body::read_told(body, told, limits, app.request_memory.nothing()).await
+    body::read_told(body, told, limits, app.account()).await
 }
 
 /// The messages of a stream, one after the other.

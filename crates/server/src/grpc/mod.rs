@@ -182,14 +182,13 @@ impl Service<http::Request<Given>> for Admitted {
                 });
             }
         };
-        let incomplete = match self.app.receive() {
-            Ok(incomplete) => incomplete,
-            Err(error) => return refused(&error),
-        };
+        if let Err(error) = self.app.check_room() {
+            return refused(&error);
+        }
         Box::pin(async move {
             Ok(match inference {
-                Inference::ModelInfer => oip::model_infer(&app, request, incomplete).await,
-                Inference::Predict => tfs::predict_call(&app, request, incomplete).await,
+                Inference::ModelInfer => oip::model_infer(&app, request).await,
+                Inference::Predict => tfs::predict_call(&app, request).await,
             })
         })
     }

@@ -23,7 +23,6 @@ use crate::decoders::{INLINE_WORK_MAX, Step};
 use crate::errors::grpc_status;
 use crate::given::Given;
 use crate::listen::Peer;
-use crate::receiving::Incomplete;
 use crate::{admin, view};
 
 /// Answers of one stream that may wait for a slow client.
@@ -90,13 +89,9 @@ async fn infer(
 }
 
 /// ModelInfer.
-pub(super) async fn model_infer(
-    app: &App,
-    request: http::Request<Given>,
-    incomplete: Incomplete,
-) -> http::Response<Body> {
+pub(super) async fn model_infer(app: &App, request: http::Request<Given>) -> http::Response<Body> {
     let read = unary::read(app, PROTOCOL, request).await;
-    let answer = match read.and_then(|asked| complete(app, incomplete, asked)) {
+    let answer = match read.and_then(|asked| placed(app, asked)) {
         Ok((unary::Asked { ticket, decoded, timeout }, _place)) => {
             infer(app, &ticket, decoded, timeout).await
         }
@@ -124,13 +119,12 @@ pub(super) fn model_stream_infer(
 /// Takes the place of a request that was read.
 ///
 /// # Errors
-/// Those of [`App::complete`], which are counted.
-pub(super) fn complete<M>(
+/// Those of [`App::admit`], which are counted.
+pub(super) fn placed<M>(
     app: &App,
-    incomplete: Incomplete,
     asked: unary::Asked<M>,
 ) -> Result<(unary::Asked<M>, OwnedSemaphorePermit)> {
-    let place = app.complete(incomplete).inspect_err(|error| app.reject(&asked.ticket, error))?;
+    let place = app.admit().inspect_err(|error| app.reject(&asked.ticket, error))?;
     Ok((asked, place))
 }
 

@@ -9,14 +9,13 @@ use tonic::body::Body;
 use tonic::{Request, Response, Status};
 
 use super::messages::Decoded;
-use super::oip::complete;
+use super::oip::placed;
 use super::unary;
 use crate::app::{App, Call, Ticket};
 use crate::byte_budget::Reservation;
 use crate::decoders::Step;
 use crate::errors::grpc_status;
 use crate::given::Given;
-use crate::receiving::Incomplete;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
@@ -73,13 +72,9 @@ async fn predict(
 }
 
 /// Predict.
-pub(super) async fn predict_call(
-    app: &App,
-    request: http::Request<Given>,
-    incomplete: Incomplete,
-) -> http::Response<Body> {
+pub(super) async fn predict_call(app: &App, request: http::Request<Given>) -> http::Response<Body> {
     let read = unary::read(app, PROTOCOL, request).await;
-    let answer = match read.and_then(|asked| complete(app, incomplete, asked)) {
+    let answer = match read.and_then(|asked| placed(app, asked)) {
         Ok((unary::Asked { ticket, decoded, timeout }, _place)) => {
             predict(app, &ticket, decoded, timeout).await
         }

@@ -201,11 +201,12 @@ pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     let limits = BodyLimits {
         bytes_max: app.doors.body_bytes_max,
+        framing_bytes: 0,
         piece_timeout: app.doors.client_timeout,
         total_timeout: app.doors.request_timeout,
     };
     let budget = &app.request_memory;
-    let body = body::read(body, announced, limits, budget.nothing()).await?;
+    let body = body::read(body, announced, limits, app.account()).await?;
     let Some(coding) = coding else { return Ok(body) };
     let held = budget.nothing();
     let unpack = move || unpack::unpack(coding, &body, limits.bytes_max, held);

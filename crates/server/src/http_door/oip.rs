@@ -125,11 +125,11 @@ async fn answer(
     body: Body,
 ) -> Result<Reply> {
     let admitted = async {
-        let incomplete = app.receive()?;
+        app.check_room()?;
         let servable = target.find(app)?;
         let header_length = header_length(headers)?;
         let body = read_body(app, headers, body).await?;
-        let permit = app.complete(incomplete)?;
+        let permit = app.admit()?;
         Ok((permit, servable, header_length, body))
     };
     let (_permit, servable, header_length, body) =

@@ -117,7 +117,7 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
 
 async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let admitted = async {
-        let incomplete = app.receive()?;
+        app.check_room()?;
         let target = parse(rest)?;
         match target.verb {
             Some("predict") => {}
@@ -136,7 +136,7 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
         }
         let servable = target.find(app)?;
         let body = read_body(app, headers, body).await?;
-        let permit = app.complete(incomplete)?;
+        let permit = app.admit()?;
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;

@@ -136,12 +136,12 @@ impl Sent {
     }
 
     async fn picture(self, app: &Arc<App>, wanted: Wanted, asked: Put) -> Result<Response> {
-        let incomplete = app.receive()?;
+        app.check_room()?;
         let name = checked_name(asked.name.as_deref().unwrap_or_default())?;
         let payload = checked_payload(asked.payload.as_deref())?;
         let background = flag("background", asked.background.as_deref())?;
         let bytes = whole(app, &self.headers, self.body).await?;
-        let _admitted = app.complete(incomplete)?;
+        let _admitted = app.admit()?;
         let new = New { wanted, name, payload, bytes };
         let outcome =
             if background { add::add_in_background(app, new).await } else { add::add(app, new).await };
@@ -251,7 +251,7 @@ async fn find(
 ) -> Reply {
     let found = async {
         let asked = given(asked)?;
-        let incomplete = app.receive()?;
+        app.check_room()?;
         let explain = flag("explain", asked.explain.as_deref())?;
         let sample = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
@@ -263,7 +263,7 @@ async fn find(
         } else {
             Sample::File(whole(&app, &headers, body).await?)
         };
-        let _admitted = app.complete(incomplete)?;
+        let _admitted = app.admit()?;
         let asked = Asked {
             k: asked.k.unwrap_or(HITS_DEFAULT),
             threshold: asked.threshold,

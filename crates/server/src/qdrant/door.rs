@@ -107,7 +107,7 @@ impl Call {
         work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
         wait: bool,
     ) -> Encoded {
-        let incomplete = self.app.receive()?;
+        self.app.check_room()?;
         let registry = self.app.registry()?;
         let named = if wait {
             let patience = OPENING_WAIT_MAX.min(self.app.doors.request_timeout);
@@ -116,7 +116,7 @@ impl Call {
             registry.get(&self.place.collection)?
         };
         let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
-        let _admitted = self.app.complete(incomplete)?;
+        let _admitted = self.app.admit()?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
@@ -153,10 +153,10 @@ impl Call {
         self,
         work: fn(&Registry, &Place, &[u8]) -> Result<T>,
     ) -> Encoded {
-        let incomplete = self.app.receive()?;
+        self.app.check_room()?;
         let registry = self.app.registry()?;
         let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
-        let _admitted = self.app.complete(incomplete)?;
+        let _admitted = self.app.admit()?;
         let (waiting, cancelled) = Waiting::new();
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move || {
