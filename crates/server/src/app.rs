@@ -12,7 +12,6 @@ use schedule::{Completion, Job, Scheduler};
 use search::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::body::Account;
 use crate::byte_budget::ByteBudget;
 use crate::collections::Collections;
 use crate::compose::Core;
@@ -144,11 +143,6 @@ impl App {
     /// `FailedPrecondition`, with the remedy, where this server has none.
     pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
         self.collections.registry()
-    }
-
-    /// Returns what the body of one more request is counted in.
-    pub(crate) fn account(&self) -> Account<'_> {
-        Account { held: self.request_memory.nothing(), receiving: &self.receiving }
     }
 
     /// Takes a place among the requests being answered. A request with a body takes it once its body is there.

@@ -8,10 +8,12 @@ use std::time::Duration;
 use base::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
 
 use crate::byte_budget::Reservation;
 use crate::patience::Patience;
-use crate::receiving::Receiving;
+use crate::receiving::{Receiving, WITHOUT_PLACE_MAX};
 
 /// Limits for one body.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +45,29 @@ impl BodyLimits {
 pub(crate) struct Account<'a> {
     /// Holds the body's bytes of the budget.
     pub(crate) held: Reservation,
-    /// Gives a place to a body that has to be waited for.
-    pub(crate) receiving: &'a Receiving,
+    /// Gives a place to a body that has to be waited for; `None` if the number of connections bounds these bodies.
+    pub(crate) receiving: Option<&'a Receiving>,
+}
+
+/// A body that is waited for: with a place among the requests being received, or without one for a short time.
+#[derive(Default)]
+struct Waiting {
+    place: Option<OwnedSemaphorePermit>,
+    without: Option<Pin<Box<Sleep>>>,
+}
+
+impl Waiting {
+    /// Returns the refusal once the body was waited for too long without a place.
+    fn poll_over(&mut self, receiving: &Receiving, cx: &mut Context<'_>) -> Poll<Error> {
+        if self.place.is_none() && self.without.is_none() {
+            self.place = receiving.wait();
+        }
+        if self.place.is_some() {
+            return Poll::Pending;
+        }
+        let without = self.without.get_or_insert_with(|| Box::pin(tokio::time::sleep(WITHOUT_PLACE_MAX)));
+        without.as_mut().poll(cx).map(|()| receiving.refusal())
+    }
 }
 
 /// A body's next frame, or its end.
@@ -70,7 +93,7 @@ pub(crate) fn poll_within<B: Body + Unpin>(
 ///
 /// # Errors
 /// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
-/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget and of [`Receiving::wait`].
+/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget and of [`Receiving::refusal`].
 pub(crate) async fn read<B>(
     body: B,
     announced: Option<u64>,
@@ -103,16 +126,13 @@ where
     let mut first = Bytes::new();
     let mut rest: Option<BytesMut> = None;
     let Account { mut held, receiving } = account;
-    let mut place = None;
+    let mut waiting = Waiting::default();
     let mut next = |cx: &mut Context<'_>| {
         let polled = poll_within(&mut body, &mut patience, cx);
-        if polled.is_pending() && place.is_none() {
-            match receiving.wait() {
-                Ok(taken) => place = Some(taken),
-                Err(full) => return Poll::Ready(Err(full)),
-            }
+        match receiving.filter(|_| polled.is_pending()) {
+            Some(receiving) => waiting.poll_over(receiving, cx).map(Err),
+            None => polled,
         }
-        polled
     };
     while let Some(frame) = poll_fn(&mut next).await? {
         let frame = frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
@@ -170,7 +190,7 @@ mod tests {
     }
 
     fn account<'a>(budget: &std::sync::Arc<ByteBudget>, receiving: &'a Receiving) -> Account<'a> {
-        Account { held: budget.nothing(), receiving }
+        Account { held: budget.nothing(), receiving: Some(receiving) }
     }
 
     fn budget(bytes: u64) -> std::sync::Arc<ByteBudget> {

@@ -13,6 +13,7 @@ use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics::KindLabels;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -178,6 +179,20 @@ fn half_body() -> Body {
     Body::new(StreamBody::new(first.chain(tokio_stream::pending())))
 }
 
+/// A connection of HTTP/2 to the server's gRPC port.
+async fn handshake(
+    served: &Loopback,
+) -> (http2::SendRequest<Body>, http2::Connection<TokioIo<tokio::net::TcpStream>, Body, TokioExecutor>) {
+    let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
+    http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap()
+}
+
+fn call(served: &Loopback, body: Body) -> http::Request<Body> {
+    let uri = format!("http://{}/inference.GRPCInferenceService/ModelInfer", served.grpc);
+    let call = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    call.body(body).unwrap()
+}
+
 #[test]
 fn half_calls_take_no_places() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,16 +201,9 @@ fn half_calls_take_no_places() {
         config.doors.client_timeout = 10 * WAIT_MAX;
     });
     run(async {
-        let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
-        let (mut sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) = handshake(&served).await;
         tokio::spawn(connection);
-        let halves = [(); 4].map(|()| {
-            let uri = format!("http://{}/inference.GRPCInferenceService/ModelInfer", served.grpc);
-            let call =
-                http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
-            tokio::spawn(sender.send_request(call.body(half_body()).unwrap()))
-        });
+        let halves = [(); 4].map(|()| tokio::spawn(sender.send_request(call(&served, half_body()))));
         while served.app.receiving.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -205,7 +213,7 @@ fn half_calls_take_no_places() {
 }
 
 #[test]
-fn half_requests_take_no_places_and_are_bounded() {
+fn half_requests_take_no_places() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
         config.doors.requests_max = 1;
@@ -216,22 +224,37 @@ fn half_requests_take_no_places_and_are_bounded() {
         write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{").unwrap();
         stream
     };
-    let mut halves: Vec<TcpStream> = (0..15).map(|_| half()).collect();
-    until("15 are being received", || served.app.receiving.taken() == 15);
+    let halves: Vec<TcpStream> = (0..40).map(|_| half()).collect();
+    let open = served.app.metrics.connections.get_or_create_owned(&KindLabels { kind: "http" });
+    until("all are accepted", || open.get() == 40);
     assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
-    halves.push(half());
-    until("16 are being received", || served.app.receiving.taken() == 16);
-    assert_eq!(
-        served.ask("POST", INFER, "", INPUT).status,
-        200,
-        "a request that comes whole needs no such place"
-    );
-    let mut refused = half();
-    let head = head(&mut refused).unwrap();
-    assert!(head.starts_with("http/1.1 429") && head.contains("retry-after"), "{head}");
     drop(halves);
-    until("places come back", || served.app.receiving.taken() == 0);
-    assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
+}
+
+#[test]
+fn half_calls_are_bounded_and_whole_ones_come_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| {
+        config.doors.requests_max = 2;
+        config.doors.client_timeout = 10 * WAIT_MAX;
+    });
+    run(async {
+        let (mut sender, connection) = handshake(&served).await;
+        tokio::spawn(connection);
+        let half = |sender: &mut http2::SendRequest<Body>| sender.send_request(call(&served, half_body()));
+        let halves: Vec<_> = (0..2).map(|_| tokio::spawn(half(&mut sender))).collect();
+        while served.app.receiving.taken() < halves.len() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // As many as may be received, on connections of their own, as each has two streams at most.
+        let places: Vec<_> = (2..32).map(|_| served.app.receiving.wait().unwrap()).collect();
+        let (mut other, connection) = handshake(&served).await;
+        tokio::spawn(connection);
+        let refused = half(&mut other).await.unwrap();
+        assert_eq!(refused.headers()["grpc-status"], "8");
+        client(&served).await.model_infer(request()).await.unwrap();
+        drop(places);
+    });
 }
 
 /// Reads an answer and returns its head in lower case, or `None` if the connection is closed instead.

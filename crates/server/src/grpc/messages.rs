@@ -12,7 +12,7 @@ use protocol::weigh::{Weighed, weigh};
 
 use super::unary::{PREFIX_BYTES, told};
 use crate::app::App;
-use crate::body::{self, BodyLimits};
+use crate::body::{self, Account, BodyLimits};
 use crate::byte_budget::Reservation;
 use crate::decoders::{INLINE_WORK_MAX, Step};
 use crate::given::Given;
@@ -93,7 +93,8 @@ pub(super) async fn frame(app: &App, body: Given, bytes_max: usize) -> Result<By
         piece_timeout: app.doors.client_timeout,
         total_timeout: app.doors.request_timeout,
     };
-    body::read_told(body, told, limits, app.account()).await
+    let account = Account { held: app.request_memory.nothing(), receiving: Some(&app.receiving) };
+    body::read_told(body, told, limits, account).await
 }
 
 /// The messages of a stream, one after the other.

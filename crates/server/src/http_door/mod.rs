@@ -23,7 +23,7 @@ use http::{HeaderMap, StatusCode, header};
 use base::{DType, Error, Result, Signature};
 
 use crate::app::App;
-use crate::body::{self, BodyLimits};
+use crate::body::{self, Account, BodyLimits};
 use crate::byte_budget::{FREE_BYTES_MAX, Reservation};
 use crate::decoders::{INLINE_BYTES_MAX, Step};
 use crate::given::Given;
@@ -206,7 +206,9 @@ pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::
         total_timeout: app.doors.request_timeout,
     };
     let budget = &app.request_memory;
-    let body = body::read(body, announced, limits, app.account()).await?;
+    // A connection of HTTP/1.1 has one request at a time.
+    let account = Account { held: budget.nothing(), receiving: None };
+    let body = body::read(body, announced, limits, account).await?;
     let Some(coding) = coding else { return Ok(body) };
     let held = budget.nothing();
     let unpack = move || unpack::unpack(coding, &body, limits.bytes_max, held);
