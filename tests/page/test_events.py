@@ -46,7 +46,9 @@ def watch(server: Server, **headers: str) -> requests.Response:
 
 
 def test_programs_get_text_and_browsers_the_page(server):
-    text = requests.get(f"{server.url}/", timeout=5)
+    # Libraries get Qdrant's title and version, which tools built on them read.
+    assert requests.get(f"{server.url}/", timeout=5).json()["version"]
+    text = requests.get(f"{server.url}/", headers={"User-Agent": "curl/8.5.0"}, timeout=5)
     assert text.headers["Content-Type"].startswith("text/plain")
     assert text.text.startswith("millpond ")
     page = requests.get(f"{server.url}/", headers=BROWSER, timeout=5)

@@ -187,10 +187,12 @@ impl Settings {
     fn check_access(&self) -> Outcome {
         let server = &self.server;
         for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)] {
-            let sendable = |key: &String| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+            // A header's value loses spaces at its ends.
+            let printable = |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            let sendable = |key: &String| !key.is_empty() && key.trim() == key && printable(key);
             if key.as_ref().is_some_and(|key| !sendable(key)) {
                 return Err(Failure::usage(format!(
-                    "{flag} must be printable ASCII without spaces, and not empty"
+                    "{flag} must be printable ASCII, not empty, and without spaces at its ends"
                 )));
             }
         }
@@ -414,7 +416,7 @@ mod tests {
             (&["--request-memory", "1KiB"], "--request-memory must be at least"),
             (&["--allow-remote-admin"], "--allow-remote-admin needs a key"),
             (&["--admin-key", ""], "--admin-key must be printable"),
-            (&["--api-key", "a b"], "--api-key must be printable"),
+            (&["--api-key", "a "], "--api-key must be printable"),
             (&["--allowed-hosts", "a.example,b.example:80"], "\"b.example:80\" is no host name"),
             (&["--threads", "1025"], "--threads is 1025"),
             (&["--max-batch", "0"], "[schedule]: max-batch must be 1 to"),

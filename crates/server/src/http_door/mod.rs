@@ -223,7 +223,7 @@ pub(crate) async fn read_json_body(app: &App, headers: &HeaderMap, body: axum::b
     }
     let (mut held, large) = (app.request_memory.nothing(), body.len() > INLINE_BYTES_MAX);
     let count = move || {
-        held.cover(values(&body) * JSON_VALUE_BYTES)?;
+        held.cover(tree_bytes_max(&body))?;
         Ok(held.attach(body))
     };
     app.decoders.run_if(large, Step::Decode, count).await
@@ -248,6 +248,14 @@ where
 /// Bytes that a value of JSON takes at most besides its text while a list of such values grows: each stands before a comma,
 /// a colon or an end.
 const JSON_VALUE_BYTES: u64 = 96;
+/// Bytes that an object of JSON takes at most besides its members: a node of a B-tree has room for eleven of them.
+const JSON_OBJECT_BYTES: u64 = 704;
+
+/// Returns an upper bound of the bytes that `json` takes as a tree of values, besides its text.
+fn tree_bytes_max(json: &[u8]) -> u64 {
+    let objects = json.iter().filter(|byte| **byte == b'{').count() as u64;
+    values(json) * JSON_VALUE_BYTES + objects * JSON_OBJECT_BYTES
+}
 
 /// Returns an upper bound of the number of values in `json`: each but the last stands before a comma or a colon.
 fn values(json: &[u8]) -> u64 {

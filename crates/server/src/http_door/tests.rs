@@ -562,3 +562,12 @@ fn a_failure_over_batches_of_different_sizes_is_the_clients_mistake() {
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("differ in batch size"), "{}", refused.text());
 }
+
+/// Each of these objects has a node of a B-tree of its own.
+#[test]
+fn objects_are_counted_with_the_room_that_they_keep() {
+    let conditions = vec![r#"{"key":"k","match":{"value":1}}"#; 1000].join(",");
+    let body = format!(r#"{{"filter":{{"must":[{conditions}]}}}}"#);
+    let node = 11 * (size_of::<String>() + size_of::<serde_json::Value>()) as u64;
+    assert!(super::tree_bytes_max(body.as_bytes()) >= 2002 * node);
+}
