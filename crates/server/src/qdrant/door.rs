@@ -46,6 +46,23 @@ pub(super) struct Call {
 
 type Encoded = Result<Vec<u8>>;
 
+/// Objects in the body of a query: searches of a batch, and conditions of filters, which have two each.
+const QUERY_OBJECTS_MAX: usize = 1 << 16;
+
+/// Refuses a query of too many objects before it becomes a tree of them, which takes a hundred times its text.
+///
+/// # Errors
+/// `InvalidArgument` with the limit.
+fn check_objects(body: &[u8]) -> Result<()> {
+    let count = body.iter().filter(|byte| **byte == b'{').count();
+    if count > QUERY_OBJECTS_MAX {
+        return Err(Error::invalid(format!(
+            "the query has {count} JSON objects, and at most {QUERY_OBJECTS_MAX} are taken; send fewer searches or conditions"
+        )));
+    }
+    Ok(())
+}
+
 /// How long a read waits for a collection that is still being opened, unless the request's own time is shorter.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How often such a read looks again.
@@ -121,7 +138,8 @@ impl Call {
         let (place, deadline) = (self.place, self.app.doors.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
             if !cancelled.is_cancelled() {
-                let answer = until(place.deadline, || work(named, thread, &place, &body));
+                let answer = check_objects(&body)
+                    .and_then(|()| until(place.deadline, || work(named, thread, &place, &body)));
                 cancelled.answer(answer.and_then(|result| encode(&result)));
             }
         };
@@ -314,5 +332,12 @@ mod tests {
         assert_eq!(status(&wire::name_too_long(256)), StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(status(&Error::invalid("no JSON")), StatusCode::BAD_REQUEST);
         assert_eq!(status(&Error::unimplemented("no such thing")), StatusCode::NOT_IMPLEMENTED);
+    }
+
+    #[test]
+    fn a_query_of_too_many_objects_is_refused_before_it_is_parsed() {
+        assert!(check_objects("{}".repeat(QUERY_OBJECTS_MAX).as_bytes()).is_ok());
+        let error = check_objects("{".repeat(QUERY_OBJECTS_MAX + 1).as_bytes()).unwrap_err();
+        assert!(error.message().contains("65537 JSON objects"), "{error}");
     }
 }
