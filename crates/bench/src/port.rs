@@ -59,7 +59,8 @@ mod tests {
             for _ in 0..count {
                 let (mut stream, _) = listener.accept().unwrap();
                 stream.write_all(greeting).unwrap();
-                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                // A client that has what it wants may have gone already.
+                let _ = stream.shutdown(std::net::Shutdown::Write);
                 // Until the client has gone, so that nothing is reset under its reading.
                 let _ = stream.read_to_end(&mut Vec::new());
             }
