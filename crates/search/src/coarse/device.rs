@@ -11,7 +11,7 @@ pub use gpu::Options;
 use gpu::{Coding, DeviceRows, Gpu, Home, PIECE_BYTES, Queries, Rows};
 use kernels::TopK;
 
-use crate::filter::Filter;
+use crate::filter::RowSet;
 
 /// Bytes of codes from which on an index is brought to the GPU: the processor goes through fewer in about a
 /// millisecond, which is no more than a few launches and copies take.
@@ -81,10 +81,10 @@ pub(super) fn rank(
     rows: &DeviceRows,
     queries: &Queries,
     kept: usize,
-    allow: Option<&Filter>,
+    allow: Option<&RowSet>,
     tops: &mut [TopK],
 ) -> bool {
-    let words = allow.map(Filter::words);
+    let words = allow.map(RowSet::words);
     // Not for the GPU, rather than a failure of it.
     if kept == 0 || kept > gpu::K_MAX || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64)) {
         return false;
@@ -130,7 +130,7 @@ mod tests {
         (0..count).map(|_| next()).collect()
     }
 
-    fn hits(index: &dyn Coarse, queries: &[f32], allow: Option<&Filter>) -> Vec<Vec<Hit>> {
+    fn hits(index: &dyn Coarse, queries: &[f32], allow: Option<&RowSet>) -> Vec<Vec<Hit>> {
         let mut out = Vec::new();
         index
             .search_many(queries, &Ask { allow, ..Ask::best(30) }, &mut Scratch::default(), &mut out)
@@ -150,7 +150,7 @@ mod tests {
             return println!("SKIPPED the comparison with a GPU: {error}");
         }
         let vectors = numbers(ROWS * DIMS);
-        let few = Filter::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 3 == 1));
+        let few = RowSet::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 3 == 1));
         for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
             let built = build(
                 Kind::Auto,

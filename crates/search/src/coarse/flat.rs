@@ -17,7 +17,7 @@ use super::{
     Ask, Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query,
     device, section, whole_queries,
 };
-use crate::filter::Filter;
+use crate::filter::RowSet;
 
 /// Bytes of the codes that are compared with several queries before the next are: half of a second-level cache.
 const TILE_BYTES: usize = 256 * 1024;
@@ -202,7 +202,7 @@ impl Flat {
         if self.metric == Metric::L2 { self.squares[row] - 2.0 * product } else { -product }
     }
 
-    fn rank(&self, rows: std::ops::Range<usize>, allow: Option<&Filter>, work: &mut Work) {
+    fn rank(&self, rows: std::ops::Range<usize>, allow: Option<&RowSet>, work: &mut Work) {
         self.products(rows.clone(), work);
         for (products, top) in work.products.chunks_exact(rows.len()).zip(&mut work.tops) {
             for (row, product) in rows.clone().zip(products) {
@@ -214,14 +214,14 @@ impl Flat {
     }
 
     /// Ranks on the GPU; false where that is not to be or cannot be.
-    fn rank_on_device(&self, kept: usize, allow: Option<&Filter>, work: &mut Work) -> bool {
+    fn rank_on_device(&self, kept: usize, allow: Option<&RowSet>, work: &mut Work) -> bool {
         self.device.as_ref().is_some_and(|rows| {
             let queries = gpu::Queries::Bytes { codes: &work.bytes, scales: &work.scales };
             device::rank(rows, &queries, kept, allow, &mut work.tops)
         })
     }
 
-    fn rank_all(&self, kept: usize, allow: Option<&Filter>, work: &mut Work) {
+    fn rank_all(&self, kept: usize, allow: Option<&RowSet>, work: &mut Work) {
         let rows = self.squares.len();
         let few = allow.is_some_and(|allow| allow.count() as usize * ONE_BY_ONE < rows);
         if !few && self.rank_on_device(kept, allow, work) {

@@ -20,7 +20,7 @@ use super::tune::{self, Choice};
 use super::{
     Ask, Build, Built, Coarse, Crew, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query,
 };
-use crate::filter::Filter;
+use crate::filter::RowSet;
 
 /// Clusters for each square root of the rows: what makes finding clusters and looking into them cost about the same.
 const CLUSTERS_PER_ROOT: f64 = 4.5;
@@ -317,7 +317,7 @@ impl IvfPq {
         wanted: usize,
         probes: usize,
         refine: usize,
-        allow: Option<&Filter>,
+        allow: Option<&RowSet>,
         scratch: &mut Scratch,
     ) {
         let Scratch { ivf, query, rows, .. } = scratch;

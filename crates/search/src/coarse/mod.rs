@@ -36,7 +36,7 @@ pub use rabitq::Rabitq;
 pub use refine::DenseVectors;
 pub use tune::{Recall, RecallPoint};
 
-use crate::filter::Filter;
+use crate::filter::RowSet;
 
 /// Dimensions of a vector at most: what embedding models give stays below 4,096.
 pub const DIMS_MAX: usize = 4096;
@@ -141,7 +141,7 @@ pub struct Ask<'a> {
     /// How hard to look.
     pub params: Params,
     /// The rows that may be found; all, where there is no filter.
-    pub allow: Option<&'a Filter>,
+    pub allow: Option<&'a RowSet>,
     /// What gives exact scores; without, they are those of the finest codes.
     pub exact: Option<&'a dyn Exact>,
     /// What a hit has to score to be of use, as so many are that good already elsewhere. Rows that cannot are left out

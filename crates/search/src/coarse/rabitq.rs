@@ -27,7 +27,7 @@ use self::scan::{Candidate, Found, List, Query, Smallest, squared_distance};
 use super::refine::inverse_length;
 use super::tune::{self, Choice};
 use super::{Ask, Build, Coarse, Exact, Hit, Metric, Recall, Scratch, check_query};
-use crate::filter::Filter;
+use crate::filter::RowSet;
 
 pub(super) use build::build;
 
@@ -180,7 +180,7 @@ impl Rabitq {
         constant: f32,
         mut probes: usize,
         wanted: usize,
-        allow: Option<&Filter>,
+        allow: Option<&RowSet>,
         work: &mut Work,
     ) {
         loop {
@@ -201,7 +201,7 @@ impl Rabitq {
     }
 
     /// Looks at the four bits of every allowed row: for filters that leave few.
-    fn through_allowed(&self, constant: f32, allow: &Filter, work: &mut Work) {
+    fn through_allowed(&self, constant: f32, allow: &RowSet, work: &mut Work) {
         let mut list: Option<List> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
             if list.is_none_or(|list| row >= list.rows.1) {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::filters::{Turns, value_of};
 use super::inner::Inner;
 use crate::budget::Reservation;
-use crate::filter::{Clause, each_value};
+use crate::filter::{Filter, each_value};
 
 /// Different values that one call counts at most.
 pub const FACET_VALUES_MAX: usize = 65_536;
@@ -115,7 +115,7 @@ impl Counts {
 impl Inner {
     /// How many of the points that `clause` allows have which value under `key`; the `max` most frequent values. Every
     /// payload is read.
-    pub(super) fn facet(&self, key: &str, clause: Option<&Clause>, max: usize) -> Result<Facet> {
+    pub(super) fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {
             return Err(Error::invalid("a facet names no field; give its key"));
         }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::inner::lock;
 use crate::budget::{Budget, Reservation};
-use crate::filter::{Clause, Filter};
+use crate::filter::{Filter, RowSet};
 use crate::ingest::Row;
 use crate::segment::Segment;
 
@@ -33,7 +33,7 @@ const WARMED_MAX: usize = 8;
 /// What a clause allows of one segment.
 #[derive(Debug)]
 pub(super) struct Selected {
-    pub(super) filter: Filter,
+    pub(super) filter: RowSet,
     /// Rows whose payloads could not be read; they are not allowed.
     pub(super) lost: u32,
 }
@@ -101,7 +101,7 @@ pub(super) struct Filters {
 /// A clause and what it allows of segments.
 #[derive(Debug)]
 struct Kept {
-    clause: Arc<Clause>,
+    clause: Arc<Filter>,
     /// The memory that the clause takes.
     _held: Reservation,
     /// The segment used last comes last.
@@ -127,7 +127,7 @@ impl Filters {
     pub(super) fn select(
         &self,
         segment: &Segment,
-        clause: &Clause,
+        clause: &Filter,
         budget: &Arc<Budget>,
     ) -> Result<Arc<Selected>> {
         let uuid = segment.uuid();
@@ -145,7 +145,7 @@ impl Filters {
     }
 
     /// Finds what is kept, which becomes what was used last.
-    fn find(&self, segment: [u8; 16], clause: &Clause) -> Option<Arc<Selected>> {
+    fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<Selected>> {
         let mut kept = lock(&self.kept);
         let place = kept.iter().position(|kept| *kept.clause == *clause)?;
         let mut found = kept.remove(place)?;
@@ -162,7 +162,7 @@ impl Filters {
     fn keep(
         &self,
         segment: [u8; 16],
-        clause: &Clause,
+        clause: &Filter,
         selected: Arc<Selected>,
         held: Reservation,
         budget: &Arc<Budget>,
@@ -196,7 +196,7 @@ impl Filters {
     /// Makes the filters of the clauses used last for a segment that is about to be searched, so that no query has to
     /// read all its payloads. Where it fails, a query does it.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<Budget>) {
-        let clauses: Vec<Arc<Clause>> =
+        let clauses: Vec<Arc<Filter>> =
             lock(&self.kept).iter().rev().take(WARMED_MAX).map(|kept| kept.clause.clone()).collect();
         for clause in &clauses {
             if let Err(error) = self.select(segment, clause, budget) {
@@ -212,8 +212,8 @@ impl Filters {
     }
 }
 
-fn read(segment: &Segment, clause: &Clause) -> Result<Selected> {
-    let mut filter = Filter::none(segment.rows());
+fn read(segment: &Segment, clause: &Filter) -> Result<Selected> {
+    let mut filter = RowSet::none(segment.rows());
     let (mut unreadable, mut turns) = (0, Turns::new());
     let mut each = |row: u32, value: Option<Value>| match (segment.ids().id(row), value) {
         (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
@@ -240,7 +240,7 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
 }
 
 /// Whether a clause allows a point that is not sealed yet.
-pub(super) fn allows(clause: &Clause, row: &Row) -> bool {
+pub(super) fn allows(clause: &Filter, row: &Row) -> bool {
     value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
 }
 
@@ -251,8 +251,8 @@ mod tests {
     use base::ErrorKind;
     use std::time::Duration;
 
-    fn clause(number: u64) -> Clause {
-        Clause { must: vec![Condition::has_id(vec![number])], ..Clause::default() }
+    fn clause(number: u64) -> Filter {
+        Filter { must: vec![Condition::has_id(vec![number])], ..Filter::default() }
     }
 
     fn segment(number: u8) -> [u8; 16] {
@@ -265,7 +265,7 @@ mod tests {
         let clauses = CLAUSES_MAX as u64 + 44;
         for number in 0..clauses {
             for of in 0..20 {
-                let selected = Arc::new(Selected { filter: Filter::none(64), lost: 0 });
+                let selected = Arc::new(Selected { filter: RowSet::none(64), lost: 0 });
                 let held = budget.reserve(8, "a test").unwrap();
                 filters.keep(segment(of), &clause(number), selected, held, &budget);
             }
@@ -286,7 +286,7 @@ mod tests {
     fn filters_together_have_a_limit() {
         let (filters, budget) = (Filters::default(), Budget::new(1 << 30));
         for number in 0..5 {
-            let selected = Arc::new(Selected { filter: Filter::none(64), lost: 0 });
+            let selected = Arc::new(Selected { filter: RowSet::none(64), lost: 0 });
             let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
             filters.keep(segment(1), &clause(number), selected, held, &budget);
         }

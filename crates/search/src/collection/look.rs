@@ -8,7 +8,7 @@ use super::inner::{Inner, lock};
 use super::search::SearchThread;
 use super::state::{Content, Found as FoundPoint, State, View};
 use crate::coarse::{self, Exact};
-use crate::filter::{Clause, Filter};
+use crate::filter::{Filter, RowSet};
 use crate::ingest::{Row, StoredPoint};
 use crate::segment::{PageCache, alike};
 
@@ -62,7 +62,7 @@ pub struct Count {
 
 impl Inner {
     /// The first ids from `from` on that `clause` allows, at most `max`.
-    pub(super) fn ids_from(&self, from: u64, max: usize, clause: Option<&Clause>) -> Result<IdList> {
+    pub(super) fn ids_from(&self, from: u64, max: usize, clause: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
             return Err(Error::invalid(format!("{max} ids are more than the {IDS_MAX} that one call gives")));
         }
@@ -101,7 +101,7 @@ impl Inner {
     }
 
     /// How many points `clause` allows.
-    pub(super) fn count_where(&self, clause: Option<&Clause>) -> Result<Count> {
+    pub(super) fn count_where(&self, clause: Option<&Filter>) -> Result<Count> {
         let state = self.state();
         let partial = self.is_partial(&state);
         let Some(clause) = clause else { return Ok(Count { count: state.live(), partial }) };
@@ -132,16 +132,16 @@ impl Inner {
     /// What a clause allows of a segment, deletes taken away; `None` without a clause.
     pub(super) fn filtered(
         &self,
-        clause: Option<&Clause>,
+        clause: Option<&Filter>,
         view: &View,
         partial: &mut bool,
-    ) -> Result<Option<Filter>> {
+    ) -> Result<Option<RowSet>> {
         let Some(clause) = clause else { return Ok(None) };
         clause.check()?;
         // What excludes a few ids is mostly not asked for again; its other conditions may be.
         let (rest, excluded) = clause.without_ids();
         let mut filter = match rest.is_empty() {
-            true => Filter::all(view.segment.rows()),
+            true => RowSet::all(view.segment.rows()),
             false => self.selected(&rest, view, partial)?,
         };
         for row in excluded.iter().filter_map(|&id| view.segment.ids().find(id)) {
@@ -153,7 +153,7 @@ impl Inner {
         Ok(Some(filter))
     }
 
-    fn selected(&self, clause: &Clause, view: &View, partial: &mut bool) -> Result<Filter> {
+    fn selected(&self, clause: &Filter, view: &View, partial: &mut bool) -> Result<RowSet> {
         let selected = match self.filters.select(&view.segment, clause, &self.budget) {
             Ok(selected) => selected,
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {

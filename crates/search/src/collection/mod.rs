@@ -58,7 +58,7 @@ use self::threads::Threads;
 use self::write::Room;
 use crate::budget::Budget;
 use crate::coarse::Scratch;
-use crate::filter::Clause;
+use crate::filter::Filter;
 use crate::ingest::{Op, Point, StoredPoint};
 use crate::rerank::{Limits, Scorer, Searcher, Shared};
 use crate::segment::{PageCache, reader_options};
@@ -246,7 +246,7 @@ impl Collection {
     ///
     /// # Errors
     /// `InvalidArgument` for a filter or a number that is too large, otherwise what the medium says.
-    pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Clause>) -> Result<IdList> {
+    pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Filter>) -> Result<IdList> {
         self.inner.ids_from(from, max, filter)
     }
 
@@ -260,7 +260,7 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`].
-    pub fn count_where(&self, filter: Option<&Clause>) -> Result<Count> {
+    pub fn count_where(&self, filter: Option<&Filter>) -> Result<Count> {
         self.inner.count_where(filter)
     }
 
@@ -271,7 +271,7 @@ impl Collection {
     /// # Errors
     /// As [`Collection::ids_from`]; `InvalidArgument` without a key, and for more than [`FACET_VALUES_MAX`] values;
     /// `ResourceExhausted` where the memory limit has no room for them.
-    pub fn facet(&self, key: &str, filter: Option<&Clause>, max: usize) -> Result<Facet> {
+    pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         self.inner.facet(key, filter, max)
     }
 

@@ -12,7 +12,7 @@ use super::inner::{Inner, lock};
 use super::options::CANDIDATES_MAX;
 use super::state::{State, View};
 use crate::coarse::{self, Ask, Coarse, Params, Scratch};
-use crate::filter::{Clause, Filter};
+use crate::filter::{Filter, RowSet};
 use crate::ingest::{Asked, Row};
 use crate::rerank::{self, Candidate, Records, Scorer, Searcher};
 use crate::segment::alike;
@@ -29,7 +29,7 @@ pub struct Query<'a> {
     /// How hard the coarse stage looks.
     pub params: Params,
     /// Which points may be found.
-    pub filter: Option<&'a Clause>,
+    pub filter: Option<&'a Filter>,
     /// Whether the coarse stage reads embeddings from the medium to rank candidates exactly. Where a scorer decides in
     /// the end, that is seldom worth it.
     pub exact: bool,
@@ -284,7 +284,7 @@ impl Inner {
         hits.clear();
         let filtered = self.filtered(query.filter, view, &mut found.partial)?;
         let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-        if allow.is_some_and(Filter::is_empty) {
+        if allow.is_some_and(RowSet::is_empty) {
             return Ok(());
         }
         let index: &dyn Coarse = view.segment.index();

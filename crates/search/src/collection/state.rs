@@ -15,7 +15,7 @@ use base::{Error, ErrorKind};
 use super::names::File;
 use crate::budget::Reservation;
 use crate::deletes::{Deletes, WAITING_MAX};
-use crate::filter::Filter;
+use crate::filter::RowSet;
 use crate::ingest::{Block, Part, Row};
 use crate::segment::{Ids, Quarantined, Segment};
 
@@ -52,7 +52,7 @@ pub(super) struct View {
     pub(super) segment: Arc<Segment>,
     pub(super) deletes: Arc<Deletes>,
     /// The rows that are not gone, made when it is first asked for.
-    allowed: Arc<OnceLock<Option<Arc<Filter>>>>,
+    allowed: Arc<OnceLock<Option<Arc<RowSet>>>>,
 }
 
 /// A segment that cannot be asked for its rows.
@@ -108,11 +108,11 @@ impl View {
     }
 
     /// The rows that are not gone; `None` where that is all of them.
-    pub(super) fn allowed(&self) -> Option<&Arc<Filter>> {
+    pub(super) fn allowed(&self) -> Option<&Arc<RowSet>> {
         let make = || {
             let gone = &self.deletes;
             let words = || gone.words().map(|word| !word).collect();
-            (gone.count() > 0).then(|| Arc::new(Filter::from_words(gone.rows(), words())))
+            (gone.count() > 0).then(|| Arc::new(RowSet::from_words(gone.rows(), words())))
         };
         self.allowed.get_or_init(make).as_ref()
     }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use base::{Error, Result};
 use serde_json::Value;
 
-use super::{Filter, Values};
+use super::{MatchValues, RowSet};
 
 /// Conditions of a filter at most, those inside nested clauses included.
 pub const CONDITIONS_MAX: usize = 1024;
@@ -20,7 +20,7 @@ pub const VALUES_MAX: usize = 65_536;
 
 /// Conditions that are met together. A clause without conditions allows everything.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Clause {
+pub struct Filter {
     /// All of these are met.
     pub must: Vec<Condition>,
     /// Where there are any, at least one of these is met.
@@ -54,7 +54,7 @@ pub enum Condition {
         key: String,
     },
     /// The clause is met.
-    Nested(Clause),
+    Nested(Filter),
 }
 
 /// What a value is compared with. Numbers are equal when they mean the same: 1 and 1.0 are.
@@ -63,9 +63,9 @@ pub enum Match {
     /// This value: a string, a number or a truth value.
     Value(Value),
     /// One of these.
-    Any(Values),
+    Any(MatchValues),
     /// Some value that is none of these.
-    Except(Values),
+    Except(MatchValues),
 }
 
 /// Limits of a number; one that is absent does not limit.
@@ -81,7 +81,7 @@ pub struct Range {
     pub lte: Option<f64>,
 }
 
-impl Clause {
+impl Filter {
     /// Refuses a clause that is too large to be evaluated for every row.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Clause {
         Ok(())
     }
 
-    /// Whether the clause reads the payload at all; where it does not, [`Clause::matches`] may be given `Null`.
+    /// Whether the clause reads the payload at all; where it does not, [`Filter::matches`] may be given `Null`.
     pub fn needs_payload(&self) -> bool {
         self.must.iter().chain(&self.should).chain(&self.must_not).any(|condition| match condition {
             Condition::HasId(_) => false,
@@ -124,7 +124,7 @@ impl Clause {
 
     /// The clause without the ids that it excludes by itself, and those ids: they differ from query to query where the rest
     /// does not.
-    pub fn without_ids(&self) -> (Cow<'_, Clause>, Vec<u64>) {
+    pub fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
         let (ids, others): (Vec<&Condition>, Vec<&Condition>) =
             self.must_not.iter().partition(|condition| matches!(condition, Condition::HasId(_)));
         let excluded = ids.iter().flat_map(|condition| match condition {
@@ -135,7 +135,7 @@ impl Clause {
         let rest = match (&self.must[..], self.should.is_empty() && others.is_empty()) {
             ([Condition::Nested(clause)], true) => Cow::Borrowed(clause.unwrapped()),
             _ if ids.is_empty() => Cow::Borrowed(self),
-            (must, _) => Cow::Owned(Clause {
+            (must, _) => Cow::Owned(Filter {
                 must: must.to_vec(),
                 should: self.should.clone(),
                 must_not: others.into_iter().cloned().collect(),
@@ -145,7 +145,7 @@ impl Clause {
     }
 
     /// What it consists of, where that is one other clause.
-    fn unwrapped(&self) -> &Clause {
+    fn unwrapped(&self) -> &Filter {
         match (&self.must[..], self.should.is_empty() && self.must_not.is_empty()) {
             ([Condition::Nested(clause)], true) => clause.unwrapped(),
             _ => self,
@@ -168,15 +168,15 @@ impl Clause {
     /// the buffer, which is cleared before; no text means no payload.
     ///
     /// # Errors
-    /// What [`Clause::check`] refuses, what `fetch` returns, and `DataLoss` where a payload is not JSON.
+    /// What [`Filter::check`] refuses, what `fetch` returns, and `DataLoss` where a payload is not JSON.
     pub fn select(
         &self,
         rows: u32,
         mut fetch: impl FnMut(u32, &mut Vec<u8>) -> Result<u64>,
-    ) -> Result<Filter> {
+    ) -> Result<RowSet> {
         self.check()?;
         let reads = self.needs_payload();
-        let (mut filter, mut text) = (Filter::none(rows), Vec::new());
+        let (mut filter, mut text) = (RowSet::none(rows), Vec::new());
         for row in 0..rows {
             text.clear();
             let id = fetch(row, &mut text)?;

@@ -6,8 +6,8 @@ fn matching(key: &str, matching: Match) -> Condition {
     Condition::Match { key: key.into(), matching }
 }
 
-fn only(condition: Condition) -> Clause {
-    Clause { must: vec![condition], ..Clause::default() }
+fn only(condition: Condition) -> Filter {
+    Filter { must: vec![condition], ..Filter::default() }
 }
 
 #[track_caller]
@@ -83,12 +83,12 @@ fn ids_need_no_payload() {
 
 #[test]
 fn limits_are_refused() {
-    let mut deep = Clause::default();
+    let mut deep = Filter::default();
     for _ in 0..DEPTH_MAX {
         deep = only(Condition::Nested(deep));
     }
     assert!(deep.check().is_err());
-    let wide = Clause { should: vec![Condition::has_id(vec![]); CONDITIONS_MAX + 1], ..Clause::default() };
+    let wide = Filter { should: vec![Condition::has_id(vec![]); CONDITIONS_MAX + 1], ..Filter::default() };
     assert!(wide.check().is_err());
     assert!(only(Condition::has_id(vec![0; VALUES_MAX + 1])).check().is_err());
     assert!(only(Condition::IsEmpty { key: String::new() }).check().is_err());
@@ -139,7 +139,7 @@ fn condition() -> impl Strategy<Value = Condition> {
     leaf.prop_recursive(3, 12, 3, |inner| {
         let list = || prop::collection::vec(inner.clone(), 0..3);
         (list(), list(), list())
-            .prop_map(|(must, should, must_not)| Condition::Nested(Clause { must, should, must_not }))
+            .prop_map(|(must, should, must_not)| Condition::Nested(Filter { must, should, must_not }))
     })
 }
 
@@ -203,13 +203,13 @@ fn what_excludes_ids_is_another_clause_and_these_ids() {
     let clauses = [
         (red.clone(), red.clone(), 0),
         (only(Condition::Nested(only(Condition::Nested(red.clone())))), red.clone(), 0),
-        (Clause { must_not: vec![has(&[2, 1]), has(&[7])], ..red.clone() }, red.clone(), 3),
-        (Clause { must_not: vec![has(&[7])], ..only(Condition::Nested(red.clone())) }, red.clone(), 1),
-        (Clause { must_not: vec![has(&[7])], ..Clause::default() }, Clause::default(), 1),
+        (Filter { must_not: vec![has(&[2, 1]), has(&[7])], ..red.clone() }, red.clone(), 3),
+        (Filter { must_not: vec![has(&[7])], ..only(Condition::Nested(red.clone())) }, red.clone(), 1),
+        (Filter { must_not: vec![has(&[7])], ..Filter::default() }, Filter::default(), 1),
         (only(has(&[7])), only(has(&[7])), 0),
         (
-            Clause { must_not: vec![blue.clone(), has(&[7])], should: vec![has(&[7])], ..red.clone() },
-            Clause { must_not: vec![blue], should: vec![has(&[7])], ..red.clone() },
+            Filter { must_not: vec![blue.clone(), has(&[7])], should: vec![has(&[7])], ..red.clone() },
+            Filter { must_not: vec![blue], should: vec![has(&[7])], ..red.clone() },
             1,
         ),
     ];

@@ -8,9 +8,9 @@ use serde_json::{Number, Value};
 
 use super::condition::same;
 
-/// A list of values. The table is made if [`Values::has`] is called for the first time.
+/// A list of values. The table is made if [`MatchValues::has`] is called for the first time.
 #[derive(Clone, Debug, Default)]
-pub struct Values {
+pub struct MatchValues {
     list: Vec<Value>,
     table: OnceLock<Table>,
 }
@@ -27,13 +27,13 @@ struct Table {
     others: Vec<Value>,
 }
 
-impl From<Vec<Value>> for Values {
-    fn from(list: Vec<Value>) -> Values {
-        Values { list, table: OnceLock::new() }
+impl From<Vec<Value>> for MatchValues {
+    fn from(list: Vec<Value>) -> MatchValues {
+        MatchValues { list, table: OnceLock::new() }
     }
 }
 
-impl Deref for Values {
+impl Deref for MatchValues {
     type Target = [Value];
 
     fn deref(&self) -> &[Value] {
@@ -41,13 +41,13 @@ impl Deref for Values {
     }
 }
 
-impl PartialEq for Values {
-    fn eq(&self, other: &Values) -> bool {
+impl PartialEq for MatchValues {
+    fn eq(&self, other: &MatchValues) -> bool {
         self.list == other.list
     }
 }
 
-impl Values {
+impl MatchValues {
     /// Says whether `value` is one of them.
     pub fn has(&self, value: &Value) -> bool {
         let table = self.table.get_or_init(|| Table::new(&self.list));
@@ -134,7 +134,7 @@ mod tests {
             value in any_value(),
         ) {
             let expected = list.iter().any(|known| same(known, &value));
-            prop_assert_eq!(Values::from(list).has(&value), expected);
+            prop_assert_eq!(MatchValues::from(list).has(&value), expected);
         }
     }
 }

@@ -4,18 +4,18 @@ use base::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::{PointId, RESERVED_KEY};
-use crate::filter::Clause;
+use crate::filter::Filter;
 
 /// Steps of a path into a payload at most.
 pub const PATH_STEPS_MAX: usize = 32;
 
 /// Which points a change is about.
 #[derive(Clone, Copy, Debug)]
-pub enum Which<'a> {
+pub enum PointSelection<'a> {
     /// These; ids without a point are passed over.
     Ids(&'a [PointId]),
     /// Those that the filter allows.
-    Filter(&'a Clause),
+    Filter(&'a Filter),
 }
 
 /// What happens to a payload.

@@ -12,7 +12,7 @@ mod payload;
 use serde_json::{Map, Value};
 
 pub(crate) use change::apply;
-pub use change::{PATH_STEPS_MAX, PayloadChange, Which};
+pub use change::{PATH_STEPS_MAX, PayloadChange, PointSelection};
 pub use id::{NUMBERS_MAX, PointId, uuid_hash};
 pub use payload::RESERVED_KEY;
 pub(crate) use payload::{decode, encode};
@@ -32,7 +32,7 @@ pub struct NewPoint<'a> {
 
 /// A point as it is given out; parts that were not asked for are empty.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GotPoint {
+pub struct FetchedPoint {
     /// What it is called by.
     pub id: PointId,
     /// Its embedding.

@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::core::{SETTINGS, SETTINGS_KIND};
 use super::files::{self, Settings, Stored};
 use crate::collection::{Collection, Facet, IDS_MAX, Parts, SearchThread};
-use crate::filter::Clause;
+use crate::filter::Filter;
 use crate::ingest::StoredPoint;
-use crate::points::{self, GotPoint, NUMBERS_MAX, PointId};
+use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
 
 /// After a failure of background work, how long before the next try: from this, doubled each time,
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -27,7 +27,7 @@ pub type Counted = crate::collection::Count;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scrolled {
     /// The points.
-    pub points: Vec<GotPoint>,
+    pub points: Vec<FetchedPoint>,
     /// The one after the last, to begin with the next time.
     pub next: Option<PointId>,
     /// Whether points that belong here are missing, because something is damaged or not open yet.
@@ -166,13 +166,13 @@ impl Named {
     /// # Errors
     /// `DataLoss` where it, or what would tell whether there is one, is damaged; `Unavailable` where a segment that may
     /// have it is still being opened.
-    pub fn get(&self, id: &PointId) -> Result<Option<GotPoint>> {
+    pub fn get(&self, id: &PointId) -> Result<Option<FetchedPoint>> {
         self.get_parts(std::slice::from_ref(id), Parts::ALL).into_iter().next().unwrap_or(Ok(None))
     }
 
     /// The wanted parts of several points, in the order of `ids`, as they were at one moment. One that is damaged fails
     /// alone.
-    pub fn get_parts(&self, ids: &[PointId], parts: Parts) -> Vec<Result<Option<GotPoint>>> {
+    pub fn get_parts(&self, ids: &[PointId], parts: Parts) -> Vec<Result<Option<FetchedPoint>>> {
         let internal: Vec<u64> = ids.iter().map(|id| self.internal(id)).collect();
         let mut found = self.resolve(&internal, parts);
         for (found, id) in found.iter_mut().zip(ids) {
@@ -186,7 +186,7 @@ impl Named {
 
     /// The wanted parts of the points of internal ids, such as a search's hits, in their order: `None` for a point that
     /// was removed since. Neighbours share reads.
-    pub fn resolve(&self, internal: &[u64], parts: Parts) -> Vec<Result<Option<GotPoint>>> {
+    pub fn resolve(&self, internal: &[u64], parts: Parts) -> Vec<Result<Option<FetchedPoint>>> {
         let hashed = internal.iter().any(|&id| id >= NUMBERS_MAX);
         let read = Parts { payload: parts.payload || hashed, ..parts };
         let points = self.collection.points(internal, read);
@@ -216,7 +216,7 @@ impl Named {
         &self,
         from: Option<&PointId>,
         limit: usize,
-        filter: Option<&Clause>,
+        filter: Option<&Filter>,
         parts: Parts,
     ) -> Result<Scrolled> {
         if limit >= IDS_MAX {
@@ -256,7 +256,7 @@ impl Named {
     fn first_from(
         &self,
         mut from: u64,
-        filter: Option<&Clause>,
+        filter: Option<&Filter>,
         partial: &mut bool,
     ) -> Result<Option<PointId>> {
         loop {
@@ -277,7 +277,7 @@ impl Named {
     ///
     /// # Errors
     /// As [`Named::scroll`].
-    pub fn count(&self, filter: Option<&Clause>) -> Result<Counted> {
+    pub fn count(&self, filter: Option<&Filter>) -> Result<Counted> {
         self.collection.count_where(filter)
     }
 
@@ -285,7 +285,7 @@ impl Named {
     ///
     /// # Errors
     /// As [`Collection::facet`]; `InvalidArgument` for the field that is not the client's.
-    pub fn facet(&self, key: &str, filter: Option<&Clause>, max: usize) -> Result<Facet> {
+    pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         if key == points::RESERVED_KEY {
             return Err(Error::invalid(format!(
                 "\"{key}\" is Millpond's own and not counted; use another field"
@@ -298,7 +298,7 @@ impl Named {
     ///
     /// # Errors
     /// As [`Named::scroll`].
-    pub fn ids_where(&self, filter: Option<&Clause>, max: usize) -> Result<Vec<PointId>> {
+    pub fn ids_where(&self, filter: Option<&Filter>, max: usize) -> Result<Vec<PointId>> {
         let list = self.collection.ids_from(0, max, filter)?;
         let found = self.resolve(&list.ids, Parts::NONE).into_iter();
         found.filter_map(|point| point.map(|point| point.map(|point| point.id)).transpose()).collect()
@@ -370,11 +370,11 @@ fn is_lost(error: &Error) -> bool {
 }
 
 /// A point as clients see it.
-fn given(point: StoredPoint, parts: Parts) -> Result<GotPoint> {
+fn given(point: StoredPoint, parts: Parts) -> Result<FetchedPoint> {
     let StoredPoint { id, embedding, record, payload } = point;
     let (id, payload) = points::decode(id, &payload)?;
     let payload = if parts.payload { payload } else { serde_json::Map::new() };
-    Ok(GotPoint { id, embedding, record, payload })
+    Ok(FetchedPoint { id, embedding, record, payload })
 }
 
 impl std::fmt::Debug for Named {

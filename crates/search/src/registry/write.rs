@@ -7,9 +7,9 @@ use base::{Error, ErrorKind, Result};
 
 use super::named::Named;
 use crate::collection::{Applied, Collection, IDS_MAX, IdList, Parts};
-use crate::filter::{Clause, Condition};
+use crate::filter::{Condition, Filter};
 use crate::ingest::{Op, Point};
-use crate::points::{self, NewPoint, PayloadChange, PointId, Which};
+use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
 
 /// Points that one payload change or removal by filter holds the lock for. Others get their turn in between.
 const CHUNK: usize = 256;
@@ -95,7 +95,7 @@ impl Named {
     /// As [`Named::upsert`], and `InvalidArgument` for a filter that is too large. `Unavailable` while segments are being
     /// opened, and `DataLoss` where something cannot be read: points that the filter allows would stay. Nothing is removed
     /// then.
-    pub fn delete_where(&self, filter: &Clause) -> Result<u64> {
+    pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
         let (mut from, mut count) = (0, 0);
         loop {
             let (applied, more, last) = {
@@ -121,10 +121,10 @@ impl Named {
     /// # Errors
     /// As [`Named::upsert`]; `TooLarge` where a payload would become that; points before it are changed then. With a filter
     /// also those of [`Named::delete_where`].
-    pub fn change_payload(&self, which: Which<'_>, change: &PayloadChange) -> Result<u64> {
+    pub fn change_payload(&self, which: PointSelection<'_>, change: &PayloadChange) -> Result<u64> {
         change.check()?;
         match which {
-            Which::Ids(ids) => {
+            PointSelection::Ids(ids) => {
                 let mut count = 0;
                 for chunk in ids.chunks(CHUNK) {
                     let internal: Vec<u64> = chunk.iter().map(|id| self.internal(id)).collect();
@@ -132,7 +132,7 @@ impl Named {
                 }
                 Ok(count)
             }
-            Which::Filter(filter) => {
+            PointSelection::Filter(filter) => {
                 let (mut from, mut count) = (0, 0);
                 loop {
                     let list = self.all_from(from, filter)?;
@@ -147,7 +147,7 @@ impl Named {
     }
 
     /// The first ids from `from` on that `filter` allows, for a change that concerns all of them.
-    fn all_from(&self, from: u64, filter: &Clause) -> Result<IdList> {
+    fn all_from(&self, from: u64, filter: &Filter) -> Result<IdList> {
         let list = self.collection().ids_from(from, CHUNK, Some(filter))?;
         match list.unseen {
             Some(error) => Err(error.context("a change by filter would leave some points out")),
@@ -161,7 +161,7 @@ impl Named {
         &self,
         internal: &[u64],
         ids: Option<&[PointId]>,
-        filter: Option<&Clause>,
+        filter: Option<&Filter>,
         change: &PayloadChange,
     ) -> Result<u64> {
         self.collection().keep_pace();
@@ -172,7 +172,7 @@ impl Named {
                 let Some(mut point) = point? else { continue };
                 let (id, mut payload) = points::decode(point.id, &point.payload)?;
                 let is_other = ids.and_then(|ids| ids.get(at)).is_some_and(|wanted| *wanted != id);
-                let fits = |filter: &Clause| match serde_json::from_slice(&point.payload) {
+                let fits = |filter: &Filter| match serde_json::from_slice(&point.payload) {
                     Ok(value) => filter.matches(point.id, &value),
                     Err(_) => filter.matches(point.id, &serde_json::Value::Null),
                 };

@@ -7,7 +7,7 @@ use search::coarse::{
     Ask, Build, Built, Crew, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw,
     open,
 };
-use search::filter::Filter;
+use search::filter::RowSet;
 
 const KINDS: [Kind; 3] = [Kind::Flat, Kind::Rabitq, Kind::IvfPq];
 const METRICS: [Metric; 3] = [Metric::Cosine, Metric::Dot, Metric::L2];
@@ -61,7 +61,7 @@ impl Scene {
     }
 
     /// The best `k` rows among those allowed, by comparing all.
-    fn naive(&self, query: &[f32], k: usize, allow: Option<&Filter>) -> Vec<Hit> {
+    fn naive(&self, query: &[f32], k: usize, allow: Option<&RowSet>) -> Vec<Hit> {
         let rows = (0..self.built.index.rows()).filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
         let mut hits: Vec<Hit> =
             rows.map(|row| Hit { row, score: score(self.metric, query, self.row(row)) }).collect();
@@ -75,7 +75,7 @@ impl Scene {
         query: &[f32],
         k: usize,
         params: Params,
-        allow: Option<&Filter>,
+        allow: Option<&RowSet>,
         exactly: bool,
     ) -> Vec<Hit> {
         let (exact, mut scratch, mut hits) = (self.exact(), Scratch::default(), Vec::new());
@@ -168,7 +168,7 @@ fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
     each(|scene, kind| {
         let query = &vectors(1, scene.dims, 9)[..];
         for every in [1, 3, 50, 599] {
-            let allow = Filter::from_rows(600, (0..600).step_by(every));
+            let allow = RowSet::from_rows(600, (0..600).step_by(every));
             let hits = scene.search(query, 10, EVERYTHING, Some(&allow), true);
             assert!(hits.iter().all(|hit| allow.contains(hit.row)), "{kind:?}");
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
@@ -177,7 +177,7 @@ fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
             let hits = scene.search(query, 10, Params::default(), Some(&allow), true);
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
         }
-        assert!(scene.search(query, 10, EVERYTHING, Some(&Filter::none(600)), true).is_empty());
+        assert!(scene.search(query, 10, EVERYTHING, Some(&RowSet::none(600)), true).is_empty());
     });
 }
 
@@ -355,7 +355,7 @@ proptest! {
         if let Ok(index) = open(&borrowed) {
             let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
             let query = vec![0.5; index.dims()];
-            let allow = Filter::from_rows(100, (0..100).step_by(7));
+            let allow = RowSet::from_rows(100, (0..100).step_by(7));
             for allow in [None, Some(&allow)] {
                 let _ = index.search(&query, &Ask { allow, ..Ask::best(5) }, &mut scratch, &mut hits);
             }

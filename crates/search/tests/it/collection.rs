@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use search::collection::{Collection, FacetValue, Merging, Options, Query};
-use search::filter::{Clause, Condition, Match};
+use search::filter::{Condition, Filter, Match};
 use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium};
 
@@ -169,7 +169,7 @@ impl Subject {
         assert!(found.hits.iter().all(|hit| scorer.of(&model[&hit.id].record) == hit.score), "{found:?}");
 
         let colour = Condition::Match { key: "colour".into(), matching: Match::Value((1 + seed % 4).into()) };
-        let clause = Clause { must: vec![colour], ..Clause::default() };
+        let clause = Filter { must: vec![colour], ..Filter::default() };
         let found = collection.nearest(&mut thread, &Query { filter: Some(&clause), ..query }).unwrap();
         let text = format!(r#""colour":{}}}"#, 1 + seed % 4);
         let of_colour = wanted.iter().filter(|(point, _)| point.payload.ends_with(text.as_bytes()));
@@ -180,7 +180,7 @@ impl Subject {
     }
 
     /// Values are counted as a look at every payload counts them.
-    fn check_facet(&self, clause: &Clause) {
+    fn check_facet(&self, clause: &Filter) {
         let (collection, model) = (self.collection.as_ref().unwrap(), self.model());
         for clause in [None, Some(clause)] {
             let mut counts = BTreeMap::new();

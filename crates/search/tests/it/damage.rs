@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::ErrorKind;
 use search::collection::{Collection, Options, Query};
-use search::filter::{Clause, Condition, Match};
+use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
 
@@ -99,7 +99,7 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     assert!(searched.partial || lost.searched == 0);
 
     let colour = Condition::Match { key: "colour".into(), matching: Match::Value(2.into()) };
-    let clause = Clause { must: vec![colour], ..Clause::default() };
+    let clause = Filter { must: vec![colour], ..Filter::default() };
     let filtered = collection.nearest(&mut thread, &Query { filter: Some(&clause), ..query }).unwrap();
     let is = |id: &u64| model[id].payload.ends_with(br#""colour":2}"#);
     assert!(filtered.hits.iter().all(|hit| is(&hit.id)));

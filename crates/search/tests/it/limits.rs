@@ -7,7 +7,7 @@ use memory::Rate;
 use search::budget::Budget;
 use search::coarse::Metric;
 use search::collection::{Collection, Options, Resources};
-use search::filter::{Clause, Condition, Match};
+use search::filter::{Condition, Filter, Match};
 use search::ingest::{Point, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
@@ -178,25 +178,25 @@ fn filters_are_kept_without_the_ids_they_exclude_and_large_ones_are_not() {
         key: "colour".into(),
         matching: Match::Any(values.into()),
     };
-    let used = |clause: &Clause| {
+    let used = |clause: &Filter| {
         let list = collection.ids_from(0, 100, Some(clause)).unwrap();
         (list.ids, resources.memory().used)
     };
-    let red = Clause { must: vec![matching(vec![2.into()])], ..Clause::default() };
+    let red = Filter { must: vec![matching(vec![2.into()])], ..Filter::default() };
     let bare = resources.memory().used;
     let (ids, kept) = used(&red);
     assert!(kept > bare && ids.len() > 3);
     for first in &ids {
         let must_not = vec![Condition::has_id(vec![*first, 999])];
-        let others = Clause { must: vec![Condition::Nested(red.clone())], must_not, ..Clause::default() };
+        let others = Filter { must: vec![Condition::Nested(red.clone())], must_not, ..Filter::default() };
         let wanted: Vec<u64> = ids.iter().copied().filter(|id| id != first).collect();
         assert_eq!(used(&others), (wanted, kept), "{first}");
-        let all_but = Clause { must: Vec::new(), ..others };
+        let all_but = Filter { must: Vec::new(), ..others };
         assert_eq!((used(&all_but).0.len(), used(&all_but).1), (39, kept));
     }
-    let large = Clause { must: vec![matching((0..2000).map(Into::into).collect())], ..Clause::default() };
+    let large = Filter { must: vec![matching((0..2000).map(Into::into).collect())], ..Filter::default() };
     assert_eq!(used(&large).1, kept);
-    let longer = Clause { must: vec![matching((0..200).map(Into::into).collect())], ..Clause::default() };
+    let longer = Filter { must: vec![matching((0..200).map(Into::into).collect())], ..Filter::default() };
     assert!(used(&longer).1 > kept + 200 * 8, "its values count");
 }
 

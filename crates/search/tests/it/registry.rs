@@ -11,8 +11,8 @@ use base::ErrorKind;
 use proptest::prelude::*;
 use search::coarse::Metric;
 use search::collection::{Parts, Query};
-use search::filter::{Clause, Condition, Match};
-use search::points::{GotPoint, NewPoint, PayloadChange, PointId, Which};
+use search::filter::{Condition, Filter, Match};
+use search::points::{FetchedPoint, NewPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, ListedState, Named, Registry, RegistryOptions, Settings};
 use serde_json::{Map, Value, json};
 
@@ -55,31 +55,36 @@ fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-pub(crate) fn got(id: PointId, version: u64) -> GotPoint {
+pub(crate) fn got(id: PointId, version: u64) -> FetchedPoint {
     let seed = crate::points::mix(version);
     let embedding = (0..DIMS).map(|at| (seed >> (at * 8) & 255) as f32).collect();
     let payload = match seed % 4 {
         0 => Map::new(),
         colour => object(json!({"colour": colour, "version": version, "deep": {"list": [1, 2]}})),
     };
-    GotPoint { id, embedding, record: vec![seed as u8; (seed >> 40) as usize % 900], payload }
+    FetchedPoint { id, embedding, record: vec![seed as u8; (seed >> 40) as usize % 900], payload }
 }
 
-pub(crate) fn put(named: &Named, points: &[GotPoint]) -> base::Result<()> {
+pub(crate) fn put(named: &Named, points: &[FetchedPoint]) -> base::Result<()> {
     let new: Vec<NewPoint<'_>> = points
         .iter()
-        .map(|GotPoint { id, embedding, record, payload }| NewPoint { id: *id, embedding, record, payload })
+        .map(|FetchedPoint { id, embedding, record, payload }| NewPoint {
+            id: *id,
+            embedding,
+            record,
+            payload,
+        })
         .collect();
     named.upsert(&new)
 }
 
-fn colour(colour: u64) -> Clause {
+fn colour(colour: u64) -> Filter {
     let matching = Match::Value(colour.into());
-    Clause { must: vec![Condition::Match { key: "colour".into(), matching }], ..Clause::default() }
+    Filter { must: vec![Condition::Match { key: "colour".into(), matching }], ..Filter::default() }
 }
 
 /// All points, a few at a time.
-pub(crate) fn all(named: &Named, filter: Option<&Clause>, page: usize) -> Vec<GotPoint> {
+pub(crate) fn all(named: &Named, filter: Option<&Filter>, page: usize) -> Vec<FetchedPoint> {
     let (mut points, mut from) = (Vec::new(), None);
     loop {
         let scrolled = named.scroll(from.as_ref(), page, filter, Parts::ALL).unwrap();
@@ -132,7 +137,7 @@ pub(crate) fn id(number: u64) -> PointId {
 struct Subject {
     directory: tempfile::TempDir,
     registry: Option<Arc<Registry>>,
-    model: BTreeMap<u64, GotPoint>,
+    model: BTreeMap<u64, FetchedPoint>,
     extra: Value,
     version: u64,
 }
@@ -159,7 +164,7 @@ impl Subject {
         let named = self.named();
         let ids = [id(which.unwrap_or(0)), PointId::Number(999)];
         let clause = colour(which.err().unwrap_or(0));
-        let about = if which.is_ok() { Which::Ids(&ids) } else { Which::Filter(&clause) };
+        let about = if which.is_ok() { PointSelection::Ids(&ids) } else { PointSelection::Filter(&clause) };
         let mut count = 0;
         for (number, point) in &mut self.model {
             if which == Ok(*number)
@@ -179,7 +184,7 @@ impl Subject {
         let version = self.version;
         match *step {
             Step::Upsert(first, count) => {
-                let points: Vec<(u64, GotPoint)> = (first..first + count)
+                let points: Vec<(u64, FetchedPoint)> = (first..first + count)
                     .map(|number| (number, got(id(number), version * 100 + number)))
                     .collect();
                 put(&named, &points.iter().map(|(_, point)| point.clone()).collect::<Vec<_>>()).unwrap();
@@ -241,7 +246,7 @@ impl Subject {
 
     fn check(&self) {
         let named = self.named();
-        let mut wanted: Vec<GotPoint> = self.model.values().cloned().collect();
+        let mut wanted: Vec<FetchedPoint> = self.model.values().cloned().collect();
         wanted.sort_by_key(|point| named.internal(&point.id));
         assert_eq!(all(&named, None, 7), wanted);
         assert_eq!(named.count(None).unwrap().count, wanted.len() as u64);
@@ -250,7 +255,7 @@ impl Subject {
             assert_eq!(named.get(&id(number)).unwrap(), self.model.get(&number).cloned());
         }
         for shade in 0..4 {
-            let of: Vec<GotPoint> = wanted
+            let of: Vec<FetchedPoint> = wanted
                 .iter()
                 .filter(|point| point.payload.get("colour") == Some(&shade.into()))
                 .cloned()
@@ -436,7 +441,7 @@ fn a_uuid_of_another_ones_hash_is_refused_never_overwritten() {
             assert_eq!(named.get(&point.id).unwrap(), None);
             assert_eq!(named.delete(&[point.id]).unwrap(), 0);
             let change = PayloadChange::Clear;
-            assert_eq!(named.change_payload(Which::Ids(&[point.id]), &change).unwrap(), 0);
+            assert_eq!(named.change_payload(PointSelection::Ids(&[point.id]), &change).unwrap(), 0);
         }
         assert_eq!(named.get(&uuid(1)).unwrap(), Some(got(uuid(1), 1)));
         assert_eq!(named.get(&uuid(2)).unwrap(), Some(got(uuid(2), 2)));
@@ -474,7 +479,8 @@ fn concurrent_payload_changes_lose_nothing() {
                     for round in 0..10 {
                         let payload = object(json!({format!("w{writer}-{round}"): 1}));
                         let change = PayloadChange::Set { payload, key: None };
-                        let changed = named.change_payload(Which::Ids(&[uuid(1), id(2)]), &change).unwrap();
+                        let changed =
+                            named.change_payload(PointSelection::Ids(&[uuid(1), id(2)]), &change).unwrap();
                         assert_eq!(changed, 2);
                         if round == writer {
                             named.collection().seal().unwrap();
@@ -596,7 +602,9 @@ fn child_that_writes() {
         }
         if number % 7 == 0 {
             let payload = object(json!({"acknowledged": number}));
-            named.change_payload(Which::Ids(&[id(number)]), &PayloadChange::Overwrite(payload)).unwrap();
+            named
+                .change_payload(PointSelection::Ids(&[id(number)]), &PayloadChange::Overwrite(payload))
+                .unwrap();
         }
         if number % 50 == 49 {
             named.collection().seal().unwrap();
@@ -666,9 +674,10 @@ fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
     std::fs::write(&path, &bytes).unwrap();
     let registry = open(directory.path());
     let named = registry.get("c").unwrap();
-    let every = Clause::default();
+    let every = Filter::default();
     let change = PayloadChange::Clear;
-    for outcome in [named.delete_where(&every), named.change_payload(Which::Filter(&every), &change)] {
+    for outcome in [named.delete_where(&every), named.change_payload(PointSelection::Filter(&every), &change)]
+    {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DataLoss);
     }
     assert!(named.scroll(None, 100, None, Parts::NONE).unwrap().unseen.is_some());

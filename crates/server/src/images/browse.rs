@@ -6,7 +6,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use matching::Graph;
 use search::collection::Parts;
-use search::points::{GotPoint, PointId};
+use search::points::{FetchedPoint, PointId};
 use search::registry::{ListedState, Named, Registry};
 use serde_json::{Value, json};
 use vision::{Format, thumbnail};
@@ -82,7 +82,7 @@ pub(super) async fn page(
     app.images.pool.run(work).await
 }
 
-fn entry(point: GotPoint) -> Value {
+fn entry(point: FetchedPoint) -> Value {
     let mut payload = point.payload;
     let block = payload.remove(BLOCK).unwrap_or_default();
     let of = |key: &str| block.get(key).cloned().unwrap_or_default();
@@ -122,7 +122,7 @@ pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Resu
 }
 
 /// A picture's point.
-async fn point(app: &Arc<App>, named: &Arc<Named>, id: PointId, parts: Parts) -> Result<GotPoint> {
+async fn point(app: &Arc<App>, named: &Arc<Named>, id: PointId, parts: Parts) -> Result<FetchedPoint> {
     let named = named.clone();
     let work = move || {
         let found = named.get_parts(&[id], parts).into_iter().next().unwrap_or(Ok(None))?;
@@ -132,7 +132,7 @@ async fn point(app: &Arc<App>, named: &Arc<Named>, id: PointId, parts: Parts) ->
 }
 
 /// The key of a point's original.
-fn key(point: &GotPoint) -> Result<String> {
+fn key(point: &FetchedPoint) -> Result<String> {
     let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
     key.map(str::to_owned).ok_or_else(|| Error::not_found("this point was put in without a picture"))
 }

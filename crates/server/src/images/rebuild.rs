@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, ErrorKind, Result};
 use search::collection::Parts;
-use search::points::{GotPoint, PayloadChange, PointId, Which};
+use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Value, json};
 
@@ -261,7 +261,7 @@ impl Work<'_> {
                     Ok(Some(copy)) if copy.payload == point.payload => {}
                     Ok(Some(_)) => {
                         let change = PayloadChange::Overwrite(point.payload);
-                        moved += new.named.change_payload(Which::Ids(&[point.id]), &change)?;
+                        moved += new.named.change_payload(PointSelection::Ids(&[point.id]), &change)?;
                     }
                     _ if before.contains(&point.id.to_string()) => drop(lacking.insert(point.id.to_string())),
                     _ => missing.push(point),
@@ -280,7 +280,7 @@ impl Work<'_> {
     }
 
     /// Puts pictures into the new collection. How many arrived.
-    fn send(&self, job: &Arc<Job>, points: Vec<GotPoint>) -> Result<u64> {
+    fn send(&self, job: &Arc<Job>, points: Vec<FetchedPoint>) -> Result<u64> {
         let (told, outcomes) = crossbeam_channel::bounded(PAGE);
         for point in points {
             let id = point.id;
@@ -321,7 +321,7 @@ impl Work<'_> {
     fn piece(
         &self,
         job: &Job,
-        point: GotPoint,
+        point: FetchedPoint,
     ) -> Result<(String, bytes::Bytes, serde_json::Map<String, Value>)> {
         let mut payload = point.payload;
         let block = payload.remove(BLOCK).unwrap_or_default();

@@ -9,8 +9,8 @@ use matching::rank::{Likeness, best_first};
 use matching::{Explanation, Graph, Probe};
 use metrics::KindLabels;
 use search::collection::{Hit, Parts, Query, SearchThread};
-use search::filter::Clause;
-use search::points::{GotPoint, PointId};
+use search::filter::Filter;
+use search::points::{FetchedPoint, PointId};
 use search::registry::Named;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -172,14 +172,14 @@ async fn stored(app: &Arc<App>, target: &Target, id: PointId) -> Result<Looked> 
         let point = point.ok_or_else(|| Error::not_found(format!("there is no picture {id}")))?;
         let graph = Graph::decode(&point.record)?;
         let (width, height) = size(&point);
-        let GotPoint { embedding, .. } = point;
+        let FetchedPoint { embedding, .. } = point;
         Ok(Looked { width, height, graph, embedding, stages: Stages::default() })
     };
     app.images.pool.run(work).await
 }
 
 /// Width and height of a stored picture.
-fn size(point: &GotPoint) -> (f64, f64) {
+fn size(point: &FetchedPoint) -> (f64, f64) {
     let of = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
     (of("width"), of("height"))
 }
@@ -191,7 +191,7 @@ struct Plan {
     exhaustive: bool,
     threshold: f32,
     explain: bool,
-    clause: Option<Clause>,
+    clause: Option<Filter>,
     deadline: Instant,
 }
 
@@ -199,7 +199,7 @@ struct Plan {
 type Why = Option<(Graph, Explanation)>;
 
 struct Found {
-    hits: Vec<(Hit, GotPoint, Why)>,
+    hits: Vec<(Hit, FetchedPoint, Why)>,
     coverage: Coverage,
     partial: bool,
 }
@@ -262,7 +262,11 @@ impl Plan {
     }
 }
 
-fn explain(probe: &Probe, point: &GotPoint, scratch: &mut matching::Scratch) -> Option<(Graph, Explanation)> {
+fn explain(
+    probe: &Probe,
+    point: &FetchedPoint,
+    scratch: &mut matching::Scratch,
+) -> Option<(Graph, Explanation)> {
     let graph = Graph::decode(&point.record).ok()?;
     Some((graph, matching::explain(probe, &point.record, scratch).ok()?))
 }
@@ -306,7 +310,7 @@ fn answer(looked: &Looked, found: &Found, threshold: f32, explained: bool, took:
 }
 
 /// The matched keypoints: x and y in the query's picture, x and y in the found one.
-fn pairs(looked: &Looked, point: &GotPoint, why: Option<&(Graph, Explanation)>) -> Value {
+fn pairs(looked: &Looked, point: &FetchedPoint, why: Option<&(Graph, Explanation)>) -> Value {
     let Some((graph, explanation)) = why else { return json!([]) };
     let (width, height) = size(point);
     let pairs = explanation.pairs.iter().filter_map(|pair| {

@@ -72,7 +72,7 @@ impl Outcome {
 pub(super) fn present(named: &Named, ids: &[[u8; 16]]) -> Vec<Result<Option<Outcome>>> {
     let points: Vec<PointId> = ids.iter().map(|id| PointId::Uuid(*id)).collect();
     let found = named.get_parts(&points, Parts::PAYLOAD);
-    let outcome = |(found, id): (Result<Option<search::points::GotPoint>>, &[u8; 16])| {
+    let outcome = |(found, id): (Result<Option<search::points::FetchedPoint>>, &[u8; 16])| {
         found.map(|point| point.map(|point| Outcome::present(*id, &point.payload)))
     };
     found.into_iter().zip(ids).map(outcome).collect()

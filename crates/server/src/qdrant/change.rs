@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 use protocol::qdrant::{self as wire, Operation, Selector, SetPayload, What};
-use search::points::{NewPoint, PayloadChange, PointId, Which};
+use search::points::{NewPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{Named, Registry};
 use serde::Serialize;
 
@@ -129,8 +129,8 @@ fn clear(named: &Named, asked: wire::ClearPayload) -> Result<()> {
 fn change(named: &Named, what: &What, change: &PayloadChange) -> Result<()> {
     let chosen = convert::chosen(named, what)?;
     let which = match &chosen {
-        Chosen::Ids(ids) => Which::Ids(ids),
-        Chosen::Filter(clause) => Which::Filter(clause),
+        Chosen::Ids(ids) => PointSelection::Ids(ids),
+        Chosen::Filter(clause) => PointSelection::Filter(clause),
     };
     named.change_payload(which, change).map(drop)
 }

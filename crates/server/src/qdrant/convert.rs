@@ -3,7 +3,7 @@
 use base::{Error, Result};
 use protocol::qdrant::{self as wire, Distance, VectorShape, What};
 use search::coarse::Metric;
-use search::filter::{Clause, Condition, Match, Range};
+use search::filter::{Condition, Filter, Match, Range};
 use search::points::PointId;
 use search::registry::{Named, Settings};
 
@@ -104,15 +104,15 @@ pub(super) fn embedding(settings: &Settings, mut values: Vec<f32>) -> Result<Vec
 }
 
 /// A filter as the collection evaluates it.
-pub(super) fn clause(named: &Named, filter: &wire::Filter) -> Result<Clause> {
+pub(super) fn clause(named: &Named, filter: &wire::Filter) -> Result<Filter> {
     let clause = within(named, filter)?;
     clause.check().map_err(|error| error.context("filter"))?;
     Ok(clause)
 }
 
-fn within(named: &Named, filter: &wire::Filter) -> Result<Clause> {
+fn within(named: &Named, filter: &wire::Filter) -> Result<Filter> {
     let all = |list: &[wire::Condition]| list.iter().map(|it| condition(named, it)).collect::<Result<_>>();
-    Ok(Clause { must: all(&filter.must)?, should: all(&filter.should)?, must_not: all(&filter.must_not)? })
+    Ok(Filter { must: all(&filter.must)?, should: all(&filter.should)?, must_not: all(&filter.must_not)? })
 }
 
 fn condition(named: &Named, condition: &wire::Condition) -> Result<Condition> {
@@ -171,7 +171,7 @@ fn spellings(values: &[serde_json::Value]) -> Vec<serde_json::Value> {
 /// Which points are meant, with a filter that can be evaluated.
 pub(super) enum Chosen {
     Ids(Vec<PointId>),
-    Filter(Clause),
+    Filter(Filter),
 }
 
 pub(super) fn chosen(named: &Named, what: &What) -> Result<Chosen> {

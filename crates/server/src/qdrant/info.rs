@@ -2,7 +2,7 @@
 
 use base::Result;
 use search::collection::{SearchThread, Status};
-use search::filter::{Clause, Condition};
+use search::filter::{Condition, Filter};
 use search::registry::{Named, Settings};
 use serde_json::{Map, Value, json};
 
@@ -62,7 +62,7 @@ fn payload_schema(named: &Named, settings: &Settings) -> Result<Map<String, Valu
     let mut fields = Map::new();
     for (field, schema) in kept(&settings.extra, "payload_schema") {
         let empty = Condition::IsEmpty { key: field.clone() };
-        let filled = Clause { must_not: vec![empty], ..Clause::default() };
+        let filled = Filter { must_not: vec![empty], ..Filter::default() };
         let points = named
             .count(Some(&filled))
             .map_err(|error| error.context(format_args!("payload_schema.{field}")))?;

@@ -3,7 +3,7 @@
 use base::{Error, ErrorKind, Result};
 use protocol::qdrant::{self as wire, Record, Vector, WithPayload, WithVector};
 use search::collection::{FacetValue, IDS_MAX, Parts, SearchThread};
-use search::points::GotPoint;
+use search::points::FetchedPoint;
 use search::registry::Named;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -91,7 +91,7 @@ impl Wanted {
         Parts { embedding: self.vector, record: false, payload: self.payload.any() }
     }
 
-    pub(super) fn record(&self, point: GotPoint) -> Record {
+    pub(super) fn record(&self, point: FetchedPoint) -> Record {
         let vector = self.vector.then(|| Vector::given(&self.name, point.embedding));
         Record { id: convert::given_id(point.id), payload: self.payload.of(point.payload), vector }
     }

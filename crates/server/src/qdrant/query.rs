@@ -7,7 +7,7 @@ use base::{Error, Result};
 use protocol::qdrant::{self as wire, Query, QueryRequest, Scored, SearchParams, Target};
 use search::coarse::{HITS_MAX, Params};
 use search::collection::{CANDIDATES_MAX, Parts, Query as Asked, SearchThread};
-use search::filter::{Clause, Condition};
+use search::filter::{Condition, Filter};
 use search::points::NUMBERS_MAX;
 use search::registry::Named;
 use serde::Serialize;
@@ -172,7 +172,7 @@ fn wanted_hits(named: &Named, limit: usize, offset: usize) -> Result<usize> {
     Ok(count)
 }
 
-fn in_order(named: &Named, count: usize, filter: Option<&Clause>) -> Result<Ranked> {
+fn in_order(named: &Named, count: usize, filter: Option<&Filter>) -> Result<Ranked> {
     let found = named.scroll(None, count, filter, Parts::NONE)?;
     let hits = found.points.iter().map(|point| (named.internal(&point.id), 1.0)).collect();
     Ok(Ranked { hits, partial: found.partial })
@@ -250,19 +250,19 @@ fn mean(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Result<
 }
 
 /// `filter` without the points that a query was made from.
-fn without(filter: Option<Clause>, examples: &[u64]) -> Option<Clause> {
+fn without(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
     if examples.is_empty() {
         return filter;
     }
     // Outside, so that what the filter itself allows is kept for the next query.
     let must = filter.map(Condition::Nested).into_iter().collect();
-    Some(Clause { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Clause::default() })
+    Some(Filter { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Filter::default() })
 }
 
-fn both(one: Option<Clause>, other: Option<Clause>) -> Option<Clause> {
+fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     match (one, other) {
         (Some(one), Some(other)) => {
-            Some(Clause { must: vec![Condition::Nested(one), Condition::Nested(other)], ..Clause::default() })
+            Some(Filter { must: vec![Condition::Nested(one), Condition::Nested(other)], ..Filter::default() })
         }
         (one, other) => one.or(other),
     }
@@ -276,7 +276,7 @@ fn nearest(
     goal: &Goal,
     count: usize,
     params: &SearchParams,
-    filter: Option<Clause>,
+    filter: Option<Filter>,
     threshold: Option<f32>,
 ) -> Result<Ranked> {
     let filter = without(filter, &goal.examples);
@@ -319,7 +319,7 @@ fn over_prefetches(
     place: &Place,
     goal: &Goal,
     asked: &QueryRequest,
-    filter: Option<&Clause>,
+    filter: Option<&Filter>,
     threshold: Option<f32>,
 ) -> Result<Ranked> {
     if asked.prefetch.len() > PREFETCHES_MAX {
@@ -349,7 +349,7 @@ fn one_prefetch(
     thread: &mut SearchThread,
     place: &Place,
     prefetch: &wire::Prefetch,
-    outer: Option<&Clause>,
+    outer: Option<&Filter>,
 ) -> Result<Ranked> {
     let count = wanted_hits(named, prefetch.limit(), 0)?;
     let name = using(&prefetch.using, prefetch.query.is_some(), named);

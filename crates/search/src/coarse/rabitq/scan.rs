@@ -5,7 +5,7 @@ use kernels::integer;
 use kernels::rabitq::{BLOCK, FACTORS, Gate, Table, block_bytes, nibble_bytes, nibble_dot, scan};
 
 use super::codes::{Codes, MIDDLE};
-use crate::filter::Filter;
+use crate::filter::RowSet;
 
 /// How many standard deviations a one-bit bound lies below its estimate: a row is lost by it once in about thirty
 /// times that it is just as far away as the worst row kept. The paper proves 1.9 to be nearly always enough.
@@ -111,7 +111,7 @@ impl Found {
     }
 
     /// Goes through a list. Rows that `allow` does not allow are passed over, and so are blocks without an allowed row.
-    pub(super) fn through(&mut self, codes: &Codes, query: &Query, list: &List, allow: Option<&Filter>) {
+    pub(super) fn through(&mut self, codes: &Codes, query: &Query, list: &List, allow: Option<&RowSet>) {
         let bytes = block_bytes(query.turned.len());
         let mut gate =
             Gate { offset: list.offset, radius: SIGN_DEVIATIONS * list.radius, limit: f32::INFINITY };
@@ -180,7 +180,7 @@ impl Codes {
 }
 
 /// Which of the up to 32 rows from `first` on, and before `end`, are allowed.
-fn allowed(first: u32, end: u32, allow: Option<&Filter>) -> u32 {
+fn allowed(first: u32, end: u32, allow: Option<&RowSet>) -> u32 {
     let count = (end - first).min(BLOCK as u32);
     let whole = u32::MAX >> (BLOCK as u32 - count);
     // Lists begin anywhere, so the rows lie in two aligned blocks of the filter.
@@ -218,7 +218,7 @@ mod tests {
 
         #[test]
         fn blocks_are_masked_as_rows_are(first in 0u32..100, count in 1u32..70, rows: Vec<u8>) {
-            let filter = Filter::from_rows(160, rows.iter().map(|row| u32::from(*row)));
+            let filter = RowSet::from_rows(160, rows.iter().map(|row| u32::from(*row)));
             let end = first + count;
             let naive = (first..end.min(first + 32)).filter(|row| filter.contains(*row));
             prop_assert_eq!(allowed(first, end, Some(&filter)), naive.fold(0, |bits, row| bits | 1 << (row - first)));

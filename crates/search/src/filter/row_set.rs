@@ -2,40 +2,40 @@
 
 /// Rows that are allowed, of a known number of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filter {
+pub struct RowSet {
     rows: u32,
     count: u32,
     /// Row `r` is bit `r % 64` of word `r / 64`; bits from `rows` on are zero.
     words: Vec<u64>,
 }
 
-impl Filter {
+impl RowSet {
     /// None of `rows` rows is allowed.
-    pub fn none(rows: u32) -> Filter {
-        Filter { rows, count: 0, words: vec![0; rows.div_ceil(64) as usize] }
+    pub fn none(rows: u32) -> RowSet {
+        RowSet { rows, count: 0, words: vec![0; rows.div_ceil(64) as usize] }
     }
 
     /// All of `rows` rows are allowed.
-    pub fn all(rows: u32) -> Filter {
-        Filter::from_words(rows, vec![u64::MAX; rows.div_ceil(64) as usize])
+    pub fn all(rows: u32) -> RowSet {
+        RowSet::from_words(rows, vec![u64::MAX; rows.div_ceil(64) as usize])
     }
 
     /// Those of `rows` rows are allowed that `list` names; what is not below `rows` is left out.
-    pub fn from_rows(rows: u32, list: impl IntoIterator<Item = u32>) -> Filter {
-        let mut filter = Filter::none(rows);
+    pub fn from_rows(rows: u32, list: impl IntoIterator<Item = u32>) -> RowSet {
+        let mut filter = RowSet::none(rows);
         list.into_iter().for_each(|row| filter.insert(row));
         filter
     }
 
-    /// From a bitmap as [`Filter::words`] gives it: missing words count as zero, what is too much is left out.
-    pub fn from_words(rows: u32, mut words: Vec<u64>) -> Filter {
+    /// From a bitmap as [`RowSet::words`] gives it: missing words count as zero, what is too much is left out.
+    pub fn from_words(rows: u32, mut words: Vec<u64>) -> RowSet {
         words.resize(rows.div_ceil(64) as usize, 0);
         if !rows.is_multiple_of(64)
             && let Some(last) = words.last_mut()
         {
             *last &= (1 << (rows % 64)) - 1;
         }
-        let mut filter = Filter { rows, count: 0, words };
+        let mut filter = RowSet { rows, count: 0, words };
         filter.recount();
         filter
     }
@@ -95,26 +95,26 @@ impl Filter {
     }
 
     /// Keeps what `other` also allows. Rows that `other` does not have are not allowed by it.
-    pub fn intersect(&mut self, other: &Filter) {
+    pub fn intersect(&mut self, other: &RowSet) {
         self.combine(other, |one, other| one & other);
     }
 
     /// Adds what `other` allows, as far as it is a row of this filter.
-    pub fn unite(&mut self, other: &Filter) {
+    pub fn unite(&mut self, other: &RowSet) {
         self.combine(other, |one, other| one | other);
     }
 
     /// Takes away what `other` holds, for example deleted rows.
-    pub fn subtract(&mut self, other: &Filter) {
+    pub fn subtract(&mut self, other: &RowSet) {
         self.combine(other, |one, other| one & !other);
     }
 
-    fn combine(&mut self, other: &Filter, operation: impl Fn(u64, u64) -> u64) {
+    fn combine(&mut self, other: &RowSet, operation: impl Fn(u64, u64) -> u64) {
         let others = other.words.iter().copied().chain(std::iter::repeat(0));
         for (word, other) in self.words.iter_mut().zip(others) {
             *word = operation(*word, other);
         }
-        *self = Filter::from_words(self.rows, std::mem::take(&mut self.words));
+        *self = RowSet::from_words(self.rows, std::mem::take(&mut self.words));
     }
 
     fn recount(&mut self) {
@@ -145,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    fn check(filter: &Filter, expected: &BTreeSet<u32>) {
+    fn check(filter: &RowSet, expected: &BTreeSet<u32>) {
         assert_eq!(filter.iter().collect::<Vec<_>>(), expected.iter().copied().collect::<Vec<_>>());
         assert_eq!(filter.count() as usize, expected.len());
         for row in 0..filter.rows() + 70 {
@@ -166,11 +166,11 @@ mod tests {
         #[test]
         fn behaves_as_a_set(rows in 0u32..200, one in set(220), other in set(220), other_rows in 0u32..200) {
             let within = |set: &BTreeSet<u32>, rows: u32| set.iter().copied().filter(|row| *row < rows).collect();
-            let filter = Filter::from_rows(rows, one.iter().copied());
-            let second = Filter::from_rows(other_rows, other.iter().copied());
+            let filter = RowSet::from_rows(rows, one.iter().copied());
+            let second = RowSet::from_rows(other_rows, other.iter().copied());
             let (one, other): (BTreeSet<u32>, BTreeSet<u32>) = (within(&one, rows), within(&other, other_rows));
             check(&filter, &one);
-            check(&Filter::from_words(rows, filter.words().to_vec()), &one);
+            check(&RowSet::from_words(rows, filter.words().to_vec()), &one);
             let mut both = filter.clone();
             both.intersect(&second);
             check(&both, &(&one & &other));
@@ -183,7 +183,7 @@ mod tests {
             let mut removed = filter;
             other.iter().for_each(|row| removed.remove(*row));
             check(&removed, &(&one - &other));
-            check(&Filter::all(rows), &(0..rows).collect());
+            check(&RowSet::all(rows), &(0..rows).collect());
         }
     }
 }
