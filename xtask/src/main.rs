@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask tidy`, `cargo xtask codegen [--check]`.
+//! Chores of the workspace: `cargo xtask tidy [--report OUT]`, `cargo xtask codegen [--check]`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,13 +7,16 @@ use std::process::ExitCode;
 mod codegen;
 mod tidy;
 
-const USAGE: &str = "usage: cargo xtask tidy | codegen [--check]";
+const USAGE: &str = "usage: cargo xtask tidy [--report OUT] | codegen [--check]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments[..] {
         ["tidy"] => tidy::run(&root()),
+        ["tidy", "--report", out] => {
+            tidy::write_report(&root(), Path::new(out)).and_then(|()| tidy::run(&root()))
+        }
         ["codegen"] => codegen(false),
         ["codegen", "--check"] => codegen(true),
         _ => Err(anyhow::anyhow!(USAGE)),

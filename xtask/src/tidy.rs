@@ -3,8 +3,13 @@
 //! The same run is a test of this crate, so that `cargo test --workspace` and a person's `make lint` agree.
 
 mod checks;
+mod comments;
+mod items;
+mod modules;
+mod report;
 mod rules;
 mod source;
+mod workspace;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,13 +23,31 @@ use checks::Complaint;
 /// # Errors
 /// When anything breaks a rule, or the repository cannot be read.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let complaints = check(root)?;
+    let mut complaints = check(root)?;
+    complaints.extend(style(root)?);
     for Complaint { place, text } in &complaints {
         eprintln!("{place}: {text}");
     }
     ensure!(complaints.is_empty(), "{} rules broken", complaints.len());
     println!("tidy: no complaints");
     Ok(())
+}
+
+/// Writes the figures behind the rules to `out`, as JSON.
+///
+/// # Errors
+/// If the repository cannot be read or `out` cannot be written.
+pub(crate) fn write_report(root: &Path, out: &Path) -> Result<()> {
+    let paths = files(root)?;
+    let mut totals = report::CommentTotals { wide: 0, refused: 0 };
+    for path in paths.iter().filter(|path| path.ends_with(".rs") && !rules::is_generated(path)) {
+        let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
+        totals.wide += comments::wide_lines(&text).len();
+        totals.refused += comments::refused_words(&text).len() + comments::refused_beginnings(&text).len();
+    }
+    let report = report::of(&workspace::read(root, &paths)?, &totals);
+    let json = serde_json::to_string_pretty(&report)?;
+    std::fs::write(out, json + "\n").with_context(|| out.display().to_string())
 }
 
 fn check(root: &Path) -> Result<Vec<Complaint>> {
@@ -37,17 +60,32 @@ fn check(root: &Path) -> Result<Vec<Complaint>> {
         complaints.extend(checks::lints(krate, &manifest));
     }
     let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
-    for path in files(root)? {
-        // What is not text (pictures, models) has no rules; a listed file may be gone from the work tree.
-        let Some(text) = read(&path) else { continue };
-        complaints.extend(checks::registry_hosts(&path, &text));
+    let paths = files(root)?;
+    for path in &paths {
+        // Files that are not text have no rules; a listed file may be missing in the work tree.
+        let Some(text) = read(path) else { continue };
+        complaints.extend(checks::registry_hosts(path, &text));
         if path.ends_with(".rs") {
-            complaints.extend(checks::rust_file(&path, &text));
+            complaints.extend(checks::rust_file(path, &text));
         }
     }
     complaints.extend(checks::stale_exceptions(read));
     let architecture = read("ARCHITECTURE.md").context("ARCHITECTURE.md cannot be read")?;
     complaints.extend(checks::architecture(&architecture, &crates));
+    Ok(complaints)
+}
+
+/// The rules of STYLE.md that a program can check.
+fn style(root: &Path) -> Result<Vec<Complaint>> {
+    let paths = files(root)?;
+    let production = workspace::read(root, &paths)?;
+    let mut complaints = checks::duplicate_types(&production);
+    complaints.extend(checks::tuple_parameters(&production));
+    complaints.extend(checks::module_rings(&production));
+    for path in paths.iter().filter(|path| path.ends_with(".rs") && !rules::is_generated(path)) {
+        let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
+        complaints.extend(checks::comments(path, &text));
+    }
     Ok(complaints)
 }
 

@@ -1,7 +1,10 @@
 //! The checks: each takes text and returns what is wrong with it, so that a test can hand it any text.
 
-use super::rules;
+use std::collections::BTreeSet;
+
 use super::source::{self, functions, line_count, line_of, test_items, words};
+use super::workspace::SourceFile;
+use super::{comments, items, modules, rules};
 
 /// One thing that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,6 +55,69 @@ pub(crate) fn rust_file(path: &str, text: &str) -> Vec<Complaint> {
         found.extend(function_length(path, &masked));
     }
     found
+}
+
+/// Width of comments and words in them.
+pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
+    let at = |line: usize| format!("{path}:{line}");
+    let max = rules::COMMENT_COLUMNS_MAX;
+    let wide = comments::wide_lines(text).into_iter();
+    let refused = comments::refused_words(text).into_iter();
+    let beginnings = comments::refused_beginnings(text).into_iter();
+    wide.map(|line| complaint(at(line), format!("a comment wider than {max} columns: break the line")))
+        .chain(refused.map(|(line, word)| {
+            complaint(
+                at(line),
+                format!("`{word}` in a comment: name the subject, or use the field's word (STYLE.md)"),
+            )
+        }))
+        .chain(beginnings.map(|(line, word)| {
+            complaint(
+                at(line),
+                format!("a doc that begins with `{word}`: begin with a verb or a noun (STYLE.md)"),
+            )
+        }))
+        .collect()
+}
+
+/// Public type names with more than one definition.
+pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
+    let types = items::public_types(files);
+    let repeated = types.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
+    repeated
+        .map(|(name, places)| {
+            let text = format!("`{name}` is defined also in {}: one name, one thing", places[1..].join(", "));
+            complaint(&places[0], text)
+        })
+        .collect()
+}
+
+/// Functions with a tuple pattern as a parameter.
+pub(crate) fn tuple_parameters(files: &[SourceFile]) -> Vec<Complaint> {
+    let places = files.iter().flat_map(items::tuple_parameters);
+    places
+        .map(|place| complaint(place, "a tuple pattern as a parameter: use a struct with named fields"))
+        .collect()
+}
+
+/// Groups of modules that use each other and are larger than the limit.
+pub(crate) fn module_rings(files: &[SourceFile]) -> Vec<Complaint> {
+    let crates: BTreeSet<&str> = files.iter().map(|file| file.krate.as_str()).collect();
+    let rings = crates.into_iter().flat_map(|krate| {
+        let of_crate: Vec<&SourceFile> = files.iter().filter(|file| file.krate == krate).collect();
+        modules::rings(&of_crate).into_iter().map(move |ring| (krate, ring))
+    });
+    rings
+        .filter(|(_, ring)| ring.len() > rules::MODULE_RING_MAX)
+        .map(|(krate, ring)| {
+            let text = format!(
+                "{} modules use each other: {}; move what they share down",
+                ring.len(),
+                ring.join(", ")
+            );
+            complaint(format!("crates/{krate}"), text)
+        })
+        .collect()
 }
 
 fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {

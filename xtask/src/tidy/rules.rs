@@ -101,6 +101,11 @@ pub(crate) fn is_test(path: &str) -> bool {
     path.contains("/tests/")
 }
 
+/// Returns true if a path holds a conformance suite, which counts as tests in the report.
+pub(crate) fn is_conformance(path: &str) -> bool {
+    path.contains("/src/conformance")
+}
+
 /// Host names of package registries, which nothing in the repository may spell out: which registry an ordinary
 /// client asks is the machine's setting. In halves, so that this file passes its own rule.
 pub(crate) const REGISTRY_HOSTS: &[(&str, &str)] = &[
@@ -116,3 +121,45 @@ pub(crate) const REGISTRY_HOSTS: &[(&str, &str)] = &[
 
 /// Files that a tool writes with such names in them.
 pub(crate) const REGISTRY_HOSTS_EXEMPT: &[&str] = &["Cargo.lock", "fuzz/Cargo.lock"];
+
+/// Columns of a comment line.
+pub(crate) const COMMENT_COLUMNS_MAX: usize = 100;
+
+/// Modules of a crate that may reach each other.
+pub(crate) const MODULE_RING_MAX: usize = 3;
+
+/// Words that no comment uses (STYLE.md): each has a plain replacement.
+pub(crate) const REFUSED_WORDS: &[&str] = &[
+    "nobody",
+    "somebody",
+    "whoever",
+    "whichever",
+    "wherever",
+    "whatever",
+    "that which",
+    "those that",
+    "those who",
+    "as long as",
+    "gives way",
+    "give way",
+    "comes to nothing",
+    "in a hurry",
+    "patience",
+    "buried",
+    "the doors",
+    "a door",
+    "the door",
+    "company",
+];
+
+/// Words that no doc comment begins with.
+pub(crate) const REFUSED_BEGINNINGS: &[&str] =
+    &["What", "Whether", "Who", "Whose", "Where", "Which", "How", "Those", "Whoever", "Whatever"];
+
+/// Public type names that several crates may define: name and reason.
+pub(crate) const REPEATED_TYPES: &[(&str, &str)] = &[];
+
+/// Returns true if several crates may define a public type of this name.
+pub(crate) fn may_repeat(name: &str) -> bool {
+    REPEATED_TYPES.iter().any(|(repeated, _)| *repeated == name)
+}

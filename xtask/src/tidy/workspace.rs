@@ -1,0 +1,102 @@
+//! The Rust files of the crates, parsed, with the module that each file is.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::{rules, source};
+
+/// One Rust file under `crates/NAME/src` that is neither generated nor only tests.
+pub(crate) struct SourceFile {
+    /// Path from the repository's root.
+    pub(crate) path: String,
+    /// Directory name under `crates/`.
+    pub(crate) krate: String,
+    /// Module path inside the crate; empty for `lib.rs` and `main.rs`.
+    pub(crate) module: Vec<String>,
+    /// Lines outside `#[cfg(test)]` items.
+    pub(crate) lines: usize,
+    /// Code with comments and literals blanked out.
+    pub(crate) masked: String,
+    /// The syntax tree.
+    pub(crate) syntax: syn::File,
+}
+
+/// Reads the production code of all crates among `paths`.
+///
+/// # Errors
+/// If a file cannot be read or is not Rust.
+pub(crate) fn read(root: &Path, paths: &[String]) -> Result<Vec<SourceFile>> {
+    let mut files = Vec::new();
+    for path in paths {
+        let Some(location) = Location::of(path) else { continue };
+        let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
+        files.push(parse(path, location, &text).with_context(|| path.clone())?);
+    }
+    let tests: BTreeSet<String> = files.iter().flat_map(test_modules).collect();
+    files.retain(|file| !is_below(&tests, file));
+    Ok(files)
+}
+
+struct Location {
+    krate: String,
+    module: Vec<String>,
+}
+
+impl Location {
+    fn of(path: &str) -> Option<Location> {
+        if rules::is_generated(path) || rules::is_test(path) || rules::is_conformance(path) {
+            return None;
+        }
+        let (krate, file) = path.strip_prefix("crates/")?.split_once("/src/")?;
+        let stem = file.strip_suffix(".rs")?;
+        let mut module: Vec<String> = stem.split('/').map(str::to_owned).collect();
+        if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+            module.pop();
+        }
+        Some(Location { krate: krate.to_owned(), module })
+    }
+}
+
+fn parse(path: &str, location: Location, text: &str) -> Result<SourceFile> {
+    let masked = source::mask(text);
+    let tests: usize = source::test_items(&masked).iter().map(|item| source::line_count(&masked, item)).sum();
+    let lines = masked.lines().count().saturating_sub(tests);
+    let syntax = syn::parse_file(text)?;
+    Ok(SourceFile {
+        path: path.to_owned(),
+        krate: location.krate,
+        module: location.module,
+        lines,
+        masked,
+        syntax,
+    })
+}
+
+/// Full names (`crate::module`) of the modules that a file declares under `#[cfg(test)]`.
+fn test_modules(file: &SourceFile) -> Vec<String> {
+    let modules = file.syntax.items.iter().filter_map(|item| match item {
+        syn::Item::Mod(module) if module.content.is_none() && is_test_only(&module.attrs) => Some(module),
+        _ => None,
+    });
+    modules.map(|module| full_name(&file.krate, &file.module, Some(&module.ident.to_string()))).collect()
+}
+
+fn is_below(tests: &BTreeSet<String>, file: &SourceFile) -> bool {
+    (1..=file.module.len()).any(|depth| tests.contains(&full_name(&file.krate, &file.module[..depth], None)))
+}
+
+fn full_name(krate: &str, module: &[String], child: Option<&str>) -> String {
+    let parts = std::iter::once(krate).chain(module.iter().map(String::as_str)).chain(child);
+    parts.collect::<Vec<_>>().join("::")
+}
+
+/// Returns true if the attributes hold `#[cfg(test)]` or `#[test]`.
+pub(crate) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("test")
+            || (attribute.path().is_ident("cfg")
+                && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test")))
+    })
+}
