@@ -153,10 +153,10 @@ pub fn tfs_warmup(data: &[u8]) {
         // Values are filled in for each record apart.
         let records = data.len() / 16 + 1;
         let read = bounded(data, FILLED_BYTES * records, || tfs::warmup::read_requests(&file));
-        let Ok(requests) = read else { continue };
-        let again = tfs::warmup::read_requests(&Bytes::from(tfs::warmup::write_requests("m", &requests)))
-            .expect("own file");
-        assert_eq!(again, requests);
+        let Ok(warmup) = read else { continue };
+        let file = Bytes::from(tfs::warmup::write_requests("m", &warmup.requests));
+        let again = tfs::warmup::read_requests(&file).expect("own file");
+        assert_eq!(again.requests, warmup.requests);
     }
 }
 
@@ -164,20 +164,20 @@ pub fn tfs_warmup(data: &[u8]) {
 pub fn qdrant_json(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else { return };
     bounded(data, 0, || match kind % 15 {
-        0 => drop(qdrant::parse::<qdrant::Upsert>(body).and_then(|upsert| upsert.points(""))),
-        1 => drop(qdrant::parse::<qdrant::Upsert>(body).and_then(|upsert| upsert.points("v"))),
-        2 => drop(qdrant::parse::<qdrant::Selector>(body).and_then(qdrant::Selector::what)),
-        3 => drop(qdrant::parse::<qdrant::Operations>(body)),
+        0 => drop(qdrant::parse::<qdrant::UpsertRequest>(body).and_then(|upsert| upsert.points(""))),
+        1 => drop(qdrant::parse::<qdrant::UpsertRequest>(body).and_then(|upsert| upsert.points("v"))),
+        2 => drop(qdrant::parse::<qdrant::PointsSelector>(body).and_then(qdrant::PointsSelector::selection)),
+        3 => drop(qdrant::parse::<qdrant::UpdateBatch>(body)),
         4 => query(body),
-        5 => drop(qdrant::parse::<qdrant::QueryBatch>(body)),
+        5 => drop(qdrant::parse::<qdrant::QueryBatchRequest>(body)),
         6 => drop(qdrant::parse::<qdrant::ScrollRequest>(body).map(|scroll| scroll.limit())),
         7 => drop(qdrant::parse::<qdrant::CountRequest>(body)),
         8 => drop(qdrant::parse::<qdrant::FacetRequest>(body).map(|facet| facet.limit())),
-        9 => drop(qdrant::parse::<qdrant::Fetch>(body)),
+        9 => drop(qdrant::parse::<qdrant::RetrieveRequest>(body)),
         10 => drop(qdrant::parse::<qdrant::CreateCollection>(body).and_then(|create| create.shape())),
         11 => drop(qdrant::parse::<qdrant::ChangeAliases>(body)),
-        12 => drop(qdrant::parse::<qdrant::SetPayload>(body).and_then(|mut set| set.what())),
-        13 => drop(qdrant::parse::<qdrant::DeletePayload>(body).and_then(|mut delete| delete.what())),
+        12 => drop(qdrant::parse::<qdrant::SetPayload>(body).and_then(|mut set| set.selection())),
+        13 => drop(qdrant::parse::<qdrant::DeletePayload>(body).and_then(|mut delete| delete.selection())),
         _ => drop(qdrant::parse::<qdrant::CreateIndex>(body).map(|index| drop(index.schema()))),
     });
 }

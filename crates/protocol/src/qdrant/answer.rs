@@ -9,7 +9,7 @@ use super::{PointId, VERSION, Vector};
 
 /// A point as an answer has it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Record {
+pub struct PointRecord {
     /// What it is called by.
     pub id: PointId,
     /// What was asked for of its payload.
@@ -22,7 +22,7 @@ pub struct Record {
 
 /// A point that was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scored {
+pub struct ScoredPoint {
     /// What it is called by.
     pub id: PointId,
     /// There are no versions of points here; always 0.

@@ -4,7 +4,7 @@ use base::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Absent, out_of_limits, unsupported};
+use super::{AbsentField, out_of_limits, unsupported};
 
 /// Values that a vector may have; Qdrant's own bound.
 const SIZE_MAX: u64 = 65_536;
@@ -67,7 +67,7 @@ pub struct CreateCollection {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Params {
+struct VectorParams {
     size: u64,
     distance: String,
     multivector_config: Option<Value>,
@@ -96,7 +96,7 @@ impl CreateCollection {
     }
 
     /// The name and the parameters of the one vector.
-    fn vector(&self) -> Result<(String, Params)> {
+    fn vector(&self) -> Result<(String, VectorParams)> {
         let wrong = || Error::invalid("vectors: an object with size and distance is expected");
         let none = || Error::unimplemented(unsupported("a collection without vectors"));
         let vectors = match self.vectors.as_ref() {
@@ -104,7 +104,7 @@ impl CreateCollection {
             Some(vectors) => vectors.as_object().ok_or_else(wrong)?,
         };
         let read = |params: &Map<String, Value>, place: &str| {
-            Params::deserialize(params).map_err(|error| Error::invalid(format!("{place}: {error}")))
+            VectorParams::deserialize(params).map_err(|error| Error::invalid(format!("{place}: {error}")))
         };
         if vectors.get("size").is_some_and(|size| !size.is_object()) {
             return Ok((String::new(), read(vectors, "vectors")?));
@@ -181,7 +181,7 @@ fn not_cold(place: &str, memory: Option<Value>) -> Result<Option<Value>> {
     }
 }
 
-fn shape(name: String, params: &Params) -> Result<VectorShape> {
+fn shape(name: String, params: &VectorParams) -> Result<VectorShape> {
     if params.multivector_config.as_ref().is_some_and(|config| !config.is_null()) {
         return Err(Error::unimplemented(unsupported("multivector_config")));
     }
@@ -209,9 +209,9 @@ pub struct UpdateCollection {
     hnsw_config: Option<Value>,
     quantization_config: Option<Value>,
     #[serde(default, rename = "sparse_vectors")]
-    _sparse_vectors: Absent,
+    _sparse_vectors: AbsentField,
     #[serde(default, rename = "strict_mode_config")]
-    _strict_mode: Absent,
+    _strict_mode: AbsentField,
 }
 
 impl UpdateCollection {

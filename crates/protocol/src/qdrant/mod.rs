@@ -21,20 +21,20 @@ mod vector;
 use base::{Error, Result};
 use serde::Deserialize;
 
-pub use answer::{Record, Scored, envelope, error, version};
+pub use answer::{PointRecord, ScoredPoint, envelope, error, version};
 pub use collection::{
     AliasAction, ChangeAliases, CreateCollection, CreateIndex, Distance, UpdateCollection, VectorShape,
 };
 pub use filter::{Condition, Filter, Match, Range};
 pub use id::PointId;
-pub use payload::{ClearPayload, DeletePayload, SetPayload};
-pub use points::{Operation, Operations, Point, Selector, Upsert, What};
+pub use payload::{DeletePayload, SetPayload};
+pub use points::{PointsSelection, PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};
 pub use query::{
-    CountRequest, FacetRequest, Fetch, Prefetch, Quantization, Query, QueryBatch, QueryRequest,
-    ScrollRequest, SearchParams, Target,
+    CountRequest, FacetRequest, Prefetch, QuantizationParams, QueryBatchRequest, QueryRequest,
+    RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
 };
 pub use select::{WithPayload, WithVector};
-pub use vector::{Columns, Vector};
+pub use vector::{BatchVectors, Vector};
 
 /// The version of Qdrant whose interface this is; clients compare it with their own.
 pub const VERSION: &str = "1.19.0";
@@ -117,22 +117,22 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
 /// A field that is read and has no effect: what it asks for holds in any case, or only tunes machinery that Millpond
 /// does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct NoEffect;
+struct IgnoredField;
 
-impl<'de> Deserialize<'de> for NoEffect {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<NoEffect, D::Error> {
-        serde::de::IgnoredAny::deserialize(deserializer).map(|_| NoEffect)
+impl<'de> Deserialize<'de> for IgnoredField {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<IgnoredField, D::Error> {
+        serde::de::IgnoredAny::deserialize(deserializer).map(|_| IgnoredField)
     }
 }
 
 /// A field that must be absent or null, because what it asks for cannot be done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Absent;
+struct AbsentField;
 
-impl<'de> Deserialize<'de> for Absent {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Absent, D::Error> {
+impl<'de> Deserialize<'de> for AbsentField {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<AbsentField, D::Error> {
         match Option::<serde::de::IgnoredAny>::deserialize(deserializer)? {
-            None => Ok(Absent),
+            None => Ok(AbsentField),
             Some(_) => Err(serde::de::Error::custom(unsupported("this field"))),
         }
     }

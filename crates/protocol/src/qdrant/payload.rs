@@ -4,8 +4,8 @@ use base::Result;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::points::{self, Selector, What};
-use super::{Absent, Filter, PointId};
+use super::points::{self, PointsSelection};
+use super::{AbsentField, Filter, PointId};
 
 /// Fields to be added to, or to replace, payloads.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -18,7 +18,7 @@ pub struct SetPayload {
     points: Option<Vec<PointId>>,
     filter: Option<Filter>,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 /// Fields to be removed from payloads.
@@ -30,19 +30,16 @@ pub struct DeletePayload {
     points: Option<Vec<PointId>>,
     filter: Option<Filter>,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
-
-/// Payloads to be emptied.
-pub type ClearPayload = Selector;
 
 impl SetPayload {
     /// Whose payloads; leaves nothing to ask again.
     ///
     /// # Errors
-    /// As [`Selector::what`].
-    pub fn what(&mut self) -> Result<What> {
-        points::what(self.points.take(), self.filter.take())
+    /// As [`PointsSelector::selection`].
+    pub fn selection(&mut self) -> Result<PointsSelection> {
+        points::selection(self.points.take(), self.filter.take())
     }
 }
 
@@ -50,8 +47,8 @@ impl DeletePayload {
     /// Whose payloads; leaves nothing to ask again.
     ///
     /// # Errors
-    /// As [`Selector::what`].
-    pub fn what(&mut self) -> Result<What> {
-        points::what(self.points.take(), self.filter.take())
+    /// As [`PointsSelector::selection`].
+    pub fn selection(&mut self) -> Result<PointsSelection> {
+        points::selection(self.points.take(), self.filter.take())
     }
 }

@@ -4,13 +4,13 @@ use base::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::payload::{ClearPayload, DeletePayload, SetPayload};
-use super::vector::{Columns, Vector};
-use super::{Absent, Filter, PointId};
+use super::payload::{DeletePayload, SetPayload};
+use super::vector::{BatchVectors, Vector};
+use super::{AbsentField, Filter, PointId};
 
 /// A point to be written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Point {
+pub struct UpsertPoint {
     /// What it is called by.
     pub id: PointId,
     /// Its values.
@@ -22,20 +22,20 @@ pub struct Point {
 /// Points to be written, as a list of points or as lists of ids, vectors and payloads.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Upsert {
-    points: Option<Vec<Row>>,
-    batch: Option<Batch>,
+pub struct UpsertRequest {
+    points: Option<Vec<PointStruct>>,
+    batch: Option<PointsBatch>,
     #[serde(default)]
-    update_mode: Option<Mode>,
+    update_mode: Option<UpdateMode>,
     #[serde(default, rename = "update_filter")]
-    _update_filter: Absent,
+    _update_filter: AbsentField,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Mode {
+enum UpdateMode {
     Upsert,
     InsertOnly,
     UpdateOnly,
@@ -43,7 +43,7 @@ enum Mode {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct PointStruct {
     id: PointId,
     vector: Option<Vector>,
     payload: Option<Map<String, Value>>,
@@ -51,20 +51,20 @@ struct Row {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Batch {
+struct PointsBatch {
     ids: Vec<PointId>,
-    vectors: Columns,
+    vectors: BatchVectors,
     payloads: Option<Vec<Option<Map<String, Value>>>>,
 }
 
-impl Upsert {
+impl UpsertRequest {
     /// The points, for a collection whose vector is called `name` ("" for none).
     ///
     /// # Errors
     /// `InvalidArgument` where a vector is missing or has another name, or the lists differ in length;
     /// `Unimplemented` for modes other than "upsert".
-    pub fn points(self, name: &str) -> Result<Vec<Point>> {
-        if matches!(self.update_mode, Some(Mode::InsertOnly | Mode::UpdateOnly)) {
+    pub fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
+        if matches!(self.update_mode, Some(UpdateMode::InsertOnly | UpdateMode::UpdateOnly)) {
             return Err(Error::unimplemented(super::unsupported("update_mode other than \"upsert\"")));
         }
         match (self.points, self.batch) {
@@ -75,18 +75,18 @@ impl Upsert {
     }
 }
 
-impl Row {
-    fn point(self, at: usize, name: &str) -> Result<Point> {
+impl PointStruct {
+    fn point(self, at: usize, name: &str) -> Result<UpsertPoint> {
         let place = |error: Error| error.context(format_args!("points[{at}].vector"));
         let missing = || place(Error::unimplemented(super::unsupported("a point without a vector")));
         let vector = self.vector.ok_or_else(missing)?;
         let vector = vector.named(name).map_err(place)?;
-        Ok(Point { id: self.id, vector, payload: self.payload.unwrap_or_default() })
+        Ok(UpsertPoint { id: self.id, vector, payload: self.payload.unwrap_or_default() })
     }
 }
 
-impl Batch {
-    fn points(self, name: &str) -> Result<Vec<Point>> {
+impl PointsBatch {
+    fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
         let vectors = self.vectors.named(name).map_err(|error| error.context("batch.vectors"))?;
         let count = self.ids.len();
         let payloads = match self.payloads {
@@ -102,7 +102,7 @@ impl Batch {
         }
         let rows = self.ids.into_iter().zip(vectors).zip(payloads);
         Ok(rows
-            .map(|((id, vector), payload)| Point { id, vector, payload: payload.unwrap_or_default() })
+            .map(|((id, vector), payload)| UpsertPoint { id, vector, payload: payload.unwrap_or_default() })
             .collect())
     }
 }
@@ -110,16 +110,16 @@ impl Batch {
 /// Points by id or by filter.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
-pub struct Selector {
+pub struct PointsSelector {
     points: Option<Vec<PointId>>,
     filter: Option<Filter>,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 /// What a selector means.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+pub enum PointsSelection {
     /// These points.
     Ids(Vec<PointId>),
     /// All that the filter allows.
@@ -127,10 +127,10 @@ pub enum What {
 }
 
 /// One of both.
-pub(super) fn what(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Result<What> {
+pub(super) fn selection(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Result<PointsSelection> {
     match (points, filter) {
-        (Some(points), None) => Ok(What::Ids(points)),
-        (None, Some(filter)) => Ok(What::Filter(filter)),
+        (Some(points), None) => Ok(PointsSelection::Ids(points)),
+        (None, Some(filter)) => Ok(PointsSelection::Filter(filter)),
         (Some(_), Some(_)) => {
             Err(Error::invalid("points are chosen either by points or by filter, not by both"))
         }
@@ -138,32 +138,32 @@ pub(super) fn what(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Resu
     }
 }
 
-impl Selector {
+impl PointsSelector {
     /// Which points are meant.
     ///
     /// # Errors
     /// `InvalidArgument` where it says nothing or two things.
-    pub fn what(self) -> Result<What> {
-        what(self.points, self.filter)
+    pub fn selection(self) -> Result<PointsSelection> {
+        selection(self.points, self.filter)
     }
 }
 
 /// Changes that are made one after another.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Operations {
+pub struct UpdateBatch {
     /// In their order.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<UpdateOperation>,
 }
 
-/// One change of [`Operations`].
+/// One change of [`UpdateBatch`].
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Operation {
+pub enum UpdateOperation {
     /// Adds or replaces points.
-    Upsert(Upsert),
+    Upsert(UpsertRequest),
     /// Removes points.
-    Delete(Selector),
+    Delete(PointsSelector),
     /// Adds to payloads.
     SetPayload(SetPayload),
     /// Replaces payloads.
@@ -171,19 +171,19 @@ pub enum Operation {
     /// Removes fields of payloads.
     DeletePayload(DeletePayload),
     /// Empties payloads.
-    ClearPayload(ClearPayload),
+    ClearPayload(PointsSelector),
     /// Not supported.
-    UpdateVectors(Unsupported),
+    UpdateVectors(UnsupportedOperation),
     /// Not supported.
-    DeleteVectors(Unsupported),
+    DeleteVectors(UnsupportedOperation),
 }
 
 /// What can be named but not done.
 #[derive(Debug)]
-pub enum Unsupported {}
+pub enum UnsupportedOperation {}
 
-impl<'de> Deserialize<'de> for Unsupported {
-    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> std::result::Result<Unsupported, D::Error> {
+impl<'de> Deserialize<'de> for UnsupportedOperation {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> std::result::Result<UnsupportedOperation, D::Error> {
         Err(serde::de::Error::custom(super::unsupported(
             "changing vectors apart from their points (write the points again)",
         )))

@@ -5,8 +5,10 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::vector::{Dense, is_inference, no_vector, object};
-use super::{Absent, Filter, NoEffect, PointId, WithPayload, WithVector, limits, positive, unsupported};
+use super::vector::{DenseVector, is_inference, no_vector, object};
+use super::{
+    AbsentField, Filter, IgnoredField, PointId, WithPayload, WithVector, limits, positive, unsupported,
+};
 
 /// Points in an answer where the request does not say.
 const LIMIT: usize = 10;
@@ -19,7 +21,7 @@ pub struct QueryRequest {
     #[serde(default, deserialize_with = "prefetches")]
     pub prefetch: Vec<Prefetch>,
     /// What is looked for; everything in the order of ids where there is none.
-    pub query: Option<Query>,
+    pub query: Option<VectorQuery>,
     /// The name of the vector.
     #[serde(default, deserialize_with = "null_is_default")]
     pub using: String,
@@ -41,9 +43,9 @@ pub struct QueryRequest {
     /// Whether payloads are wanted; none where it does not say.
     pub with_payload: Option<WithPayload>,
     #[serde(default, rename = "lookup_from")]
-    _lookup_from: Absent,
+    _lookup_from: AbsentField,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 impl QueryRequest {
@@ -61,7 +63,7 @@ impl QueryRequest {
 /// Several queries of one collection.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct QueryBatch {
+pub struct QueryBatchRequest {
     /// In the order of their answers.
     pub searches: Vec<QueryRequest>,
 }
@@ -71,7 +73,7 @@ pub struct QueryBatch {
 #[serde(deny_unknown_fields)]
 pub struct Prefetch {
     /// What is looked for.
-    pub query: Option<Query>,
+    pub query: Option<VectorQuery>,
     /// The name of the vector.
     #[serde(default, deserialize_with = "null_is_default")]
     pub using: String,
@@ -86,9 +88,9 @@ pub struct Prefetch {
     #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     #[serde(default, rename = "prefetch")]
-    _prefetch: Absent,
+    _prefetch: AbsentField,
     #[serde(default, rename = "lookup_from")]
-    _lookup_from: Absent,
+    _lookup_from: AbsentField,
 }
 
 impl Prefetch {
@@ -125,21 +127,21 @@ pub struct SearchParams {
     /// Whether every vector is to be compared.
     pub exact: Option<bool>,
     /// How codes are used.
-    pub quantization: Option<Quantization>,
+    pub quantization: Option<QuantizationParams>,
     // Points that no index has yet are always compared, so answers have them as well.
     #[serde(default, rename = "indexed_only")]
-    _indexed_only: NoEffect,
+    _indexed_only: IgnoredField,
     // A filter is evaluated before ranking, so it needs no such search of a graph.
     #[serde(default, rename = "acorn")]
-    _acorn: NoEffect,
+    _acorn: IgnoredField,
     #[serde(default, rename = "idf")]
-    _idf: Absent,
+    _idf: AbsentField,
 }
 
 /// How codes are used.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Quantization {
+pub struct QuantizationParams {
     /// Whether they are not to be used.
     pub ignore: Option<bool>,
     /// Whether the best by their codes are compared with the vectors themselves.
@@ -150,13 +152,13 @@ pub struct Quantization {
 
 /// What is looked for.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Query {
+pub enum VectorQuery {
     /// What is most alike.
-    Nearest(Target),
+    Nearest(VectorInput),
     /// What is alike to it and not to each other (maximal marginal relevance).
     Diverse {
         /// Alike to this.
-        target: Target,
+        target: VectorInput,
         /// From 0, only alike, to 1, only different from each other.
         diversity: f32,
         /// How many of the most alike are chosen from; as many as are wanted where it does not say.
@@ -165,78 +167,78 @@ pub enum Query {
     /// What is like some and unlike others, by the mean of their vectors.
     Recommend {
         /// Like these.
-        positive: Vec<Target>,
+        positive: Vec<VectorInput>,
         /// Unlike these.
-        negative: Vec<Target>,
+        negative: Vec<VectorInput>,
     },
 }
 
 /// A vector, or the point that has it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Target {
+pub enum VectorInput {
     /// The values.
     Vector(Vec<f32>),
     /// The point, which is itself left out of the answer.
     Id(PointId),
 }
 
-impl<'de> Deserialize<'de> for Target {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Target, D::Error> {
-        deserializer.deserialize_any(TargetVisitor)
+impl<'de> Deserialize<'de> for VectorInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<VectorInput, D::Error> {
+        deserializer.deserialize_any(VectorInputVisitor)
     }
 }
 
-struct TargetVisitor;
+struct VectorInputVisitor;
 
-impl<'de> Visitor<'de> for TargetVisitor {
-    type Value = Target;
+impl<'de> Visitor<'de> for VectorInputVisitor {
+    type Value = VectorInput;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a vector or a point's id")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Target, A::Error> {
-        let dense = Dense::deserialize(serde::de::value::SeqAccessDeserializer::new(seq))?;
-        Ok(Target::Vector(dense.0))
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<VectorInput, A::Error> {
+        let dense = DenseVector::deserialize(serde::de::value::SeqAccessDeserializer::new(seq))?;
+        Ok(VectorInput::Vector(dense.0))
     }
 
-    fn visit_u64<E: DeError>(self, value: u64) -> Result<Target, E> {
-        Ok(Target::Id(PointId::Number(value)))
+    fn visit_u64<E: DeError>(self, value: u64) -> Result<VectorInput, E> {
+        Ok(VectorInput::Id(PointId::Number(value)))
     }
 
-    fn visit_str<E: DeError>(self, value: &str) -> Result<Target, E> {
+    fn visit_str<E: DeError>(self, value: &str) -> Result<VectorInput, E> {
         let id = serde::de::value::StrDeserializer::new(value);
-        PointId::deserialize(id).map(Target::Id)
+        PointId::deserialize(id).map(VectorInput::Id)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Target, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<VectorInput, A::Error> {
         Err(object(&mut map)?)
     }
 }
 
-impl<'de> Deserialize<'de> for Query {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Query, D::Error> {
+impl<'de> Deserialize<'de> for VectorQuery {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<VectorQuery, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Query;
+            type Value = VectorQuery;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a query: a vector, a point's id, nearest or recommend")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Query, A::Error> {
-                TargetVisitor.visit_seq(seq).map(Query::Nearest)
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<VectorQuery, A::Error> {
+                VectorInputVisitor.visit_seq(seq).map(VectorQuery::Nearest)
             }
 
-            fn visit_u64<E: DeError>(self, value: u64) -> Result<Query, E> {
-                TargetVisitor.visit_u64(value).map(Query::Nearest)
+            fn visit_u64<E: DeError>(self, value: u64) -> Result<VectorQuery, E> {
+                VectorInputVisitor.visit_u64(value).map(VectorQuery::Nearest)
             }
 
-            fn visit_str<E: DeError>(self, value: &str) -> Result<Query, E> {
-                TargetVisitor.visit_str(value).map(Query::Nearest)
+            fn visit_str<E: DeError>(self, value: &str) -> Result<VectorQuery, E> {
+                VectorInputVisitor.visit_str(value).map(VectorQuery::Nearest)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Query, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VectorQuery, A::Error> {
                 from_map(map)
             }
         }
@@ -249,26 +251,26 @@ const DIVERSITY: f32 = 0.5;
 
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Mmr {
+struct MmrParams {
     diversity: Option<f32>,
     candidates_limit: Option<usize>,
 }
 
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Recommend {
-    positive: Option<Vec<Target>>,
-    negative: Option<Vec<Target>>,
+struct RecommendParams {
+    positive: Option<Vec<VectorInput>>,
+    negative: Option<Vec<VectorInput>>,
     strategy: Option<String>,
 }
 
-fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<Query, A::Error> {
+fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
     let (mut query, mut mmr) = (None, None);
     while let Some(key) = map.next_key::<String>()? {
         match key.as_str() {
-            "nearest" => query = Some(Query::Nearest(map.next_value()?)),
+            "nearest" => query = Some(VectorQuery::Nearest(map.next_value()?)),
             "recommend" => query = Some(recommend(map.next_value()?)?),
-            "mmr" => mmr = map.next_value::<Option<Mmr>>()?,
+            "mmr" => mmr = map.next_value::<Option<MmrParams>>()?,
             "discover" | "context" | "order_by" | "fusion" | "rrf" | "formula" | "sample"
             | "relevance_feedback" | "defaults" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
@@ -280,22 +282,22 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<Query, A::Error> {
         }
     }
     match (query, mmr) {
-        (Some(Query::Nearest(target)), Some(mmr)) => diverse(target, &mmr),
+        (Some(VectorQuery::Nearest(target)), Some(mmr)) => diverse(target, &mmr),
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom("an empty object is no query; give nearest or recommend")),
     }
 }
 
-fn diverse<E: DeError>(target: Target, mmr: &Mmr) -> Result<Query, E> {
+fn diverse<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQuery, E> {
     let diversity = mmr.diversity.unwrap_or(DIVERSITY);
     if !(0.0..=1.0).contains(&diversity) {
         return Err(E::custom(format_args!("mmr.diversity: {diversity} is not within 0 and 1")));
     }
-    Ok(Query::Diverse { target, diversity, candidates: mmr.candidates_limit })
+    Ok(VectorQuery::Diverse { target, diversity, candidates: mmr.candidates_limit })
 }
 
-fn recommend<E: DeError>(asked: Recommend) -> Result<Query, E> {
+fn recommend<E: DeError>(asked: RecommendParams) -> Result<VectorQuery, E> {
     match asked.strategy.as_deref() {
         None | Some("average_vector") => {}
         Some("best_score" | "sum_scores") => {
@@ -307,7 +309,7 @@ fn recommend<E: DeError>(asked: Recommend) -> Result<Query, E> {
     if positive.is_empty() {
         return Err(E::custom(limits("recommend needs at least one positive example")));
     }
-    Ok(Query::Recommend { positive, negative: asked.negative.unwrap_or_default() })
+    Ok(VectorQuery::Recommend { positive, negative: asked.negative.unwrap_or_default() })
 }
 
 /// Points in the order of their ids.
@@ -327,9 +329,9 @@ pub struct ScrollRequest {
     #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "order_by")]
-    _order_by: Absent,
+    _order_by: AbsentField,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 impl ScrollRequest {
@@ -347,9 +349,9 @@ pub struct CountRequest {
     pub filter: Option<Filter>,
     // A count is always exact.
     #[serde(default, rename = "exact")]
-    _exact: NoEffect,
+    _exact: IgnoredField,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 /// How many points have which value of a field.
@@ -364,9 +366,9 @@ pub struct FacetRequest {
     pub filter: Option<Filter>,
     // A count is always exact.
     #[serde(default, rename = "exact")]
-    _exact: NoEffect,
+    _exact: IgnoredField,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }
 
 impl FacetRequest {
@@ -379,7 +381,7 @@ impl FacetRequest {
 /// Points by their ids.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fetch {
+pub struct RetrieveRequest {
     /// The ids.
     pub ids: Vec<PointId>,
     /// Which part of the payload; all where it does not say.
@@ -388,5 +390,5 @@ pub struct Fetch {
     #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "shard_key")]
-    _shard_key: Absent,
+    _shard_key: AbsentField,
 }

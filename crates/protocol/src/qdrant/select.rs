@@ -16,9 +16,9 @@ pub enum WithPayload {
     /// All of it, or nothing.
     All(bool),
     /// What is under these paths.
-    Include(Paths),
+    Include(PayloadPaths),
     /// What is not under these paths.
-    Exclude(Paths),
+    Exclude(PayloadPaths),
 }
 
 /// Which vectors are wanted.
@@ -59,16 +59,16 @@ impl<'de> Deserialize<'de> for WithVector {
 /// Steps that paths of names joined by dots have in common; `[]` after a name goes on to the elements of its
 /// list.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Paths {
+pub struct PayloadPaths {
     /// Where a path ends, everything below is meant.
     ends: bool,
-    names: BTreeMap<String, Paths>,
-    elements: Option<Box<Paths>>,
+    names: BTreeMap<String, PayloadPaths>,
+    elements: Option<Box<PayloadPaths>>,
 }
 
-impl Paths {
-    fn new(paths: &[String]) -> Result<Paths, String> {
-        let mut root = Paths::default();
+impl PayloadPaths {
+    fn new(paths: &[String]) -> Result<PayloadPaths, String> {
+        let mut root = PayloadPaths::default();
         for path in paths {
             if path.bytes().filter(|byte| *byte == b'.').count() >= STEPS_MAX {
                 return Err(format!("a field's path has more than {STEPS_MAX} names"));
@@ -168,7 +168,7 @@ impl<'de> Deserialize<'de> for WithPayload {
                 "true, false, a list of fields, {\"include\": [..]} or {\"exclude\": [..]} is expected",
             )
         })?;
-        let paths = |paths: &[String]| Paths::new(paths).map_err(D::Error::custom);
+        let paths = |paths: &[String]| PayloadPaths::new(paths).map_err(D::Error::custom);
         Ok(match form {
             Form::All(all) => WithPayload::All(all),
             Form::Paths(names) => WithPayload::Include(paths(&names)?),

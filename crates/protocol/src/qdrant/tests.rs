@@ -52,27 +52,28 @@ fn ids_are_numbers_or_uuids_however_they_are_written() {
 fn points_come_as_rows_and_as_columns() {
     let rows = json!({"points": [{"id": 1, "vector": [0.1, 2], "payload": {"a": 1}},
                                  {"id": UUID, "vector": [0, -1], "payload": null}]});
-    let rows: Upsert = read(&rows).unwrap();
+    let rows: UpsertRequest = read(&rows).unwrap();
     let rows = rows.points("").unwrap();
     assert_eq!(
         rows[0],
-        Point { id: PointId::Number(1), vector: vec![0.1, 2.0], payload: object(json!({"a": 1})) }
+        UpsertPoint { id: PointId::Number(1), vector: vec![0.1, 2.0], payload: object(json!({"a": 1})) }
     );
     assert_eq!(rows[1].vector, [0.0, -1.0]);
     let columns =
         json!({"batch": {"ids": [1, UUID], "vectors": [[0.1, 2], [0, -1]], "payloads": [{"a": 1}, null]}});
-    assert_eq!(read::<Upsert>(&columns).unwrap().points("").unwrap(), rows);
+    assert_eq!(read::<UpsertRequest>(&columns).unwrap().points("").unwrap(), rows);
     let named = json!({"batch": {"ids": [1, UUID], "vectors": {"text": [[0.1, 2], [0, -1]]}, "payloads": [{"a": 1}, {}]}});
-    assert_eq!(read::<Upsert>(&named).unwrap().points("text").unwrap(), rows);
+    assert_eq!(read::<UpsertRequest>(&named).unwrap().points("text").unwrap(), rows);
     // The name "" is no name, which LangChain writes.
     let named = json!({"points": [{"id": 1, "vector": {"": [0.1, 2]}}]});
-    assert_eq!(read::<Upsert>(&named).unwrap().points("").unwrap()[0].vector, [0.1, 2.0]);
+    assert_eq!(read::<UpsertRequest>(&named).unwrap().points("").unwrap()[0].vector, [0.1, 2.0]);
 }
 
 #[test]
 fn points_that_cannot_be_kept_are_named() {
-    let upsert =
-        |value: Value, name: &str| read::<Upsert>(&value).and_then(|upsert| upsert.points(name)).unwrap_err();
+    let upsert = |value: Value, name: &str| {
+        read::<UpsertRequest>(&value).and_then(|upsert| upsert.points(name)).unwrap_err()
+    };
     let point = |vector: Value| json!({"points": [{"id": 1, "vector": [1]}, {"id": 2, "vector": vector}]});
     for (vector, kind, words) in [
         (json!([[1.0], [2.0]]), ErrorKind::Unimplemented, "points[1].vector"),
@@ -157,18 +158,18 @@ fn conditions_that_cannot_be_met_are_named() {
 fn queries_are_read_in_every_form() {
     let target =
         |value: Value| read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap());
-    let vector = || Target::Vector(vec![1.0, 0.5]);
-    assert_eq!(target(json!([1, 0.5])).unwrap(), Query::Nearest(vector()));
-    assert_eq!(target(json!({"nearest": [1, 0.5], "mmr": null})).unwrap(), Query::Nearest(vector()));
-    assert_eq!(target(json!(7)).unwrap(), Query::Nearest(Target::Id(PointId::Number(7))));
-    let uuid = Query::Nearest(Target::Id(PointId::parse(UUID).unwrap()));
+    let vector = || VectorInput::Vector(vec![1.0, 0.5]);
+    assert_eq!(target(json!([1, 0.5])).unwrap(), VectorQuery::Nearest(vector()));
+    assert_eq!(target(json!({"nearest": [1, 0.5], "mmr": null})).unwrap(), VectorQuery::Nearest(vector()));
+    assert_eq!(target(json!(7)).unwrap(), VectorQuery::Nearest(VectorInput::Id(PointId::Number(7))));
+    let uuid = VectorQuery::Nearest(VectorInput::Id(PointId::parse(UUID).unwrap()));
     assert_eq!(target(json!(UUID)).unwrap(), uuid);
     assert_eq!(target(json!({ "nearest": UUID })).unwrap(), uuid);
     let recommend = target(json!({"recommend": {"positive": [7, [1, 0.5]], "negative": null}})).unwrap();
-    let positive = vec![Target::Id(PointId::Number(7)), vector()];
-    assert_eq!(recommend, Query::Recommend { positive, negative: Vec::new() });
+    let positive = vec![VectorInput::Id(PointId::Number(7)), vector()];
+    assert_eq!(recommend, VectorQuery::Recommend { positive, negative: Vec::new() });
     let diverse = target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 0.25}})).unwrap();
-    assert_eq!(diverse, Query::Diverse { target: vector(), diversity: 0.25, candidates: None });
+    assert_eq!(diverse, VectorQuery::Diverse { target: vector(), diversity: 0.25, candidates: None });
     assert!(target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 2}})).is_err());
     for unsupported in [
         json!({"order_by": "n"}),
@@ -283,7 +284,7 @@ fn a_collection_has_one_vector() {
 
 #[test]
 fn operations_and_selectors_are_told_apart() {
-    let operations: Operations = read(&json!({"operations": [
+    let operations: UpdateBatch = read(&json!({"operations": [
         {"upsert": {"points": [{"id": 1, "vector": [1.0]}]}},
         {"delete": {"points": [1]}},
         {"set_payload": {"payload": {"a": 1}, "filter": {}, "key": "b"}},
@@ -294,15 +295,15 @@ fn operations_and_selectors_are_told_apart() {
     .unwrap();
     assert_eq!(operations.operations.len(), 6);
     let vectors = json!({"operations": [{"update_vectors": {"points": []}}]});
-    let (kind, message) = refused::<Operations>(&vectors);
+    let (kind, message) = refused::<UpdateBatch>(&vectors);
     assert_eq!(kind, ErrorKind::Unimplemented);
     assert!(message.contains("operations[0]"), "{message}");
-    let both: Selector = read(&json!({"points": [1], "filter": {}})).unwrap();
-    assert!(both.what().is_err());
-    assert!(read::<Selector>(&json!({})).unwrap().what().is_err());
+    let both: PointsSelector = read(&json!({"points": [1], "filter": {}})).unwrap();
+    assert!(both.selection().is_err());
+    assert!(read::<PointsSelector>(&json!({})).unwrap().selection().is_err());
     assert_eq!(
-        read::<Selector>(&json!({"filter": {}})).unwrap().what().unwrap(),
-        What::Filter(Filter::default())
+        read::<PointsSelector>(&json!({"filter": {}})).unwrap().selection().unwrap(),
+        PointsSelection::Filter(Filter::default())
     );
 }
 
@@ -316,7 +317,7 @@ fn the_envelope_is_json() {
     let answer: Value = serde_json::from_slice(&version("millpond", "1")).unwrap();
     assert!(answer["version"].as_str().unwrap().starts_with("1."));
     let vector = Some(Vector::given("v", vec![0.1]));
-    let record = Record { id: PointId::Number(1), payload: None, vector };
+    let record = PointRecord { id: PointId::Number(1), payload: None, vector };
     assert_eq!(serde_json::to_string(&record).unwrap(), r#"{"id":1,"vector":{"v":[0.1]}}"#);
 }
 
@@ -404,9 +405,9 @@ fn a_field_that_nobody_knows_is_refused() {
         refused::<ScrollRequest>(&json!({"offsets": 1})),
         refused::<CountRequest>(&json!({"filters": {}})),
         refused::<FacetRequest>(&json!({"key": "a", "filters": {}})),
-        refused::<Fetch>(&json!({"ids": [], "vectors": true})),
-        refused::<Upsert>(&json!({"points": [{"id": 1, "vector": [1], "payloads": {}}]})),
-        refused::<Selector>(&json!({"points": [1], "filters": {}})),
+        refused::<RetrieveRequest>(&json!({"ids": [], "vectors": true})),
+        refused::<UpsertRequest>(&json!({"points": [{"id": 1, "vector": [1], "payloads": {}}]})),
+        refused::<PointsSelector>(&json!({"points": [1], "filters": {}})),
         refused::<SetPayload>(&json!({"payload": {}, "points": [1], "keys": "a"})),
         refused::<CreateIndex>(&json!({"field_name": "a", "schema": "keyword"})),
     ] {
@@ -486,13 +487,13 @@ fn values() -> impl Strategy<Value = Value> {
 }
 
 fn all_of(body: &[u8]) {
-    let _ = parse::<Upsert>(body).map(|upsert| upsert.points("v"));
+    let _ = parse::<UpsertRequest>(body).map(|upsert| upsert.points("v"));
     let _ = parse::<CreateCollection>(body).map(|create| create.shape());
     let _ = parse::<CreateIndex>(body).map(|index| index.schema().map(|_| ()));
     let _ = parse::<WithPayload>(body).map(|wanted| wanted.of(object(json!({"a": {"b": [1, {"c": 2}]}}))));
-    let _ = (parse::<QueryRequest>(body), parse::<QueryBatch>(body), parse::<ScrollRequest>(body));
-    let _ = (parse::<CountRequest>(body), parse::<Fetch>(body), parse::<Operations>(body));
-    let _ = (parse::<SetPayload>(body), parse::<DeletePayload>(body), parse::<Selector>(body));
+    let _ = (parse::<QueryRequest>(body), parse::<QueryBatchRequest>(body), parse::<ScrollRequest>(body));
+    let _ = (parse::<CountRequest>(body), parse::<RetrieveRequest>(body), parse::<UpdateBatch>(body));
+    let _ = (parse::<SetPayload>(body), parse::<DeletePayload>(body), parse::<PointsSelector>(body));
     let _ = (parse::<UpdateCollection>(body), parse::<ChangeAliases>(body), parse::<Filter>(body));
 }
 

@@ -22,7 +22,7 @@ pub enum Vector {
 
 /// The vectors of several points.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Columns {
+pub enum BatchVectors {
     /// A vector a point.
     Plain(Vec<Vec<f32>>),
     /// Names, each with a vector a point.
@@ -59,16 +59,16 @@ impl Vector {
     }
 }
 
-impl Columns {
+impl BatchVectors {
     /// The vectors called `name`, as [`Vector::named`].
     ///
     /// # Errors
     /// As [`Vector::named`].
     pub fn named(self, name: &str) -> Result<Vec<Vec<f32>>> {
         match self {
-            Columns::Plain(vectors) if name.is_empty() => Ok(vectors),
-            Columns::Plain(_) => Err(unnamed(name)),
-            Columns::Named(vectors) => only(vectors, name),
+            BatchVectors::Plain(vectors) if name.is_empty() => Ok(vectors),
+            BatchVectors::Plain(_) => Err(unnamed(name)),
+            BatchVectors::Named(vectors) => only(vectors, name),
         }
     }
 }
@@ -124,23 +124,23 @@ impl<'de> Deserialize<'de> for Component {
 }
 
 /// The values of one dense vector.
-pub(super) struct Dense(pub(super) Vec<f32>);
+pub(super) struct DenseVector(pub(super) Vec<f32>);
 
-impl<'de> Deserialize<'de> for Dense {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dense, D::Error> {
+impl<'de> Deserialize<'de> for DenseVector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DenseVector, D::Error> {
         struct Values;
         impl<'de> Visitor<'de> for Values {
-            type Value = Dense;
+            type Value = DenseVector;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of numbers")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Dense, A::Error> {
-                components(&mut seq).map(Dense)
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<DenseVector, A::Error> {
+                components(&mut seq).map(DenseVector)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Dense, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DenseVector, A::Error> {
                 Err(object(&mut map)?)
             }
         }
@@ -236,7 +236,7 @@ impl<'de> Deserialize<'de> for Vector {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vector, A::Error> {
-                let vectors = names::<Dense, A>(map)?;
+                let vectors = names::<DenseVector, A>(map)?;
                 Ok(Vector::Named(vectors.into_iter().map(|(name, dense)| (name, dense.0)).collect()))
             }
         }
@@ -244,28 +244,30 @@ impl<'de> Deserialize<'de> for Vector {
     }
 }
 
-impl<'de> Deserialize<'de> for Columns {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Columns, D::Error> {
+impl<'de> Deserialize<'de> for BatchVectors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<BatchVectors, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Columns;
+            type Value = BatchVectors;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("vectors: a list of lists of numbers, or an object of one name and such a list")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Columns, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<BatchVectors, A::Error> {
                 let mut vectors = Vec::new();
-                while let Some(Dense(values)) = seq.next_element()? {
+                while let Some(DenseVector(values)) = seq.next_element()? {
                     vectors.push(values);
                 }
-                Ok(Columns::Plain(vectors))
+                Ok(BatchVectors::Plain(vectors))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Columns, A::Error> {
-                let columns = names::<Vec<Dense>, A>(map)?;
-                let plain = |column: Vec<Dense>| column.into_iter().map(|dense| dense.0).collect();
-                Ok(Columns::Named(columns.into_iter().map(|(name, column)| (name, plain(column))).collect()))
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<BatchVectors, A::Error> {
+                let columns = names::<Vec<DenseVector>, A>(map)?;
+                let plain = |column: Vec<DenseVector>| column.into_iter().map(|dense| dense.0).collect();
+                Ok(BatchVectors::Named(
+                    columns.into_iter().map(|(name, column)| (name, plain(column))).collect(),
+                ))
             }
         }
         deserializer.deserialize_any(Either)

@@ -1,13 +1,13 @@
 //! Between the vocabulary of the requests and that of the collections.
 
 use base::{Error, Result};
-use protocol::qdrant::{self as wire, Distance, VectorShape, What};
+use protocol::qdrant::{self as wire, Distance, PointsSelection, VectorShape};
 use search::coarse::Metric;
 use search::filter::{Condition, Filter, Match, Range};
 use search::points::PointId;
 use search::registry::{Named, Settings};
 
-use super::info::EXTRA;
+use super::describe::EXTRA;
 
 /// A norm below this is taken for zero, and the vector left as it is.
 const NORM_MIN: f32 = f32::EPSILON;
@@ -29,15 +29,15 @@ pub(super) fn distance(metric: Metric) -> Distance {
 }
 
 /// A score as clients know it, from one that is higher for what is more alike.
-pub(super) fn score(metric: Metric, alike: f32) -> f32 {
+pub(super) fn score(metric: Metric, similarity: f32) -> f32 {
     match metric {
-        Metric::Cosine | Metric::Dot => alike,
-        Metric::L2 => (-alike).max(0.0).sqrt(),
+        Metric::Cosine | Metric::Dot => similarity,
+        Metric::L2 => (-similarity).max(0.0).sqrt(),
     }
 }
 
 /// The other way round.
-pub(super) fn alike(metric: Metric, score: f32) -> f32 {
+pub(super) fn similarity(metric: Metric, score: f32) -> f32 {
     match metric {
         Metric::Cosine | Metric::Dot => score,
         Metric::L2 => -(score * score),
@@ -169,14 +169,14 @@ fn spellings(values: &[serde_json::Value]) -> Vec<serde_json::Value> {
 }
 
 /// Which points are meant, with a filter that can be evaluated.
-pub(super) enum Chosen {
+pub(super) enum PointChoice {
     Ids(Vec<PointId>),
     Filter(Filter),
 }
 
-pub(super) fn chosen(named: &Named, what: &What) -> Result<Chosen> {
+pub(super) fn chosen(named: &Named, what: &PointsSelection) -> Result<PointChoice> {
     match what {
-        What::Ids(ids) => Ok(Chosen::Ids(point_ids(ids)?)),
-        What::Filter(filter) => Ok(Chosen::Filter(clause(named, filter)?)),
+        PointsSelection::Ids(ids) => Ok(PointChoice::Ids(point_ids(ids)?)),
+        PointsSelection::Filter(filter) => Ok(PointChoice::Filter(clause(named, filter)?)),
     }
 }

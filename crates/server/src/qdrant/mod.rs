@@ -11,17 +11,17 @@
 //! A read waits for a collection that is still being opened, for a limited time, and is answered 503 after it. If
 //! damage may have left something out of an answer, its result has `"partial": true`.
 
-mod catalogue;
-mod change;
+mod call;
+mod collections;
 mod convert;
-mod diverse;
-mod door;
-mod info;
-mod look;
+mod describe;
+mod mmr;
 mod query;
+mod retrieve;
 #[cfg(test)]
 mod tests;
-mod writers;
+mod update;
+mod write_threads;
 
 use std::sync::Arc;
 
@@ -31,37 +31,37 @@ use axum::{Extension, Router};
 use base::Error;
 use http::{HeaderMap, StatusCode, header};
 
-use self::door::{Call, refuse};
-use self::writers::Writers;
+use self::call::{Call, refuse};
+use self::write_threads::WriteThreads;
 use crate::app::App;
 use crate::http_door::{Reply, Shared};
 
 /// The routes that want the key where there is one.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
-        .route("/collections", get(|call: Call| call.at_once(catalogue::list)))
+        .route("/collections", get(|call: Call| call.at_once(collections::list)))
         .route(
             "/collections/{collection}",
-            get(|call: Call| call.inspect(info::describe))
-                .put(|call: Call| call.write(catalogue::create))
-                .patch(|call: Call| call.write(catalogue::update))
-                .delete(|call: Call| call.remove(catalogue::remove)),
+            get(|call: Call| call.inspect(describe::describe))
+                .put(|call: Call| call.write(collections::create))
+                .patch(|call: Call| call.write(collections::update))
+                .delete(|call: Call| call.remove(collections::remove)),
         )
-        .route("/collections/{collection}/exists", get(|call: Call| call.at_once(catalogue::exists)))
-        .route("/collections/{collection}/aliases", get(|call: Call| call.at_once(catalogue::aliases_of)))
-        .route("/collections/aliases", post(|call: Call| call.write(catalogue::change_aliases)))
-        .route("/aliases", get(|call: Call| call.at_once(catalogue::aliases)))
-        .route("/collections/{collection}/index", put(|call: Call| call.write(catalogue::index)))
+        .route("/collections/{collection}/exists", get(|call: Call| call.at_once(collections::exists)))
+        .route("/collections/{collection}/aliases", get(|call: Call| call.at_once(collections::aliases_of)))
+        .route("/collections/aliases", post(|call: Call| call.write(collections::change_aliases)))
+        .route("/aliases", get(|call: Call| call.at_once(collections::aliases)))
+        .route("/collections/{collection}/index", put(|call: Call| call.write(collections::index)))
         .route(
             "/collections/{collection}/index/{item}",
-            delete(|call: Call| call.write(catalogue::drop_index)),
+            delete(|call: Call| call.write(collections::drop_index)),
         )
         .route(
             "/collections/{collection}/segments/{item}",
-            delete(|call: Call| call.write(catalogue::give_up)).fallback(unsupported),
+            delete(|call: Call| call.write(collections::give_up)).fallback(unsupported),
         )
-        .route("/collections/{collection}/facet", post(|call: Call| call.read(look::facet)))
-        .route("/cluster", get(|call: Call| call.at_once(catalogue::cluster)))
+        .route("/collections/{collection}/facet", post(|call: Call| call.read(retrieve::facet)))
+        .route("/cluster", get(|call: Call| call.at_once(collections::cluster)))
         .merge(points())
         .route("/collections/{collection}/{*item}", any(unsupported))
         .route("/snapshots", any(unsupported))
@@ -74,32 +74,35 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/cluster/peer/{item}", delete(unsupported).fallback(wrong_method))
         .route(
             "/issues",
-            get(|call: Call| call.at_once(catalogue::issues))
-                .delete(|call: Call| call.at_once(catalogue::clear_issues))
+            get(|call: Call| call.at_once(collections::issues))
+                .delete(|call: Call| call.at_once(collections::clear_issues))
                 .fallback(wrong_method),
         )
-        .layer(Extension(Arc::new(Writers::default())))
+        .layer(Extension(Arc::new(WriteThreads::default())))
 }
 
 fn points() -> Router<Arc<App>> {
     const POINTS: &str = "/collections/{collection}/points";
     let at = |rest: &str| format!("{POINTS}/{rest}");
     Router::new()
-        .route(POINTS, put(|call: Call| call.write(change::upsert)).post(|call: Call| call.read(look::fetch)))
-        .route(&at("{item}"), get(|call: Call| call.read(look::one)).fallback(unsupported))
-        .route(&at("scroll"), post(|call: Call| call.read(look::scroll)))
-        .route(&at("count"), post(|call: Call| call.read(look::count)))
+        .route(
+            POINTS,
+            put(|call: Call| call.write(update::upsert)).post(|call: Call| call.read(retrieve::fetch)),
+        )
+        .route(&at("{item}"), get(|call: Call| call.read(retrieve::one)).fallback(unsupported))
+        .route(&at("scroll"), post(|call: Call| call.read(retrieve::scroll)))
+        .route(&at("count"), post(|call: Call| call.read(retrieve::count)))
         .route(&at("query"), post(|call: Call| call.read(query::query)))
         .route(&at("query/batch"), post(|call: Call| call.read(query::batch)))
-        .route(&at("delete"), post(|call: Call| call.write(change::delete)))
+        .route(&at("delete"), post(|call: Call| call.write(update::delete)))
         .route(
             &at("payload"),
-            post(|call: Call| call.write(change::set_payload))
-                .put(|call: Call| call.write(change::overwrite_payload)),
+            post(|call: Call| call.write(update::set_payload))
+                .put(|call: Call| call.write(update::overwrite_payload)),
         )
-        .route(&at("payload/delete"), post(|call: Call| call.write(change::delete_payload)))
-        .route(&at("payload/clear"), post(|call: Call| call.write(change::clear_payload)))
-        .route(&at("batch"), post(|call: Call| call.write(change::batch)))
+        .route(&at("payload/delete"), post(|call: Call| call.write(update::delete_payload)))
+        .route(&at("payload/clear"), post(|call: Call| call.write(update::clear_payload)))
+        .route(&at("batch"), post(|call: Call| call.write(update::batch)))
 }
 
 /// A filter in Qdrant's words, for a collection.

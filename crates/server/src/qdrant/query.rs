@@ -4,18 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use base::{Error, Result};
-use protocol::qdrant::{self as wire, Query, QueryRequest, Scored, SearchParams, Target};
+use protocol::qdrant::{self as wire, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
 use search::coarse::{HITS_MAX, Params};
-use search::collection::{CANDIDATES_MAX, Parts, Query as Asked, SearchThread};
+use search::collection::{CANDIDATES_MAX, Parts, Query as CollectionQuery, SearchThread};
 use search::filter::{Condition, Filter};
 use search::points::NUMBERS_MAX;
 use search::registry::Named;
 use serde::Serialize;
 
+use super::call::CallContext;
 use super::convert;
-use super::diverse;
-use super::door::Place;
-use super::look::{self, CHUNK, Wanted, Weight};
+use super::mmr;
+use super::retrieve::{self, CHUNK, Projection, ResponseBudget};
 
 /// Prefetches of one query.
 const PREFETCHES_MAX: usize = 16;
@@ -29,53 +29,58 @@ const BATCH_MAX: usize = 1024;
 
 /// What was found.
 #[derive(Serialize)]
-pub(super) struct Points {
-    pub(super) points: Vec<Scored>,
-    #[serde(skip_serializing_if = "look::is_false")]
+pub(super) struct QueryResponse {
+    pub(super) points: Vec<ScoredPoint>,
+    #[serde(skip_serializing_if = "retrieve::is_false")]
     pub(super) partial: bool,
 }
 
 /// Ids that the collection knows, with how alike they are, best first.
 #[derive(Default)]
-struct Ranked {
+struct RankedHits {
     hits: Vec<(u64, f32)>,
     partial: bool,
 }
 
 /// A query that has become a vector.
-struct Goal {
+struct ResolvedQuery {
     embedding: Vec<f32>,
     /// Points that it was made from, which are no answers to it.
     examples: Vec<u64>,
 }
 
-pub(super) fn query(named: &Named, thread: &mut SearchThread, place: &Place, body: &[u8]) -> Result<Points> {
-    run(named, thread, place, wire::parse(body)?, &mut Weight::default())
+pub(super) fn query(
+    named: &Named,
+    thread: &mut SearchThread,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<QueryResponse> {
+    run(named, thread, context, wire::parse(body)?, &mut ResponseBudget::default())
 }
 
 /// The answers in the order of the queries; where one fails, all do.
 pub(super) fn batch(
     named: &Named,
     thread: &mut SearchThread,
-    place: &Place,
+    context: &CallContext,
     body: &[u8],
-) -> Result<Vec<Points>> {
-    let asked: wire::QueryBatch = wire::parse(body)?;
-    if asked.searches.len() > BATCH_MAX {
+) -> Result<Vec<QueryResponse>> {
+    let request: wire::QueryBatchRequest = wire::parse(body)?;
+    if request.searches.len() > BATCH_MAX {
         return Err(Error::invalid(format!(
             "searches: more than {BATCH_MAX} queries in one request; send several"
         )));
     }
-    let mut weight = Weight::default();
-    let queries = asked.searches.into_iter().enumerate();
+    let mut budget = ResponseBudget::default();
+    let queries = request.searches.into_iter().enumerate();
     queries
         .map(|(at, query)| {
-            if Instant::now() > place.deadline {
+            if Instant::now() > context.deadline {
                 return Err(Error::deadline(format!(
                     "searches[{at}]: the time is up; send fewer in one request"
                 )));
             }
-            run(named, thread, place, query, &mut weight)
+            run(named, thread, context, query, &mut budget)
                 .map_err(|error| error.context(format_args!("searches[{at}]")))
         })
         .collect()
@@ -84,55 +89,55 @@ pub(super) fn batch(
 fn run(
     named: &Named,
     thread: &mut SearchThread,
-    place: &Place,
-    mut asked: QueryRequest,
-    weight: &mut Weight,
-) -> Result<Points> {
-    let (limit, offset) = (asked.limit(), asked.offset());
+    context: &CallContext,
+    mut request: QueryRequest,
+    budget: &mut ResponseBudget,
+) -> Result<QueryResponse> {
+    let (limit, offset) = (request.limit(), request.offset());
     let count = wanted_hits(named, limit, offset)?;
-    convert::check_using(&named.settings(), using(&asked.using, asked.query.is_some(), named).as_str())?;
-    let wanted = Wanted::new(named, false, asked.with_payload.take(), asked.with_vector.as_ref());
-    let filter = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let (query, threshold) = (asked.query.take(), asked.score_threshold);
+    convert::check_using(&named.settings(), using(&request.using, request.query.is_some(), named).as_str())?;
+    let projection = Projection::new(named, false, request.with_payload.take(), request.with_vector.as_ref());
+    let filter = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let (query, threshold) = (request.query.take(), request.score_threshold);
     let Some(query) = query else {
-        if !asked.prefetch.is_empty() {
+        if !request.prefetch.is_empty() {
             return Err(Error::invalid("query: a query is needed to rank what the prefetches found"));
         }
         let mut ranked = in_order(named, count, filter.as_ref())?;
         ranked.hits.drain(..offset.min(ranked.hits.len()));
-        return present(named, ranked, &wanted, weight);
+        return present(named, ranked, &projection, budget);
     };
     let (query, diversity) = diversity(query, limit, count)?;
     let depth = diversity.map_or(count, |(_, candidates)| candidates);
-    let goal = goal(named, place, query)?;
-    let mut ranked = if asked.prefetch.is_empty() {
-        nearest(named, thread, place, &goal, depth, &asked.params, filter, threshold)?
+    let resolved = resolve(named, context, query)?;
+    let mut ranked = if request.prefetch.is_empty() {
+        nearest(named, thread, context, &resolved, depth, &request.params, filter, threshold)?
     } else {
-        over_prefetches(named, thread, place, &goal, &asked, filter.as_ref(), threshold)?
+        over_prefetches(named, thread, context, &resolved, &request, filter.as_ref(), threshold)?
     };
     ranked.hits.truncate(depth);
     if let Some((diversity, _)) = diversity {
         diversify(named, &mut ranked, diversity, count);
     }
     ranked.hits.drain(..offset.min(ranked.hits.len()));
-    present(named, ranked, &wanted, weight)
+    present(named, ranked, &projection, budget)
 }
 
 /// A query for answers that differ from each other: as one for the nearest, with how much they shall differ,
 /// and how many of the nearest they are chosen from.
-fn diversity(query: Query, limit: usize, count: usize) -> Result<(Query, Option<(f32, usize)>)> {
-    let Query::Diverse { target, diversity, candidates } = query else { return Ok((query, None)) };
+fn diversity(query: VectorQuery, limit: usize, count: usize) -> Result<(VectorQuery, Option<(f32, usize)>)> {
+    let VectorQuery::Diverse { target, diversity, candidates } = query else { return Ok((query, None)) };
     let candidates = candidates.unwrap_or(limit);
     if candidates == 0 || candidates.max(count) > DIVERSE_MAX {
         return Err(Error::invalid(format!(
             "mmr chooses from 1 to {DIVERSE_MAX} candidates, not from {candidates}"
         )));
     }
-    Ok((Query::Nearest(target), Some((diversity, candidates))))
+    Ok((VectorQuery::Nearest(target), Some((diversity, candidates))))
 }
 
 /// Keeps at most `count` hits that differ from each other. One whose vector is damaged is left out.
-fn diversify(named: &Named, ranked: &mut Ranked, diversity: f32, count: usize) {
+fn diversify(named: &Named, ranked: &mut RankedHits, diversity: f32, count: usize) {
     let metric = named.settings().metric;
     let ids: Vec<u64> = ranked.hits.iter().map(|(id, _)| *id).collect();
     let (mut hits, mut candidates) = (Vec::new(), Vec::new());
@@ -141,14 +146,14 @@ fn diversify(named: &Named, ranked: &mut Ranked, diversity: f32, count: usize) {
     {
         match found {
             Ok(Some(point)) => {
-                candidates.push((point.embedding, convert::alike(metric, hit.1)));
+                candidates.push((point.embedding, convert::similarity(metric, hit.1)));
                 hits.push(*hit);
             }
             Ok(None) => {}
             Err(_) => ranked.partial = true,
         }
     }
-    let chosen = diverse::choose(metric, &candidates, diversity, count);
+    let chosen = mmr::choose(metric, &candidates, diversity, count);
     ranked.hits = chosen.into_iter().filter_map(|at| hits.get(at).copied()).collect();
 }
 
@@ -172,21 +177,21 @@ fn wanted_hits(named: &Named, limit: usize, offset: usize) -> Result<usize> {
     Ok(count)
 }
 
-fn in_order(named: &Named, count: usize, filter: Option<&Filter>) -> Result<Ranked> {
+fn in_order(named: &Named, count: usize, filter: Option<&Filter>) -> Result<RankedHits> {
     let found = named.scroll(None, count, filter, Parts::NONE)?;
     let hits = found.points.iter().map(|point| (named.internal(&point.id), 1.0)).collect();
-    Ok(Ranked { hits, partial: found.partial })
+    Ok(RankedHits { hits, partial: found.partial })
 }
 
 /// The vector that a query means.
-fn goal(named: &Named, place: &Place, query: Query) -> Result<Goal> {
+fn resolve(named: &Named, context: &CallContext, query: VectorQuery) -> Result<ResolvedQuery> {
     let settings = named.settings();
     let mut examples = Vec::new();
     let embedding = match query {
-        Query::Nearest(target) | Query::Diverse { target, .. } => {
+        VectorQuery::Nearest(target) | VectorQuery::Diverse { target, .. } => {
             vectors(named, vec![target], &mut examples)?.pop().unwrap_or_default()
         }
-        Query::Recommend { positive, negative } => {
+        VectorQuery::Recommend { positive, negative } => {
             let count = positive.len() + negative.len();
             if count > EXAMPLES_MAX {
                 return Err(Error::invalid(format!(
@@ -202,18 +207,18 @@ fn goal(named: &Named, place: &Place, query: Query) -> Result<Goal> {
             }
         }
     };
-    if Instant::now() > place.deadline {
+    if Instant::now() > context.deadline {
         return Err(Error::deadline("query: the time was up once its examples were read"));
     }
     let embedding = convert::embedding(&settings, embedding).map_err(|error| error.context("query"))?;
-    Ok(Goal { embedding, examples })
+    Ok(ResolvedQuery { embedding, examples })
 }
 
 /// The vectors of targets, in their order. Points among them are read together, and added to `examples`.
-fn vectors(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
+fn vectors(named: &Named, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
     let mut ids = Vec::new();
     for target in &targets {
-        if let Target::Id(id) = target {
+        if let VectorInput::Id(id) = target {
             ids.push(convert::point_id(*id)?);
         }
     }
@@ -221,7 +226,7 @@ fn vectors(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Resu
     let mut found = named.get_parts(&ids, parts).into_iter().zip(&ids);
     let mut vectors = Vec::with_capacity(targets.len());
     for target in targets {
-        if let Target::Vector(values) = target {
+        if let VectorInput::Vector(values) = target {
             vectors.push(values);
             continue;
         }
@@ -233,7 +238,7 @@ fn vectors(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Resu
     Ok(vectors)
 }
 
-fn mean(named: &Named, targets: Vec<Target>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
+fn mean(named: &Named, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
     let settings = named.settings();
     let count = targets.len() as f32;
     let mut sum = vec![0.0f32; settings.dims];
@@ -272,27 +277,27 @@ fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
 fn nearest(
     named: &Named,
     thread: &mut SearchThread,
-    place: &Place,
-    goal: &Goal,
+    context: &CallContext,
+    resolved: &ResolvedQuery,
     count: usize,
     params: &SearchParams,
     filter: Option<Filter>,
     threshold: Option<f32>,
-) -> Result<Ranked> {
-    let filter = without(filter, &goal.examples);
+) -> Result<RankedHits> {
+    let filter = without(filter, &resolved.examples);
     let (looks, exact) = effort(params, count);
-    let query = Asked {
+    let query = CollectionQuery {
         params: looks,
         exact,
         filter: filter.as_ref(),
-        deadline: Some(place.deadline),
-        ..Asked::nearest(&goal.embedding, count)
+        deadline: Some(context.deadline),
+        ..CollectionQuery::nearest(&resolved.embedding, count)
     };
     let found = named.collection().nearest(thread, &query)?;
     let metric = named.settings().metric;
     let hits = found.hits.iter().map(|hit| (hit.id, convert::score(metric, hit.score)));
     let hits = hits.filter(|(_, score)| convert::passes(metric, *score, threshold)).collect();
-    Ok(Ranked { hits, partial: found.partial })
+    Ok(RankedHits { hits, partial: found.partial })
 }
 
 /// How hard to look, and whether vectors are read to rank exactly. What Qdrant calls the beam of its graph,
@@ -316,41 +321,41 @@ fn effort(params: &SearchParams, count: usize) -> (Params, bool) {
 fn over_prefetches(
     named: &Named,
     thread: &mut SearchThread,
-    place: &Place,
-    goal: &Goal,
-    asked: &QueryRequest,
+    context: &CallContext,
+    resolved: &ResolvedQuery,
+    request: &QueryRequest,
     filter: Option<&Filter>,
     threshold: Option<f32>,
-) -> Result<Ranked> {
-    if asked.prefetch.len() > PREFETCHES_MAX {
+) -> Result<RankedHits> {
+    if request.prefetch.len() > PREFETCHES_MAX {
         return Err(Error::invalid(format!("prefetch: more than {PREFETCHES_MAX} in one query")));
     }
     let (mut candidates, mut partial) = (BTreeSet::new(), false);
-    for (at, prefetch) in asked.prefetch.iter().enumerate() {
-        let found = one_prefetch(named, thread, place, prefetch, filter)
+    for (at, prefetch) in request.prefetch.iter().enumerate() {
+        let found = one_prefetch(named, thread, context, prefetch, filter)
             .map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
         partial |= found.partial;
         candidates.extend(found.hits.iter().map(|(id, _)| *id));
     }
-    let candidates: Vec<u64> = candidates.into_iter().filter(|id| !goal.examples.contains(id)).collect();
+    let candidates: Vec<u64> = candidates.into_iter().filter(|id| !resolved.examples.contains(id)).collect();
     let metric = named.settings().metric;
-    let scores = named.scores(thread, &goal.embedding, &candidates)?;
+    let scores = named.scores(thread, &resolved.embedding, &candidates)?;
     partial |= scores.iter().any(Option::is_none);
     let mut ranked: Vec<(u64, f32)> =
         candidates.into_iter().zip(scores).filter_map(|(id, score)| Some((id, score?))).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    let hits = ranked.into_iter().map(|(id, alike)| (id, convert::score(metric, alike)));
+    let hits = ranked.into_iter().map(|(id, similarity)| (id, convert::score(metric, similarity)));
     let hits = hits.filter(|(_, score)| convert::passes(metric, *score, threshold)).collect();
-    Ok(Ranked { hits, partial })
+    Ok(RankedHits { hits, partial })
 }
 
 fn one_prefetch(
     named: &Named,
     thread: &mut SearchThread,
-    place: &Place,
+    context: &CallContext,
     prefetch: &wire::Prefetch,
     outer: Option<&Filter>,
-) -> Result<Ranked> {
+) -> Result<RankedHits> {
     let count = wanted_hits(named, prefetch.limit(), 0)?;
     let name = using(&prefetch.using, prefetch.query.is_some(), named);
     convert::check_using(&named.settings(), &name)?;
@@ -358,47 +363,62 @@ fn one_prefetch(
     let filter = both(outer.cloned(), own);
     match prefetch.query.clone() {
         None => in_order(named, count, filter.as_ref()),
-        Some(Query::Diverse { .. }) => Err(Error::unimplemented(
+        Some(VectorQuery::Diverse { .. }) => Err(Error::unimplemented(
             "mmr in a prefetch is not supported by this server; use it in the outer query",
         )),
         Some(query) => {
-            let goal = goal(named, place, query)?;
-            nearest(named, thread, place, &goal, count, &prefetch.params, filter, prefetch.score_threshold)
+            let resolved = resolve(named, context, query)?;
+            nearest(
+                named,
+                thread,
+                context,
+                &resolved,
+                count,
+                &prefetch.params,
+                filter,
+                prefetch.score_threshold,
+            )
         }
     }
 }
 
 /// Hits as clients see them. One whose payload is damaged is left out, and the answer says that it is
 /// partial.
-fn present(named: &Named, ranked: Ranked, wanted: &Wanted, weight: &mut Weight) -> Result<Points> {
-    let Ranked { hits, mut partial } = ranked;
-    let plain = !wanted.payload.any() && !wanted.vector && hits.iter().all(|(id, _)| *id < NUMBERS_MAX);
+fn present(
+    named: &Named,
+    ranked: RankedHits,
+    projection: &Projection,
+    budget: &mut ResponseBudget,
+) -> Result<QueryResponse> {
+    let RankedHits { hits, mut partial } = ranked;
+    let plain =
+        !projection.payload.any() && !projection.vector && hits.iter().all(|(id, _)| *id < NUMBERS_MAX);
     if plain {
-        let scored = |(id, score)| Scored {
+        let scored = |(id, score)| ScoredPoint {
             id: wire::PointId::Number(id),
             version: 0,
             score,
             payload: None,
             vector: None,
         };
-        return Ok(Points { points: hits.into_iter().map(scored).collect(), partial });
+        return Ok(QueryResponse { points: hits.into_iter().map(scored).collect(), partial });
     }
     let mut points = Vec::with_capacity(hits.len());
     for hits in hits.chunks(CHUNK) {
         let ids: Vec<u64> = hits.iter().map(|(id, _)| *id).collect();
-        for (found, (_, score)) in named.resolve(&ids, wanted.parts()).into_iter().zip(hits) {
+        for (found, (_, score)) in named.resolve(&ids, projection.parts()).into_iter().zip(hits) {
             match found {
                 Ok(Some(point)) => {
-                    let wire::Record { id, payload, vector } = wanted.record(point);
-                    weight.must_add(payload.as_ref(), vector.as_ref())?;
-                    points.push(Scored { id, version: 0, score: *score, payload, vector });
+                    let wire::PointRecord { id, payload, vector } = projection.record(point);
+                    budget.must_add(payload.as_ref(), vector.as_ref())?;
+                    points.push(ScoredPoint { id, version: 0, score: *score, payload, vector });
                 }
                 // Removed since it was found.
                 Ok(None) => {}
-                Err(error) if look::concerns_one(&error) => partial = true,
+                Err(error) if retrieve::concerns_one(&error) => partial = true,
                 Err(error) => return Err(error),
             }
         }
     }
-    Ok(Points { points, partial })
+    Ok(QueryResponse { points, partial })
 }

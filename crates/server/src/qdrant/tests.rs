@@ -6,7 +6,7 @@ use search::collection::SearchThread;
 use search::registry::{MediumChoice, Named, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
-use super::door::Place;
+use super::call::CallContext;
 use super::*;
 
 /// A registry of its own, without doors: what the routes do, called as they call it.
@@ -15,9 +15,9 @@ struct Bench {
     directory: tempfile::TempDir,
 }
 
-fn place(collection: &str, item: &str) -> Place {
+fn context(collection: &str, item: &str) -> CallContext {
     let deadline = Instant::now() + Duration::from_secs(60);
-    Place { collection: collection.into(), item: item.into(), deadline }
+    CallContext { collection: collection.into(), item: item.into(), deadline }
 }
 
 fn open(directory: &std::path::Path) -> Arc<Registry> {
@@ -50,17 +50,17 @@ impl Bench {
 
     fn write<T: serde::Serialize>(
         &self,
-        work: fn(&Registry, &Place, &[u8]) -> base::Result<T>,
+        work: fn(&Registry, &CallContext, &[u8]) -> base::Result<T>,
         collection: &str,
         body: &Value,
     ) -> base::Result<Value> {
-        let done = work(self.registry(), &place(collection, ""), body.to_string().as_bytes())?;
+        let done = work(self.registry(), &context(collection, ""), body.to_string().as_bytes())?;
         Ok(serde_json::to_value(done).unwrap())
     }
 
     fn read<T: serde::Serialize + Send + 'static>(
         &self,
-        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> base::Result<T>,
+        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> base::Result<T>,
         collection: &str,
         body: &Value,
     ) -> base::Result<Value> {
@@ -68,7 +68,7 @@ impl Bench {
         let (sender, receiver) = std::sync::mpsc::channel();
         let body = body.to_string().into_bytes();
         let job = move |named: &Named, thread: &mut SearchThread| {
-            sender.send(work(named, thread, &place("", ""), &body)).unwrap();
+            sender.send(work(named, thread, &context("", ""), &body)).unwrap();
         };
         self.registry().submit(&named, Box::new(job))?;
         Ok(serde_json::to_value(receiver.recv().unwrap()?).unwrap())
@@ -76,7 +76,7 @@ impl Bench {
 
     fn create(&self, name: &str, size: usize, distance: &str) {
         let body = json!({"vectors": {"size": size, "distance": distance}});
-        assert_eq!(self.write(catalogue::create, name, &body).unwrap(), true);
+        assert_eq!(self.write(collections::create, name, &body).unwrap(), true);
     }
 
     fn ids(&self, collection: &str, query: &Value) -> Vec<Value> {
@@ -94,7 +94,7 @@ fn three(bench: &Bench, distance: &str) {
         {"id": 2, "vector": [0, 2], "payload": {"n": 2}},
         {"id": UUID, "vector": [-1, 0]},
     ]});
-    assert_eq!(bench.write(change::upsert, "c", &points).unwrap()["status"], "completed");
+    assert_eq!(bench.write(update::upsert, "c", &points).unwrap()["status"], "completed");
 }
 
 #[test]
@@ -102,10 +102,11 @@ fn what_is_damaged_is_named_and_can_be_given_up() {
     let mut bench = Bench::new();
     three(&bench, "Cosine");
     bench.registry().get("c").unwrap().collection().seal().unwrap();
-    let describe = |bench: &Bench| bench.read(info::describe, "c", &Value::Null).unwrap();
+    let describe = |bench: &Bench| bench.read(describe::describe, "c", &Value::Null).unwrap();
     let healthy = describe(&bench);
     assert_eq!((&healthy["status"], &healthy["warnings"]), (&json!("green"), &json!([])));
-    let give_up = |bench: &Bench, name: &str| catalogue::give_up(bench.registry(), &place("c", name), b"");
+    let give_up =
+        |bench: &Bench, name: &str| collections::give_up(bench.registry(), &context("c", name), b"");
 
     drop(bench.registry.take());
     let files = walkdir(bench.directory.path());
@@ -158,7 +159,7 @@ fn scores_and_thresholds_follow_the_distance() {
 fn vectors_of_a_cosine_collection_come_back_with_length_one() {
     let bench = Bench::new();
     three(&bench, "Cosine");
-    let got = bench.read(look::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true})).unwrap();
+    let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true})).unwrap();
     assert_eq!(got.as_array().unwrap().len(), 2);
     assert_eq!(got[0]["vector"], json!([0.6f32, 0.8f32]));
     assert_eq!((&got[1]["id"], &got[1]["vector"]), (&json!(UUID), &json!([-1.0, 0.0])));
@@ -207,10 +208,10 @@ fn errors_say_where_and_have_their_kind() {
     let batch = json!({"searches": [{"query": [1, 2]}, {"query": [1]}]});
     assert!(bench.read(query::batch, "c", &batch).unwrap_err().message().contains("searches[1]"));
     let large = json!({"points": [{"id": 1u64 << 63, "vector": [1, 2]}]});
-    assert!(bench.write(change::upsert, "c", &large).unwrap_err().message().contains("too large"));
+    assert!(bench.write(update::upsert, "c", &large).unwrap_err().message().contains("too large"));
     let again = json!({"vectors": {"size": 2, "distance": "Dot"}});
-    assert_eq!(bench.write(catalogue::create, "c", &again).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    let nobody = bench.write(change::upsert, "nobody", &json!({"points": []})).unwrap_err();
+    assert_eq!(bench.write(collections::create, "c", &again).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    let nobody = bench.write(update::upsert, "nobody", &json!({"points": []})).unwrap_err();
     assert_eq!(nobody.kind(), ErrorKind::NotFound);
 }
 
@@ -218,9 +219,9 @@ fn errors_say_where_and_have_their_kind() {
 fn what_was_written_and_described_is_there_after_a_restart() {
     let mut bench = Bench::new();
     three(&bench, "Euclid");
-    bench.write(catalogue::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
-    bench.write(catalogue::update, "c", &json!({"metadata": {"a": 1, "b": 2}})).unwrap();
-    bench.write(catalogue::update, "c", &json!({"metadata": {"a": null, "c": 3}})).unwrap();
+    bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    bench.write(collections::update, "c", &json!({"metadata": {"a": 1, "b": 2}})).unwrap();
+    bench.write(collections::update, "c", &json!({"metadata": {"a": null, "c": 3}})).unwrap();
     // What another door keeps stays.
     bench
         .registry()
@@ -232,28 +233,28 @@ fn what_was_written_and_described_is_there_after_a_restart() {
         })
         .unwrap();
     bench
-        .write(catalogue::index, "c", &json!({"field_name": "m", "field_schema": {"type": "keyword"}}))
+        .write(collections::index, "c", &json!({"field_name": "m", "field_schema": {"type": "keyword"}}))
         .unwrap();
     let alias = json!({"actions": [{"create_alias": {"alias_name": "other", "collection_name": "c"}}]});
-    bench.write(catalogue::change_aliases, "", &alias).unwrap();
-    bench.write(change::set_payload, "c", &json!({"payload": {"x": 1}, "points": [UUID]})).unwrap();
+    bench.write(collections::change_aliases, "", &alias).unwrap();
+    bench.write(update::set_payload, "c", &json!({"payload": {"x": 1}, "points": [UUID]})).unwrap();
     bench
-        .write(change::delete, "c", &json!({"filter": {"must": [{"key": "n", "match": {"value": 2}}]}}))
+        .write(update::delete, "c", &json!({"filter": {"must": [{"key": "n", "match": {"value": 2}}]}}))
         .unwrap();
     bench.restart();
-    let info = bench.read(info::describe, "other", &Value::Null).unwrap();
+    let info = bench.read(describe::describe, "other", &Value::Null).unwrap();
     assert_eq!((&info["points_count"], &info["status"]), (&json!(2), &json!("green")));
     assert_eq!(info["config"]["params"]["vectors"], json!({"size": 2, "distance": "Euclid"}));
     assert_eq!(info["config"]["metadata"], json!({"b": 2, "c": 3}));
     assert_eq!(info["payload_schema"]["n"]["data_type"], "integer");
     assert_eq!(info["payload_schema"]["m"]["data_type"], "keyword");
     assert_eq!(bench.registry().get("c").unwrap().settings().extra["images"], json!({"kind": "photo"}));
-    let page = bench.read(look::scroll, "c", &json!({"limit": 1})).unwrap();
+    let page = bench.read(retrieve::scroll, "c", &json!({"limit": 1})).unwrap();
     assert_eq!((&page["points"][0]["id"], &page["next_page_offset"]), (&json!(1), &json!(UUID)));
-    let page = bench.read(look::scroll, "c", &json!({"limit": 1, "offset": UUID})).unwrap();
+    let page = bench.read(retrieve::scroll, "c", &json!({"limit": 1, "offset": UUID})).unwrap();
     assert_eq!((&page["points"][0]["payload"], &page["next_page_offset"]), (&json!({"x": 1}), &Value::Null));
-    assert_eq!(bench.read(look::count, "c", &json!({})).unwrap(), json!({"count": 2}));
-    let facet = |asked: Value| bench.read(look::facet, "c", &asked);
+    assert_eq!(bench.read(retrieve::count, "c", &json!({})).unwrap(), json!({"count": 2}));
+    let facet = |request: Value| bench.read(retrieve::facet, "c", &request);
     assert_eq!(facet(json!({"key": "x"})).unwrap(), json!({"hits": [{"value": 1, "count": 1}]}));
     assert_eq!(facet(json!({"key": "none", "exact": true})).unwrap(), json!({"hits": []}));
     for (wrong, word) in
@@ -266,12 +267,12 @@ fn what_was_written_and_described_is_there_after_a_restart() {
 
 #[test]
 fn writes_beyond_the_queue_are_refused_and_the_others_are_made() {
-    let writers = writers::Writers::default();
+    let writers = write_threads::WriteThreads::default();
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(std::sync::Mutex::new(held));
     let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let (mut taken, mut refused) = (0, 0);
-    for _ in 0..writers::WRITES_MAX + 40 {
+    for _ in 0..write_threads::WRITES_MAX + 40 {
         let (held, made) = (held.clone(), made.clone());
         let job = move || {
             let _ = held.lock().unwrap().recv();
@@ -286,7 +287,7 @@ fn writes_beyond_the_queue_are_refused_and_the_others_are_made() {
             }
         }
     }
-    assert!(refused > 0 && taken >= writers::WRITES_MAX);
+    assert!(refused > 0 && taken >= write_threads::WRITES_MAX);
     drop(hold);
     let deadline = Instant::now() + Duration::from_secs(20);
     while made.load(std::sync::atomic::Ordering::SeqCst) < taken && Instant::now() < deadline {
@@ -320,15 +321,15 @@ fn points_get_into_a_collection_of_pictures_by_its_own_door_only() {
         })
         .unwrap();
     let points = json!({"points": [{"id": 1, "vector": [1, 1]}]});
-    let error = bench.write(change::upsert, "c", &points).unwrap_err();
+    let error = bench.write(update::upsert, "c", &points).unwrap_err();
     assert!(
         error.kind() == ErrorKind::FailedPrecondition && error.message().contains("/v1/images"),
         "{error}"
     );
     let batch = json!({"operations": [{"upsert": points}]});
-    assert_eq!(bench.write(change::batch, "c", &batch).unwrap_err().kind(), ErrorKind::FailedPrecondition);
-    bench.write(change::set_payload, "c", &json!({"payload": {"x": 1}, "points": [1]})).unwrap();
-    let got = bench.read(look::fetch, "c", &json!({"ids": [1], "with_vector": true})).unwrap();
+    assert_eq!(bench.write(update::batch, "c", &batch).unwrap_err().kind(), ErrorKind::FailedPrecondition);
+    bench.write(update::set_payload, "c", &json!({"payload": {"x": 1}, "points": [1]})).unwrap();
+    let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1], "with_vector": true})).unwrap();
     assert_eq!((&got[0]["payload"]["x"], &got[0]["vector"]), (&json!(1), &json!([3.0, 4.0])));
 }
 
@@ -355,10 +356,10 @@ fn hints_without_effect_are_warned_of_and_not_shown_as_if_they_held() {
     let create = json!({"vectors": {"size": 2, "distance": "Dot", "on_disk": true}, "hnsw_config": {"m": 32},
                         "shard_number": 3, "on_disk_payload": true,
                         "quantization_config": {"scalar": {"type": "int8"}}});
-    bench.write(catalogue::create, "c", &create).unwrap();
-    bench.write(catalogue::update, "c", &json!({"optimizers_config": {"indexing_threshold": 0}})).unwrap();
-    bench.write(catalogue::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
-    let described = bench.read(info::describe, "c", &Value::Null).unwrap();
+    bench.write(collections::create, "c", &create).unwrap();
+    bench.write(collections::update, "c", &json!({"optimizers_config": {"indexing_threshold": 0}})).unwrap();
+    bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    let described = bench.read(describe::describe, "c", &Value::Null).unwrap();
     let config = &described["config"];
     assert_eq!((&config["hnsw_config"]["m"], &config["quantization_config"]), (&json!(16), &Value::Null));
     assert!(config["optimizer_config"].get("indexing_threshold").is_none(), "{config}");
@@ -378,13 +379,14 @@ fn hints_without_effect_are_warned_of_and_not_shown_as_if_they_held() {
 fn an_indexed_field_counts_the_points_that_have_it() {
     let bench = Bench::new();
     three(&bench, "Dot");
-    bench.write(catalogue::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
-    let points =
-        |bench: &Bench| bench.read(info::describe, "c", &Value::Null).unwrap()["payload_schema"]["n"].clone();
+    bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    let points = |bench: &Bench| {
+        bench.read(describe::describe, "c", &Value::Null).unwrap()["payload_schema"]["n"].clone()
+    };
     assert_eq!(points(&bench), json!({"data_type": "integer", "points": 2}), "and no params");
     bench.registry().get("c").unwrap().collection().seal().unwrap();
     assert_eq!(points(&bench)["points"], 2);
-    bench.write(change::delete, "c", &json!({"points": [1]})).unwrap();
+    bench.write(update::delete, "c", &json!({"points": [1]})).unwrap();
     assert_eq!(points(&bench)["points"], 1);
 }
 
@@ -402,14 +404,14 @@ fn uuids_match_however_they_are_written_if_the_field_is_one_of_uuids() {
     bench.create("c", 2, "Dot");
     let points = json!({"points": [{"id": 1, "vector": [1, 1], "payload": {"u": UUID.to_uppercase()}},
                                    {"id": 2, "vector": [1, 1], "payload": {"u": "other"}}]});
-    bench.write(change::upsert, "c", &points).unwrap();
+    bench.write(update::upsert, "c", &points).unwrap();
     let urn = format!("urn:uuid:{UUID}");
     let count = |matching: Value| {
         let filter = json!({"filter": {"must": [{"key": "u", "match": matching}]}});
-        bench.read(look::count, "c", &filter).unwrap()["count"].clone()
+        bench.read(retrieve::count, "c", &filter).unwrap()["count"].clone()
     };
     assert_eq!(count(json!({ "value": urn })), 0);
-    bench.write(catalogue::index, "c", &json!({"field_name": "u", "field_schema": "uuid"})).unwrap();
+    bench.write(collections::index, "c", &json!({"field_name": "u", "field_schema": "uuid"})).unwrap();
     assert_eq!(count(json!({ "value": urn })), 1);
     assert_eq!(count(json!({ "any": [urn, "none"] })), 1);
     assert_eq!(count(json!({ "except": [urn] })), 1);
@@ -420,8 +422,8 @@ fn the_name_of_an_alias_is_no_name_for_a_collection() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
     let alias = json!({"actions": [{"create_alias": {"alias_name": "a", "collection_name": "c"}}]});
-    bench.write(catalogue::change_aliases, "", &alias).unwrap();
+    bench.write(collections::change_aliases, "", &alias).unwrap();
     let body = json!({"vectors": {"size": 2, "distance": "Dot"}});
-    let kind = |name: &str| bench.write(catalogue::create, name, &body).unwrap_err().kind();
+    let kind = |name: &str| bench.write(collections::create, name, &body).unwrap_err().kind();
     assert_eq!((kind("a"), kind("c")), (ErrorKind::InvalidArgument, ErrorKind::AlreadyExists));
 }

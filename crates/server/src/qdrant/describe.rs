@@ -6,8 +6,8 @@ use search::filter::{Condition, Filter};
 use search::registry::{Named, Settings};
 use serde_json::{Map, Value, json};
 
+use super::call::CallContext;
 use super::convert;
-use super::door::Place;
 
 /// Where in what doors keep with a collection this one has its part.
 pub(super) const EXTRA: &str = "qdrant";
@@ -19,7 +19,7 @@ pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
 
 /// Configuration that clients insist on is Qdrant's default, so that a collection copied to a Qdrant server gets a
 /// usable one; it says nothing about how this server works. Hints that have no effect are named in `warnings` only.
-pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &Place, _: &[u8]) -> Result<Value> {
+pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &CallContext, _: &[u8]) -> Result<Value> {
     let (settings, status) = (named.settings(), named.collection().status());
     let error = [&status.seal_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();

@@ -5,37 +5,37 @@ use protocol::qdrant::{self as wire, AliasAction};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Map, Value, json};
 
-use super::change::{Updated, updated};
+use super::call::CallContext;
 use super::convert;
-use super::door::Place;
-use super::info::EXTRA;
+use super::describe::EXTRA;
+use super::update::{UpdateResponse, updated};
 
 /// Fields with an index of one collection.
 const INDEXES_MAX: usize = 1000;
 
-pub(super) fn list(registry: &Registry, _: &Place) -> Result<Value> {
+pub(super) fn list(registry: &Registry, _: &CallContext) -> Result<Value> {
     let names: Vec<Value> =
         registry.list().into_iter().map(|listed| json!({ "name": listed.name })).collect();
     Ok(json!({ "collections": names }))
 }
 
 /// Whether there is a collection of this name or alias, in whatever state.
-pub(super) fn exists(registry: &Registry, place: &Place) -> Result<Value> {
-    let found = match registry.get(&place.collection) {
+pub(super) fn exists(registry: &Registry, context: &CallContext) -> Result<Value> {
+    let found = match registry.get(&context.collection) {
         Err(error) => error.kind() != ErrorKind::NotFound,
         Ok(_) => true,
     };
     Ok(json!({ "exists": found }))
 }
 
-pub(super) fn create(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
-    let asked: wire::CreateCollection = wire::parse(body)?;
-    let shape = asked.shape()?;
-    let own = json!({ "hints": asked.hints()?, "metadata": asked.metadata.unwrap_or_default() });
-    let created = registry.create(&place.collection, convert::settings(&shape, json!({ EXTRA: own })));
+pub(super) fn create(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
+    let request: wire::CreateCollection = wire::parse(body)?;
+    let shape = request.shape()?;
+    let own = json!({ "hints": request.hints()?, "metadata": request.metadata.unwrap_or_default() });
+    let created = registry.create(&context.collection, convert::settings(&shape, json!({ EXTRA: own })));
     match created {
         // Qdrant tells the two apart by their status.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_alias(registry, &place.collection) => {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_alias(registry, &context.collection) => {
             Err(Error::invalid(error.message().to_owned()))
         }
         created => created.map(|_| true),
@@ -47,29 +47,30 @@ fn is_alias(registry: &Registry, name: &str) -> bool {
 }
 
 /// Whether there was one.
-pub(super) fn remove(registry: &Registry, place: &Place, _: &[u8]) -> Result<bool> {
-    registry.remove(&place.collection)
+pub(super) fn remove(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
+    registry.remove(&context.collection)
 }
 
 /// Gives a damaged segment up. Qdrant has no such call.
-pub(super) fn give_up(registry: &Registry, place: &Place, _: &[u8]) -> Result<bool> {
-    registry.get(&place.collection)?.collection().give_up(&place.item)?;
+pub(super) fn give_up(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
+    registry.get(&context.collection)?.collection().give_up(&context.item)?;
     Ok(true)
 }
 
 /// Merges metadata. Everything else that may be changed is a hint that has no effect here, and is remembered so that
 /// `warnings` can say so.
-pub(super) fn update(registry: &Registry, place: &Place, body: &[u8]) -> Result<bool> {
-    let named = registry.get(&place.collection)?;
-    let asked: wire::UpdateCollection = if body.is_empty() { Default::default() } else { wire::parse(body)? };
-    let hints = asked.hints()?;
+pub(super) fn update(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
+    let named = registry.get(&context.collection)?;
+    let request: wire::UpdateCollection =
+        if body.is_empty() { Default::default() } else { wire::parse(body)? };
+    let hints = request.hints()?;
     if !hints.is_empty() {
         named.change_extra(|extra| {
             own(extra, "hints").extend(hints);
             Ok(())
         })?;
     }
-    if let Some(metadata) = asked.metadata {
+    if let Some(metadata) = request.metadata {
         named.change_extra(|extra| {
             let kept = own(extra, "metadata");
             for (name, value) in metadata {
@@ -100,13 +101,13 @@ fn object(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
-pub(super) fn index(registry: &Registry, place: &Place, body: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
-    let asked: wire::CreateIndex = wire::parse(body)?;
-    let (data_type, params) = asked.schema()?;
+pub(super) fn index(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+    let named = registry.get(&context.collection)?;
+    let request: wire::CreateIndex = wire::parse(body)?;
+    let (data_type, params) = request.schema()?;
     named.change_extra(|extra| {
         let schema = own(extra, "payload_schema");
-        schema.insert(asked.field_name.clone(), json!({ "data_type": data_type, "params": params }));
+        schema.insert(request.field_name.clone(), json!({ "data_type": data_type, "params": params }));
         if schema.len() > INDEXES_MAX {
             return Err(Error::exhausted(format!("a collection has at most {INDEXES_MAX} indexed fields")));
         }
@@ -115,21 +116,21 @@ pub(super) fn index(registry: &Registry, place: &Place, body: &[u8]) -> Result<U
     Ok(updated(&named))
 }
 
-pub(super) fn drop_index(registry: &Registry, place: &Place, _: &[u8]) -> Result<Updated> {
-    let named = registry.get(&place.collection)?;
+pub(super) fn drop_index(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<UpdateResponse> {
+    let named = registry.get(&context.collection)?;
     named.change_extra(|extra| {
-        own(extra, "payload_schema").remove(&place.item);
+        own(extra, "payload_schema").remove(&context.item);
         Ok(())
     })?;
     Ok(updated(&named))
 }
 
-pub(super) fn aliases(registry: &Registry, _: &Place) -> Result<Value> {
+pub(super) fn aliases(registry: &Registry, _: &CallContext) -> Result<Value> {
     Ok(described(registry.aliases()))
 }
 
-pub(super) fn aliases_of(registry: &Registry, place: &Place) -> Result<Value> {
-    let name = registry.get(&place.collection)?.name().to_owned();
+pub(super) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<Value> {
+    let name = registry.get(&context.collection)?.name().to_owned();
     let aliases = registry.aliases().into_iter().filter(|(_, collection)| *collection == name);
     Ok(described(aliases.collect()))
 }
@@ -139,8 +140,8 @@ fn described(aliases: Vec<(String, String)>) -> Value {
     json!({ "aliases": aliases.into_iter().map(described).collect::<Vec<Value>>() })
 }
 
-pub(super) fn change_aliases(registry: &Registry, _: &Place, body: &[u8]) -> Result<bool> {
-    let asked: wire::ChangeAliases = wire::parse(body)?;
+pub(super) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) -> Result<bool> {
+    let request: wire::ChangeAliases = wire::parse(body)?;
     let change = |action| match action {
         AliasAction::CreateAlias { alias_name, collection_name } => {
             AliasChange::Create { alias: alias_name, collection: collection_name }
@@ -150,22 +151,22 @@ pub(super) fn change_aliases(registry: &Registry, _: &Place, body: &[u8]) -> Res
             AliasChange::Rename { from: old_alias_name, to: new_alias_name }
         }
     };
-    let changes: Vec<AliasChange> = asked.actions.into_iter().map(change).collect();
+    let changes: Vec<AliasChange> = request.actions.into_iter().map(change).collect();
     registry.change_aliases(&changes)?;
     Ok(true)
 }
 
 /// Qdrant reports here what it advises; this server does so in `warnings` of each collection.
-pub(super) fn issues(_: &Registry, _: &Place) -> Result<Value> {
+pub(super) fn issues(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "issues": [] }))
 }
 
 /// There are none to be cleared.
-pub(super) fn clear_issues(_: &Registry, _: &Place) -> Result<bool> {
+pub(super) fn clear_issues(_: &Registry, _: &CallContext) -> Result<bool> {
     Ok(true)
 }
 
 /// One server, no cluster.
-pub(super) fn cluster(_: &Registry, _: &Place) -> Result<Value> {
+pub(super) fn cluster(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "status": "disabled" }))
 }

@@ -19,13 +19,13 @@ use search::registry::{Named, Registry};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-use super::writers::Writers;
+use super::write_threads::WriteThreads;
 use crate::app::{App, CancelOnDrop};
 use crate::http_door::{Reply, read_json_body};
 use crate::images::drop_pictures;
 
 /// What a request's path says, and until when its answer is wanted.
-pub(super) struct Place {
+pub(super) struct CallContext {
     /// The collection's name or alias; empty where the path has none.
     pub(super) collection: String,
     /// What the path names inside it: a point, a field.
@@ -37,14 +37,14 @@ pub(super) struct Place {
 /// A request that is still to be done.
 pub(super) struct Call {
     app: Arc<App>,
-    writers: Arc<Writers>,
-    place: Place,
+    writers: Arc<WriteThreads>,
+    context: CallContext,
     headers: HeaderMap,
     body: Body,
     started: Instant,
 }
 
-type Encoded = Result<Vec<u8>>;
+type EncodedResult = Result<Vec<u8>>;
 
 /// Objects in the body of a query: searches of a batch, and conditions of filters, which have two each.
 const QUERY_OBJECTS_MAX: usize = 1 << 16;
@@ -79,24 +79,24 @@ impl FromRequest<Arc<App>> for Call {
         let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, app).await;
         let Path(mut path) =
             path.map_err(|error| refuse(&Error::invalid(error.body_text()), started.elapsed()))?;
-        let writers = parts.extensions.get::<Arc<Writers>>().cloned().unwrap_or_default();
+        let writers = parts.extensions.get::<Arc<WriteThreads>>().cloned().unwrap_or_default();
         let name_bytes = path.get("collection").map_or(0, String::len);
         if name_bytes > wire::NAME_BYTES_MAX {
             return Err(refuse(&wire::name_too_long(name_bytes), started.elapsed()));
         }
-        let place = Place {
+        let context = CallContext {
             collection: path.remove("collection").unwrap_or_default(),
             item: path.remove("item").unwrap_or_default(),
             deadline: started + app.doors.request_timeout,
         };
-        Ok(Call { app: app.clone(), writers, place, headers: parts.headers, body, started })
+        Ok(Call { app: app.clone(), writers, context, headers: parts.headers, body, started })
     }
 }
 
 impl Call {
     /// Answers from what is in memory, on the door's own thread.
-    pub(super) async fn at_once<T: Serialize>(self, work: fn(&Registry, &Place) -> Result<T>) -> Reply {
-        let answer = self.app.registry().and_then(|registry| encode(&work(&registry, &self.place)?));
+    pub(super) async fn at_once<T: Serialize>(self, work: fn(&Registry, &CallContext) -> Result<T>) -> Reply {
+        let answer = self.app.registry().and_then(|registry| encode(&work(&registry, &self.context)?));
         reply(answer, self.started)
     }
 
@@ -104,7 +104,7 @@ impl Call {
     /// at most [`OPENING_WAIT_MAX`]: an answer from the part that is open would lack points in silence.
     pub(super) async fn read<T: Serialize + 'static>(
         self,
-        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
         reply(self.read_inner(work, true).await, started)
@@ -113,7 +113,7 @@ impl Call {
     /// As [`Call::read`], about a collection in whatever state it is.
     pub(super) async fn inspect<T: Serialize + 'static>(
         self,
-        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
         reply(self.read_inner(work, false).await, started)
@@ -121,25 +121,25 @@ impl Call {
 
     async fn read_inner<T: Serialize + 'static>(
         self,
-        work: fn(&Named, &mut SearchThread, &Place, &[u8]) -> Result<T>,
+        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
         wait: bool,
-    ) -> Encoded {
+    ) -> EncodedResult {
         self.app.check_room()?;
         let registry = self.app.registry()?;
         let named = if wait {
             let patience = OPENING_WAIT_MAX.min(self.app.doors.request_timeout);
-            opened(|| open_now(&registry, &self.place.collection), self.started + patience).await?
+            opened(|| open_now(&registry, &self.context.collection), self.started + patience).await?
         } else {
-            registry.get(&self.place.collection)?
+            registry.get(&self.context.collection)?
         };
         let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let _admitted = self.app.admit()?;
-        let (waiting, cancelled) = Waiting::new();
-        let (place, deadline) = (self.place, self.app.doors.request_timeout);
+        let (waiting, cancelled) = PendingReply::new();
+        let (context, deadline) = (self.context, self.app.doors.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
             if !cancelled.is_cancelled() {
                 let answer = check_objects(&body)
-                    .and_then(|()| until(place.deadline, || work(named, thread, &place, &body)));
+                    .and_then(|()| until(context.deadline, || work(named, thread, &context, &body)));
                 cancelled.answer(answer.and_then(|result| encode(&result)));
             }
         };
@@ -152,16 +152,16 @@ impl Call {
     /// Changes something, on a thread that may wait for the disk.
     pub(super) async fn write<T: Serialize + 'static>(
         self,
-        work: fn(&Registry, &Place, &[u8]) -> Result<T>,
+        work: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
         reply(self.write_inner(work).await, started)
     }
 
     /// Removes the collection; one of pictures with its originals, which `by_itself` knows nothing of.
-    pub(super) async fn remove(self, by_itself: fn(&Registry, &Place, &[u8]) -> Result<bool>) -> Reply {
+    pub(super) async fn remove(self, by_itself: fn(&Registry, &CallContext, &[u8]) -> Result<bool>) -> Reply {
         let started = self.started;
-        match drop_pictures(&self.app, &self.place.collection).await {
+        match drop_pictures(&self.app, &self.context.collection).await {
             Ok(false) => self.write(by_itself).await,
             outcome => reply(outcome.and_then(|removed| encode(&removed)), started),
         }
@@ -169,17 +169,17 @@ impl Call {
 
     async fn write_inner<T: Serialize + 'static>(
         self,
-        work: fn(&Registry, &Place, &[u8]) -> Result<T>,
-    ) -> Encoded {
+        work: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
+    ) -> EncodedResult {
         self.app.check_room()?;
         let registry = self.app.registry()?;
         let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let _admitted = self.app.admit()?;
-        let (waiting, cancelled) = Waiting::new();
-        let (place, deadline) = (self.place, self.app.doors.request_timeout);
+        let (waiting, cancelled) = PendingReply::new();
+        let (context, deadline) = (self.context, self.app.doors.request_timeout);
         let job = move || {
             if !cancelled.is_cancelled() {
-                cancelled.answer(work(&registry, &place, &body).and_then(|result| encode(&result)));
+                cancelled.answer(work(&registry, &context, &body).and_then(|result| encode(&result)));
             }
         };
         self.writers.submit(Box::new(job)).inspect_err(|error| refused(&self.app, error, "write_queue"))?;
@@ -223,25 +223,28 @@ fn refused(app: &App, error: &Error, kind: &'static str) {
 }
 
 /// The door's side of a job; dropping it tells the job that nobody waits.
-struct Waiting {
-    receiver: oneshot::Receiver<Encoded>,
+struct PendingReply {
+    receiver: oneshot::Receiver<EncodedResult>,
     _guard: CancelOnDrop,
 }
 
 /// The job's side.
-struct Caller {
-    sender: oneshot::Sender<Encoded>,
+struct ReplySender {
+    sender: oneshot::Sender<EncodedResult>,
     cancelled: Arc<AtomicBool>,
 }
 
-impl Waiting {
-    fn new() -> (Waiting, Caller) {
+impl PendingReply {
+    fn new() -> (PendingReply, ReplySender) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = oneshot::channel();
-        (Waiting { receiver, _guard: CancelOnDrop(cancelled.clone()) }, Caller { sender, cancelled })
+        (
+            PendingReply { receiver, _guard: CancelOnDrop(cancelled.clone()) },
+            ReplySender { sender, cancelled },
+        )
     }
 
-    async fn answer(self, deadline: Instant) -> Encoded {
+    async fn answer(self, deadline: Instant) -> EncodedResult {
         match tokio::time::timeout_at(deadline.into(), self.receiver).await {
             Ok(Ok(answer)) => answer,
             // A search thread that finds no memory for a collection's readers drops its work, and so does a
@@ -254,23 +257,23 @@ impl Waiting {
     }
 }
 
-impl Caller {
+impl ReplySender {
     fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    fn answer(self, answer: Encoded) {
+    fn answer(self, answer: EncodedResult) {
         // It fails only when the door has gone, and then nobody is left to tell.
         let _ = self.sender.send(answer);
     }
 }
 
-fn encode<T: Serialize>(result: &T) -> Encoded {
+fn encode<T: Serialize>(result: &T) -> EncodedResult {
     serde_json::to_vec(result)
         .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))
 }
 
-fn reply(answer: Encoded, started: Instant) -> Reply {
+fn reply(answer: EncodedResult, started: Instant) -> Reply {
     match answer {
         Ok(result) => Reply::json(protocol::qdrant::envelope(&result, started.elapsed())),
         Err(error) => refuse(&error, started.elapsed()),

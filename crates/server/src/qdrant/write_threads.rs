@@ -9,24 +9,24 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 
 /// Threads. Writes that wait for the log at the same time share a flush, so a few more than the disk has
 /// queues for help; the work beside waiting is reading JSON.
-const WRITERS: usize = 4;
+const WRITE_THREADS: usize = 4;
 /// Writes that may wait for a thread; each holds its request's body.
 pub(super) const WRITES_MAX: usize = 64;
 /// When a client that was refused is advised to come again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-type Job = Box<dyn FnOnce() + Send>;
+type WriteJob = Box<dyn FnOnce() + Send>;
 
 /// The queue; its threads end with it.
 #[derive(Default)]
-pub(super) struct Writers(OnceLock<Sender<Job>>);
+pub(super) struct WriteThreads(OnceLock<Sender<WriteJob>>);
 
-impl Writers {
+impl WriteThreads {
     /// Has a thread do `job`.
     ///
     /// # Errors
     /// `ResourceExhausted` where too many wait already, or no thread can be had.
-    pub(super) fn submit(&self, job: Job) -> Result<()> {
+    pub(super) fn submit(&self, job: WriteJob) -> Result<()> {
         let queue = match self.0.get() {
             Some(queue) => queue,
             None => {
@@ -45,9 +45,9 @@ impl Writers {
     }
 }
 
-fn start() -> Result<Sender<Job>> {
-    let (queue, jobs) = bounded::<Job>(WRITES_MAX);
-    for number in 0..WRITERS {
+fn start() -> Result<Sender<WriteJob>> {
+    let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
+    for number in 0..WRITE_THREADS {
         let (name, jobs) = (format!("write-{number}"), jobs.clone());
         let run = move || {
             for job in jobs {

@@ -6,7 +6,7 @@ use search::coarse::Metric;
 
 /// How alike two vectors are, by the measure that a collection ranks by. Those of a cosine collection have
 /// length one.
-fn alike(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
+fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
     let pairs = one.iter().zip(other);
     match metric {
         Metric::Cosine | Metric::Dot => pairs.map(|(one, other)| one * other).sum(),
@@ -28,19 +28,19 @@ pub(super) fn choose(
     let mut pending: Vec<(usize, f32)> = (0..candidates.len()).map(|at| (at, f32::NEG_INFINITY)).collect();
     while chosen.len() < count {
         let worth = |(at, near): &(usize, f32)| {
-            let relevance = candidates.get(*at).map_or(f32::NEG_INFINITY, |(_, alike)| *alike);
+            let relevance = candidates.get(*at).map_or(f32::NEG_INFINITY, |(_, similarity)| *similarity);
             if chosen.is_empty() { relevance } else { (1.0 - diversity) * relevance - diversity * near }
         };
         let best = (0..pending.len())
-            .filter_map(|place| Some((place, worth(pending.get(place)?))))
+            .filter_map(|index| Some((index, worth(pending.get(index)?))))
             .max_by(|one, other| one.1.total_cmp(&other.1));
-        let Some((place, _)) = best else { break };
-        let (at, _) = pending.swap_remove(place);
+        let Some((index, _)) = best else { break };
+        let (at, _) = pending.swap_remove(index);
         chosen.push(at);
         let Some((vector, _)) = candidates.get(at) else { continue };
         for (other, near) in &mut pending {
             if let Some((candidate, _)) = candidates.get(*other) {
-                *near = near.max(alike(metric, vector, candidate));
+                *near = near.max(similarity(metric, vector, candidate));
             }
         }
     }
@@ -57,7 +57,7 @@ mod tests {
         let vectors = [vec![1.0, 0.0], vec![0.99, 0.01], vec![0.6, 0.8], vec![-1.0, 0.0]];
         for metric in [Metric::Cosine, Metric::L2] {
             let candidates: Vec<(Vec<f32>, f32)> =
-                vectors.iter().map(|vector| (vector.clone(), alike(metric, &query, vector))).collect();
+                vectors.iter().map(|vector| (vector.clone(), similarity(metric, &query, vector))).collect();
             assert_eq!(choose(metric, &candidates, 0.0, 3), [0, 1, 2]);
             assert_eq!(choose(metric, &candidates, 1.0, 2), [0, 3], "only difference counts");
             assert_ne!(choose(metric, &candidates, 0.6, 2)[1], 1, "the twin of the first says nothing new");

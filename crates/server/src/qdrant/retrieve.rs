@@ -1,15 +1,15 @@
 //! Points without ranking: by id, in the order of ids, counted.
 
 use base::{Error, ErrorKind, Result};
-use protocol::qdrant::{self as wire, Record, Vector, WithPayload, WithVector};
+use protocol::qdrant::{self as wire, PointRecord, Vector, WithPayload, WithVector};
 use search::collection::{FacetValue, IDS_MAX, Parts, SearchThread};
 use search::points::FetchedPoint;
 use search::registry::Named;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::call::CallContext;
 use super::convert;
-use super::door::Place;
 
 /// Bytes that the points of one answer may take, about.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
@@ -18,9 +18,9 @@ pub(super) const CHUNK: usize = 1024;
 
 /// Adds up what an answer takes.
 #[derive(Default)]
-pub(super) struct Weight(usize);
+pub(super) struct ResponseBudget(usize);
 
-impl Weight {
+impl ResponseBudget {
     /// Adds a point; false where the answer is now as large as it may be.
     pub(super) fn add(&mut self, payload: Option<&Map<String, Value>>, vector: Option<&Vector>) -> bool {
         // A number takes about ten characters.
@@ -52,37 +52,37 @@ impl Weight {
 }
 
 fn weight_of_members(members: &Map<String, Value>) -> usize {
-    members.iter().map(|(name, value)| 32 + name.len() + weight(value)).sum()
+    members.iter().map(|(name, value)| 32 + name.len() + budget(value)).sum()
 }
 
-fn weight(value: &Value) -> usize {
+fn budget(value: &Value) -> usize {
     match value {
         Value::String(text) => 32 + text.len(),
-        Value::Array(list) => list.iter().map(weight).sum::<usize>() + 32,
+        Value::Array(list) => list.iter().map(budget).sum::<usize>() + 32,
         Value::Object(members) => weight_of_members(members) + 32,
         _ => 32,
     }
 }
 
 /// What is wanted of each point.
-pub(super) struct Wanted {
+pub(super) struct Projection {
     pub(super) payload: WithPayload,
     pub(super) vector: bool,
     name: String,
 }
 
-impl Wanted {
+impl Projection {
     /// `payload` is whether payloads are given where the request does not say.
     pub(super) fn new(
         named: &Named,
         payload: bool,
         with_payload: Option<WithPayload>,
         with_vector: Option<&WithVector>,
-    ) -> Wanted {
+    ) -> Projection {
         let name = named.settings().vector_name.clone();
-        Wanted {
+        Projection {
             payload: with_payload.unwrap_or(WithPayload::All(payload)),
-            vector: with_vector.is_some_and(|wanted| wanted.wants(&name)),
+            vector: with_vector.is_some_and(|projection| projection.wants(&name)),
             name,
         }
     }
@@ -91,48 +91,58 @@ impl Wanted {
         Parts { embedding: self.vector, record: false, payload: self.payload.any() }
     }
 
-    pub(super) fn record(&self, point: FetchedPoint) -> Record {
+    pub(super) fn record(&self, point: FetchedPoint) -> PointRecord {
         let vector = self.vector.then(|| Vector::given(&self.name, point.embedding));
-        Record { id: convert::given_id(point.id), payload: self.payload.of(point.payload), vector }
+        PointRecord { id: convert::given_id(point.id), payload: self.payload.of(point.payload), vector }
     }
 }
 
-pub(super) fn fetch(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Vec<Record>> {
-    let asked: wire::Fetch = wire::parse(body)?;
-    if asked.ids.len() > IDS_MAX {
+pub(super) fn fetch(
+    named: &Named,
+    _: &mut SearchThread,
+    _: &CallContext,
+    body: &[u8],
+) -> Result<Vec<PointRecord>> {
+    let request: wire::RetrieveRequest = wire::parse(body)?;
+    if request.ids.len() > IDS_MAX {
         return Err(Error::invalid(format!(
             "ids: {} are more than the {IDS_MAX} of one request",
-            asked.ids.len()
+            request.ids.len()
         )));
     }
-    let ids = convert::point_ids(&asked.ids)?;
-    let wanted = Wanted::new(named, true, asked.with_payload, asked.with_vector.as_ref());
-    let (mut records, mut weight) = (Vec::new(), Weight::default());
+    let ids = convert::point_ids(&request.ids)?;
+    let projection = Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
+    let (mut records, mut budget) = (Vec::new(), ResponseBudget::default());
     for ids in ids.chunks(CHUNK) {
-        for (found, id) in named.get_parts(ids, wanted.parts()).into_iter().zip(ids) {
+        for (found, id) in named.get_parts(ids, projection.parts()).into_iter().zip(ids) {
             // A client that names its points must hear of one that is damaged.
             let found = found.map_err(|error| error.context(format_args!("point {id}")))?;
-            let Some(record) = found.map(|point| wanted.record(point)) else { continue };
-            weight.must_add(record.payload.as_ref(), record.vector.as_ref())?;
+            let Some(record) = found.map(|point| projection.record(point)) else { continue };
+            budget.must_add(record.payload.as_ref(), record.vector.as_ref())?;
             records.push(record);
         }
     }
     Ok(records)
 }
 
-pub(super) fn one(named: &Named, _: &mut SearchThread, place: &Place, _: &[u8]) -> Result<Record> {
-    let id: search::points::PointId = place.item.parse()?;
-    let wanted = Wanted::new(named, true, None, Some(&WithVector::All(true)));
-    let found = named.get_parts(&[id], wanted.parts()).pop().unwrap_or(Ok(None))?;
+pub(super) fn one(
+    named: &Named,
+    _: &mut SearchThread,
+    context: &CallContext,
+    _: &[u8],
+) -> Result<PointRecord> {
+    let id: search::points::PointId = context.item.parse()?;
+    let projection = Projection::new(named, true, None, Some(&WithVector::All(true)));
+    let found = named.get_parts(&[id], projection.parts()).pop().unwrap_or(Ok(None))?;
     found
-        .map(|point| wanted.record(point))
+        .map(|point| projection.record(point))
         .ok_or_else(|| Error::not_found(format!("Not found: Point with id {id} does not exist")))
 }
 
 /// Points in the order of their ids.
 #[derive(Serialize)]
-pub(super) struct Page {
-    pub(super) points: Vec<Record>,
+pub(super) struct ScrollResponse {
+    pub(super) points: Vec<PointRecord>,
     pub(super) next_page_offset: Option<wire::PointId>,
     #[serde(skip_serializing_if = "is_false")]
     pub(super) partial: bool,
@@ -142,26 +152,33 @@ pub(super) fn is_false(value: &bool) -> bool {
     !*value
 }
 
-pub(super) fn scroll(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Page> {
-    let asked: wire::ScrollRequest = wire::parse(body)?;
-    let limit = asked.limit();
+pub(super) fn scroll(
+    named: &Named,
+    _: &mut SearchThread,
+    _: &CallContext,
+    body: &[u8],
+) -> Result<ScrollResponse> {
+    let request: wire::ScrollRequest = wire::parse(body)?;
+    let limit = request.limit();
     if limit == 0 {
         return Err(Error::invalid("limit: 0 points cannot be asked for; 1 or more"));
     }
-    let wanted = Wanted::new(named, true, asked.with_payload, asked.with_vector.as_ref());
-    let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let mut from = asked.offset.map(convert::point_id).transpose()?;
-    let (mut page, mut weight) =
-        (Page { points: Vec::new(), next_page_offset: None, partial: false }, Weight::default());
+    let projection = Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
+    let clause = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let mut from = request.offset.map(convert::point_id).transpose()?;
+    let (mut page, mut budget) = (
+        ScrollResponse { points: Vec::new(), next_page_offset: None, partial: false },
+        ResponseBudget::default(),
+    );
     // What is asked for beyond the most of one page comes with the next one.
     let limit = limit.min(IDS_MAX);
     let mut room = true;
     while room && page.points.len() < limit {
         let chunk = (limit - page.points.len()).min(CHUNK);
-        let found = named.scroll(from.as_ref(), chunk, clause.as_ref(), wanted.parts())?;
+        let found = named.scroll(from.as_ref(), chunk, clause.as_ref(), projection.parts())?;
         page.partial |= found.partial;
-        for record in found.points.into_iter().map(|point| wanted.record(point)) {
-            room &= weight.add(record.payload.as_ref(), record.vector.as_ref());
+        for record in found.points.into_iter().map(|point| projection.record(point)) {
+            room &= budget.add(record.payload.as_ref(), record.vector.as_ref());
             page.points.push(record);
         }
         from = found.next;
@@ -173,22 +190,27 @@ pub(super) fn scroll(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]
 
 /// How many points there are.
 #[derive(Serialize)]
-pub(super) struct Counted {
+pub(super) struct CountResponse {
     pub(super) count: u64,
     #[serde(skip_serializing_if = "is_false")]
     partial: bool,
 }
 
-pub(super) fn count(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Counted> {
-    let asked: wire::CountRequest = if body.is_empty() { Default::default() } else { wire::parse(body)? };
-    let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+pub(super) fn count(
+    named: &Named,
+    _: &mut SearchThread,
+    _: &CallContext,
+    body: &[u8],
+) -> Result<CountResponse> {
+    let request: wire::CountRequest = if body.is_empty() { Default::default() } else { wire::parse(body)? };
+    let clause = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
     let counted = named.count(clause.as_ref())?;
-    Ok(Counted { count: counted.count, partial: counted.partial })
+    Ok(CountResponse { count: counted.count, partial: counted.partial })
 }
 
 /// Values of a field, the most frequent first.
 #[derive(Serialize)]
-pub(super) struct Faceted {
+pub(super) struct FacetResponse {
     hits: Vec<FacetHit>,
     #[serde(skip_serializing_if = "is_false")]
     partial: bool,
@@ -200,20 +222,25 @@ struct FacetHit {
     count: u64,
 }
 
-pub(super) fn facet(named: &Named, _: &mut SearchThread, _: &Place, body: &[u8]) -> Result<Faceted> {
-    let asked: wire::FacetRequest = wire::parse(body)?;
-    if asked.limit() == 0 {
+pub(super) fn facet(
+    named: &Named,
+    _: &mut SearchThread,
+    _: &CallContext,
+    body: &[u8],
+) -> Result<FacetResponse> {
+    let request: wire::FacetRequest = wire::parse(body)?;
+    if request.limit() == 0 {
         return Err(Error::invalid("limit: 0 values cannot be asked for; 1 or more"));
     }
-    let clause = asked.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let found = named.facet(&asked.key, clause.as_ref(), asked.limit())?;
+    let clause = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
+    let found = named.facet(&request.key, clause.as_ref(), request.limit())?;
     let value = |value| match value {
         FacetValue::Bool(value) => Value::from(value),
         FacetValue::Whole(value) => Value::from(value),
         FacetValue::Text(text) => Value::from(text),
     };
     let hits = found.hits.into_iter().map(|(found, count)| FacetHit { value: value(found), count }).collect();
-    Ok(Faceted { hits, partial: found.partial })
+    Ok(FacetResponse { hits, partial: found.partial })
 }
 
 /// Whether an error concerns one point only, which is then left out of an answer that says so.
