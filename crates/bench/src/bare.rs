@@ -125,7 +125,7 @@ impl Bare {
             std::thread::sleep(time);
             stop.store(true, Ordering::Relaxed);
             let elapsed = start.elapsed();
-            let parts: Vec<Result<Part>> = looping
+            let parts: Vec<Result<BareThread>> = looping
                 .into_iter()
                 .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a loop panicked"))))
                 .collect();
@@ -152,7 +152,7 @@ impl Bare {
         ticket: &AtomicU64,
         counting: &AtomicBool,
         stop: &AtomicBool,
-    ) -> Result<Part> {
+    ) -> Result<BareThread> {
         let mut latencies = Vec::with_capacity(1 << 16);
         let mut cpu_start = None;
         while !stop.load(Ordering::Relaxed) {
@@ -167,12 +167,12 @@ impl Bare {
             }
         }
         let cpu = cpu_start.map_or(Duration::ZERO, |start| memory::thread::cpu_time().saturating_sub(start));
-        Ok(Part { latencies, cpu })
+        Ok(BareThread { latencies, cpu })
     }
 }
 
 /// One thread's part.
-struct Part {
+struct BareThread {
     latencies: Vec<Duration>,
     cpu: Duration,
 }
@@ -208,7 +208,7 @@ fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
 pub(crate) mod tests {
     use super::*;
     use crate::models::ctr::Ctr;
-    use crate::models::dense::Dense;
+    use crate::models::dense::DenseModel;
     use crate::models::layers::TOLERANCE;
     use engine::LibrarySearch;
 
@@ -254,7 +254,7 @@ pub(crate) mod tests {
     #[test]
     fn loops_count_their_runs() {
         let dir = tempfile::tempdir().unwrap();
-        let dense = Dense::new();
+        let dense = DenseModel::new();
         dense.write_layout(1, dir.path()).unwrap();
         let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
         let requests = vec![dense.inputs(1, 0, 1).unwrap()];

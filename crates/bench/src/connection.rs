@@ -143,7 +143,7 @@ pub(crate) fn grpc_frame(message: &[u8]) -> Bytes {
 
 /// An answer's message, for gRPC without its prefix.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct RawResponse {
     /// The message.
     pub(crate) body: Bytes,
 }
@@ -217,7 +217,7 @@ impl Connection {
     ///
     /// # Errors
     /// The status the server gave, or what broke on the way, as a message.
-    pub(crate) async fn call(&mut self, template: &Template, body: Bytes) -> Result<Answer> {
+    pub(crate) async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
         match self {
             Connection::Grpc(grpc) => grpc.call(template, body).await,
             Connection::Http(sender) => {
@@ -231,7 +231,7 @@ impl Connection {
 }
 
 impl Grpc {
-    async fn call(&mut self, template: &Template, body: Bytes) -> Result<Answer> {
+    async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
         let broken = |e: h2::Error| Error::unavailable(format!("connection: {e}"));
         std::future::poll_fn(|cx| self.sender.poll_ready(cx)).await.map_err(broken)?;
         let (answer, mut stream) = self.sender.send_request(template.request(()), false).map_err(broken)?;
@@ -244,7 +244,7 @@ impl Grpc {
 ///
 /// # Errors
 /// As [`Connection::call`], and `DeadlineExceeded` when no answer comes.
-pub(crate) fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Result<Answer> {
+pub(crate) fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Result<RawResponse> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -276,7 +276,7 @@ pub(crate) fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
     Some(Error::invalid(message))
 }
 
-async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<Answer> {
+async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> {
     let broken = |e: h2::Error| Error::unavailable(format!("answer: {e}"));
     let (parts, mut body) = response.into_parts();
     if parts.headers.contains_key("grpc-status") {
@@ -309,7 +309,7 @@ async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<Answer> {
     if frame.len() < GRPC_PREFIX_BYTES || frame[0] != 0 {
         return Err(Error::data_loss("the answer is no uncompressed gRPC message"));
     }
-    Ok(Answer { body: frame.split_off(GRPC_PREFIX_BYTES) })
+    Ok(RawResponse { body: frame.split_off(GRPC_PREFIX_BYTES) })
 }
 
 fn grpc_status(headers: &HeaderMap) -> Result<()> {
@@ -345,7 +345,7 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-async fn http_answer(response: Response<Incoming>) -> Result<Answer> {
+async fn http_answer(response: Response<Incoming>) -> Result<RawResponse> {
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, ANSWER_BYTES_MAX)
         .collect()
@@ -356,7 +356,7 @@ async fn http_answer(response: Response<Incoming>) -> Result<Answer> {
         let words = String::from_utf8_lossy(&body);
         return Err(Error::unavailable(format!("HTTP {}: {}", parts.status.as_u16(), clip(&words))));
     }
-    Ok(Answer { body })
+    Ok(RawResponse { body })
 }
 
 fn clip(text: &str) -> &str {

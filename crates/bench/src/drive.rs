@@ -2,7 +2,7 @@
 //!
 //! Each client thread runs its own single-threaded runtime in which pacing, sending and receiving happen. In the
 //! open loop nothing ever waits for an answer before sending the next request; when more than
-//! [`Plan::in_flight_max`] answers are missing, further requests count as failed, so that a stalled server shows
+//! [`DrivePlan::in_flight_max`] answers are missing, further requests count as failed, so that a stalled server shows
 //! as failures and not as a quieter client.
 
 use std::cell::{Cell, RefCell};
@@ -17,8 +17,8 @@ use tokio::task::LocalSet;
 
 use base::{Error, Result};
 
-use crate::connection::{Answer, Connection, Endpoint, Template, Transport};
-use crate::schedule::{Arrivals, Schedule};
+use crate::connection::{Connection, Endpoint, RawResponse, Template, Transport};
+use crate::schedule::{ArrivalSchedule, Arrivals};
 use crate::timer::Timer;
 
 /// How long a finished schedule waits for the last answers unless it is told otherwise.
@@ -31,12 +31,12 @@ pub(crate) const THREADS_MAX: usize = 64;
 /// Connections at most.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
 
-/// The reason given for a request that was not sent because [`Plan::in_flight_max`] answers were missing.
+/// The reason given for a request that was not sent because [`DrivePlan::in_flight_max`] answers were missing.
 pub(crate) const NO_ROOM: &str = "more answers are missing than may be in flight";
 
 /// What an answer was worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Judgement {
     /// As expected.
     Right,
     /// An answer, but not the right one.
@@ -48,26 +48,26 @@ pub(crate) enum Verdict {
 /// Looks at answers. Called on the client thread, so it must be quick.
 pub(crate) trait Judge: Send + Sync {
     /// Whether the answer to body `shot` is right, and the version that gave it (0 where it does not say).
-    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64);
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64);
 }
 
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
-    /// When it was due, since [`Plan::start`].
+pub(crate) struct RequestSample {
+    /// When it was due, since [`DrivePlan::start`].
     pub(crate) due: Duration,
     /// From then to its answer.
     pub(crate) latency: Duration,
     /// What the answer was worth.
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: Judgement,
     /// The version that answered; 0 where unknown.
     pub(crate) version: u64,
 }
 
 /// Takes samples as they come, from all client threads.
-pub(crate) trait Sink: Send + Sync {
+pub(crate) trait SampleSink: Send + Sync {
     /// One finished request; for a failed one, why.
-    fn record(&self, sample: Sample, reason: Option<&str>);
+    fn record(&self, sample: RequestSample, reason: Option<&str>);
 
     /// Open loop: a request that was due `late` ago is about to be sent.
     fn sending(&self, _late: Duration) {}
@@ -75,7 +75,7 @@ pub(crate) trait Sink: Send + Sync {
 
 /// When requests are sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Pace {
+pub(crate) enum LoadLoop {
     /// At times that do not depend on answers.
     Open {
         /// How the gaps are distributed.
@@ -94,7 +94,7 @@ pub(crate) enum Pace {
 
 /// A run.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct DrivePlan {
     /// Where to.
     pub(crate) endpoint: Endpoint,
     /// What all requests share.
@@ -102,7 +102,7 @@ pub(crate) struct Plan {
     /// The bodies, used in turn.
     pub(crate) shots: Arc<[Bytes]>,
     /// When they are sent.
-    pub(crate) pace: Pace,
+    pub(crate) pace: LoadLoop,
     /// When the first is due.
     pub(crate) start: Instant,
     /// How long requests are sent.
@@ -122,20 +122,20 @@ pub(crate) struct Plan {
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-impl Plan {
+impl DrivePlan {
     /// A plan with one thread, starting now.
     pub(crate) fn new(
         endpoint: Endpoint,
         template: Template,
         shots: Arc<[Bytes]>,
-        pace: Pace,
+        pace: LoadLoop,
         duration: Duration,
-    ) -> Plan {
+    ) -> DrivePlan {
         let connections = match pace {
-            Pace::Open { .. } => 8,
-            Pace::Closed { clients } => clients,
+            LoadLoop::Open { .. } => 8,
+            LoadLoop::Closed { clients } => clients,
         };
-        Plan {
+        DrivePlan {
             endpoint,
             template,
             shots,
@@ -158,7 +158,7 @@ impl Plan {
         };
         bounded("client threads", self.threads, THREADS_MAX)?;
         bounded("connections", self.connections, CONNECTIONS_MAX)?;
-        if let Pace::Closed { clients } = self.pace {
+        if let LoadLoop::Closed { clients } = self.pace {
             bounded("clients", clients, CONNECTIONS_MAX)?;
         }
         if self.shots.is_empty() {
@@ -176,7 +176,7 @@ impl Plan {
 ///
 /// # Errors
 /// `Unavailable` when the server cannot be reached at the start; later failures are samples.
-pub(crate) fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -> Result<()> {
+pub(crate) fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink>) -> Result<()> {
     plan.check()?;
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..plan.threads)
@@ -194,20 +194,20 @@ pub(crate) fn drive(plan: &Plan, judge: &Arc<dyn Judge>, sink: &Arc<dyn Sink>) -
     })
 }
 
-/// Runs `work` beside a client that never sleeps, as with [`Plan::spin`], and asks nothing.
+/// Runs `work` beside a client that never sleeps, as with [`DrivePlan::spin`], and asks nothing.
 ///
 /// # Errors
 /// `ResourceExhausted` when there is no thread for the client.
 pub(crate) fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
     let stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let stop = Stop(&stopped);
+        let stop = StopOnDrop(&stopped);
         let spin = || {
             LocalSet::new().block_on(&client_runtime()?, async {
                 while !stopped.load(Ordering::Relaxed) {
@@ -237,11 +237,16 @@ fn client_runtime() -> Result<tokio::runtime::Runtime> {
         .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))
 }
 
-fn client_thread(plan: Plan, index: usize, judge: Arc<dyn Judge>, sink: Arc<dyn Sink>) -> Result<()> {
+fn client_thread(
+    plan: DrivePlan,
+    index: usize,
+    judge: Arc<dyn Judge>,
+    sink: Arc<dyn SampleSink>,
+) -> Result<()> {
     let runtime = client_runtime()?;
     let local = LocalSet::new();
     local.block_on(&runtime, async move {
-        let client = Rc::new(Client::connect(plan, index, judge, sink).await?);
+        let client = Rc::new(ClientThread::connect(plan, index, judge, sink).await?);
         if client.plan.spin {
             // A task that is always ready keeps the runtime from parking; it looks at its sockets in between.
             tokio::task::spawn_local(async {
@@ -251,10 +256,10 @@ fn client_thread(plan: Plan, index: usize, judge: Arc<dyn Judge>, sink: Arc<dyn 
             });
         }
         match client.plan.pace {
-            Pace::Open { arrivals, rate, seed } => {
-                client.open_loop(Schedule::new(arrivals, rate, seed)).await
+            LoadLoop::Open { arrivals, rate, seed } => {
+                client.open_loop(ArrivalSchedule::new(arrivals, rate, seed)).await
             }
-            Pace::Closed { clients } => client.closed_loop(clients).await,
+            LoadLoop::Closed { clients } => client.closed_loop(clients).await,
         }
     })
 }
@@ -265,25 +270,30 @@ fn share(total: usize, parts: usize, index: usize) -> usize {
 }
 
 /// One thread's part of a run.
-struct Client {
-    plan: Plan,
+struct ClientThread {
+    plan: DrivePlan,
     index: usize,
     judge: Arc<dyn Judge>,
-    sink: Arc<dyn Sink>,
+    sink: Arc<dyn SampleSink>,
     idle: RefCell<Vec<Connection>>,
     next: Cell<usize>,
     in_flight: Cell<usize>,
     freed: Notify,
 }
 
-impl Client {
-    async fn connect(plan: Plan, index: usize, judge: Arc<dyn Judge>, sink: Arc<dyn Sink>) -> Result<Client> {
+impl ClientThread {
+    async fn connect(
+        plan: DrivePlan,
+        index: usize,
+        judge: Arc<dyn Judge>,
+        sink: Arc<dyn SampleSink>,
+    ) -> Result<ClientThread> {
         let connections = share(plan.connections, plan.threads, index).max(1);
         let mut idle = Vec::with_capacity(connections);
         for _ in 0..connections {
             idle.push(Connection::open(&plan.endpoint).await?);
         }
-        Ok(Client {
+        Ok(ClientThread {
             plan,
             index,
             judge,
@@ -295,7 +305,7 @@ impl Client {
         })
     }
 
-    async fn open_loop(self: &Rc<Self>, schedule: Schedule) -> Result<()> {
+    async fn open_loop(self: &Rc<Self>, schedule: ArrivalSchedule) -> Result<()> {
         let timer = Timer::new()?;
         let in_flight_max = share(self.plan.in_flight_max, self.plan.threads, self.index).max(1);
         for due in schedule.skip(self.index).step_by(self.plan.threads) {
@@ -375,16 +385,16 @@ impl Client {
         match answer {
             Ok(answer) => {
                 let (verdict, version) = self.judge.judge(shot, &answer);
-                self.sink.record(Sample { due, latency, verdict, version }, None);
+                self.sink.record(RequestSample { due, latency, verdict, version }, None);
             }
             Err(error) => {
-                let sample = Sample { due, latency, verdict: Verdict::Failed, version: 0 };
+                let sample = RequestSample { due, latency, verdict: Judgement::Failed, version: 0 };
                 self.sink.record(sample, Some(error.message()));
             }
         }
     }
 
-    async fn call(&self, shot: usize) -> Result<Answer> {
+    async fn call(&self, shot: usize) -> Result<RawResponse> {
         let mut connection = self.take().await?;
         let answer = connection.call(&self.plan.template, self.plan.shots[shot].clone()).await;
         if self.plan.endpoint.transport == Transport::Http && connection.is_open() {
@@ -416,7 +426,8 @@ impl Client {
 
     fn record_failure(&self, due: Duration, reason: &str) {
         let latency = self.plan.start.elapsed().saturating_sub(due);
-        self.sink.record(Sample { due, latency, verdict: Verdict::Failed, version: 0 }, Some(reason));
+        self.sink
+            .record(RequestSample { due, latency, verdict: Judgement::Failed, version: 0 }, Some(reason));
     }
 }
 

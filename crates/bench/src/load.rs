@@ -11,15 +11,15 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::BenchEnv;
-use crate::connection::{Answer, Endpoint};
-use crate::drive::{Judge, Pace, Plan, Verdict};
-use crate::machine::{Machine, Noise, NoiseWatch};
-use crate::measure::{Measured, measure};
-use crate::random::Random;
-use crate::report::{Progress, Table, ms, write_file, write_json};
+use crate::connection::{Endpoint, RawResponse};
+use crate::drive::{DrivePlan, Judge, Judgement, LoadLoop};
+use crate::machine::{MachineFacts, Noise, NoiseWatch};
+use crate::measure::{Measurement, measure};
+use crate::random::RandomSequence;
+use crate::report::{StepProgress, TextTable, ms, write_file, write_json};
 use crate::schedule::Arrivals;
-use crate::stats::Summary;
-use crate::wire::{Api, Door, from_json};
+use crate::stats::LatencySummary;
+use crate::wire::{Api, ModelEndpoint, from_json};
 
 /// Different requests that are generated and sent in turn.
 const REQUESTS: u64 = 64;
@@ -38,7 +38,7 @@ const INDEX_MAX: u64 = 2;
 /// unless --request gives one.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
-pub struct LoadArgs {
+pub struct BenchLoadArgs {
     /// Where the server listens: grpc://HOST:PORT or http://HOST:PORT
     #[arg(long)]
     pub url: String,
@@ -103,20 +103,20 @@ pub struct LoadArgs {
 
 /// What `bench load` writes as JSON.
 #[derive(Debug, Serialize)]
-struct Report {
+struct LoadReport {
     url: String,
     api: String,
     model: String,
     mode: String,
     rps: f64,
     #[serde(flatten)]
-    latency: Summary,
+    latency: LatencySummary,
     mean_ms: f64,
     failed: u64,
     reasons: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     server_cpu_us_per_request: Option<f64>,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
@@ -124,8 +124,8 @@ struct Report {
 struct StatusOnly;
 
 impl Judge for StatusOnly {
-    fn judge(&self, _shot: usize, _answer: &Answer) -> (Verdict, u64) {
-        (Verdict::Right, 0)
+    fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+        (Judgement::Right, 0)
     }
 }
 
@@ -134,12 +134,12 @@ impl Judge for StatusOnly {
 /// # Errors
 /// When the server cannot be reached, the arguments make no request, every request failed, or a file cannot be
 /// written.
-pub fn run(args: &LoadArgs, _env: &BenchEnv) -> Result<()> {
+pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
     let endpoint = Endpoint::parse(&args.url)?;
-    let door = Door { endpoint, api: args.api, model: args.model.clone() };
+    let door = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
     let encoded = door.encode(&requests(args, &door)?)?;
     let pace = pace(args)?;
-    let mut plan = Plan::new(
+    let mut plan = DrivePlan::new(
         door.endpoint.clone(),
         encoded.template,
         Arc::<[Bytes]>::from(encoded.bodies),
@@ -154,24 +154,24 @@ pub fn run(args: &LoadArgs, _env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
     let measured =
-        measure(&plan, args.warm_up, &judge, &args.pid, Some(&Progress::new(plan.duration.as_secs())))?;
+        measure(&plan, args.warm_up, &judge, &args.pid, Some(&StepProgress::new(plan.duration.as_secs())))?;
     let noise = watch.end();
     report(args, &measured, noise)
 }
 
-fn pace(args: &LoadArgs) -> Result<Pace> {
+fn pace(args: &BenchLoadArgs) -> Result<LoadLoop> {
     match (args.rate, args.clients) {
         (Some(rate), _) if rate > 0.0 && rate.is_finite() => {
-            Ok(Pace::Open { arrivals: args.arrivals, rate, seed: args.seed })
+            Ok(LoadLoop::Open { arrivals: args.arrivals, rate, seed: args.seed })
         }
-        (None, Some(clients)) => Ok(Pace::Closed { clients }),
+        (None, Some(clients)) => Ok(LoadLoop::Closed { clients }),
         _ => Err(Error::invalid("--rate must be more than 0")),
     }
 }
 
-fn report(args: &LoadArgs, measured: &Measured, noise: Noise) -> Result<()> {
+fn report(args: &BenchLoadArgs, measured: &Measurement, noise: Noise) -> Result<()> {
     let counted = &measured.counted;
-    let report = Report {
+    let report = LoadReport {
         url: args.url.clone(),
         api: format!("{:?}", args.api).to_lowercase(),
         model: args.model.clone(),
@@ -185,7 +185,7 @@ fn report(args: &LoadArgs, measured: &Measured, noise: Noise) -> Result<()> {
         failed: counted.faults.failed,
         reasons: counted.faults.lines(),
         server_cpu_us_per_request: measured.cpu_us_per_request,
-        machine: Machine::look(None),
+        machine: MachineFacts::detect(None),
         noise,
     };
     print_table(&report);
@@ -202,10 +202,18 @@ fn report(args: &LoadArgs, measured: &Measured, noise: Noise) -> Result<()> {
     Ok(())
 }
 
-fn print_table(report: &Report) {
+fn print_table(report: &LoadReport) {
     println!("{} {} \"{}\": {}", report.url, report.api, report.model, report.mode);
-    let mut table =
-        Table::new(&["requests", "rps", "p50 ms", "p99 ms", "p999 ms", "max ms", "failed", "server CPU us"]);
+    let mut table = TextTable::new(&[
+        "requests",
+        "rps",
+        "p50 ms",
+        "p99 ms",
+        "p999 ms",
+        "max ms",
+        "failed",
+        "server CPU us",
+    ]);
     let latency = &report.latency;
     table.row(vec![
         latency.n.to_string(),
@@ -222,7 +230,7 @@ fn print_table(report: &Report) {
     println!("{}\n{}", report.machine.line(), report.noise.line());
 }
 
-fn requests(args: &LoadArgs, door: &Door) -> Result<Vec<Vec<NamedTensor>>> {
+fn requests(args: &BenchLoadArgs, door: &ModelEndpoint) -> Result<Vec<Vec<NamedTensor>>> {
     if let Some(path) = &args.request {
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
         return Ok(vec![from_json(&text).map_err(|e| e.context(path.display()))?]);
@@ -231,7 +239,7 @@ fn requests(args: &LoadArgs, door: &Door) -> Result<Vec<Vec<NamedTensor>>> {
     let specs = door.inputs()?;
     (0..REQUESTS)
         .map(|index| {
-            let mut random = Random::new(crate::random::at(args.seed, index));
+            let mut random = RandomSequence::new(crate::random::at(args.seed, index));
             specs.iter().map(|spec| generate(spec, &shapes, args.index_max, &mut random)).collect()
         })
         .collect()
@@ -287,7 +295,7 @@ pub(crate) fn generate(
     spec: &TensorSpec,
     shapes: &Shapes,
     index_max: u64,
-    random: &mut Random,
+    random: &mut RandomSequence,
 ) -> Result<NamedTensor> {
     let shape = shapes.of(spec);
     let count =
@@ -310,7 +318,7 @@ pub(crate) fn generate(
 }
 
 /// Floats in -1 to 1, integers skewed below `index_max`, bits.
-fn element_bytes(dtype: DType, count: usize, index_max: u64, random: &mut Random) -> Result<Vec<u8>> {
+fn element_bytes(dtype: DType, count: usize, index_max: u64, random: &mut RandomSequence) -> Result<Vec<u8>> {
     let mut float = || random.unit() * 2.0 - 1.0;
     Ok(match dtype {
         DType::F64 => (0..count).flat_map(|_| float().to_le_bytes()).collect(),
@@ -351,7 +359,7 @@ mod tests {
 
     #[test]
     fn generated_values_have_type_and_range() {
-        let mut random = Random::new(1);
+        let mut random = RandomSequence::new(1);
         let shapes = Shapes { batch: 5, other: 1, named: vec![] };
         for dtype in [DType::I64, DType::U8, DType::F16, DType::F32, DType::Bool, DType::String] {
             let made = generate(&spec(dtype, vec![Dim::Dynamic(None)]), &shapes, 1000, &mut random).unwrap();

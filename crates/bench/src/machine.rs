@@ -8,7 +8,7 @@ use crate::settle::StopWatch;
 
 /// The machine and the software, fixed for a run.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineFacts {
     /// The processor's own name.
     pub(crate) cpu: String,
     /// Cores that this process may use.
@@ -34,11 +34,11 @@ const VERSION: &str = if cfg!(debug_assertions) {
     env!("CARGO_PKG_VERSION")
 };
 
-impl Machine {
+impl MachineFacts {
     /// Looks at this machine; what cannot be read is left empty.
-    pub(crate) fn look(onnxruntime: Option<String>) -> Machine {
+    pub(crate) fn detect(onnxruntime: Option<String>) -> MachineFacts {
         let cpuinfo = read("/proc/cpuinfo");
-        Machine {
+        MachineFacts {
             cpu: field(&cpuinfo, "model name").unwrap_or_default(),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
@@ -247,7 +247,7 @@ mod tests {
         assert!(usage.peak_rss_kb > 0);
         assert!(rss_kb_of(std::process::id()) > 0 && rss_kb_of(u32::MAX) == 0);
         assert_eq!(usage_of(u32::MAX), Usage::default());
-        let machine = Machine::look(None);
+        let machine = MachineFacts::detect(None);
         assert!(machine.cores > 0 && machine.memory_mb > 0);
     }
 }

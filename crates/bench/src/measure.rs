@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-use crate::drive::{Judge, Plan, Sink, drive};
+use crate::drive::{DrivePlan, Judge, SampleSink, drive};
 use crate::machine::usage_of;
-use crate::report::Progress;
-use crate::samples::{Counted, Tally};
+use crate::report::StepProgress;
+use crate::samples::{Tally, TallyCounts};
 
 /// From here to the first request: connections are made in this time.
 const LEAD_IN: Duration = Duration::from_millis(100);
@@ -18,22 +18,22 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// What a run gave.
 #[derive(Debug)]
-pub(crate) struct Measured {
-    pub(crate) counted: Counted,
+pub(crate) struct Measurement {
+    pub(crate) counted: TallyCounts,
     /// Of all processes asked for together; absent where none was or nothing was answered.
     pub(crate) cpu_us_per_request: Option<f64>,
 }
 
 /// Runs `plan` with its first `warm_up` left out of all figures.
 pub(crate) fn measure(
-    plan: &Plan,
+    plan: &DrivePlan,
     warm_up: Duration,
     judge: &Arc<dyn Judge>,
     pids: &[u32],
-    progress: Option<&Progress>,
-) -> Result<Measured> {
+    progress: Option<&StepProgress>,
+) -> Result<Measurement> {
     let tally = Arc::new(Tally::new(warm_up));
-    let sink: Arc<dyn Sink> = tally.clone();
+    let sink: Arc<dyn SampleSink> = tally.clone();
     let mut plan = plan.clone();
     plan.start = Instant::now() + LEAD_IN;
     let look_at = |at: Instant| {
@@ -54,6 +54,6 @@ pub(crate) fn measure(
         let requests = after.1.saturating_sub(before.1);
         let cpu_us = after.0.saturating_sub(before.0).as_secs_f64() * 1e6;
         let cpu_us_per_request = (!pids.is_empty() && requests > 0).then(|| cpu_us / requests as f64);
-        Ok(Measured { counted: tally.counted(), cpu_us_per_request })
+        Ok(Measurement { counted: tally.counted(), cpu_us_per_request })
     })
 }

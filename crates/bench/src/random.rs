@@ -17,15 +17,15 @@ pub(crate) fn signed_unit(seed: u64, index: u64) -> f32 {
 
 /// A sequence of random numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Random {
+pub(crate) struct RandomSequence {
     seed: u64,
     index: u64,
 }
 
-impl Random {
+impl RandomSequence {
     /// The stream `seed` from its start.
-    pub(crate) fn new(seed: u64) -> Random {
-        Random { seed, index: 0 }
+    pub(crate) fn new(seed: u64) -> RandomSequence {
+        RandomSequence { seed, index: 0 }
     }
 
     /// The next 64 bits.
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn numbers_stay_in_range_and_are_spread() {
-        let mut random = Random::new(3);
+        let mut random = RandomSequence::new(3);
         let mean: f64 = (0..10_000).map(|_| random.unit()).sum::<f64>() / 10_000.0;
         assert!((0.49..0.51).contains(&mean), "{mean}");
         let mean: f32 = (0..10_000).map(|i| signed_unit(9, i)).sum::<f32>() / 10_000.0;

@@ -11,14 +11,14 @@ use serde::Serialize;
 
 /// A table of text cells; the first column is left-aligned, the others right-aligned.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// A table with these column names.
-    pub(crate) fn new(columns: &[&str]) -> Table {
-        Table { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
+    pub(crate) fn new(columns: &[&str]) -> TextTable {
+        TextTable { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
     }
 
     /// Adds a row.
@@ -27,7 +27,7 @@ impl Table {
     }
 }
 
-impl std::fmt::Display for Table {
+impl std::fmt::Display for TextTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -106,15 +106,15 @@ const TELL_EVERY: Duration = Duration::from_secs(15);
 
 /// A bar on stderr where somebody watches, and elsewhere a line now and then.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct StepProgress {
     bar: ProgressBar,
     /// When a line was last printed where there is no terminal.
     told: Mutex<Instant>,
 }
 
-impl Progress {
+impl StepProgress {
     /// A bar of `steps` steps.
-    pub(crate) fn new(steps: u64) -> Progress {
+    pub(crate) fn new(steps: u64) -> StepProgress {
         let visible = std::io::stderr().is_terminal();
         let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(steps), target);
@@ -123,7 +123,7 @@ impl Progress {
         }
         // A tick a second is enough to see that it lives and too little to disturb a measurement.
         bar.enable_steady_tick(Duration::from_secs(1));
-        Progress { bar, told: Mutex::new(Instant::now()) }
+        StepProgress { bar, told: Mutex::new(Instant::now()) }
     }
 
     /// Says what is going on.
@@ -166,7 +166,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for StepProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn tables_line_up() {
-        let mut table = Table::new(&["arm", "p50 ms"]);
+        let mut table = TextTable::new(&["arm", "p50 ms"]);
         table.row(vec!["pool".into(), "0.9".into()]);
         table.row(vec!["control".into(), "10.25".into()]);
         assert_eq!(table.to_string(), "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n");

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::drive::{Sample, Sink, Verdict};
+use crate::drive::{Judgement, RequestSample, SampleSink};
 use crate::stats::Latencies;
 
-/// Samples a [`Log`] keeps; further ones are counted but not kept.
+/// Samples a [`SampleLog`] keeps; further ones are counted but not kept.
 const SAMPLES_MAX: usize = 20_000_000;
 /// Different reasons for failure that are kept.
 const REASONS_MAX: usize = 16;
@@ -25,11 +25,11 @@ pub(crate) struct Faults {
 
 impl Faults {
     /// Counts one finished request.
-    pub(crate) fn count(&mut self, verdict: Verdict, reason: Option<&str>) {
+    pub(crate) fn count(&mut self, verdict: Judgement, reason: Option<&str>) {
         match verdict {
-            Verdict::Right => {}
-            Verdict::Wrong => self.wrong += 1,
-            Verdict::Failed => self.failed += 1,
+            Judgement::Right => {}
+            Judgement::Wrong => self.wrong += 1,
+            Judgement::Failed => self.failed += 1,
         }
         let Some(reason) = reason else { return };
         if let Some(count) = self.reasons.get_mut(reason) {
@@ -49,28 +49,28 @@ impl Faults {
 
 /// Keeps every sample.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
-    inner: Mutex<Kept>,
+pub(crate) struct SampleLog {
+    inner: Mutex<KeptSamples>,
 }
 
-/// What a [`Log`] has kept.
+/// What a [`SampleLog`] has kept.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeptSamples {
     /// The samples in the order in which their answers came.
-    pub(crate) samples: Vec<Sample>,
+    pub(crate) samples: Vec<RequestSample>,
     /// What went wrong.
     pub(crate) faults: Faults,
 }
 
-impl Log {
+impl SampleLog {
     /// What was kept since the last call.
-    pub(crate) fn take(&self) -> Kept {
+    pub(crate) fn take(&self) -> KeptSamples {
         std::mem::take(&mut *lock(&self.inner))
     }
 }
 
-impl Sink for Log {
-    fn record(&self, sample: Sample, reason: Option<&str>) {
+impl SampleSink for SampleLog {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
         let mut kept = lock(&self.inner);
         kept.faults.count(sample.verdict, reason);
         if kept.samples.len() < SAMPLES_MAX {
@@ -83,12 +83,12 @@ impl Sink for Log {
 #[derive(Debug)]
 pub(crate) struct Tally {
     warm_up: Duration,
-    inner: Mutex<Counted>,
+    inner: Mutex<TallyCounts>,
 }
 
 /// What a [`Tally`] has counted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counted {
+pub(crate) struct TallyCounts {
     /// Latencies of right and wrong answers.
     pub(crate) latencies: Latencies,
     /// What went wrong, warm-up included.
@@ -99,7 +99,7 @@ pub(crate) struct Counted {
     pub(crate) first: Option<Duration>,
 }
 
-impl Counted {
+impl TallyCounts {
     /// Answers a second between the first counted request and the last answer.
     pub(crate) fn rate(&self) -> f64 {
         let seconds = self.last.saturating_sub(self.first.unwrap_or_default()).as_secs_f64();
@@ -114,7 +114,7 @@ impl Tally {
     }
 
     /// What was counted so far.
-    pub(crate) fn counted(&self) -> Counted {
+    pub(crate) fn counted(&self) -> TallyCounts {
         lock(&self.inner).clone()
     }
 
@@ -124,11 +124,11 @@ impl Tally {
     }
 }
 
-impl Sink for Tally {
-    fn record(&self, sample: Sample, reason: Option<&str>) {
+impl SampleSink for Tally {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
         let mut counted = lock(&self.inner);
         counted.faults.count(sample.verdict, reason);
-        if sample.due < self.warm_up || sample.verdict == Verdict::Failed {
+        if sample.due < self.warm_up || sample.verdict == Judgement::Failed {
             return;
         }
         counted.latencies.record(sample.latency);
@@ -146,18 +146,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn sample(due_ms: u64, latency_ms: u64, verdict: Verdict) -> Sample {
+    fn sample(due_ms: u64, latency_ms: u64, verdict: Judgement) -> RequestSample {
         let ms = Duration::from_millis;
-        Sample { due: ms(due_ms), latency: ms(latency_ms), verdict, version: 1 }
+        RequestSample { due: ms(due_ms), latency: ms(latency_ms), verdict, version: 1 }
     }
 
     #[test]
     fn a_tally_leaves_out_warm_up_and_failures() {
         let tally = Tally::new(Duration::from_millis(100));
-        tally.record(sample(0, 900, Verdict::Right), None);
-        tally.record(sample(100, 10, Verdict::Right), None);
-        tally.record(sample(1090, 10, Verdict::Wrong), None);
-        tally.record(sample(1100, 10, Verdict::Failed), Some("broken"));
+        tally.record(sample(0, 900, Judgement::Right), None);
+        tally.record(sample(100, 10, Judgement::Right), None);
+        tally.record(sample(1090, 10, Judgement::Wrong), None);
+        tally.record(sample(1100, 10, Judgement::Failed), Some("broken"));
         let counted = tally.counted();
         assert_eq!(counted.latencies.count(), 2);
         assert_eq!((counted.faults.failed, counted.faults.wrong), (1, 1));
@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn a_log_gives_each_sample_once() {
-        let log = Log::default();
-        log.record(sample(0, 1, Verdict::Right), None);
+        let log = SampleLog::default();
+        log.record(sample(0, 1, Judgement::Right), None);
         assert_eq!(log.take().samples.len(), 1);
         assert!(log.take().samples.is_empty());
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::random::Random;
+use crate::random::RandomSequence;
 
 /// How the gaps between arrivals are distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -15,23 +15,23 @@ pub enum Arrivals {
 
 /// An endless sequence of times since the start, never decreasing.
 #[derive(Clone, Debug)]
-pub(crate) struct Schedule {
+pub(crate) struct ArrivalSchedule {
     arrivals: Arrivals,
     gap_s: f64,
-    random: Random,
+    random: RandomSequence,
     next: u64,
     elapsed_s: f64,
 }
 
-impl Schedule {
+impl ArrivalSchedule {
     /// `rate` requests a second. The same seed gives the same times.
-    pub(crate) fn new(arrivals: Arrivals, rate: f64, seed: u64) -> Schedule {
+    pub(crate) fn new(arrivals: Arrivals, rate: f64, seed: u64) -> ArrivalSchedule {
         let gap_s = 1.0 / rate.max(f64::MIN_POSITIVE);
-        Schedule { arrivals, gap_s, random: Random::new(seed), next: 0, elapsed_s: 0.0 }
+        ArrivalSchedule { arrivals, gap_s, random: RandomSequence::new(seed), next: 0, elapsed_s: 0.0 }
     }
 }
 
-impl Iterator for Schedule {
+impl Iterator for ArrivalSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -54,18 +54,18 @@ mod tests {
 
     #[test]
     fn a_fixed_schedule_does_not_drift() {
-        let mut schedule = Schedule::new(Arrivals::Fixed, 3000.0, 0);
+        let mut schedule = ArrivalSchedule::new(Arrivals::Fixed, 3000.0, 0);
         assert_eq!(schedule.next(), Some(Duration::ZERO));
         assert_eq!(schedule.nth(3000 * 1000 - 1), Some(Duration::from_secs(1000)));
     }
 
     #[test]
     fn a_poisson_schedule_keeps_its_rate_and_seed() {
-        let times: Vec<Duration> = Schedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
+        let times: Vec<Duration> = ArrivalSchedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
         assert!(times.is_sorted());
         let seconds = times[times.len() - 1].as_secs_f64();
         assert!((98.0..102.0).contains(&seconds), "{seconds}");
-        let again: Vec<Duration> = Schedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
+        let again: Vec<Duration> = ArrivalSchedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
         assert_eq!(times, again);
         // About 1/e of exponential gaps are longer than their mean.
         let long = times.windows(2).filter(|w| w[1] - w[0] > Duration::from_millis(1)).count() as f64;

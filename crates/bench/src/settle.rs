@@ -29,7 +29,7 @@ const WATCH_NICE: i32 = -20;
 
 /// How long it took until the machine was even.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Settled {
+pub(crate) struct SettleTime {
     /// Seconds waited.
     pub(crate) seconds: f64,
     /// The longest that a core stood still meanwhile.
@@ -39,12 +39,12 @@ pub(crate) struct Settled {
 }
 
 /// Keeps all cores busy until none of them has stopped for five seconds, a minute at most.
-pub(crate) fn settle() -> Settled {
+pub(crate) fn settle() -> SettleTime {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     until_even(Instant::now(), || longest_gap(cores, LOOK))
 }
 
-fn until_even(start: Instant, mut look: impl FnMut() -> Duration) -> Settled {
+fn until_even(start: Instant, mut look: impl FnMut() -> Duration) -> SettleTime {
     let (mut longest, mut even_since) = (Duration::ZERO, start);
     loop {
         let gap = look();
@@ -56,7 +56,7 @@ fn until_even(start: Instant, mut look: impl FnMut() -> Duration) -> Settled {
         let even = now - even_since >= EVEN_FOR;
         if even || now - start >= WAIT_MAX {
             let longest_stop_ms = longest.as_secs_f64() * 1e3;
-            return Settled { seconds: (now - start).as_secs_f64(), longest_stop_ms, even };
+            return SettleTime { seconds: (now - start).as_secs_f64(), longest_stop_ms, even };
         }
     }
 }
@@ -91,12 +91,12 @@ pub(crate) struct Stops {
 /// late where the machine stood still (or where the system refuses the priority and all cores were busy).
 #[derive(Debug)]
 pub(crate) struct StopWatch {
-    seen: Arc<Seen>,
+    seen: Arc<StopCounts>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct StopCounts {
     ended: AtomicBool,
     count: AtomicU64,
     longest_ns: AtomicU64,
@@ -105,7 +105,7 @@ struct Seen {
 impl StopWatch {
     /// Begins to count. Where no thread can be had, nothing is counted.
     pub(crate) fn start() -> StopWatch {
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(StopCounts::default());
         let watched = Arc::clone(&seen);
         let thread =
             std::thread::Builder::new().name("stop-watch".into()).spawn(move || watched.watch()).ok();
@@ -121,7 +121,7 @@ impl StopWatch {
     }
 }
 
-impl Seen {
+impl StopCounts {
     fn watch(&self) {
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), WATCH_NICE);
         let mut last = Instant::now();

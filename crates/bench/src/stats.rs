@@ -51,8 +51,8 @@ impl Latencies {
     }
 
     /// The figures that every report shows.
-    pub(crate) fn summary(&self) -> Summary {
-        Summary {
+    pub(crate) fn summary(&self) -> LatencySummary {
+        LatencySummary {
             n: self.count(),
             p50_ms: self.quantile_ms(0.5),
             p99_ms: self.quantile_ms(0.99),
@@ -100,7 +100,7 @@ impl FromIterator<Duration> for Latencies {
 
 /// What is reported of one distribution. Milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Summary {
+pub(crate) struct LatencySummary {
     /// Requests counted.
     pub(crate) n: u64,
     /// Median.
@@ -113,11 +113,11 @@ pub(crate) struct Summary {
     pub(crate) max_ms: f64,
 }
 
-impl Summary {
+impl LatencySummary {
     /// Field by field the median over rounds; `n` is the total.
-    pub(crate) fn median_of(rounds: &[Summary]) -> Summary {
-        let of = |field: fn(&Summary) -> f64| median(rounds.iter().map(field));
-        Summary {
+    pub(crate) fn median_of(rounds: &[LatencySummary]) -> LatencySummary {
+        let of = |field: fn(&LatencySummary) -> f64| median(rounds.iter().map(field));
+        LatencySummary {
             n: rounds.iter().map(|round| round.n).sum(),
             p50_ms: of(|s| s.p50_ms),
             p99_ms: of(|s| s.p99_ms),
@@ -164,13 +164,13 @@ mod tests {
         let near = |value: f64, wanted: f64| (value - wanted).abs() < wanted * 0.002;
         assert!(near(summary.p50_ms, 0.5) && near(summary.p99_ms, 0.99), "{summary:?}");
         assert!(near(summary.p999_ms, 0.999) && near(summary.max_ms, 1.0), "{summary:?}");
-        assert_eq!(Latencies::default().summary(), Summary::default());
+        assert_eq!(Latencies::default().summary(), LatencySummary::default());
     }
 
     #[test]
     fn rounds_combine_by_median() {
-        let round = |p999_ms| Summary { n: 10, p999_ms, ..Summary::default() };
-        let all = Summary::median_of(&[round(9.0), round(1.0), round(2.0)]);
+        let round = |p999_ms| LatencySummary { n: 10, p999_ms, ..LatencySummary::default() };
+        let all = LatencySummary::median_of(&[round(9.0), round(1.0), round(2.0)]);
         assert_eq!((all.n, all.p999_ms), (30, 2.0));
     }
 

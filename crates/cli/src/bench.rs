@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use base::ErrorKind;
 use bench::BenchEnv;
-use bench::audio::AudioArgs;
+use bench::audio::BenchAudioArgs;
 use bench::batch::BatchArgs;
 use bench::crash::CrashArgs;
 use bench::demo::DemoArgs;
 use bench::fingerprints::MatchArgs;
-use bench::images::ImagesArgs;
+use bench::images::BenchImagesArgs;
 use bench::ingest::IngestArgs;
-use bench::load::LoadArgs;
+use bench::load::BenchLoadArgs;
 use bench::overhead::OverheadArgs;
 use bench::overload::OverloadArgs;
 use bench::swap::SwapArgs;
@@ -27,24 +27,24 @@ use crate::serve::{library_search, torch_search};
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
     #[command(flatten)]
-    places: Places,
+    places: MachineArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    Load(LoadArgs),
+enum BenchCommand {
+    Load(BenchLoadArgs),
     Swap(SwapArgs),
     Overhead(OverheadArgs),
     Batch(BatchArgs),
     Overload(OverloadArgs),
     Tiers(TiersArgs),
-    Audio(AudioArgs),
+    Audio(BenchAudioArgs),
     Crash(CrashArgs),
     Ingest(IngestArgs),
     Match(MatchArgs),
-    Images(ImagesArgs),
+    Images(BenchImagesArgs),
     Vectors(VectorsArgs),
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct DemoCommand {
     #[command(flatten)]
     demo: DemoArgs,
     #[command(flatten)]
-    places: Places,
+    places: MachineArgs,
 }
 
 /// What a benchmark needs of this machine.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
-pub(crate) struct Places {
+pub(crate) struct MachineArgs {
     /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
@@ -76,18 +76,18 @@ pub(crate) struct Places {
 pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let env = bench_env(&args.places)?;
     let result = match &args.what {
-        What::Load(args) => bench::load::run(args, &env),
-        What::Swap(args) => bench::swap::run(args, &env),
-        What::Overhead(args) => bench::overhead::run(args, &env),
-        What::Batch(args) => bench::batch::run(args, &env),
-        What::Overload(args) => bench::overload::run(args, &env),
-        What::Tiers(args) => bench::tiers::run(args, &env),
-        What::Audio(args) => bench::audio::run(args, &env),
-        What::Crash(args) => bench::crash::run(args, &env),
-        What::Ingest(args) => bench::ingest::run(args, &env),
-        What::Vectors(args) => bench::vectors::run(args, &env),
-        What::Match(args) => bench::fingerprints::run(args, &env),
-        What::Images(args) => bench::images::run(args, &env),
+        BenchCommand::Load(args) => bench::load::run(args, &env),
+        BenchCommand::Swap(args) => bench::swap::run(args, &env),
+        BenchCommand::Overhead(args) => bench::overhead::run(args, &env),
+        BenchCommand::Batch(args) => bench::batch::run(args, &env),
+        BenchCommand::Overload(args) => bench::overload::run(args, &env),
+        BenchCommand::Tiers(args) => bench::tiers::run(args, &env),
+        BenchCommand::Audio(args) => bench::audio::run(args, &env),
+        BenchCommand::Crash(args) => bench::crash::run(args, &env),
+        BenchCommand::Ingest(args) => bench::ingest::run(args, &env),
+        BenchCommand::Vectors(args) => bench::vectors::run(args, &env),
+        BenchCommand::Match(args) => bench::fingerprints::run(args, &env),
+        BenchCommand::Images(args) => bench::images::run(args, &env),
     };
     finished(result)
 }
@@ -97,7 +97,7 @@ pub(crate) fn demo(args: &DemoCommand) -> Outcome {
     finished(bench::demo::run(&args.demo, &bench_env(&args.places)?))
 }
 
-pub(crate) fn bench_env(places: &Places) -> Outcome<BenchEnv> {
+pub(crate) fn bench_env(places: &MachineArgs) -> Outcome<BenchEnv> {
     let millpond = std::env::current_exe().map_err(|error| {
         Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}"))
     })?;

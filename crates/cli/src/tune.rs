@@ -4,7 +4,7 @@ use base::ErrorKind;
 use bench::tune::TuneArgs;
 use clap::Args;
 
-use crate::bench::{Places, bench_env, finished};
+use crate::bench::{MachineArgs, bench_env, finished};
 use crate::exit::Outcome;
 
 /// `millpond tune MODEL`.
@@ -13,7 +13,7 @@ pub(crate) struct TuneCommand {
     #[command(flatten)]
     tune: TuneArgs,
     #[command(flatten)]
-    places: Places,
+    places: MachineArgs,
 }
 
 /// Searches, reports and writes.

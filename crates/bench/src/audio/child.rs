@@ -27,7 +27,7 @@ const WORDS_SHOWN: usize = 2000;
 
 /// How to run it.
 #[derive(Clone, Debug)]
-pub(super) struct Job<'a> {
+pub(super) struct ChildJob<'a> {
     pub(super) env: &'a BenchEnv,
     /// The program, where it is not the usual one.
     pub(super) program: &'a Path,
@@ -40,7 +40,7 @@ pub(super) struct Job<'a> {
 
 /// Threads and cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Threads {
+pub(super) struct ThreadSetting {
     pub(super) threads: usize,
     pub(super) intra: usize,
     /// Cores it may use; all of them where absent.
@@ -64,7 +64,7 @@ struct FileTiming {
 
 /// What a run gave.
 #[derive(Clone, Debug)]
-pub(super) struct Ran {
+pub(super) struct ChildRun {
     /// Seconds of work, loading apart.
     pub(super) seconds: f64,
     /// Processor seconds of that time.
@@ -79,12 +79,12 @@ pub(super) struct Ran {
     pub(super) peak_mb: f64,
 }
 
-impl Job<'_> {
+impl ChildJob<'_> {
     /// Runs it to its end.
     ///
     /// # Errors
     /// When it cannot be started, fails, does not end in time, or did not hear the whole recording.
-    pub(super) fn run(&self, threads: Threads) -> Result<Ran> {
+    pub(super) fn run(&self, threads: ThreadSetting) -> Result<ChildRun> {
         let dir = self.env.cache_dir.join("run").join("audio");
         std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
         let place = |name: &str| dir.join(name);
@@ -118,7 +118,7 @@ impl Job<'_> {
             let heard = format!("{:.1} s of {:.1} s were heard", file.audio_s, self.length.as_secs_f64());
             return Err(Error::data_loss(format!("{heard}; {}", words(&log))));
         }
-        Ok(Ran {
+        Ok(ChildRun {
             seconds: file.seconds,
             cpu_s: file.cpu_s,
             load_s: timing.load_s.unwrap_or(0.0),
@@ -130,15 +130,15 @@ impl Job<'_> {
 }
 
 /// What was seen of a child.
-struct Watched {
+struct ChildUsage {
     samples: Vec<(f64, f64)>,
     peak_mb: f64,
 }
 
 /// A child that does not outlive us.
-struct Guard(Child);
+struct ChildGuard(Child);
 
-impl Drop for Guard {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -146,14 +146,14 @@ impl Drop for Guard {
     }
 }
 
-fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<Watched> {
+fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<ChildUsage> {
     let file = File::create(log).map_err(|e| Error::io(log, &e))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
     let started = Instant::now();
     let program = PathBuf::from(command.get_program());
-    let mut child = Guard(command.spawn().map_err(|e| Error::io(&program, &e))?);
+    let mut child = ChildGuard(command.spawn().map_err(|e| Error::io(&program, &e))?);
     end_with_us(child.0.id());
-    let mut seen = Watched { samples: Vec::new(), peak_mb: 0.0 };
+    let mut seen = ChildUsage { samples: Vec::new(), peak_mb: 0.0 };
     let mut due = SAMPLE_INTERVAL;
     loop {
         match child.0.try_wait() {

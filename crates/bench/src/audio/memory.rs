@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::child::Ran;
+use super::child::ChildRun;
 
 /// Where growth is counted from: this far into the recording.
 const START_MINUTE: f64 = 10.0;
@@ -15,7 +15,7 @@ const END_SHARE: f64 = 0.1;
 
 /// One allocator's memory.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Memory {
+pub(super) struct AllocatorMemory {
     pub(super) peak_mb: f64,
     /// While the recording was worked on.
     pub(super) mean_mb: f64,
@@ -27,9 +27,9 @@ pub(super) struct Memory {
     pub(super) samples: Vec<(f64, f64)>,
 }
 
-impl Memory {
+impl AllocatorMemory {
     /// From a run over a recording of `minutes`; `None` where it ended before there were samples.
-    pub(super) fn of(ran: &Ran, minutes: f64) -> Option<Memory> {
+    pub(super) fn of(ran: &ChildRun, minutes: f64) -> Option<AllocatorMemory> {
         let working: Vec<(f64, f64)> = ran
             .samples
             .iter()
@@ -42,7 +42,7 @@ impl Memory {
             .or_else(|| nearest(&working, start))?;
         let late = mean(working.iter().filter(|(share, _)| *share >= 1.0 - END_SHARE))
             .or_else(|| nearest(&working, 1.0))?;
-        Some(Memory {
+        Some(AllocatorMemory {
             peak_mb: ran.peak_mb,
             mean_mb,
             growth_pct: (late / early - 1.0) * 100.0,
@@ -67,8 +67,8 @@ fn nearest(samples: &[(f64, f64)], share: f64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn ran(samples: &[(f64, f64)], load_s: f64, seconds: f64) -> Ran {
-        Ran { seconds, cpu_s: 0.0, load_s, labels: Vec::new(), samples: samples.to_vec(), peak_mb: 99.0 }
+    fn ran(samples: &[(f64, f64)], load_s: f64, seconds: f64) -> ChildRun {
+        ChildRun { seconds, cpu_s: 0.0, load_s, labels: Vec::new(), samples: samples.to_vec(), peak_mb: 99.0 }
     }
 
     #[test]
@@ -85,15 +85,15 @@ mod tests {
         };
         let samples: Vec<(f64, f64)> =
             (0..204).map(|half| f64::from(half) / 2.0).map(|s| (s, at(s))).collect();
-        let memory = Memory::of(&ran(&samples, 2.0, 100.0), 100.0).unwrap();
+        let memory = AllocatorMemory::of(&ran(&samples, 2.0, 100.0), 100.0).unwrap();
         assert!((memory.growth_pct - 2.0).abs() < 1e-9, "{}", memory.growth_pct);
         assert!(memory.mean_mb > 50.0 && memory.mean_mb < 50.2 && memory.peak_mb == 99.0);
     }
 
     #[test]
     fn short_runs_have_what_there_is() {
-        let memory = Memory::of(&ran(&[(0.5, 10.0), (1.0, 20.0)], 0.1, 1.0), 1.0).unwrap();
+        let memory = AllocatorMemory::of(&ran(&[(0.5, 10.0), (1.0, 20.0)], 0.1, 1.0), 1.0).unwrap();
         assert_eq!((memory.mean_mb, memory.growth_pct), (15.0, 100.0));
-        assert!(Memory::of(&ran(&[], 0.1, 1.0), 1.0).is_none());
+        assert!(AllocatorMemory::of(&ran(&[], 0.1, 1.0), 1.0).is_none());
     }
 }

@@ -5,9 +5,9 @@
 //! (c) the same model and recording through its Python package.
 
 mod child;
+mod long_audio;
 mod memory;
 mod python;
-mod recording;
 mod report;
 mod sweep;
 
@@ -18,13 +18,13 @@ use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
-use crate::report::Progress;
-use child::{Job, Ran, Threads};
-use memory::Memory;
+use crate::machine::{MachineFacts, NoiseWatch};
+use crate::report::StepProgress;
+use child::{ChildJob, ChildRun, ThreadSetting};
+use memory::AllocatorMemory;
 use python::Reference;
-use report::{Against, Report};
-use sweep::Measured;
+use report::{Against, AudioReport};
+use sweep::SweepRun;
 
 /// Minutes of a recording at most: a day.
 const MINUTES_MAX: u32 = 1440;
@@ -56,7 +56,7 @@ const SYSTEM_BINARY: &str = "target/system/release/millpond";
 /// cores; 2 threads at least 1.85 times as fast as 1; memory grows by at most 3 % from minute 10 to the end, and its
 /// peak and mean are not above the system allocator's; at least 1.3 times as fast as the Python package.
 #[derive(Args, Clone, Debug)]
-pub struct AudioArgs {
+pub struct BenchAudioArgs {
     /// Length of the recording in minutes
     #[arg(long, default_value_t = 120)]
     pub minutes: u32,
@@ -80,7 +80,7 @@ pub struct AudioArgs {
     pub rounds: usize,
     /// What to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sweep,memory,python")]
-    pub parts: Vec<Part>,
+    pub parts: Vec<AudioPart>,
     /// Directory of clips to make the recording of [default: .cache/audio/clips, where `make recognisers` puts them]
     #[arg(long, value_name = "DIR")]
     pub clips: Option<PathBuf>,
@@ -106,18 +106,18 @@ pub struct AudioArgs {
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Part {
+pub enum AudioPart {
     /// Threads against threads inside an operator.
     Sweep,
     /// Memory over time, by allocator.
-    Memory,
+    AllocatorMemory,
     /// The same through the Python package.
     Python,
 }
 
-impl AudioArgs {
+impl BenchAudioArgs {
     /// What shall be done: `--quick` applied, the rest checked.
-    fn resolved(&self) -> Result<AudioArgs> {
+    fn resolved(&self) -> Result<BenchAudioArgs> {
         let mut args = self.clone();
         if args.quick {
             args.minutes = args.minutes.min(QUICK_MINUTES);
@@ -149,7 +149,7 @@ impl AudioArgs {
         self.sweep_minutes.unwrap_or(SWEEP_MINUTES).min(self.minutes)
     }
 
-    fn wants(&self, part: Part) -> bool {
+    fn wants(&self, part: AudioPart) -> bool {
         self.parts.contains(&part)
     }
 }
@@ -163,8 +163,8 @@ fn in_checkout(env: &BenchEnv, path: &str) -> Option<PathBuf> {
 }
 
 /// What all measurements share.
-struct Setup<'a> {
-    args: &'a AudioArgs,
+struct AudioSetup<'a> {
+    args: &'a BenchAudioArgs,
     env: &'a BenchEnv,
     /// The whole recording, and the part for the sweep.
     recording: PathBuf,
@@ -177,21 +177,25 @@ struct Setup<'a> {
 /// # Errors
 /// When an argument is out of range, there are no clips or no recogniser, or a run fails. What is missing for a
 /// comparison (the other program, Python) is told and leaves its figures out.
-pub fn run(args: &AudioArgs, env: &BenchEnv) -> Result<()> {
+pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
-    let clips = recording::clips_dir(env, args.clips.as_deref())?;
-    let (short, count) = recording::make(env, &clips, args.sweep_minutes())?;
-    let recording =
-        if args.wants(Part::Memory) { recording::make(env, &clips, args.minutes)?.0 } else { short.clone() };
+    let clips = long_audio::clips_dir(env, args.clips.as_deref())?;
+    let (short, count) = long_audio::make(env, &clips, args.sweep_minutes())?;
+    let recording = if args.wants(AudioPart::AllocatorMemory) {
+        long_audio::make(env, &clips, args.minutes)?.0
+    } else {
+        short.clone()
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let setup = Setup { args: &args, env, recording, short, cores };
-    let cells = if args.wants(Part::Sweep) { setup.sweep()? } else { Vec::new() };
-    let (jemalloc, system) = if args.wants(Part::Memory) { setup.memory()? } else { (None, None) };
-    let against = if args.wants(Part::Python) { setup.python()? } else { None };
-    let machine = Machine::look(None);
-    let measured = report::Figures { cells, jemalloc, system, against, clips: count, cores };
-    let report = Report::new(&args, measured, machine, watch.end());
+    let setup = AudioSetup { args: &args, env, recording, short, cores };
+    let cells = if args.wants(AudioPart::Sweep) { setup.sweep()? } else { Vec::new() };
+    let (jemalloc, system) =
+        if args.wants(AudioPart::AllocatorMemory) { setup.memory()? } else { (None, None) };
+    let against = if args.wants(AudioPart::Python) { setup.python()? } else { None };
+    let machine = MachineFacts::detect(None);
+    let measured = report::AudioFigures { cells, jemalloc, system, against, clips: count, cores };
+    let report = AudioReport::new(&args, measured, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;
@@ -202,9 +206,9 @@ pub fn run(args: &AudioArgs, env: &BenchEnv) -> Result<()> {
     args.png.as_deref().map_or(Ok(()), |dir| report.write_png(dir))
 }
 
-impl Setup<'_> {
-    fn job<'b>(&'b self, program: &'b Path, recording: &'b Path, minutes: u32) -> Job<'b> {
-        Job {
+impl AudioSetup<'_> {
+    fn job<'b>(&'b self, program: &'b Path, recording: &'b Path, minutes: u32) -> ChildJob<'b> {
+        ChildJob {
             env: self.env,
             program,
             recogniser: &self.args.recogniser,
@@ -214,19 +218,19 @@ impl Setup<'_> {
         }
     }
 
-    fn short_job(&self) -> Job<'_> {
+    fn short_job(&self) -> ChildJob<'_> {
         self.job(&self.env.millpond, &self.short, self.args.sweep_minutes())
     }
 
     /// All rounds of all pairs.
-    fn sweep(&self) -> Result<Vec<sweep::Cell>> {
+    fn sweep(&self) -> Result<Vec<sweep::SweepCell>> {
         let args = self.args;
         let pairs = |round| sweep::order(&args.threads, &args.intra, self.cores, round);
-        let progress = Progress::new((args.rounds * pairs(0).len()) as u64);
+        let progress = StepProgress::new((args.rounds * pairs(0).len()) as u64);
         let job = self.short_job();
         progress.say("one run that is not counted");
-        job.run(Threads { threads: 1, intra: 1, cores: None })?;
-        let mut measured: Vec<Measured> = Vec::new();
+        job.run(ThreadSetting { threads: 1, intra: 1, cores: None })?;
+        let mut measured: Vec<SweepRun> = Vec::new();
         for round in 0..args.rounds {
             for threads in pairs(round) {
                 if round > 0 && sweep::is_slow(&measured, threads, SLOW_FACTOR) {
@@ -241,7 +245,7 @@ impl Setup<'_> {
                     threads.intra
                 ));
                 let ran = job.run(threads)?;
-                measured.push(Measured { threads, seconds: ran.seconds, cpu_s: ran.cpu_s });
+                measured.push(SweepRun { threads, seconds: ran.seconds, cpu_s: ran.cpu_s });
                 progress.step();
             }
         }
@@ -249,14 +253,14 @@ impl Setup<'_> {
     }
 
     /// This program's memory and the other one's, where there is another one.
-    fn memory(&self) -> Result<(Option<Memory>, Option<Memory>)> {
-        let progress = Progress::new(2);
-        let one = |program: &Path, name: &str| -> Result<Option<Memory>> {
+    fn memory(&self) -> Result<(Option<AllocatorMemory>, Option<AllocatorMemory>)> {
+        let progress = StepProgress::new(2);
+        let one = |program: &Path, name: &str| -> Result<Option<AllocatorMemory>> {
             progress.say(format!("{} minutes with {name}", self.args.minutes));
-            let threads = Threads { threads: self.cores, intra: 1, cores: None };
+            let threads = ThreadSetting { threads: self.cores, intra: 1, cores: None };
             let ran = self.job(program, &self.recording, self.args.minutes).run(threads)?;
             progress.step();
-            Ok(Memory::of(&ran, f64::from(self.args.minutes)))
+            Ok(AllocatorMemory::of(&ran, f64::from(self.args.minutes)))
         };
         let jemalloc = one(&self.env.millpond, "jemalloc")?;
         let other = self.args.system_binary.clone().or_else(|| in_checkout(self.env, SYSTEM_BINARY));
@@ -273,7 +277,7 @@ impl Setup<'_> {
     /// This program and the package in turn, on one thread and one core.
     fn python(&self) -> Result<Option<Against>> {
         let args = self.args;
-        let progress = Progress::new(2 * args.rounds as u64);
+        let progress = StepProgress::new(2 * args.rounds as u64);
         let reference = match Reference::find(self.env, args.python.as_deref()) {
             Ok(reference) => reference,
             Err(error) => {
@@ -281,11 +285,11 @@ impl Setup<'_> {
                 return Ok(None);
             }
         };
-        let mut ours: Vec<Ran> = Vec::new();
+        let mut ours: Vec<ChildRun> = Vec::new();
         let mut theirs = Vec::new();
         for round in 0..args.rounds {
             progress.say(format!("round {} of {}, one thread", round + 1, args.rounds));
-            ours.push(self.short_job().run(Threads { threads: 1, intra: 1, cores: Some(1) })?);
+            ours.push(self.short_job().run(ThreadSetting { threads: 1, intra: 1, cores: Some(1) })?);
             progress.step();
             progress.say(format!("round {} of {}, Python", round + 1, args.rounds));
             theirs.push(reference.run(&args.recogniser, &self.short, 1)?);
@@ -303,10 +307,10 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        args: AudioArgs,
+        args: BenchAudioArgs,
     }
 
-    pub(super) fn parse(text: &str) -> Result<AudioArgs> {
+    pub(super) fn parse(text: &str) -> Result<BenchAudioArgs> {
         let words = std::iter::once("audio").chain(text.split_whitespace());
         Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
     }
@@ -316,7 +320,7 @@ mod tests {
         let args = parse("").unwrap();
         assert_eq!((args.minutes, args.sweep_minutes(), args.rounds), (120, 64, 3));
         assert_eq!((args.threads.as_slice(), args.intra.as_slice()), (&[1, 2, 4, 8][..], &[1, 2, 4][..]));
-        assert_eq!(args.parts, [Part::Sweep, Part::Memory, Part::Python]);
+        assert_eq!(args.parts, [AudioPart::Sweep, AudioPart::AllocatorMemory, AudioPart::Python]);
         assert_eq!(parse("--minutes 3").unwrap().sweep_minutes(), 3);
         assert_eq!(parse("--quick").unwrap().threads, [1, 2]);
     }

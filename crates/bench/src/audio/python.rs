@@ -28,7 +28,7 @@ pub(super) struct Reference {
 
 /// What the script prints: one line of JSON.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Answer {
+pub(super) struct PythonRun {
     /// Seconds of work, without imports and loading.
     pub(super) seconds: f64,
     /// Start and end of each label in seconds.
@@ -55,7 +55,7 @@ impl Reference {
     ///
     /// # Errors
     /// When it fails or prints something else.
-    pub(super) fn run(&self, recogniser: &str, recording: &Path, threads: usize) -> Result<Answer> {
+    pub(super) fn run(&self, recogniser: &str, recording: &Path, threads: usize) -> Result<PythonRun> {
         let mut command = match &self.wrapper {
             Some(wrapper) => {
                 let mut command = Command::new(wrapper);
@@ -84,7 +84,7 @@ impl Reference {
 }
 
 /// The last line that is an answer: packages may print before it.
-fn parse(said: &str) -> Result<Answer> {
+fn parse(said: &str) -> Result<PythonRun> {
     said.lines()
         .rev()
         .find_map(|line| serde_json::from_str(line).ok())
@@ -92,7 +92,7 @@ fn parse(said: &str) -> Result<Answer> {
 }
 
 /// One end of a label.
-type End = fn(&(f64, f64)) -> f64;
+type LabelEnd = fn(&(f64, f64)) -> f64;
 
 /// The largest distance in milliseconds of a start or an end in one list from the nearest one of its kind in the
 /// other; `None` where only one of them has any.
@@ -100,13 +100,13 @@ pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f6
     if ours.is_empty() && theirs.is_empty() {
         return Some(0.0);
     }
-    let one_way = |from: &[(f64, f64)], to: &[(f64, f64)], of: End| {
+    let one_way = |from: &[(f64, f64)], to: &[(f64, f64)], of: LabelEnd| {
         let to: Vec<f64> = to.iter().map(of).collect();
         let apart = |place: f64| to.iter().map(|other| (place - other).abs()).reduce(f64::min);
         from.iter().map(of).map(apart).try_fold(0.0, |most: f64, apart| Some(most.max(apart?)))
     };
     let ways = [(ours, theirs), (theirs, ours)];
-    let kinds: [End; 2] = [|label| label.0, |label| label.1];
+    let kinds: [LabelEnd; 2] = [|label| label.0, |label| label.1];
     let all = ways.into_iter().flat_map(|(from, to)| kinds.map(|of| one_way(from, to, of)));
     all.into_iter().try_fold(0.0, |most: f64, apart| Some(most.max(apart?))).map(|seconds| seconds * 1e3)
 }

@@ -7,14 +7,14 @@ use std::path::Path;
 use base::Result;
 use serde::Serialize;
 
-use super::AudioArgs;
-use super::child::Ran;
-use super::memory::Memory;
-use super::python::{Answer, differ_ms};
-use super::sweep::{Cell, seconds};
-use crate::machine::{Machine, Noise};
+use super::BenchAudioArgs;
+use super::child::ChildRun;
+use super::memory::AllocatorMemory;
+use super::python::{PythonRun, differ_ms};
+use super::sweep::{SweepCell, seconds};
+use crate::machine::{MachineFacts, Noise};
 use crate::plot::{Chart, Series, escape, png, svg};
-use crate::report::{Table, write_file};
+use crate::report::{TextTable, write_file};
 use crate::stats::{median, ratio};
 
 /// Most that memory may grow, in percent.
@@ -33,10 +33,10 @@ const STYLE: &str = "body{background:#fff;color:#1b1f24;font:15px/1.5 system-ui,
     pre{overflow-x:auto;padding:.8rem;border:1px solid #d9dee3}";
 
 /// What was measured.
-pub(super) struct Figures {
-    pub(super) cells: Vec<Cell>,
-    pub(super) jemalloc: Option<Memory>,
-    pub(super) system: Option<Memory>,
+pub(super) struct AudioFigures {
+    pub(super) cells: Vec<SweepCell>,
+    pub(super) jemalloc: Option<AllocatorMemory>,
+    pub(super) system: Option<AllocatorMemory>,
     pub(super) against: Option<Against>,
     pub(super) clips: usize,
     pub(super) cores: usize,
@@ -57,7 +57,7 @@ pub(super) struct Against {
 }
 
 impl Against {
-    pub(super) fn new(ours: &[Ran], theirs: &[Answer]) -> Against {
+    pub(super) fn new(ours: &[ChildRun], theirs: &[PythonRun]) -> Against {
         let labels = ours.first().map(|ran| ran.labels.as_slice()).unwrap_or_default();
         let segments = theirs.first().map(|answer| answer.segments.as_slice()).unwrap_or_default();
         Against {
@@ -74,22 +74,22 @@ impl Against {
 
 /// What `bench audio` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    sweep: Vec<Cell>,
+pub(super) struct AudioReport {
+    sweep: Vec<SweepCell>,
     /// Time on one thread over time on two, one inside an operator.
     scaling_2: Option<f64>,
-    memory: BTreeMap<&'static str, Memory>,
+    memory: BTreeMap<&'static str, AllocatorMemory>,
     speedup_vs_python: Option<f64>,
     segments_differ_ms: Option<f64>,
     python: Option<Against>,
-    wanted: Vec<Wanted>,
-    setting: Setting,
-    machine: Machine,
+    wanted: Vec<AudioGoal>,
+    setting: AudioSetting,
+    machine: MachineFacts,
     noise: Noise,
 }
 
 #[derive(Debug, Serialize)]
-struct Setting {
+struct AudioSetting {
     recogniser: String,
     minutes: u32,
     /// The beginning of the recording that the sweep and the comparison with Python took.
@@ -102,7 +102,7 @@ struct Setting {
 
 /// Something wanted, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Wanted {
+struct AudioGoal {
     what: &'static str,
     value: f64,
     met: bool,
@@ -111,9 +111,9 @@ struct Wanted {
     not_met_at: Vec<String>,
 }
 
-impl Wanted {
-    fn new(what: &'static str, value: f64, met: bool) -> Wanted {
-        Wanted { what, value, met, not_met_at: Vec::new() }
+impl AudioGoal {
+    fn new(what: &'static str, value: f64, met: bool) -> AudioGoal {
+        AudioGoal { what, value, met, not_met_at: Vec::new() }
     }
 
     fn line(&self) -> String {
@@ -123,27 +123,33 @@ impl Wanted {
     }
 }
 
-impl Report {
-    pub(super) fn new(args: &AudioArgs, figures: Figures, machine: Machine, noise: Noise) -> Report {
-        let Figures { cells, jemalloc, system, against, clips, cores } = figures;
+impl AudioReport {
+    pub(super) fn new(
+        args: &BenchAudioArgs,
+        figures: AudioFigures,
+        machine: MachineFacts,
+        noise: Noise,
+    ) -> AudioReport {
+        let AudioFigures { cells, jemalloc, system, against, clips, cores } = figures;
         let scaling_2 = seconds(&cells, 1, 1).zip(seconds(&cells, 2, 1)).map(|(one, two)| ratio(one, two));
-        let mut wanted: Vec<Wanted> =
+        let mut wanted: Vec<AudioGoal> =
             [fastest_column(&cells), never_rises(&cells, cores)].into_iter().flatten().collect();
-        let scaling =
-            |value| Wanted::new("2 threads over 1: at least 1.85 times as fast", value, value >= SCALING_MIN);
+        let scaling = |value| {
+            AudioGoal::new("2 threads over 1: at least 1.85 times as fast", value, value >= SCALING_MIN)
+        };
         wanted.extend(scaling_2.filter(|_| cores >= 2).map(scaling));
         wanted.extend(jemalloc.as_ref().map(|own| {
             let met = own.growth_pct <= GROWTH_MAX_PCT;
-            Wanted::new("memory growth from minute 10 to the end: at most 3 %", own.growth_pct, met)
+            AudioGoal::new("memory growth from minute 10 to the end: at most 3 %", own.growth_pct, met)
         }));
         if let (Some(own), Some(other)) = (&jemalloc, &system) {
             let (peak, mean) = (ratio(own.peak_mb, other.peak_mb), ratio(own.mean_mb, other.mean_mb));
-            wanted.push(Wanted::new("peak memory, jemalloc / system: at most 1", peak, peak <= 1.0));
-            wanted.push(Wanted::new("mean memory, jemalloc / system: at most 1", mean, mean <= 1.0));
+            wanted.push(AudioGoal::new("peak memory, jemalloc / system: at most 1", peak, peak <= 1.0));
+            wanted.push(AudioGoal::new("mean memory, jemalloc / system: at most 1", mean, mean <= 1.0));
         }
         let speedup_vs_python = against.as_ref().map(|own| ratio(own.python_seconds, own.seconds));
         wanted.extend(speedup_vs_python.map(|value| {
-            Wanted::new(
+            AudioGoal::new(
                 "speed against the Python package, one thread: at least 1.3 times",
                 value,
                 value >= SPEEDUP_MIN,
@@ -151,14 +157,14 @@ impl Report {
         }));
         let segments_differ_ms = against.as_ref().and_then(|own| own.differ_ms);
         wanted.extend(segments_differ_ms.map(|value| {
-            Wanted::new(
+            AudioGoal::new(
                 "labels' ends against the Python package: at most 32 ms apart",
                 value,
                 value < DIFFER_MAX_MS + ROUNDING_MS,
             )
         }));
         let memory = [("jemalloc", jemalloc), ("system", system)];
-        Report {
+        AudioReport {
             sweep: cells,
             scaling_2,
             memory: memory.into_iter().filter_map(|(name, memory)| Some((name, memory?))).collect(),
@@ -166,7 +172,7 @@ impl Report {
             segments_differ_ms,
             python: against,
             wanted,
-            setting: Setting {
+            setting: AudioSetting {
                 recogniser: args.recogniser.clone(),
                 minutes: args.minutes,
                 sweep_minutes: args.sweep_minutes(),
@@ -201,7 +207,7 @@ impl Report {
             );
         }
         if !self.memory.is_empty() {
-            let mut table = Table::new(&["memory", "peak MiB", "mean MiB", "growth %", "seconds"]);
+            let mut table = TextTable::new(&["memory", "peak MiB", "mean MiB", "growth %", "seconds"]);
             for (name, memory) in &self.memory {
                 let figures = [memory.peak_mb, memory.mean_mb, memory.growth_pct, memory.seconds];
                 let cells = figures.map(|figure| format!("{figure:.1}"));
@@ -216,7 +222,7 @@ impl Report {
                 against.seconds, against.segments, against.python_seconds, against.python_segments
             );
         }
-        let lines: Vec<String> = self.wanted.iter().map(Wanted::line).collect();
+        let lines: Vec<String> = self.wanted.iter().map(AudioGoal::line).collect();
         let _ = write!(text, "\n{}\n{}\n{}", lines.join("\n"), self.machine.line(), self.noise.line());
         text
     }
@@ -237,7 +243,7 @@ impl Report {
         charts
     }
 
-    fn by_threads(&self, what: &str, unit: &str, of: fn(&Cell) -> f64) -> Chart {
+    fn by_threads(&self, what: &str, unit: &str, of: fn(&SweepCell) -> f64) -> Chart {
         let mut steps: Vec<f64> = self.sweep.iter().map(|cell| cell.threads as f64).collect();
         let mut inside: Vec<usize> = self.sweep.iter().map(|cell| cell.intra).collect();
         steps.sort_by(f64::total_cmp);
@@ -261,7 +267,7 @@ impl Report {
     }
 
     fn over_time(&self) -> Chart {
-        let line = |(name, memory): (&&'static str, &Memory)| Series {
+        let line = |(name, memory): (&&'static str, &AllocatorMemory)| Series {
             name: if *name == "system" { "the system's allocator".into() } else { (*name).to_owned() },
             points: memory.samples.clone(),
         };
@@ -298,8 +304,8 @@ impl Report {
     }
 }
 
-fn sweep_table(cells: &[Cell], minutes: u32) -> Table {
-    let mut table = Table::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
+fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
+    let mut table = TextTable::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
     for cell in cells {
         table.row(vec![
             cell.threads.to_string(),
@@ -315,8 +321,8 @@ fn sweep_table(cells: &[Cell], minutes: u32) -> Table {
 
 /// Whether one thread inside an operator is the fastest wherever there are two engine threads or more: its time over
 /// that of the fastest other, at worst.
-fn fastest_column(cells: &[Cell]) -> Option<Wanted> {
-    let share = |cell: &Cell| {
+fn fastest_column(cells: &[SweepCell]) -> Option<AudioGoal> {
+    let share = |cell: &SweepCell| {
         let others = cells.iter().filter(|other| other.threads == cell.threads && other.intra > 1);
         let best = others.map(|other| other.seconds).reduce(f64::min)?;
         Some((cell.threads, ratio(cell.seconds, best)))
@@ -325,7 +331,7 @@ fn fastest_column(cells: &[Cell]) -> Option<Wanted> {
         cells.iter().filter(|cell| cell.intra == 1 && cell.threads >= 2).filter_map(share).collect();
     let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
     let slower = own.iter().filter(|(_, share)| *share > 1.0);
-    Some(Wanted {
+    Some(AudioGoal {
         what: "one thread inside an operator, time over the fastest other at 2 threads and more: at most 1",
         value: worst,
         met: worst <= 1.0,
@@ -334,8 +340,8 @@ fn fastest_column(cells: &[Cell]) -> Option<Wanted> {
 }
 
 /// Whether more threads ever take longer, up to one a core: time over that of the next lower number, at worst.
-fn never_rises(cells: &[Cell], cores: usize) -> Option<Wanted> {
-    let share = |cell: &Cell| {
+fn never_rises(cells: &[SweepCell], cores: usize) -> Option<AudioGoal> {
+    let share = |cell: &SweepCell| {
         let fewer = cells.iter().filter(|other| other.intra == cell.intra && other.threads < cell.threads);
         let before = fewer.max_by_key(|other| other.threads)?;
         Some((
@@ -347,7 +353,7 @@ fn never_rises(cells: &[Cell], cores: usize) -> Option<Wanted> {
         cells.iter().filter(|cell| cell.threads <= cores).filter_map(share).collect();
     let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
     let rises = own.iter().filter(|(_, share)| *share > 1.0);
-    Some(Wanted {
+    Some(AudioGoal {
         what: "time over that with fewer threads, up to the cores: at most 1",
         value: worst,
         met: worst <= 1.0,
@@ -360,16 +366,16 @@ mod tests {
     use super::*;
     use crate::machine::NoiseWatch;
 
-    fn cell(threads: usize, intra: usize, seconds: f64) -> Cell {
-        Cell { threads, intra, seconds, cpu_pct: 100.0, cores: 2, seconds_rounds: vec![seconds] }
+    fn cell(threads: usize, intra: usize, seconds: f64) -> SweepCell {
+        SweepCell { threads, intra, seconds, cpu_pct: 100.0, cores: 2, seconds_rounds: vec![seconds] }
     }
 
-    fn memory(peak_mb: f64, growth_pct: f64) -> Memory {
+    fn memory(peak_mb: f64, growth_pct: f64) -> AllocatorMemory {
         let samples = vec![(0.5, peak_mb / 2.0), (1.0, peak_mb)];
-        Memory { peak_mb, mean_mb: peak_mb / 2.0, growth_pct, seconds: 2.0, samples }
+        AllocatorMemory { peak_mb, mean_mb: peak_mb / 2.0, growth_pct, seconds: 2.0, samples }
     }
 
-    fn report() -> Report {
+    fn report() -> AudioReport {
         let against = Against {
             seconds: 2.0,
             python_seconds: 3.0,
@@ -379,7 +385,7 @@ mod tests {
             seconds_rounds: vec![2.0],
             python_seconds_rounds: vec![3.0],
         };
-        let figures = Figures {
+        let figures = AudioFigures {
             cells: vec![cell(1, 1, 10.0), cell(2, 1, 5.2), cell(8, 1, 6.0), cell(2, 2, 6.0), cell(8, 2, 5.0)],
             jemalloc: Some(memory(80.0, 1.0)),
             system: Some(memory(100.0, 9.0)),
@@ -388,7 +394,7 @@ mod tests {
             cores: 2,
         };
         let args = super::super::tests::parse("--minutes 120").unwrap();
-        Report::new(&args, figures, Machine::look(None), NoiseWatch::start().end())
+        AudioReport::new(&args, figures, MachineFacts::detect(None), NoiseWatch::start().end())
     }
 
     #[test]

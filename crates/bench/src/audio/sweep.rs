@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use super::child::Threads;
+use super::child::ThreadSetting;
 use crate::stats::median;
 
 /// One pair, as measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Cell {
+pub(super) struct SweepCell {
     pub(super) threads: usize,
     pub(super) intra: usize,
     /// Median over the rounds, loading apart.
@@ -22,19 +22,20 @@ pub(super) struct Cell {
 
 /// One measurement.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
-    pub(super) threads: Threads,
+pub(super) struct SweepRun {
+    pub(super) threads: ThreadSetting,
     pub(super) seconds: f64,
     pub(super) cpu_s: f64,
 }
 
 /// All pairs in the order of a round. A run with no more threads than cores gets as many cores as it has threads, so
 /// that the thread that decodes has none of its own.
-pub(super) fn order(threads: &[usize], intra: &[usize], cores: usize, round: usize) -> Vec<Threads> {
+pub(super) fn order(threads: &[usize], intra: &[usize], cores: usize, round: usize) -> Vec<ThreadSetting> {
     let pair = |intra: usize| {
-        move |&threads: &usize| Threads { threads, intra, cores: (threads <= cores).then_some(threads) }
+        move |&threads: &usize| ThreadSetting { threads, intra, cores: (threads <= cores).then_some(threads) }
     };
-    let mut pairs: Vec<Threads> = intra.iter().flat_map(|&intra| threads.iter().map(pair(intra))).collect();
+    let mut pairs: Vec<ThreadSetting> =
+        intra.iter().flat_map(|&intra| threads.iter().map(pair(intra))).collect();
     if round % 2 == 1 {
         pairs.reverse();
     }
@@ -42,11 +43,11 @@ pub(super) fn order(threads: &[usize], intra: &[usize], cores: usize, round: usi
 }
 
 /// Medians over rounds, in the order of the first.
-pub(super) fn cells(pairs: &[Threads], measured: &[Measured], cores: usize) -> Vec<Cell> {
-    let cell = |pair: &Threads| {
-        let own: Vec<&Measured> = measured.iter().filter(|one| one.threads == *pair).collect();
+pub(super) fn cells(pairs: &[ThreadSetting], measured: &[SweepRun], cores: usize) -> Vec<SweepCell> {
+    let cell = |pair: &ThreadSetting| {
+        let own: Vec<&SweepRun> = measured.iter().filter(|one| one.threads == *pair).collect();
         let seconds_rounds: Vec<f64> = own.iter().map(|one| one.seconds).collect();
-        Cell {
+        SweepCell {
             threads: pair.threads,
             intra: pair.intra,
             seconds: median(seconds_rounds.iter().copied()),
@@ -59,13 +60,13 @@ pub(super) fn cells(pairs: &[Threads], measured: &[Measured], cores: usize) -> V
 }
 
 /// Whether a pair took more than `factor` times as long as the fastest one in the rounds so far.
-pub(super) fn is_slow(measured: &[Measured], pair: Threads, factor: f64) -> bool {
+pub(super) fn is_slow(measured: &[SweepRun], pair: ThreadSetting, factor: f64) -> bool {
     let fastest = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
     measured.iter().any(|one| one.threads == pair && one.seconds > factor * fastest)
 }
 
 /// Seconds of the pair of `threads` and `intra`.
-pub(super) fn seconds(cells: &[Cell], threads: usize, intra: usize) -> Option<f64> {
+pub(super) fn seconds(cells: &[SweepCell], threads: usize, intra: usize) -> Option<f64> {
     cells.iter().find(|cell| (cell.threads, cell.intra) == (threads, intra)).map(|cell| cell.seconds)
 }
 
@@ -77,13 +78,13 @@ mod tests {
     fn rounds_go_forth_and_back_and_medians_are_taken() {
         let forth = order(&[1, 4], &[1, 2], 2, 0);
         let mut back = order(&[1, 4], &[1, 2], 2, 1);
-        assert_eq!(forth[0], Threads { threads: 1, intra: 1, cores: Some(1) });
-        assert_eq!(forth[3], Threads { threads: 4, intra: 2, cores: None });
+        assert_eq!(forth[0], ThreadSetting { threads: 1, intra: 1, cores: Some(1) });
+        assert_eq!(forth[3], ThreadSetting { threads: 4, intra: 2, cores: None });
         back.reverse();
         assert_eq!(back, forth);
-        let measured: Vec<Measured> = [3.0, 1.0, 2.0]
+        let measured: Vec<SweepRun> = [3.0, 1.0, 2.0]
             .into_iter()
-            .map(|seconds| Measured { threads: forth[0], seconds, cpu_s: seconds / 2.0 })
+            .map(|seconds| SweepRun { threads: forth[0], seconds, cpu_s: seconds / 2.0 })
             .collect();
         let cells = cells(&forth[..1], &measured, 2);
         assert_eq!((cells[0].seconds, cells[0].cpu_pct, cells[0].cores), (2.0, 50.0, 1));

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use base::Result;
 use bytes::Bytes;
 
-use super::point::{Turn, Window};
-use super::{Arm, BatchArgs};
+use super::point::{BatchTurn, BatchWindow};
+use super::{BatchArgs, BatchArm};
 use crate::BenchEnv;
 use crate::connection::Template;
-use crate::drive::{Judge, Pace, Plan, Sink, drive};
-use crate::models::answers::Answers;
+use crate::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
+use crate::models::answers::ExpectedAnswers;
 use crate::models::cache;
-use crate::models::workload::{Model, Workload};
+use crate::models::workload::{Workload, WorkloadModel};
 use crate::process::{ServerPlan, ServerProcess};
 use crate::scrape::Scrape;
 use crate::settings;
-use crate::wire::{Api, Door};
+use crate::wire::{Api, ModelEndpoint};
 
 /// Connections are made in this time.
 const LEAD_IN: Duration = Duration::from_millis(100);
@@ -33,15 +33,15 @@ const ACQUAINTANCE_CLIENTS: usize = 32;
 /// A running server and what its arms are asked.
 pub(super) struct Arms<'a> {
     args: &'a BatchArgs,
-    model: Model,
+    model: WorkloadModel,
     dir: PathBuf,
     server: ServerProcess,
-    answers: Arc<Answers>,
+    answers: Arc<ExpectedAnswers>,
     template: Template,
     bodies: Arc<[Bytes]>,
     round: usize,
     /// Whose settings hold.
-    current: Cell<Option<Arm>>,
+    current: Cell<Option<BatchArm>>,
 }
 
 impl<'a> Arms<'a> {
@@ -56,7 +56,7 @@ impl<'a> Arms<'a> {
         let model = workload.model;
         let dir = env.cache_dir.join("run").join("batch").join(model.name());
         let first = args.arms.first().copied();
-        publish(&workload.artifact, &dir, &text(model, first.unwrap_or(Arm::Sync), args))?;
+        publish(&workload.artifact, &dir, &text(model, first.unwrap_or(BatchArm::Sync), args))?;
         let mut server_args =
             vec![format!("{}={}", model.name(), dir.display()), "--poll".into(), settings::POLL.into()];
         server_args.extend(args.server_arg.iter().cloned());
@@ -68,7 +68,7 @@ impl<'a> Arms<'a> {
             ports: None,
         };
         let server = ServerProcess::start(env, &plan)?;
-        let door = Door { endpoint: server.grpc(), api: Api::Oip, model: model.name().to_owned() };
+        let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: model.name().to_owned() };
         let encoded = door.encode(&workload.requests)?;
         let (template, bodies) = (encoded.template, encoded.bodies.into());
         let (answers, current) = (workload.answers.clone(), Cell::new(first));
@@ -76,7 +76,7 @@ impl<'a> Arms<'a> {
     }
 
     /// Has the server take over the settings of `arm`.
-    fn switch(&self, arm: Arm) -> Result<()> {
+    fn switch(&self, arm: BatchArm) -> Result<()> {
         if self.current.get() == Some(arm) {
             return Ok(());
         }
@@ -93,19 +93,20 @@ impl<'a> Arms<'a> {
     }
 
     /// One measurement of `time`.
-    pub(super) fn measure(&self, arm: Arm, clients: usize, time: Duration) -> Result<Turn> {
+    pub(super) fn measure(&self, arm: BatchArm, clients: usize, time: Duration) -> Result<BatchTurn> {
         self.switch(arm)?;
         let end = WARM_UP + time;
-        let pace = Pace::Closed { clients };
-        let mut plan = Plan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, end);
+        let pace = LoadLoop::Closed { clients };
+        let mut plan =
+            DrivePlan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, end);
         let before = self.server.metrics()?;
         plan.start = Instant::now() + LEAD_IN;
-        let window = Arc::new(Window::new(WARM_UP, end));
-        let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (self.answers.clone(), window.clone());
+        let window = Arc::new(BatchWindow::new(WARM_UP, end));
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) = (self.answers.clone(), window.clone());
         drive(&plan, &judge, &sink)?;
         let after = self.server.metrics()?;
-        let runs = Runs::between(&before, &after, self.model.name());
-        Ok(Turn {
+        let runs = ModelCounts::between(&before, &after, self.model.name());
+        Ok(BatchTurn {
             arm,
             clients,
             round: self.round,
@@ -123,21 +124,21 @@ impl<'a> Arms<'a> {
 
 /// What the server counted of a model during a measurement, its warm-up included.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Runs {
+pub(super) struct ModelCounts {
     pub(super) batches: f64,
     pub(super) items: f64,
     pub(super) real_elements: f64,
     pub(super) padding_elements: f64,
 }
 
-impl Runs {
-    fn between(before: &Scrape, after: &Scrape, model: &str) -> Runs {
+impl ModelCounts {
+    fn between(before: &Scrape, after: &Scrape, model: &str) -> ModelCounts {
         let delta = |name: &str, labels: &[(&str, &str)]| {
             let mut all = vec![("model", model)];
             all.extend_from_slice(labels);
             after.sum(name, &all) - before.sum(name, &all)
         };
-        Runs {
+        ModelCounts {
             batches: delta("millpond_batch_size_count", &[]),
             items: delta("millpond_batch_size_sum", &[]),
             real_elements: delta("millpond_input_elements_total", &[("kind", "real")]),
@@ -146,8 +147,8 @@ impl Runs {
     }
 
     /// Both together.
-    pub(super) fn and(self, other: Runs) -> Runs {
-        Runs {
+    pub(super) fn and(self, other: ModelCounts) -> ModelCounts {
+        ModelCounts {
             batches: self.batches + other.batches,
             items: self.items + other.items,
             real_elements: self.real_elements + other.real_elements,
@@ -157,15 +158,15 @@ impl Runs {
 }
 
 /// The arm's `millpond.toml`.
-fn text(model: Model, arm: Arm, args: &BatchArgs) -> String {
+fn text(model: WorkloadModel, arm: BatchArm, args: &BatchArgs) -> String {
     let schedule = match arm {
-        Arm::Sync => "mode = \"sync\"\n".to_owned(),
-        Arm::Async | Arm::Padding => format!(
+        BatchArm::Sync => "mode = \"sync\"\n".to_owned(),
+        BatchArm::Async | BatchArm::Padding => format!(
             "mode = \"async\"\nmax-batch = {}\nalways-merge = {}\n",
             args.max_batch, args.always_merge
         ),
     };
-    model.settings(&schedule, arm == Arm::Padding)
+    model.settings(&schedule, arm == BatchArm::Padding)
 }
 
 /// Makes version 1 of a model at `dir` from `artifact`, with `text` as its settings.
@@ -183,15 +184,15 @@ mod tests {
     #[test]
     fn only_the_padding_arm_pads_and_every_arm_has_its_mask() {
         let args = parse("--max-batch 16 --always-merge").unwrap();
-        for arm in [Arm::Sync, Arm::Async, Arm::Padding] {
-            let text = super::text(Model::Conv, arm, &args);
+        for arm in [BatchArm::Sync, BatchArm::Async, BatchArm::Padding] {
+            let text = super::text(WorkloadModel::Conv, arm, &args);
             assert!(text.contains("mask = \"mask\""), "{text}");
-            assert_eq!(text.contains("merge = \"pad\""), arm == Arm::Padding);
-            assert_eq!(text.contains("max-batch = 16\nalways-merge = true\n"), arm != Arm::Sync);
+            assert_eq!(text.contains("merge = \"pad\""), arm == BatchArm::Padding);
+            assert_eq!(text.contains("max-batch = 16\nalways-merge = true\n"), arm != BatchArm::Sync);
         }
-        let ocr = text(Model::Ocr, Arm::Padding, &args);
+        let ocr = text(WorkloadModel::Ocr, BatchArm::Padding, &args);
         assert!(ocr.contains("[[schedule.outputs.\"softmax_11.tmp_0\"]]") && ocr.contains("divisor = 8"));
-        assert!(!text(Model::Ocr, Arm::Async, &args).contains("inputs"));
+        assert!(!text(WorkloadModel::Ocr, BatchArm::Async, &args).contains("inputs"));
     }
 
     #[test]
@@ -204,8 +205,8 @@ mod tests {
                  millpond_input_elements_total{{model=\"a\",kind=\"padding\"}} {padding}\n"
             ))
         };
-        let runs = Runs::between(&scrape(1, 4, 2), &scrape(3, 12, 5), "a");
-        assert_eq!(runs, Runs { batches: 2.0, items: 8.0, real_elements: 0.0, padding_elements: 3.0 });
+        let runs = ModelCounts::between(&scrape(1, 4, 2), &scrape(3, 12, 5), "a");
+        assert_eq!(runs, ModelCounts { batches: 2.0, items: 8.0, real_elements: 0.0, padding_elements: 3.0 });
         assert_eq!(runs.and(runs).items, 16.0);
     }
 }

@@ -19,13 +19,13 @@ use clap::{Args, ValueEnum};
 
 use crate::BenchEnv;
 use crate::drive::CONNECTIONS_MAX;
-use crate::machine::{Machine, NoiseWatch};
-pub use crate::models::workload::Model;
-use crate::models::workload::{Places, Workload};
-use crate::report::Progress;
+use crate::machine::{MachineFacts, NoiseWatch};
+pub use crate::models::workload::WorkloadModel;
+use crate::models::workload::{Workload, WorkloadFolders};
+use crate::report::StepProgress;
 use arm::Arms;
 pub(crate) use arm::publish;
-use point::Turn;
+use point::BatchTurn;
 
 /// Rounds at most.
 const ROUNDS_MAX: usize = 100;
@@ -57,10 +57,10 @@ pub struct BatchArgs {
     pub clients: Vec<usize>,
     /// Which models
     #[arg(long, value_enum, value_delimiter = ',', default_value = "small,ocr,conv")]
-    pub models: Vec<Model>,
+    pub models: Vec<WorkloadModel>,
     /// Which arms take turns
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sync,async,padding")]
-    pub arms: Vec<Arm>,
+    pub arms: Vec<BatchArm>,
     /// Rounds, each with a server of its own, whose arms load in another order
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
@@ -97,7 +97,7 @@ pub struct BatchArgs {
 
 /// How requests become batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Arm {
+pub enum BatchArm {
     /// Each request alone.
     Sync,
     /// Requests of equal shape merged.
@@ -106,13 +106,13 @@ pub enum Arm {
     Padding,
 }
 
-impl Arm {
+impl BatchArm {
     /// Its name in JSON, tables and model names.
     pub fn name(self) -> &'static str {
         match self {
-            Arm::Sync => "sync",
-            Arm::Async => "async",
-            Arm::Padding => "padding",
+            BatchArm::Sync => "sync",
+            BatchArm::Async => "async",
+            BatchArm::Padding => "padding",
         }
     }
 }
@@ -151,7 +151,7 @@ impl BatchArgs {
     }
 
     /// The arms' order forth and back, so that none always comes first.
-    fn order(&self, back: bool) -> Vec<Arm> {
+    fn order(&self, back: bool) -> Vec<BatchArm> {
         let mut arms = self.arms.clone();
         if back {
             arms.reverse();
@@ -176,7 +176,7 @@ fn distinct<T: PartialEq>(values: &[T]) -> bool {
 pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
-    let places = Places::find(env, args.assets.as_deref(), args.models_dir.as_deref());
+    let places = WorkloadFolders::find(env, args.assets.as_deref(), args.models_dir.as_deref());
     let mut engine_version = None;
     let mut measured = Vec::new();
     for &model in &args.models {
@@ -186,8 +186,8 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
             measure_model(&args, env, &workload).map_err(|e| e.context(format!("model {}", model.name())))?;
         measured.push((model, turns));
     }
-    let machine = Machine::look(engine_version);
-    let report = report::Report::new(&args, &measured, machine, watch.end());
+    let machine = MachineFacts::detect(engine_version);
+    let report = report::BatchReport::new(&args, &measured, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;
@@ -195,16 +195,16 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     report.verdict()
 }
 
-fn prepare(model: Model, env: &BenchEnv, places: &Places) -> Result<Workload> {
-    let progress = Progress::new(1);
+fn prepare(model: WorkloadModel, env: &BenchEnv, places: &WorkloadFolders) -> Result<Workload> {
+    let progress = StepProgress::new(1);
     progress.say(format!("{}: making the model and computing the right answers", model.name()));
     model.prepare(env, places)
 }
 
 /// All turns of one model.
-fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Result<Vec<Turn>> {
+fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Result<Vec<BatchTurn>> {
     let model = workload.model.name();
-    let progress = Progress::new(args.measurements());
+    let progress = StepProgress::new(args.measurements());
     let mut turns = Vec::with_capacity(args.measurements() as usize);
     for round in 0..args.rounds {
         let arms = Arms::start(args, env, workload, round)?;
@@ -242,8 +242,8 @@ mod tests {
     fn defaults_are_the_published_ones() {
         let args = parse("").unwrap();
         assert_eq!(args.clients, [1, 5, 10, 20, 30, 40, 50, 70]);
-        assert_eq!(args.models, [Model::Small, Model::Ocr, Model::Conv]);
-        assert_eq!(args.arms, [Arm::Sync, Arm::Async, Arm::Padding]);
+        assert_eq!(args.models, [WorkloadModel::Small, WorkloadModel::Ocr, WorkloadModel::Conv]);
+        assert_eq!(args.arms, [BatchArm::Sync, BatchArm::Async, BatchArm::Padding]);
         assert_eq!((args.rounds, args.passes, args.measurements()), (3, 3, 432));
         assert_eq!(args.time, Duration::from_secs(1));
     }
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn the_order_turns_around() {
         let args = parse("").unwrap();
-        assert_eq!(args.order(false), [Arm::Sync, Arm::Async, Arm::Padding]);
-        assert_eq!(args.order(true), [Arm::Padding, Arm::Async, Arm::Sync]);
+        assert_eq!(args.order(false), [BatchArm::Sync, BatchArm::Async, BatchArm::Padding]);
+        assert_eq!(args.order(true), [BatchArm::Padding, BatchArm::Async, BatchArm::Sync]);
     }
 }

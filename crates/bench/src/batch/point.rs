@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Arm;
-use super::arm::Runs;
-use crate::drive::{Sample, Sink, Verdict};
+use super::BatchArm;
+use super::arm::ModelCounts;
+use crate::drive::{Judgement, RequestSample, SampleSink};
 use crate::samples::Faults;
 use crate::stats::{Latencies, median, ratio};
 
@@ -17,15 +17,15 @@ use crate::stats::{Latencies, median, ratio};
 /// Requests a second are answers that came in the window: what was asked before counts if it was answered in it,
 /// as what is asked in it and answered later does not. Latencies are those of the requests sent in the window.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct BatchWindow {
     from: Duration,
     to: Duration,
-    seen: Mutex<Seen>,
+    seen: Mutex<WindowCounts>,
 }
 
 /// What a window has seen.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct WindowCounts {
     /// Answers in the window.
     pub(super) answered: u64,
     /// The window's length.
@@ -36,16 +36,16 @@ pub(super) struct Seen {
     pub(super) faults: Faults,
 }
 
-impl Window {
+impl BatchWindow {
     /// From `from` to `to` after the start.
-    pub(super) fn new(from: Duration, to: Duration) -> Window {
-        Window { from, to, seen: Mutex::default() }
+    pub(super) fn new(from: Duration, to: Duration) -> BatchWindow {
+        BatchWindow { from, to, seen: Mutex::default() }
     }
 
     /// What was seen since the last call.
-    pub(super) fn take(&self) -> Seen {
+    pub(super) fn take(&self) -> WindowCounts {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        Seen { time: self.to.saturating_sub(self.from), ..std::mem::take(&mut *seen) }
+        WindowCounts { time: self.to.saturating_sub(self.from), ..std::mem::take(&mut *seen) }
     }
 
     fn holds(&self, moment: Duration) -> bool {
@@ -53,11 +53,11 @@ impl Window {
     }
 }
 
-impl Sink for Window {
-    fn record(&self, sample: Sample, reason: Option<&str>) {
+impl SampleSink for BatchWindow {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.faults.count(sample.verdict, reason);
-        if sample.verdict == Verdict::Failed {
+        if sample.verdict == Judgement::Failed {
             return;
         }
         if self.holds(sample.due) {
@@ -71,17 +71,17 @@ impl Sink for Window {
 
 /// One measurement.
 #[derive(Clone, Debug)]
-pub(super) struct Turn {
-    pub(super) arm: Arm,
+pub(super) struct BatchTurn {
+    pub(super) arm: BatchArm,
     pub(super) clients: usize,
     pub(super) round: usize,
-    pub(super) seen: Seen,
-    pub(super) runs: Runs,
+    pub(super) seen: WindowCounts,
+    pub(super) runs: ModelCounts,
     /// Largest difference of an answer from that of the model alone.
     pub(super) drift: f32,
 }
 
-impl Turn {
+impl BatchTurn {
     /// Answers a second.
     fn qps(&self) -> f64 {
         ratio(self.seen.answered as f64, self.seen.time.as_secs_f64())
@@ -91,7 +91,7 @@ impl Turn {
 /// One point of an arm's curve. Each figure is the mean over the rounds of the median over a round's turns: the median
 /// keeps a hiccup of the machine out, and each round has a server, and so a session in memory, of its own.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Point {
+pub(super) struct BatchPoint {
     pub(super) clients: usize,
     /// Answers a second.
     pub(super) qps: f64,
@@ -111,17 +111,17 @@ pub(super) struct Point {
     pub(super) qps_turns: Vec<f64>,
 }
 
-impl Point {
+impl BatchPoint {
     /// From the turns of `arm` at `clients`.
-    pub(super) fn of(turns: &[Turn], arm: Arm, clients: usize) -> Point {
-        let own: Vec<&Turn> =
+    pub(super) fn of(turns: &[BatchTurn], arm: BatchArm, clients: usize) -> BatchPoint {
+        let own: Vec<&BatchTurn> =
             turns.iter().filter(|turn| (turn.arm, turn.clients) == (arm, clients)).collect();
         let quantile = |share| settled(&own, |turn| turn.seen.latencies.quantile_ms(share));
-        let runs = own.iter().fold(Runs::default(), |sum, turn| sum.and(turn.runs));
+        let runs = own.iter().fold(ModelCounts::default(), |sum, turn| sum.and(turn.runs));
         let elements = runs.real_elements + runs.padding_elements;
-        Point {
+        BatchPoint {
             clients,
-            qps: settled(&own, Turn::qps),
+            qps: settled(&own, BatchTurn::qps),
             p50_ms: quantile(0.5),
             p99_ms: quantile(0.99),
             n: own.iter().map(|turn| turn.seen.latencies.count()).sum(),
@@ -136,7 +136,7 @@ impl Point {
 
     /// By how much the ratio of this arm's answers a second to those of `other` may be off: the standard error of the mean
     /// of the ratios of turns that followed each other.
-    pub(super) fn ratio_error(&self, other: &Point) -> f64 {
+    pub(super) fn ratio_error(&self, other: &BatchPoint) -> f64 {
         let ratios: Vec<f64> =
             self.qps_turns.iter().zip(&other.qps_turns).map(|(a, b)| ratio(*a, *b)).collect();
         let count = ratios.len() as f64;
@@ -150,7 +150,7 @@ impl Point {
 }
 
 /// The mean over rounds of the median over a round's turns.
-fn settled(turns: &[&Turn], of: impl Fn(&Turn) -> f64) -> f64 {
+fn settled(turns: &[&BatchTurn], of: impl Fn(&BatchTurn) -> f64) -> f64 {
     let rounds: BTreeSet<usize> = turns.iter().map(|turn| turn.round).collect();
     let round = |round: &usize| median(turns.iter().filter(|turn| turn.round == *round).map(|turn| of(turn)));
     ratio(rounds.iter().map(round).sum(), rounds.len() as f64)
@@ -165,20 +165,20 @@ fn finite(value: f32) -> f32 {
 mod tests {
     use super::*;
 
-    fn sample(due_ms: u64, latency_ms: u64, verdict: Verdict) -> Sample {
+    fn sample(due_ms: u64, latency_ms: u64, verdict: Judgement) -> RequestSample {
         let ms = Duration::from_millis;
-        Sample { due: ms(due_ms), latency: ms(latency_ms), verdict, version: 1 }
+        RequestSample { due: ms(due_ms), latency: ms(latency_ms), verdict, version: 1 }
     }
 
     #[test]
     fn a_window_counts_answers_in_it_and_latencies_of_what_was_sent_in_it() {
         let ms = Duration::from_millis;
-        let window = Window::new(ms(100), ms(1100));
-        window.record(sample(0, 50, Verdict::Right), None);
-        window.record(sample(0, 150, Verdict::Right), None);
-        window.record(sample(200, 10, Verdict::Wrong), None);
-        window.record(sample(1000, 200, Verdict::Right), None);
-        window.record(sample(500, 1, Verdict::Failed), Some("gone"));
+        let window = BatchWindow::new(ms(100), ms(1100));
+        window.record(sample(0, 50, Judgement::Right), None);
+        window.record(sample(0, 150, Judgement::Right), None);
+        window.record(sample(200, 10, Judgement::Wrong), None);
+        window.record(sample(1000, 200, Judgement::Right), None);
+        window.record(sample(500, 1, Judgement::Failed), Some("gone"));
         let seen = window.take();
         assert_eq!((seen.answered, seen.latencies.count()), (2, 2));
         assert_eq!((seen.faults.failed, seen.faults.wrong, seen.time), (1, 1, ms(1000)));
@@ -187,32 +187,32 @@ mod tests {
 
     #[test]
     fn a_point_is_the_mean_of_its_rounds_medians() {
-        let turn = |arm, clients, round, answered| Turn {
+        let turn = |arm, clients, round, answered| BatchTurn {
             arm,
             clients,
             round,
-            seen: Seen { answered, time: Duration::from_secs(2), ..Seen::default() },
-            runs: Runs { batches: 2.0, items: 8.0, real_elements: 6.0, padding_elements: 2.0 },
+            seen: WindowCounts { answered, time: Duration::from_secs(2), ..WindowCounts::default() },
+            runs: ModelCounts { batches: 2.0, items: 8.0, real_elements: 6.0, padding_elements: 2.0 },
             drift: 0.5,
         };
-        let asynchronous = |round, answered| turn(Arm::Async, 5, round, answered);
+        let asynchronous = |round, answered| turn(BatchArm::Async, 5, round, answered);
         let turns = [
             asynchronous(0, 20),
             asynchronous(0, 2000),
             asynchronous(0, 40),
             asynchronous(1, 80),
-            turn(Arm::Sync, 5, 0, 20),
-            turn(Arm::Sync, 5, 0, 2000),
-            turn(Arm::Async, 10, 0, 1000),
+            turn(BatchArm::Sync, 5, 0, 20),
+            turn(BatchArm::Sync, 5, 0, 2000),
+            turn(BatchArm::Async, 10, 0, 1000),
         ];
-        let point = Point::of(&turns, Arm::Async, 5);
+        let point = BatchPoint::of(&turns, BatchArm::Async, 5);
         assert_eq!((point.qps, point.qps_turns.as_slice()), (30.0, [10.0, 1000.0, 20.0, 40.0].as_slice()));
         assert_eq!((point.mean_batch, point.padding_share), (Some(4.0), Some(0.25)));
-        assert_eq!(point.ratio_error(&Point::of(&turns, Arm::Sync, 5)), 0.0);
-        assert_eq!(Point::of(&[], Arm::Sync, 1).mean_batch, None);
+        assert_eq!(point.ratio_error(&BatchPoint::of(&turns, BatchArm::Sync, 5)), 0.0);
+        assert_eq!(BatchPoint::of(&[], BatchArm::Sync, 1).mean_batch, None);
         let (a, b) = (
-            Point { qps_turns: vec![3.0, 5.0], ..point.clone() },
-            Point { qps_turns: vec![2.0, 2.0], ..point },
+            BatchPoint { qps_turns: vec![3.0, 5.0], ..point.clone() },
+            BatchPoint { qps_turns: vec![2.0, 2.0], ..point },
         );
         assert_eq!(a.ratio_error(&b), 0.5);
     }

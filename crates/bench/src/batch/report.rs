@@ -6,14 +6,14 @@ use base::{Error, Result};
 use clap::ValueEnum as _;
 use serde::Serialize;
 
-use super::point::{Point, Turn};
-use super::{Arm, BatchArgs, Model};
-use crate::machine::{Machine, Noise};
-use crate::report::{Table, ms};
+use super::point::{BatchPoint, BatchTurn};
+use super::{BatchArgs, BatchArm, WorkloadModel};
+use crate::machine::{MachineFacts, Noise};
+use crate::report::{TextTable, ms};
 use crate::stats::ratio;
 
 /// Where merging must pay: this model with this many clients, by this factor.
-const GAIN_MODEL: Model = Model::Small;
+const GAIN_MODEL: WorkloadModel = WorkloadModel::Small;
 const GAIN_CLIENTS: usize = 70;
 const GAIN_MIN: f64 = 2.0;
 /// The better of async and padding, as a share of sync, anywhere.
@@ -23,32 +23,32 @@ const ALONE_MAX: f64 = 1.02;
 
 /// What `bench batch` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct BatchReport {
     wrong: u64,
     failed: u64,
     /// Why requests failed, most frequent first.
     reasons: Vec<String>,
     models: BTreeMap<&'static str, ModelReport>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<BatchGoal>,
     clients: Vec<usize>,
     rounds: usize,
     passes: usize,
     time_s: f64,
     max_batch: usize,
     always_merge: bool,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
 /// One model.
 #[derive(Debug, Serialize)]
 struct ModelReport {
-    arms: BTreeMap<&'static str, Vec<Point>>,
+    arms: BTreeMap<&'static str, Vec<BatchPoint>>,
 }
 
 /// The better of the merging arms beside sync.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Share {
+struct MergingGain {
     value: f64,
     /// Standard error.
     error: f64,
@@ -58,7 +58,7 @@ struct Share {
 
 /// Something wanted, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Wanted {
+struct BatchGoal {
     what: String,
     value: f64,
     met: bool,
@@ -68,44 +68,46 @@ struct Wanted {
 }
 
 impl ModelReport {
-    fn new(args: &BatchArgs, turns: &[Turn]) -> ModelReport {
-        let points = |arm: Arm| args.clients.iter().map(|&clients| Point::of(turns, arm, clients)).collect();
+    fn new(args: &BatchArgs, turns: &[BatchTurn]) -> ModelReport {
+        let points =
+            |arm: BatchArm| args.clients.iter().map(|&clients| BatchPoint::of(turns, arm, clients)).collect();
         ModelReport { arms: args.arms.iter().map(|&arm| (arm.name(), points(arm))).collect() }
     }
 
     /// The arms that were measured, sync first.
-    fn in_order(&self) -> impl Iterator<Item = (Arm, &Vec<Point>)> {
-        Arm::value_variants().iter().filter_map(|arm| Some((*arm, self.arms.get(arm.name())?)))
+    fn in_order(&self) -> impl Iterator<Item = (BatchArm, &Vec<BatchPoint>)> {
+        BatchArm::value_variants().iter().filter_map(|arm| Some((*arm, self.arms.get(arm.name())?)))
     }
 
-    fn point(&self, arm: Arm, clients: usize) -> Option<&Point> {
+    fn point(&self, arm: BatchArm, clients: usize) -> Option<&BatchPoint> {
         self.arms.get(arm.name())?.iter().find(|point| point.clients == clients)
     }
 
     /// The better of the merging arms as a share of sync, and how far off that may be.
-    fn share(&self, clients: usize) -> Option<Share> {
-        let sync = self.point(Arm::Sync, clients)?;
-        let merged = [Arm::Async, Arm::Padding].into_iter().filter_map(|arm| self.point(arm, clients));
+    fn share(&self, clients: usize) -> Option<MergingGain> {
+        let sync = self.point(BatchArm::Sync, clients)?;
+        let merged =
+            [BatchArm::Async, BatchArm::Padding].into_iter().filter_map(|arm| self.point(arm, clients));
         let best = merged.max_by(|a, b| a.qps.total_cmp(&b.qps))?;
         let alone = best.mean_batch.is_some_and(|size| size < ALONE_MAX);
-        Some(Share { value: ratio(best.qps, sync.qps), error: best.ratio_error(sync), alone })
+        Some(MergingGain { value: ratio(best.qps, sync.qps), error: best.ratio_error(sync), alone })
     }
 }
 
-impl Report {
+impl BatchReport {
     pub(super) fn new(
         args: &BatchArgs,
-        measured: &[(Model, Vec<Turn>)],
-        machine: Machine,
+        measured: &[(WorkloadModel, Vec<BatchTurn>)],
+        machine: MachineFacts,
         noise: Noise,
-    ) -> Report {
+    ) -> BatchReport {
         let models: BTreeMap<_, _> =
             measured.iter().map(|(model, turns)| (model.name(), ModelReport::new(args, turns))).collect();
         let points = || models.values().flat_map(|model| model.arms.values().flatten());
         let wrong = points().map(|point| point.wrong).sum();
-        let mut wanted: Vec<Wanted> = gain(&models).into_iter().flatten().collect();
+        let mut wanted: Vec<BatchGoal> = gain(&models).into_iter().flatten().collect();
         wanted.extend(never_loses(&models, &args.clients));
-        wanted.push(Wanted {
+        wanted.push(BatchGoal {
             what: "wrong answers: none".into(),
             value: wrong as f64,
             met: wrong == 0,
@@ -119,7 +121,7 @@ impl Report {
         }
         let mut reasons: Vec<_> = reasons.into_iter().collect();
         reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        Report {
+        BatchReport {
             wrong,
             failed: points().map(|point| point.failed).sum(),
             reasons: reasons.into_iter().map(|(reason, count)| format!("{count} x {reason}")).collect(),
@@ -138,7 +140,7 @@ impl Report {
 
     /// The models that were measured, as the help lists them.
     fn in_order(&self) -> impl Iterator<Item = (&'static str, &ModelReport)> {
-        Model::value_variants()
+        WorkloadModel::value_variants()
             .iter()
             .filter_map(|model| Some((model.name(), self.models.get(model.name())?)))
     }
@@ -177,30 +179,30 @@ impl Report {
     }
 }
 
-fn table(model: &ModelReport, clients: &[usize]) -> Table {
+fn table(model: &ModelReport, clients: &[usize]) -> TextTable {
     let mut columns = vec!["clients".to_owned()];
     for (arm, _) in model.in_order() {
         columns.extend([format!("{}/s", arm.name()), "p50".into(), "p99".into()]);
-        if arm != Arm::Sync {
+        if arm != BatchArm::Sync {
             columns.push("batch".into());
         }
-        if arm == Arm::Padding {
+        if arm == BatchArm::Padding {
             columns.push("padded".into());
         }
     }
     columns.push("best/sync".into());
     let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     let dash = || "-".to_owned();
     for &clients in clients {
         let mut cells = vec![clients.to_string()];
         for (arm, points) in model.in_order() {
             let Some(point) = points.iter().find(|point| point.clients == clients) else { continue };
             cells.extend([format!("{:.1}", point.qps), ms(point.p50_ms), ms(point.p99_ms)]);
-            if arm != Arm::Sync {
+            if arm != BatchArm::Sync {
                 cells.push(point.mean_batch.map_or_else(dash, |size| format!("{size:.1}")));
             }
-            if arm == Arm::Padding {
+            if arm == BatchArm::Padding {
                 cells.push(point.padding_share.map_or_else(dash, |share| format!("{:.0} %", share * 100.0)));
             }
         }
@@ -213,12 +215,12 @@ fn table(model: &ModelReport, clients: &[usize]) -> Table {
 }
 
 /// Whether merging brings what it should where it must.
-fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Wanted; 2]> {
+fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[BatchGoal; 2]> {
     let model = models.get(GAIN_MODEL.name())?;
-    let sync = model.point(Arm::Sync, GAIN_CLIENTS)?;
-    let merged = model.point(Arm::Async, GAIN_CLIENTS)?;
+    let sync = model.point(BatchArm::Sync, GAIN_CLIENTS)?;
+    let merged = model.point(BatchArm::Async, GAIN_CLIENTS)?;
     let place = format!("{} at {GAIN_CLIENTS} clients", GAIN_MODEL.name());
-    let wanted = |what: String, value: f64, met: bool| Wanted { what, value, met, not_met_at: Vec::new() };
+    let wanted = |what: String, value: f64, met: bool| BatchGoal { what, value, met, not_met_at: Vec::new() };
     let gain = ratio(merged.qps, sync.qps);
     let tail = ratio(merged.p99_ms, sync.p99_ms);
     Some([
@@ -232,8 +234,8 @@ fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Wanted; 2]> {
 }
 
 /// Whether merging costs anywhere.
-fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<Wanted> {
-    let shares: Vec<(String, Share)> = models
+fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<BatchGoal> {
+    let shares: Vec<(String, MergingGain)> = models
         .iter()
         .flat_map(|(name, model)| {
             let share =
@@ -243,11 +245,11 @@ fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) 
         .collect();
     let least = shares.iter().map(|(_, share)| share.value).reduce(f64::min)?;
     let low = shares.iter().filter(|(_, share)| share.value < SHARE_MIN);
-    let place = |(place, Share { value, error, alone }): &(String, Share)| {
+    let place = |(place, MergingGain { value, error, alone }): &(String, MergingGain)| {
         let why = if *alone { ", where nothing was merged" } else { "" };
         format!("{place}: {value:.3} ±{error:.3}{why}")
     };
-    Some(Wanted {
+    Some(BatchGoal {
         what: format!("better of async and padding / sync, everywhere: at least {SHARE_MIN}"),
         value: least,
         met: least >= SHARE_MIN,
@@ -259,8 +261,8 @@ fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) 
 mod tests {
     use super::*;
 
-    fn point(clients: usize, qps: f64, p99_ms: f64) -> Point {
-        Point { qps, p99_ms, ..Point::of(&[], Arm::Sync, clients) }
+    fn point(clients: usize, qps: f64, p99_ms: f64) -> BatchPoint {
+        BatchPoint { qps, p99_ms, ..BatchPoint::of(&[], BatchArm::Sync, clients) }
     }
 
     fn model(arms: &[(&'static str, [f64; 2])]) -> ModelReport {

@@ -50,7 +50,7 @@ fn write(
     reports: &Mutex<std::io::Stdout>,
 ) -> Result<()> {
     for number in from.. {
-        let content::Change { id, version } = script.change(writer, number);
+        let content::ScriptedChange { id, version } = script.change(writer, number);
         let new = version.map(|version| stored(script.seed, id, version));
         let op = new.as_ref().map_or(Op::Delete(id), |new| Op::Upsert(point(new)));
         loop {

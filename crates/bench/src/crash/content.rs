@@ -15,7 +15,7 @@ const LONG_BYTES: u64 = 9000;
 
 /// One change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct ScriptedChange {
     pub(super) id: u64,
     /// What is written; `None` where the point is removed.
     pub(super) version: Option<u64>,
@@ -31,11 +31,11 @@ pub(super) struct Script {
 
 impl Script {
     /// The change `number` of the thread `writer`; threads have no point in common.
-    pub(super) fn change(&self, writer: u64, number: u64) -> Change {
+    pub(super) fn change(&self, writer: u64, number: u64) -> ScriptedChange {
         let draw = random::at(self.seed ^ writer << 48, number);
         let id = (draw >> 8) % self.ids * self.writers + writer;
         let version = (!draw.is_multiple_of(DELETE_EVERY)).then_some(number);
-        Change { id, version }
+        ScriptedChange { id, version }
     }
 }
 

@@ -21,7 +21,7 @@ use search::collection::{Merging, Options};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
+use crate::machine::{MachineFacts, NoiseWatch};
 
 /// Kills at most.
 const KILLS_MAX: u32 = 100_000;
@@ -60,7 +60,7 @@ pub struct CrashArgs {
     pub life_ms: u64,
     /// What holds the collection
     #[arg(long, value_enum, default_value = "nvme")]
-    pub medium: MediumChoice,
+    pub medium: CrashMedium,
     /// Where the chances come from
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -77,7 +77,7 @@ pub struct CrashArgs {
 
 /// What holds the collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MediumChoice {
+pub enum CrashMedium {
     /// Files, read through io_uring past the page cache.
     Nvme,
     /// Files, copied into memory.
@@ -105,10 +105,10 @@ impl CrashArgs {
 
     fn medium(&self, directory: PathBuf) -> Result<Arc<dyn Medium>> {
         Ok(match self.medium {
-            MediumChoice::Nvme => Arc::new(UringMedium::new(directory)?),
-            MediumChoice::Mmap => Arc::new(MmapMedium::new(directory)?),
-            MediumChoice::Pmem => Arc::new(DaxMedium::new(directory, true)?),
-            MediumChoice::Dram => {
+            CrashMedium::Nvme => Arc::new(UringMedium::new(directory)?),
+            CrashMedium::Mmap => Arc::new(MmapMedium::new(directory)?),
+            CrashMedium::Pmem => Arc::new(DaxMedium::new(directory, true)?),
+            CrashMedium::Dram => {
                 let config =
                     PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
                 Arc::new(DramMedium::new(SlotPool::new(config)?, Some(directory))?)
@@ -139,7 +139,7 @@ pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     }
     let watch = NoiseWatch::start();
     let figures = parent::run(args, env)?;
-    let report = report::Report::new(args, figures, Machine::look(None), watch.end());
+    let report = report::CrashReport::new(args, figures, MachineFacts::detect(None), watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;

@@ -13,10 +13,10 @@ use search::rerank::Shared;
 
 use super::child::{READY, REPORT_BYTES};
 use super::content::{Script, stored};
-use super::{CrashArgs, MediumChoice};
+use super::{CrashArgs, CrashMedium};
 use crate::BenchEnv;
-use crate::random::Random;
-use crate::report::Progress;
+use crate::random::RandomSequence;
+use crate::report::StepProgress;
 
 /// How long segments may take to open.
 const OPEN_PATIENCE: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const TOLD_MAX: u64 = 20;
 
 /// What was seen.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Figures {
+pub(super) struct CrashFigures {
     pub(super) kills: u32,
     /// Kills before the collection was open.
     pub(super) early: u32,
@@ -58,14 +58,14 @@ struct Expected {
 }
 
 /// Kills as often as asked.
-pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<Figures> {
+pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     let directory = env.cache_dir.join(format!("crash-{}", std::process::id()));
     let cleared = Cleared(directory.clone());
     let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
     let mut expected = Expected { script, points: BTreeMap::new(), next: vec![0; args.writers as usize] };
-    let mut random = Random::new(args.seed);
-    let mut figures = Figures::default();
-    let progress = Progress::new(u64::from(args.kills));
+    let mut random = RandomSequence::new(args.seed);
+    let mut figures = CrashFigures::default();
+    let progress = StepProgress::new(u64::from(args.kills));
     for kill in 0..args.kills {
         let life = Duration::from_secs_f64(args.life_ms as f64 * random.unit() / 1e3);
         let is_early = random.bits().is_multiple_of(EARLY_EVERY);
@@ -123,10 +123,10 @@ fn live_and_die(
     is_early: bool,
 ) -> Result<Vec<u8>> {
     let medium = match args.medium {
-        MediumChoice::Nvme => "nvme",
-        MediumChoice::Dram => "dram",
-        MediumChoice::Mmap => "mmap",
-        MediumChoice::Pmem => "pmem",
+        CrashMedium::Nvme => "nvme",
+        CrashMedium::Dram => "dram",
+        CrashMedium::Mmap => "mmap",
+        CrashMedium::Pmem => "pmem",
     };
     let from: Vec<String> = from.iter().map(u64::to_string).collect();
     let mut command = Command::new(&env.millpond);
@@ -198,7 +198,7 @@ impl Expected {
     }
 
     /// Compares every point, and settles what became of the change that each thread had under way.
-    fn check(&mut self, collection: &Collection, figures: &mut Figures, progress: &Progress) {
+    fn check(&mut self, collection: &Collection, figures: &mut CrashFigures, progress: &StepProgress) {
         for (writer, next) in (0..).zip(&mut self.next) {
             let change = self.script.change(writer, *next);
             // It may never have been begun; then it is never made, which changes nothing.
@@ -211,7 +211,7 @@ impl Expected {
                 self.points.insert(change.id, change.version);
             }
         }
-        let tell = |figures: &Figures, what: String| {
+        let tell = |figures: &CrashFigures, what: String| {
             if figures.lost + figures.corrupt <= TOLD_MAX {
                 progress.line(&what);
             }

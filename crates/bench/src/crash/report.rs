@@ -4,13 +4,13 @@ use base::{Error, Result};
 use serde::Serialize;
 
 use super::CrashArgs;
-use super::parent::Figures;
-use crate::machine::{Machine, Noise};
-use crate::report::Table;
+use super::parent::CrashFigures;
+use crate::machine::{MachineFacts, Noise};
+use crate::report::TextTable;
 
 /// What `bench crash` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct CrashReport {
     kills: u32,
     acknowledged: u64,
     lost: u64,
@@ -28,13 +28,18 @@ pub(super) struct Report {
     writers: u64,
     ids: u64,
     seed: u64,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
-impl Report {
-    pub(super) fn new(args: &CrashArgs, figures: Figures, machine: Machine, noise: Noise) -> Report {
-        Report {
+impl CrashReport {
+    pub(super) fn new(
+        args: &CrashArgs,
+        figures: CrashFigures,
+        machine: MachineFacts,
+        noise: Noise,
+    ) -> CrashReport {
+        CrashReport {
             kills: figures.kills,
             acknowledged: figures.acknowledged,
             lost: figures.lost,
@@ -56,7 +61,7 @@ impl Report {
     }
 
     pub(super) fn print(&self) {
-        let mut table = Table::new(&["crash", ""]);
+        let mut table = TextTable::new(&["crash", ""]);
         let rows = [
             ("kills", self.kills.to_string()),
             ("  before the collection was open", self.killed_early.to_string()),

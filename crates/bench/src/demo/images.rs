@@ -91,7 +91,7 @@ impl<'a> Wall<'a> {
     fn find_one(&self, copy: &Path) -> Result<String> {
         let query = format!("/search?k={}", self.gallery.pictures.len());
         let answer = self.ask(ureq::http::Request::post(self.url(&query)), copy)?;
-        let found = Found::parse(&answer)
+        let found = FirstHit::parse(&answer)
             .ok_or_else(|| Error::data_loss(format!("the answer to a search has no results: {answer}")))?;
         if !found.accepted || stem(&found.name) != stem(&name(copy)) {
             return Err(Error::internal(format!(
@@ -144,7 +144,7 @@ fn stem(name: &str) -> &str {
 
 /// The first result, and where the coarse stage had it.
 #[derive(Debug, PartialEq)]
-struct Found {
+struct FirstHit {
     name: String,
     score: f64,
     coarse: f64,
@@ -153,13 +153,13 @@ struct Found {
     of: usize,
 }
 
-impl Found {
-    fn parse(answer: &Value) -> Option<Found> {
+impl FirstHit {
+    fn parse(answer: &Value) -> Option<FirstHit> {
         let results = answer.get("results")?.as_array()?;
         let coarse = |result: &Value| result.get("coarse").and_then(Value::as_f64);
         let first = results.first()?;
         let own = coarse(first)?;
-        Some(Found {
+        Some(FirstHit {
             name: first.get("name")?.as_str()?.to_owned(),
             score: first.get("score")?.as_f64()?,
             coarse: own,
@@ -192,11 +192,11 @@ mod tests {
             {"name": "coffee.png", "score": 900.0, "coarse": 0.5, "accepted": true},
             {"name": "coins.png", "score": 0.0, "coarse": 0.6, "accepted": false},
         ]});
-        let found = Found::parse(&answer).unwrap();
+        let found = FirstHit::parse(&answer).unwrap();
         assert_eq!((found.coarse_rank, found.of), (2, 2));
         let line = found.line("coffee.jpg");
         assert!(line.contains("is coffee.png: score 900") && line.contains("only as 2 of 2"), "{line}");
-        assert_eq!(Found::parse(&serde_json::json!({"results": []})), None);
+        assert_eq!(FirstHit::parse(&serde_json::json!({"results": []})), None);
         assert_eq!(stem("coffee.jpg"), stem("coffee.png"));
         assert_eq!(escaped("a b&é.png"), "a%20b%26%C3%A9.png");
     }

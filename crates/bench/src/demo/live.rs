@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use base::units::format_bytes;
 
-use crate::drive::{Sample, Verdict};
-use crate::report::{Table, ms};
-use crate::samples::{Faults, Kept};
+use crate::drive::{Judgement, RequestSample};
+use crate::report::{TextTable, ms};
+use crate::samples::{Faults, KeptSamples};
 use crate::scrape::Scrape;
 use crate::stats::Latencies;
 use crate::swap::MODEL;
@@ -22,7 +22,7 @@ const RATE_TIME: Duration = Duration::from_secs(1);
 
 /// Everything seen so far.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct LiveCounts {
     pub(super) steady: Latencies,
     pub(super) swap: Latencies,
     pub(super) faults: Faults,
@@ -31,13 +31,13 @@ pub(super) struct Seen {
     pub(super) rate: f64,
 }
 
-impl Seen {
+impl LiveCounts {
     /// Adds what came since the last look; `swaps` are the times at which swaps began and `window` how long one is
     /// counted.
-    pub(super) fn add(&mut self, kept: Kept, swaps: &[Duration], window: Duration, since: Duration) {
-        let answered = kept.samples.iter().filter(|sample| sample.verdict != Verdict::Failed).count();
+    pub(super) fn add(&mut self, kept: KeptSamples, swaps: &[Duration], window: Duration, since: Duration) {
+        let answered = kept.samples.iter().filter(|sample| sample.verdict != Judgement::Failed).count();
         self.rate = answered as f64 / since.as_secs_f64().max(RATE_TIME.as_secs_f64() / 10.0);
-        for Sample { due, latency, version, .. } in kept.samples {
+        for RequestSample { due, latency, version, .. } in kept.samples {
             let began = swaps.partition_point(|start| *start <= due).checked_sub(1).map(|index| swaps[index]);
             let during = began.is_some_and(|start| due < start + window);
             if during {
@@ -56,7 +56,7 @@ impl Seen {
 
     /// The latency table.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
+        let mut table = TextTable::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
         for (name, latencies) in [("steady", &self.steady), ("during swaps", &self.swap)] {
             let figures = latencies.summary();
             let cells = [figures.p50_ms, figures.p99_ms, figures.p999_ms, figures.max_ms].map(ms);
@@ -112,7 +112,7 @@ impl Screen {
     }
 
     /// Shows the state `elapsed` into the demo.
-    pub(super) fn show(&mut self, seen: &Seen, homes: &str, elapsed: Duration) {
+    pub(super) fn show(&mut self, seen: &LiveCounts, homes: &str, elapsed: Duration) {
         if !self.terminal {
             if self.last_line.elapsed() >= LINE_INTERVAL {
                 self.last_line = Instant::now();
@@ -158,10 +158,14 @@ mod tests {
     #[test]
     fn samples_are_counted_where_they_were_due() {
         let seconds = Duration::from_secs;
-        let sample =
-            |due| Sample { due: seconds(due), latency: seconds(1), verdict: Verdict::Right, version: due };
-        let kept = Kept { samples: (0..10).map(sample).collect(), faults: Faults::default() };
-        let mut seen = Seen::default();
+        let sample = |due| RequestSample {
+            due: seconds(due),
+            latency: seconds(1),
+            verdict: Judgement::Right,
+            version: due,
+        };
+        let kept = KeptSamples { samples: (0..10).map(sample).collect(), faults: Faults::default() };
+        let mut seen = LiveCounts::default();
         seen.add(kept, &[seconds(2), seconds(7)], seconds(2), seconds(10));
         assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));
         assert_eq!((seen.version, seen.rate), (9, 1.0));

@@ -19,19 +19,19 @@ use engine_onnx::publish::{PublishOptions, publish};
 use memory::Rate;
 
 use crate::BenchEnv;
-use crate::caller::Caller;
-use crate::drive::{Judge, Pace, Plan, Sink, drive};
+use crate::caller::GrpcCaller;
+use crate::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
 use crate::machine::memory_bytes;
 use crate::models::cache;
 use crate::models::ctr::{DENSE, TABLES};
 use crate::models::ocr;
 use crate::process::{self, ServerPlan, ServerProcess};
-use crate::report::Progress;
-use crate::samples::Log;
+use crate::report::StepProgress;
+use crate::samples::SampleLog;
 use crate::schedule::Arrivals;
-use crate::swap::{Contents, MODEL, Traffic};
+use crate::swap::{MODEL, SwapContents, Traffic};
 use images::{Gallery, Wall};
-use live::{Screen, Seen, homes};
+use live::{LiveCounts, Screen, homes};
 
 /// The models' names.
 const TEXT_MODEL: &str = "text";
@@ -99,9 +99,9 @@ pub fn run(args: &DemoArgs, env: &BenchEnv) -> Result<()> {
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let checks = Checks::find(args, &engine)?;
     let bytes = args.bytes.unwrap_or_else(|| BYTES_MAX.min((memory_bytes() / MEMORY_SHARE).max(MIB)));
-    let contents = Contents::layouts(env, bytes)?;
+    let contents = SwapContents::layouts(env, bytes)?;
     let traffic = {
-        let progress = Progress::new(1);
+        let progress = StepProgress::new(1);
         progress.say("computing the right answers");
         Arc::new(Traffic::new(contents.ctr(), BATCH)?)
     };
@@ -121,13 +121,14 @@ pub fn run(args: &DemoArgs, env: &BenchEnv) -> Result<()> {
         format_bytes(bytes),
         repository.display()
     );
-    let mut caller = Caller::connect(server.grpc())?;
+    let mut caller = GrpcCaller::connect(server.grpc())?;
     let first = checks.run(&mut caller)?;
     first.iter().for_each(|line| println!("  {line}"));
     let wall = search_pictures(args, gallery.as_ref(), &server)?;
     print_urls(&server, wall.as_ref());
 
-    let stage = Stage { args, env, contents: &contents, server: &server, model_dir: repository.join(MODEL) };
+    let stage =
+        TrafficStage { args, env, contents: &contents, server: &server, model_dir: repository.join(MODEL) };
     let seen = stage.play(&traffic)?;
     let swapped = stage.wait_swapped(seen.swaps)?;
     let mut again = checks.run(&mut caller)?;
@@ -141,13 +142,13 @@ pub fn run(args: &DemoArgs, env: &BenchEnv) -> Result<()> {
     verdict(&seen, swapped)
 }
 
-fn fault_lines(seen: &Seen) -> String {
+fn fault_lines(seen: &LiveCounts) -> String {
     let mut text = format!("failed {}, wrong {}", seen.faults.failed, seen.faults.wrong);
     seen.faults.lines().iter().for_each(|line| text.push_str(&format!("\n  {line}")));
     text
 }
 
-fn verdict(seen: &Seen, swapped: u64) -> Result<()> {
+fn verdict(seen: &LiveCounts, swapped: u64) -> Result<()> {
     if seen.faults.failed + seen.faults.wrong > 0 {
         return Err(Error::internal(
             "the demo had failed requests or wrong answers; its server's log says more",
@@ -195,7 +196,7 @@ fn search_pictures<'a>(
 fn publish_all(
     args: &DemoArgs,
     env: &BenchEnv,
-    contents: &Contents,
+    contents: &SwapContents,
     gallery: Option<&Gallery>,
 ) -> Result<PathBuf> {
     let repository = env.cache_dir.join("run").join("demo");
@@ -258,7 +259,7 @@ impl<'a> Checks<'a> {
     ///
     /// # Errors
     /// When an answer is wrong.
-    fn run(&self, caller: &mut Caller) -> Result<Vec<String>> {
+    fn run(&self, caller: &mut GrpcCaller) -> Result<Vec<String>> {
         let read = text::read(caller, TEXT_MODEL, &self.assets.join("text.png"), &self.characters)?;
         if read != self.text {
             return Err(Error::internal(format!(
@@ -281,22 +282,22 @@ impl<'a> Checks<'a> {
 }
 
 /// The part with traffic and swaps.
-struct Stage<'a> {
+struct TrafficStage<'a> {
     args: &'a DemoArgs,
     env: &'a BenchEnv,
-    contents: &'a Contents,
+    contents: &'a SwapContents,
     server: &'a ServerProcess,
     model_dir: PathBuf,
 }
 
-impl Stage<'_> {
-    fn play(&self, traffic: &Arc<Traffic>) -> Result<Seen> {
+impl TrafficStage<'_> {
+    fn play(&self, traffic: &Arc<Traffic>) -> Result<LiveCounts> {
         let endpoint = self.server.grpc();
         let (template, bodies) = traffic.encode(&endpoint)?;
-        let pace = Pace::Open { arrivals: Arrivals::Poisson, rate: self.args.rate, seed: 1 };
-        let plan = Plan::new(endpoint, template, bodies, pace, Duration::MAX);
-        let log = Arc::new(Log::default());
-        let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (traffic.clone(), log.clone());
+        let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate: self.args.rate, seed: 1 };
+        let plan = DrivePlan::new(endpoint, template, bodies, pace, Duration::MAX);
+        let log = Arc::new(SampleLog::default());
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) = (traffic.clone(), log.clone());
         process::handle_interrupts();
         std::thread::scope(|scope| {
             let driver = scope.spawn(|| drive(&plan, &judge, &sink));
@@ -320,9 +321,14 @@ impl Stage<'_> {
         self.args.swap_every.min(short).max(TICK)
     }
 
-    fn watch(&self, plan: &Plan, log: &Log, ended: impl Fn() -> bool) -> Result<(Seen, Vec<Duration>)> {
+    fn watch(
+        &self,
+        plan: &DrivePlan,
+        log: &SampleLog,
+        ended: impl Fn() -> bool,
+    ) -> Result<(LiveCounts, Vec<Duration>)> {
         let limit = self.env.demo_seconds.map_or(Duration::MAX, Duration::from_secs);
-        let (mut seen, mut screen) = (Seen::default(), Screen::new());
+        let (mut seen, mut screen) = (LiveCounts::default(), Screen::new());
         let mut starts: Vec<Duration> = Vec::new();
         let mut last_look = plan.start;
         while !ended() && !process::interrupted() && plan.start.elapsed() < limit {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use base::{Error, NamedTensor, Result};
 
-use crate::caller::Caller;
+use crate::caller::GrpcCaller;
 use crate::models::ocr;
 
 /// The text in `picture`.
@@ -12,7 +12,7 @@ use crate::models::ocr;
 /// # Errors
 /// When the picture cannot be read or the server does not answer as the model's signature says.
 pub(super) fn read(
-    caller: &mut Caller,
+    caller: &mut GrpcCaller,
     model: &str,
     picture: &Path,
     characters: &[String],

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use base::{Error, NamedTensor, Result, Tensor};
 
-use crate::caller::Caller;
+use crate::caller::GrpcCaller;
 
 /// The rate the model takes here.
 const RATE_HZ: u32 = 16_000;
@@ -20,7 +20,7 @@ const WINDOWS_MAX: usize = 1000;
 ///
 /// # Errors
 /// When the recording is not 16 kHz mono, or the server does not answer as the model's signature says.
-pub(super) fn speech(caller: &mut Caller, model: &str, recording: &Path) -> Result<f32> {
+pub(super) fn speech(caller: &mut GrpcCaller, model: &str, recording: &Path) -> Result<f32> {
     let samples = samples(recording)?;
     let mut state = vec![0f32; STATE_SHAPE.iter().product()];
     let mut context = [0f32; CONTEXT];

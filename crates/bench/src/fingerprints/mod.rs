@@ -13,11 +13,11 @@ use matching::{Graph, Options, Probe, Scratch, score, synthetic};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
-use crate::report::Progress;
+use crate::machine::{MachineFacts, NoiseWatch};
+use crate::report::StepProgress;
 use images::Extractor;
 use rates::Scores;
-use report::Report;
+use report::MatchReport;
 
 /// Impressions that are compared, all with all, at most: 2048 make two million pairs a round.
 const IMPRESSIONS_MAX: usize = 2048;
@@ -115,7 +115,7 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
         Some(dir) => folder::read(dir, &["iso"], |_, bytes| folder::template(bytes))?,
         None => made_up(args)?,
     };
-    let progress = Progress::new(args.rounds as u64);
+    let progress = StepProgress::new(args.rounds as u64);
     progress.say(format!("{} impressions, all with all", impressions.len()));
     let mut costs = Vec::new();
     let mut scores: Option<Vec<f32>> = None;
@@ -130,8 +130,14 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     }
     drop(progress);
     let scores = Scores::new(&impressions, &scores.unwrap_or_default());
-    let report =
-        Report::new(args, &impressions, &scores, &costs, &extractor, (Machine::look(None), watch.end()))?;
+    let report = MatchReport::new(
+        args,
+        &impressions,
+        &scores,
+        &costs,
+        &extractor,
+        (MachineFacts::detect(None), watch.end()),
+    )?;
     report.print();
     args.json.as_ref().map_or(Ok(()), |path| crate::report::write_json(path, &report))
 }

@@ -10,7 +10,7 @@ pub(super) const FALSE_MATCH_RATE: f64 = 0.001;
 
 /// How often pairs are taken wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Rates {
+pub(super) struct ErrorRates {
     /// Where as many genuine pairs are missed as impostors accepted, in per cent.
     pub(super) eer_pct: f64,
     /// Genuine pairs that are not accepted where at most 0.1 % of impostors are, in per cent.
@@ -23,15 +23,15 @@ pub(super) struct Rates {
     pub(super) impostor: usize,
 }
 
-impl Rates {
+impl ErrorRates {
     /// Of scores in any order. Neither may be empty.
-    fn of(genuine: &mut [f32], impostor: &mut [f32]) -> Option<Rates> {
+    fn of(genuine: &mut [f32], impostor: &mut [f32]) -> Option<ErrorRates> {
         genuine.sort_by(f32::total_cmp);
         impostor.sort_by(f32::total_cmp);
         let accepted_max = (impostor.len() as f64 * FALSE_MATCH_RATE) as usize;
         let threshold = *impostor.iter().rev().nth(accepted_max)?;
         let missed = genuine.partition_point(|&score| score <= threshold);
-        Some(Rates {
+        Some(ErrorRates {
             eer_pct: equal_error(genuine, impostor)?,
             fnmr_pct: 100.0 * missed as f64 / genuine.len() as f64,
             threshold,
@@ -58,7 +58,7 @@ fn equal_error(genuine: &[f32], impostor: &[f32]) -> Option<f64> {
 
 /// A pair's score.
 #[derive(Clone, Copy, Debug)]
-struct Scored<'a> {
+struct ScoredPair<'a> {
     first: &'a Impression,
     second: &'a Impression,
     score: f32,
@@ -69,7 +69,7 @@ struct Scored<'a> {
 /// All pairs' scores.
 #[derive(Debug)]
 pub(super) struct Scores<'a> {
-    pairs: Vec<Scored<'a>>,
+    pairs: Vec<ScoredPair<'a>>,
 }
 
 impl<'a> Scores<'a> {
@@ -80,7 +80,7 @@ impl<'a> Scores<'a> {
             .flat_map(|first| (first + 1..impressions.len()).map(move |second| (first, second)));
         let pairs = all
             .zip(scores)
-            .map(|((first, second), &score)| Scored {
+            .map(|((first, second), &score)| ScoredPair {
                 first: &impressions[first],
                 second: &impressions[second],
                 score,
@@ -91,27 +91,28 @@ impl<'a> Scores<'a> {
     }
 
     /// Of all pairs.
-    pub(super) fn pooled(&self) -> Result<Rates> {
+    pub(super) fn pooled(&self) -> Result<ErrorRates> {
         self.rates(|_| true).ok_or_else(|| {
             Error::invalid("there must be two impressions of one finger and one of another to be told apart")
         })
     }
 
     /// Of the pairs within one database; none where it has no genuine or no impostor pair.
-    pub(super) fn within(&self, database: &str) -> Option<Rates> {
+    pub(super) fn within(&self, database: &str) -> Option<ErrorRates> {
         self.rates(|pair| pair.first.database == database && pair.second.database == database)
     }
 
     /// By the protocol of FVC: all genuine pairs, of impostors only those of first impressions.
-    pub(super) fn first_impressions(&self) -> Option<Rates> {
+    pub(super) fn first_impressions(&self) -> Option<ErrorRates> {
         self.rates(|pair| pair.leading || pair.first.same_finger(pair.second))
     }
 
-    fn rates(&self, of: impl Fn(&Scored<'_>) -> bool) -> Option<Rates> {
-        let (genuine, impostor): (Vec<&Scored<'_>>, Vec<&Scored<'_>>) =
+    fn rates(&self, of: impl Fn(&ScoredPair<'_>) -> bool) -> Option<ErrorRates> {
+        let (genuine, impostor): (Vec<&ScoredPair<'_>>, Vec<&ScoredPair<'_>>) =
             self.pairs.iter().filter(|pair| of(pair)).partition(|pair| pair.first.same_finger(pair.second));
-        let scores = |pairs: Vec<&Scored<'_>>| pairs.into_iter().map(|pair| pair.score).collect::<Vec<f32>>();
-        Rates::of(&mut scores(genuine), &mut scores(impostor))
+        let scores =
+            |pairs: Vec<&ScoredPair<'_>>| pairs.into_iter().map(|pair| pair.score).collect::<Vec<f32>>();
+        ErrorRates::of(&mut scores(genuine), &mut scores(impostor))
     }
 }
 
@@ -123,7 +124,7 @@ mod tests {
     fn rates_are_those_of_counting() {
         let mut impostor: Vec<f32> = (0..1000).map(|score| score as f32 / 10.0).collect();
         let mut genuine = vec![200.0, 99.85, 99.8, 99.0];
-        let rates = Rates::of(&mut genuine, &mut impostor).unwrap();
+        let rates = ErrorRates::of(&mut genuine, &mut impostor).unwrap();
         // One of a thousand impostors (99.9) may be accepted; 99.8 is the threshold, and is not accepted itself.
         assert_eq!((rates.threshold, rates.fnmr_pct), (99.8, 50.0));
         assert!(rates.eer_pct < 1.0, "{rates:?}");
@@ -132,9 +133,9 @@ mod tests {
 
     #[test]
     fn few_impostors_allow_no_false_match() {
-        let rates = Rates::of(&mut [3.0, 1.0], &mut [2.0, 0.0]).unwrap();
+        let rates = ErrorRates::of(&mut [3.0, 1.0], &mut [2.0, 0.0]).unwrap();
         assert_eq!((rates.threshold, rates.fnmr_pct, rates.eer_pct), (2.0, 50.0, 25.0));
-        assert!(Rates::of(&mut [], &mut [1.0]).is_none());
-        assert!(Rates::of(&mut [1.0], &mut []).is_none());
+        assert!(ErrorRates::of(&mut [], &mut [1.0]).is_none());
+        assert!(ErrorRates::of(&mut [1.0], &mut []).is_none());
     }
 }

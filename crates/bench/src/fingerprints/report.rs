@@ -6,16 +6,16 @@ use base::Result;
 use serde::Serialize;
 
 use super::images::Extractor;
-use super::rates::{Rates, Scores};
+use super::rates::{ErrorRates, Scores};
 use super::{Cost, Impression, MatchArgs};
-use crate::machine::{Machine, Noise};
-use crate::report::Table;
+use crate::machine::{MachineFacts, Noise};
+use crate::report::TextTable;
 
 /// What `bench match` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct MatchReport {
     /// All databases, pairs across them included.
-    pooled: Rates,
+    pooled: ErrorRates,
     /// Processor time of one thread for a match, its share of the probe's preparation included.
     us_per_match: f64,
     us_per_genuine_match: f64,
@@ -27,29 +27,29 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     ms_per_extraction_p95: Option<f64>,
     /// Pairs within each.
-    databases: BTreeMap<String, Rates>,
+    databases: BTreeMap<String, ErrorRates>,
     /// Pooled, with the impostors of FVC's protocol: first impressions only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_impressions: Option<Rates>,
+    first_impressions: Option<ErrorRates>,
     /// Where the impressions are from.
     source: String,
     impressions: usize,
     vertices_mean: f64,
     record_bytes_mean: f64,
     rounds: usize,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
-impl Report {
+impl MatchReport {
     pub(super) fn new(
         args: &MatchArgs,
         impressions: &[Impression],
         scores: &Scores<'_>,
         costs: &[Cost],
         extractor: &Extractor<'_>,
-        (machine, noise): (Machine, Noise),
-    ) -> Result<Report> {
+        (machine, noise): (MachineFacts, Noise),
+    ) -> Result<MatchReport> {
         let median = |of: fn(&Cost) -> f64| {
             let mut values: Vec<f64> = costs.iter().map(of).collect();
             values.sort_by(f64::total_cmp);
@@ -59,7 +59,7 @@ impl Report {
             impressions.iter().map(of).sum::<usize>() as f64 / impressions.len().max(1) as f64
         };
         let databases = impressions.iter().map(|impression| impression.database.clone());
-        Ok(Report {
+        Ok(MatchReport {
             pooled: scores.pooled()?,
             us_per_match: median(|cost| cost.all),
             us_per_genuine_match: median(|cost| cost.genuine),
@@ -88,9 +88,15 @@ impl Report {
             "{} impressions from {}{made_up}, {:.1} minutiae and {:.0} bytes each",
             self.impressions, self.source, self.vertices_mean, self.record_bytes_mean
         );
-        let mut table =
-            Table::new(&["pairs", "genuine", "impostor", "EER %", "FNMR % at FMR 0.1 %", "accepted above"]);
-        let mut row = |name: &str, rates: &Rates| {
+        let mut table = TextTable::new(&[
+            "pairs",
+            "genuine",
+            "impostor",
+            "EER %",
+            "FNMR % at FMR 0.1 %",
+            "accepted above",
+        ]);
+        let mut row = |name: &str, rates: &ErrorRates| {
             table.row(vec![
                 name.into(),
                 rates.genuine.to_string(),

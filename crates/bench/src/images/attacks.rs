@@ -7,7 +7,7 @@ use image::{ExtendedColorType, ImageBuffer, Rgb};
 use vision::Picture;
 
 use super::lettering;
-use crate::random::Random;
+use crate::random::RandomSequence;
 
 /// Quality that copies are stored with where their quality is not the attack.
 const QUALITY: u8 = 90;
@@ -49,7 +49,12 @@ impl Attack {
     ];
 
     /// Copy number `variant` of this attack as a JPEG file; what is random in it comes from `random`.
-    pub(super) fn copy(self, picture: &Picture, variant: usize, random: &mut Random) -> Result<Vec<u8>> {
+    pub(super) fn copy(
+        self,
+        picture: &Picture,
+        variant: usize,
+        random: &mut RandomSequence,
+    ) -> Result<Vec<u8>> {
         let mut quality = QUALITY;
         let copy = match self {
             Attack::Crop => crop(picture, variant, random),
@@ -100,7 +105,7 @@ fn part(picture: &Picture, columns: (u32, u32), rows: (u32, u32)) -> Picture {
     made(width, height, |x, y| pixel(picture, x + columns.0, y + rows.0))
 }
 
-fn crop(picture: &Picture, variant: usize, random: &mut Random) -> Picture {
+fn crop(picture: &Picture, variant: usize, random: &mut RandomSequence) -> Picture {
     // The last variant keeps half of both sides, the others half of the area.
     let share = if variant == 2 { 0.5 } else { std::f64::consts::FRAC_1_SQRT_2 };
     let mut sides = |side: u32| {
@@ -161,7 +166,7 @@ fn blur(picture: &Picture, sigma: f64) -> Result<Picture> {
     Ok(Picture { rgb, ..*picture })
 }
 
-fn brightness(picture: &Picture, variant: usize, random: &mut Random) -> Picture {
+fn brightness(picture: &Picture, variant: usize, random: &mut RandomSequence) -> Picture {
     let strength = 1.3 + 0.4 * random.unit();
     let upwards = random.bits() & 1 == 0;
     let table: Vec<u8> = (0..=255_u16)
@@ -202,7 +207,7 @@ mod tests {
     fn copies_have_the_size_and_the_pixels_they_should() {
         let picture = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
         let size = |attack: Attack, variant| {
-            let bytes = attack.copy(&picture, variant, &mut Random::new(5)).unwrap();
+            let bytes = attack.copy(&picture, variant, &mut RandomSequence::new(5)).unwrap();
             let copy = vision::decode(&bytes, &vision::Limits::default()).unwrap().picture;
             (copy.width, copy.height)
         };

@@ -15,20 +15,20 @@ const USUAL_MODEL: &str = ".cache/images/models/mobilenet-v2/1/model.onnx";
 const THUMBNAIL: u32 = 8;
 
 /// What makes embeddings.
-pub(super) enum Embedder {
+pub(super) enum PhotoEmbedder {
     Model { session: Box<dyn Session>, input: String, output: String, preprocess: Preprocess, path: PathBuf },
     Thumbnail,
 }
 
-impl Embedder {
+impl PhotoEmbedder {
     /// The model that was named, or the usual one. Only pictures made up may do without.
-    pub(super) fn open(named: Option<&Path>, made_up: bool, env: &BenchEnv) -> Result<Embedder> {
+    pub(super) fn open(named: Option<&Path>, made_up: bool, env: &BenchEnv) -> Result<PhotoEmbedder> {
         let path = named.unwrap_or(Path::new(USUAL_MODEL));
         if path.is_file() {
-            return Embedder::model(path, env);
+            return PhotoEmbedder::model(path, env);
         }
         if made_up && named.is_none() {
-            return Ok(Embedder::Thumbnail);
+            return Ok(PhotoEmbedder::Thumbnail);
         }
         Err(Error::not_found(format!(
             "{}: there is no such model; make it with `make images-model`, or name one with --model",
@@ -36,7 +36,7 @@ impl Embedder {
         )))
     }
 
-    fn model(path: &Path, env: &BenchEnv) -> Result<Embedder> {
+    fn model(path: &Path, env: &BenchEnv) -> Result<PhotoEmbedder> {
         let engine = OnnxEngine::open(&env.onnxruntime)?;
         let session = engine.load(&LoadRequest { graph: path.to_owned(), ..LoadRequest::default() })?;
         let signature = session.signature();
@@ -50,21 +50,21 @@ impl Embedder {
         };
         let preprocess = Preprocess { width, height, ..Preprocess::default() };
         let (input, output) = (input.name.clone(), output.name.clone());
-        Ok(Embedder::Model { session, input, output, preprocess, path: path.to_owned() })
+        Ok(PhotoEmbedder::Model { session, input, output, preprocess, path: path.to_owned() })
     }
 
     /// What it is.
     pub(super) fn name(&self) -> String {
         match self {
-            Embedder::Model { path, .. } => path.display().to_string(),
-            Embedder::Thumbnail => format!("thumbnails of {THUMBNAIL} x {THUMBNAIL} pixels"),
+            PhotoEmbedder::Model { path, .. } => path.display().to_string(),
+            PhotoEmbedder::Thumbnail => format!("thumbnails of {THUMBNAIL} x {THUMBNAIL} pixels"),
         }
     }
 
     /// The embedding of a picture.
     pub(super) fn embed(&self, picture: &Picture) -> Result<Vec<f32>> {
         match self {
-            Embedder::Model { session, input, output, preprocess, .. } => {
+            PhotoEmbedder::Model { session, input, output, preprocess, .. } => {
                 let mut values = vec![0.0; preprocess.len()];
                 preprocess.write(picture, &mut values)?;
                 let shape = [1, 3, preprocess.height as usize, preprocess.width as usize];
@@ -74,7 +74,7 @@ impl Embedder {
                 let first = outputs.first().ok_or_else(|| Error::internal("the model gave no output"))?;
                 first.tensor.to_vec::<f32>()
             }
-            Embedder::Thumbnail => {
+            PhotoEmbedder::Thumbnail => {
                 let small = picture.resized(THUMBNAIL, THUMBNAIL);
                 let mean =
                     small.rgb.iter().map(|&value| f32::from(value)).sum::<f32>() / small.rgb.len() as f32;

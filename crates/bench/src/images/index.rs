@@ -25,7 +25,7 @@ const POOL_BYTES: u64 = 2 << 30;
 
 /// Where records lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MediumChoice {
+pub enum IndexMedium {
     /// Files read by `io_uring` past the page cache
     Nvme,
     /// Memory
@@ -33,7 +33,7 @@ pub enum MediumChoice {
 }
 
 /// A picture as a point.
-pub(super) struct Entry {
+pub(super) struct IndexedPhoto {
     pub(super) id: u64,
     pub(super) embedding: Vec<f32>,
     pub(super) graph: Graph,
@@ -41,34 +41,38 @@ pub(super) struct Entry {
 
 /// A picture that was found.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hit {
+pub(super) struct PhotoHit {
     pub(super) id: u64,
     pub(super) likeness: Likeness,
 }
 
 /// The collection and its folder, which is removed in the end.
-pub(super) struct Index {
+pub(super) struct PhotoIndex {
     collection: Collection,
-    _folder: Folder,
+    _folder: IndexFolder,
 }
 
-struct Folder(PathBuf);
+struct IndexFolder(PathBuf);
 
-impl Drop for Folder {
+impl Drop for IndexFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-impl Index {
+impl PhotoIndex {
     /// Of `entries`, in a segment, in `folder`.
-    pub(super) fn build(entries: &[Entry], medium: MediumChoice, folder: PathBuf) -> Result<Index> {
+    pub(super) fn build(
+        entries: &[IndexedPhoto],
+        medium: IndexMedium,
+        folder: PathBuf,
+    ) -> Result<PhotoIndex> {
         std::fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, &e))?;
-        let folder = Folder(folder);
+        let folder = IndexFolder(folder);
         let path = folder.0.clone();
         let medium: Arc<dyn Medium> = match medium {
-            MediumChoice::Nvme => Arc::new(UringMedium::new(path)?),
-            MediumChoice::Dram => {
+            IndexMedium::Nvme => Arc::new(UringMedium::new(path)?),
+            IndexMedium::Dram => {
                 let config =
                     PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
                 Arc::new(DramMedium::new(SlotPool::new(config)?, Some(path))?)
@@ -88,7 +92,7 @@ impl Index {
             collection.write(&[Op::Upsert(point)])?;
         }
         collection.seal()?;
-        Ok(Index { collection, _folder: folder })
+        Ok(PhotoIndex { collection, _folder: folder })
     }
 
     /// Takes pictures out.
@@ -114,7 +118,7 @@ impl Index {
         embedding: &[f32],
         graph: &Graph,
         candidates: usize,
-    ) -> Result<Vec<Hit>> {
+    ) -> Result<Vec<PhotoHit>> {
         let query = Query {
             embedding,
             k: candidates,
@@ -124,24 +128,24 @@ impl Index {
             exact: false,
             deadline: None,
         };
-        let scorer = Matcher { probe: Probe::new(graph, Options::default()) };
+        let scorer = PhotoMatcher { probe: Probe::new(graph, Options::default()) };
         let found = self.collection.search(thread, &query, &scorer)?;
         if found.partial || found.damaged > 0 {
             return Err(Error::internal("an answer of the collection is partial"));
         }
         let likeness = |hit: &collection::Hit| Likeness { score: hit.score, coarse: hit.coarse };
-        let mut hits: Vec<Hit> =
-            found.hits.iter().map(|hit| Hit { id: hit.id, likeness: likeness(hit) }).collect();
+        let mut hits: Vec<PhotoHit> =
+            found.hits.iter().map(|hit| PhotoHit { id: hit.id, likeness: likeness(hit) }).collect();
         hits.sort_by(|a, b| best_first(ACCEPT, a.likeness, b.likeness).then(a.id.cmp(&b.id)));
         Ok(hits)
     }
 }
 
-struct Matcher {
+struct PhotoMatcher {
     probe: Probe,
 }
 
-impl Scorer for Matcher {
+impl Scorer for PhotoMatcher {
     type Scratch = Scratch;
 
     fn scratch(&self) -> Scratch {

@@ -15,13 +15,13 @@ use clap::Args;
 use serde_json::json;
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
-use crate::report::{Progress, write_json};
-use embed::Embedder;
-use index::Index;
-pub use index::MediumChoice;
-use queries::{Ask, Pipeline};
-use report::{Report, Run};
+use crate::machine::{MachineFacts, NoiseWatch};
+use crate::report::{StepProgress, write_json};
+use embed::PhotoEmbedder;
+pub use index::IndexMedium;
+use index::PhotoIndex;
+use queries::{CopyQuery, Pipeline};
+use report::{ImagesReport, ImagesRun};
 
 /// Threads at most.
 const THREADS_MAX: usize = 64;
@@ -42,7 +42,7 @@ const THREADS_MAX: usize = 64;
 /// never below that of the coarse stage, no false accepts. Without --dir the pictures are made up, and the figures say
 /// nothing about real ones.
 #[derive(Args, Clone, Debug)]
-pub struct ImagesArgs {
+pub struct BenchImagesArgs {
     /// A folder of photographs, at any depth
     #[arg(long, value_name = "PHOTOS")]
     pub dir: Option<PathBuf>,
@@ -63,8 +63,8 @@ pub struct ImagesArgs {
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// Where records lie
-    #[arg(long, value_enum, default_value_t = MediumChoice::Dram)]
-    pub medium: MediumChoice,
+    #[arg(long, value_enum, default_value_t = IndexMedium::Dram)]
+    pub medium: IndexMedium,
     /// Queries at once [default: one a core]
     #[arg(long)]
     pub threads: Option<usize>,
@@ -81,16 +81,16 @@ pub struct ImagesArgs {
 
 /// Which photographs are asked with.
 #[derive(Debug)]
-struct Plan {
+struct QueryPlan {
     /// In the collection all the time.
     attacked: Vec<usize>,
     /// Taken out.
     held_out: Vec<usize>,
 }
 
-impl Plan {
+impl QueryPlan {
     /// Spreads both over all `photos`.
-    fn new(args: &ImagesArgs, photos: usize) -> Result<Plan> {
+    fn new(args: &BenchImagesArgs, photos: usize) -> Result<QueryPlan> {
         let usual = |of: usize, share: usize| if args.dir.is_some() { of } else { (photos / share).max(1) };
         let attacked = args.attacked.unwrap_or_else(|| usual(100, 4).min(photos / 2));
         let held_out = args.held_out.unwrap_or_else(|| usual(50, 8).min(photos / 4));
@@ -106,15 +106,17 @@ impl Plan {
         let all: Vec<usize> = (0..photos).collect();
         let held_out = spread(held_out, &all);
         let left: Vec<usize> = all.into_iter().filter(|photo| !held_out.contains(photo)).collect();
-        Ok(Plan { attacked: spread(attacked, &left), held_out })
+        Ok(QueryPlan { attacked: spread(attacked, &left), held_out })
     }
 
-    fn asks(&self) -> Vec<Ask> {
-        self.attacked.iter().flat_map(|&photo| Ask::copies(photo)).collect()
+    fn asks(&self) -> Vec<CopyQuery> {
+        self.attacked.iter().flat_map(|&photo| CopyQuery::copies(photo)).collect()
     }
 
-    fn held_out_asks(&self) -> Vec<Ask> {
-        let of = |&photo: &usize| std::iter::once(Ask { photo, attack: None }).chain(Ask::copies(photo));
+    fn held_out_asks(&self) -> Vec<CopyQuery> {
+        let of = |&photo: &usize| {
+            std::iter::once(CopyQuery { photo, attack: None }).chain(CopyQuery::copies(photo))
+        };
         self.held_out.iter().flat_map(of).collect()
     }
 }
@@ -124,7 +126,7 @@ impl Plan {
 /// # Errors
 /// `InvalidArgument` for arguments that cannot work, `NotFound` where there is no model, otherwise what the collection
 /// says.
-pub fn run(args: &ImagesArgs, env: &BenchEnv) -> Result<()> {
+pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     if !(1..=THREADS_MAX).contains(&threads) || args.candidates == 0 {
         return Err(Error::invalid(format!("--threads must be 1 to {THREADS_MAX}, --candidates at least 1")));
@@ -135,20 +137,20 @@ pub fn run(args: &ImagesArgs, env: &BenchEnv) -> Result<()> {
         Some(dir) => photos::read(dir, &mut skipped)?,
         None => photos::made(args.made)?,
     };
-    let plan = Plan::new(args, photos.len())?;
-    let embedder = Embedder::open(args.model.as_deref(), args.dir.is_none(), env)?;
+    let plan = QueryPlan::new(args, photos.len())?;
+    let embedder = PhotoEmbedder::open(args.model.as_deref(), args.dir.is_none(), env)?;
     let (seed, candidates) = (args.seed, args.candidates);
     let options = vision::photo::Options::default();
     let pipeline = Pipeline { photos: &photos, embedder: &embedder, options, threads, candidates, seed };
     let (asks, held_out) = (plan.asks(), plan.held_out_asks());
-    let progress = Progress::new((photos.len() + asks.len() + held_out.len()) as u64);
+    let progress = StepProgress::new((photos.len() + asks.len() + held_out.len()) as u64);
     for line in &skipped {
         progress.line(&format!("left out: {line}"));
     }
     progress.say(format!("{} photographs into a collection", photos.len()));
     let entries = pipeline.entries(&progress)?;
     let folder = env.cache_dir.join(format!("images-{}", std::process::id()));
-    let index = Index::build(&entries, args.medium, folder)?;
+    let index = PhotoIndex::build(&entries, args.medium, folder)?;
     progress.say(format!("{} copies of {}", asks.len(), plan.attacked.len()));
     let to = args.write_queries.as_deref();
     let answers = pipeline.answers(&index, &asks, to, &progress)?;
@@ -160,18 +162,24 @@ pub fn run(args: &ImagesArgs, env: &BenchEnv) -> Result<()> {
         write_json(&to.join("manifest.json"), &manifest(&pipeline, &plan, &asks, &held_out))?;
     }
     let (plan, pipeline, left) = (&plan, &pipeline, index.count() as usize);
-    let run = Run { args, plan, pipeline, entries: &entries, answers: &answers, strangers: &strangers, left };
-    let report = Report::new(&run, Machine::look(None), watch.end());
+    let run =
+        ImagesRun { args, plan, pipeline, entries: &entries, answers: &answers, strangers: &strangers, left };
+    let report = ImagesReport::new(&run, MachineFacts::detect(None), watch.end());
     report.print();
     args.json.as_ref().map_or(Ok(()), |path| write_json(path, &report))
 }
 
 /// What the written copies are, for a program that does the same.
-fn manifest(pipeline: &Pipeline<'_>, plan: &Plan, asks: &[Ask], held_out: &[Ask]) -> serde_json::Value {
+fn manifest(
+    pipeline: &Pipeline<'_>,
+    plan: &QueryPlan,
+    asks: &[CopyQuery],
+    held_out: &[CopyQuery],
+) -> serde_json::Value {
     let name = |photo: usize| pipeline.photos.get(photo).map(|photo| photo.name.as_str());
     let base: Vec<_> =
         (0..pipeline.photos.len()).filter(|photo| !plan.held_out.contains(photo)).map(name).collect();
-    let query = |ask: &Ask, is_in: bool| {
+    let query = |ask: &CopyQuery, is_in: bool| {
         let source = if is_in { name(ask.photo) } else { None };
         json!({ "attack": ask.name(), "file": pipeline.place(ask), "source": source })
     };
@@ -190,12 +198,12 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        args: ImagesArgs,
+        args: BenchImagesArgs,
     }
 
-    fn plan(arguments: &str, photos: usize) -> Result<Plan> {
+    fn plan(arguments: &str, photos: usize) -> Result<QueryPlan> {
         let words = std::iter::once("images").chain(arguments.split_whitespace());
-        Plan::new(&Line::parse_from(words).args, photos)
+        QueryPlan::new(&Line::parse_from(words).args, photos)
     }
 
     #[test]

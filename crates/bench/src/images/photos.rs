@@ -6,7 +6,7 @@ use base::{Error, Result};
 use vision::{Limits, Picture, decode};
 
 use super::attacks::encode;
-use crate::random::Random;
+use crate::random::RandomSequence;
 
 /// Files that are taken for pictures.
 const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
@@ -92,7 +92,7 @@ pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
 
 fn scene(seed: u64) -> Picture {
     let (width, height) = MADE;
-    let mut random = Random::new(seed);
+    let mut random = RandomSequence::new(seed);
     let mut picture = Picture { width, height, rgb: vec![128; (width * height * 3) as usize] };
     for _ in 0..SHAPES {
         let colour = random.bits().to_le_bytes();

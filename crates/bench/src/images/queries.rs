@@ -13,26 +13,26 @@ use vision::photo::{ACCEPT, keypoints};
 use vision::{Limits, decode};
 
 use super::attacks::Attack;
-use super::embed::Embedder;
-use super::index::{Entry, Hit, Index};
+use super::embed::PhotoEmbedder;
+use super::index::{IndexedPhoto, PhotoHit, PhotoIndex};
 use super::photos::Photo;
-use crate::random::{Random, at};
-use crate::report::{Progress, write_file};
+use crate::random::{RandomSequence, at};
+use crate::report::{StepProgress, write_file};
 
 /// A copy of a photograph to look for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct CopyQuery {
     /// Which photograph.
     pub(super) photo: usize,
     /// Which of [`Attack::ALL`], and which copy; `None` for the file as it is.
     pub(super) attack: Option<(usize, usize)>,
 }
 
-impl Ask {
+impl CopyQuery {
     /// All copies of a photograph.
-    pub(super) fn copies(photo: usize) -> impl Iterator<Item = Ask> {
+    pub(super) fn copies(photo: usize) -> impl Iterator<Item = CopyQuery> {
         Attack::ALL.iter().enumerate().flat_map(move |(attack, &(_, _, copies))| {
-            (0..copies).map(move |variant| Ask { photo, attack: Some((attack, variant)) })
+            (0..copies).map(move |variant| CopyQuery { photo, attack: Some((attack, variant)) })
         })
     }
 
@@ -42,7 +42,7 @@ impl Ask {
         let Some((attack, variant)) = self.attack else { return Ok(photo.bytes.clone()) };
         let number = (self.photo * Attack::ALL.len() + attack) * 16 + variant;
         let (attack, ..) = Attack::ALL[attack];
-        attack.copy(&photo.picture()?, variant, &mut Random::new(at(seed, number as u64)))
+        attack.copy(&photo.picture()?, variant, &mut RandomSequence::new(at(seed, number as u64)))
     }
 
     /// What was done to the photograph.
@@ -68,8 +68,8 @@ impl Times {
 
 /// What came of one query.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answer {
-    pub(super) ask: Ask,
+pub(super) struct QueryResult {
+    pub(super) ask: CopyQuery,
     /// Whether the photograph is the most alike by embedding, among the candidates, first in the end.
     pub(super) coarse_first: bool,
     pub(super) is_candidate: bool,
@@ -89,7 +89,7 @@ pub(super) struct Answer {
 /// What turns files into answers.
 pub(super) struct Pipeline<'a> {
     pub(super) photos: &'a [Photo],
-    pub(super) embedder: &'a Embedder,
+    pub(super) embedder: &'a PhotoEmbedder,
     pub(super) options: vision::photo::Options,
     pub(super) threads: usize,
     pub(super) candidates: usize,
@@ -98,16 +98,16 @@ pub(super) struct Pipeline<'a> {
 
 impl Pipeline<'_> {
     /// The points of all photographs; a point's id is the number of its photograph.
-    pub(super) fn entries(&self, progress: &Progress) -> Result<Vec<Entry>> {
+    pub(super) fn entries(&self, progress: &StepProgress) -> Result<Vec<IndexedPhoto>> {
         self.each(
             self.photos.len(),
             || Ok(()),
             |number, _| {
                 let photo =
                     self.photos.get(number).ok_or_else(|| Error::internal("there is no such photograph"))?;
-                let (embedding, graph, _) = self.look(&photo.bytes)?;
+                let (embedding, graph, _) = self.describe(&photo.bytes)?;
                 progress.step();
-                Ok(Entry { id: number as u64, embedding, graph })
+                Ok(IndexedPhoto { id: number as u64, embedding, graph })
             },
         )
     }
@@ -115,11 +115,11 @@ impl Pipeline<'_> {
     /// The answers to `asks`, in their order. The file of each is also written below `to`.
     pub(super) fn answers(
         &self,
-        index: &Index,
-        asks: &[Ask],
+        index: &PhotoIndex,
+        asks: &[CopyQuery],
         to: Option<&Path>,
-        progress: &Progress,
-    ) -> Result<Vec<Answer>> {
+        progress: &StepProgress,
+    ) -> Result<Vec<QueryResult>> {
         self.each(
             asks.len(),
             || index.thread(),
@@ -137,18 +137,24 @@ impl Pipeline<'_> {
     }
 
     /// Where the file of a query is written.
-    pub(super) fn place(&self, ask: &Ask) -> String {
+    pub(super) fn place(&self, ask: &CopyQuery) -> String {
         let stem = self.photos.get(ask.photo).map_or("photo", Photo::stem);
         let variant = ask.attack.map_or(0, |(_, variant)| variant);
         format!("{}/{:05}-{stem}-{variant}.jpg", ask.name(), ask.photo)
     }
 
-    fn answer(&self, index: &Index, thread: &mut SearchThread, ask: Ask, bytes: &[u8]) -> Result<Answer> {
-        let (embedding, graph, mut times) = self.look(bytes)?;
+    fn answer(
+        &self,
+        index: &PhotoIndex,
+        thread: &mut SearchThread,
+        ask: CopyQuery,
+        bytes: &[u8],
+    ) -> Result<QueryResult> {
+        let (embedding, graph, mut times) = self.describe(bytes)?;
         let start = Instant::now();
         let hits = index.search(thread, &embedding, &graph, self.candidates)?;
         times.search = ms_since(start);
-        let own = |hit: &Hit| hit.id == ask.photo as u64;
+        let own = |hit: &PhotoHit| hit.id == ask.photo as u64;
         let coarse = hits.iter().reduce(|best, hit| {
             let nearer = hit.likeness.coarse.total_cmp(&best.likeness.coarse).then(best.id.cmp(&hit.id));
             if nearer.is_gt() { hit } else { best }
@@ -156,7 +162,7 @@ impl Pipeline<'_> {
         let found = hits.iter().find(|hit| own(hit));
         let others = || hits.iter().filter(|hit| !own(hit));
         let wrong = others().reduce(|a, b| if b.likeness.score > a.likeness.score { b } else { a });
-        Ok(Answer {
+        Ok(QueryResult {
             ask,
             coarse_first: coarse.is_some_and(own),
             is_candidate: found.is_some(),
@@ -172,7 +178,7 @@ impl Pipeline<'_> {
     }
 
     /// What search compares of a file.
-    fn look(&self, bytes: &[u8]) -> Result<(Vec<f32>, Graph, Times)> {
+    fn describe(&self, bytes: &[u8]) -> Result<(Vec<f32>, Graph, Times)> {
         let mut times = Times::default();
         let start = Instant::now();
         let picture = decode(bytes, &Limits::default())?.picture;

@@ -6,17 +6,17 @@ use serde::Serialize;
 use vision::photo::ACCEPT;
 
 use super::attacks::Attack;
-use super::index::Entry;
-use super::queries::{Answer, Pipeline, Times};
-use super::{ImagesArgs, Plan};
-use crate::machine::{Machine, Noise};
-use crate::report::{Table, ms};
+use super::index::IndexedPhoto;
+use super::queries::{Pipeline, QueryResult, Times};
+use super::{BenchImagesArgs, QueryPlan};
+use crate::machine::{MachineFacts, Noise};
+use crate::report::{TextTable, ms};
 use crate::stats::{median, ratio};
 
 /// What `bench images` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    attacks: BTreeMap<&'static str, Rates>,
+pub(super) struct ImagesReport {
+    attacks: BTreeMap<&'static str, AttackRates>,
     final_recall1_mean: f64,
     final_recall1_min: f64,
     coarse_recall1_mean: f64,
@@ -35,7 +35,7 @@ pub(super) struct Report {
     /// Pairs of a query and a wrong picture that were matched.
     wrong_pairs_matched: usize,
     query_p50_ms: f64,
-    stages_p50_ms: Stages,
+    stages_p50_ms: StageTimes,
     index: IndexFacts,
     queries: usize,
     attacked: usize,
@@ -47,13 +47,13 @@ pub(super) struct Report {
     threads: usize,
     seed: u64,
     source: String,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
 /// Of one attack.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Rates {
+struct AttackRates {
     copies: usize,
     coarse_recall1: f64,
     /// Whether the photograph is among those that are matched at all.
@@ -65,7 +65,7 @@ struct Rates {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Stages {
+struct StageTimes {
     decode: f64,
     embed: f64,
     keypoints: f64,
@@ -89,24 +89,24 @@ struct HeldOut {
 }
 
 /// What a run consisted of.
-pub(super) struct Run<'a> {
-    pub(super) args: &'a ImagesArgs,
-    pub(super) plan: &'a Plan,
+pub(super) struct ImagesRun<'a> {
+    pub(super) args: &'a BenchImagesArgs,
+    pub(super) plan: &'a QueryPlan,
     pub(super) pipeline: &'a Pipeline<'a>,
-    pub(super) entries: &'a [Entry],
+    pub(super) entries: &'a [IndexedPhoto],
     /// To copies of photographs that are in, and to queries for what is not.
-    pub(super) answers: &'a [Answer],
-    pub(super) strangers: &'a [Answer],
+    pub(super) answers: &'a [QueryResult],
+    pub(super) strangers: &'a [QueryResult],
     /// Photographs left in the collection for the latter.
     pub(super) left: usize,
 }
 
-impl Rates {
-    fn of(answers: &[&Answer]) -> Rates {
-        let share = |is: fn(&Answer) -> bool| {
+impl AttackRates {
+    fn of(answers: &[&QueryResult]) -> AttackRates {
+        let share = |is: fn(&QueryResult) -> bool| {
             ratio(answers.iter().filter(|answer| is(answer)).count() as f64, answers.len() as f64)
         };
-        Rates {
+        AttackRates {
             copies: answers.len(),
             coarse_recall1: share(|answer| answer.coarse_first),
             coarse_recall_at_candidates: share(|answer| answer.is_candidate),
@@ -117,10 +117,10 @@ impl Rates {
     }
 }
 
-impl Stages {
-    fn of(answers: &[Answer]) -> Stages {
+impl StageTimes {
+    fn of(answers: &[QueryResult]) -> StageTimes {
         let p50 = |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
-        Stages {
+        StageTimes {
             decode: p50(|times| times.decode),
             embed: p50(|times| times.embed),
             keypoints: p50(|times| times.keypoints),
@@ -130,8 +130,8 @@ impl Stages {
 }
 
 impl IndexFacts {
-    fn of(entries: &[Entry]) -> IndexFacts {
-        let mean = |value: fn(&Entry) -> usize| {
+    fn of(entries: &[IndexedPhoto]) -> IndexFacts {
+        let mean = |value: fn(&IndexedPhoto) -> usize| {
             ratio(entries.iter().map(value).sum::<usize>() as f64, entries.len() as f64)
         };
         IndexFacts {
@@ -147,20 +147,22 @@ impl IndexFacts {
     }
 }
 
-impl Report {
-    pub(super) fn new(run: &Run<'_>, machine: Machine, noise: Noise) -> Report {
-        let Run { args, plan, pipeline, answers, strangers, .. } = *run;
+impl ImagesReport {
+    pub(super) fn new(run: &ImagesRun<'_>, machine: MachineFacts, noise: Noise) -> ImagesReport {
+        let ImagesRun { args, plan, pipeline, answers, strangers, .. } = *run;
         let of = |attack: &'static str| {
-            let some: Vec<&Answer> = answers.iter().filter(|answer| answer.ask.name() == attack).collect();
-            (attack, Rates::of(&some))
+            let some: Vec<&QueryResult> =
+                answers.iter().filter(|answer| answer.ask.name() == attack).collect();
+            (attack, AttackRates::of(&some))
         };
         let attacks: BTreeMap<_, _> = Attack::ALL.iter().map(|&(_, name, _)| of(name)).collect();
-        let mean = |value: fn(&Rates) -> f64| ratio(attacks.values().map(value).sum(), attacks.len() as f64);
-        let wrong = |answers: &[Answer]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
+        let mean =
+            |value: fn(&AttackRates) -> f64| ratio(attacks.values().map(value).sum(), attacks.len() as f64);
+        let wrong = |answers: &[QueryResult]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
         let all = || answers.iter().chain(strangers);
         let worst = all().max_by(|a, b| a.wrong_score.total_cmp(&b.wrong_score));
         let photo = |number: usize| pipeline.photos.get(number).map(|photo| photo.name.clone());
-        Report {
+        ImagesReport {
             final_recall1_mean: mean(|rates| rates.final_recall1),
             final_recall1_min: attacks.values().map(|rates| rates.final_recall1).fold(1.0, f64::min),
             coarse_recall1_mean: mean(|rates| rates.coarse_recall1),
@@ -177,7 +179,7 @@ impl Report {
             accept: ACCEPT,
             wrong_pairs_matched: all().map(|answer| answer.compared - usize::from(answer.is_candidate)).sum(),
             query_p50_ms: median(answers.iter().map(|answer| answer.times.all())),
-            stages_p50_ms: Stages::of(answers),
+            stages_p50_ms: StageTimes::of(answers),
             index: IndexFacts::of(run.entries),
             queries: answers.len(),
             attacked: plan.attacked.len(),
@@ -210,8 +212,14 @@ impl Report {
             self.embedding
         );
         let candidates = format!("among {}", self.candidates);
-        let mut table =
-            Table::new(&["attack", "copies", "coarse recall@1", &candidates, "final recall@1", "accepted"]);
+        let mut table = TextTable::new(&[
+            "attack",
+            "copies",
+            "coarse recall@1",
+            &candidates,
+            "final recall@1",
+            "accepted",
+        ]);
         for (name, rates) in &self.attacks {
             let share = |value: f64| format!("{value:.4}");
             table.row(vec![

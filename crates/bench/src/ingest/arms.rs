@@ -10,12 +10,12 @@ use bytes::Bytes;
 use serde_json::json;
 
 use super::IngestArgs;
-use super::subject::{Acknowledged, COLLECTION, Counters, Subject};
-use crate::connection::{Answer, Template};
-use crate::drive::{Judge, Pace, Plan, Verdict};
+use super::subject::{Acknowledged, BackgroundCounts, COLLECTION, IngestSubject};
+use crate::connection::{RawResponse, Template};
+use crate::drive::{DrivePlan, Judge, Judgement, LoadLoop};
 use crate::measure::measure;
-use crate::report::Progress;
-use crate::samples::Counted;
+use crate::report::StepProgress;
+use crate::samples::TallyCounts;
 use crate::schedule::Arrivals;
 use crate::stats::Latencies;
 
@@ -34,15 +34,15 @@ const SPARE: f64 = 1.5;
 
 /// What is done beside the searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arm {
+pub(super) enum IngestArm {
     Control,
     Ingest,
 }
 
 /// One arm of one round.
-pub(super) struct Round {
-    pub(super) arm: Arm,
-    pub(super) counted: Counted,
+pub(super) struct IngestRound {
+    pub(super) arm: IngestArm,
+    pub(super) counted: TallyCounts,
     /// What happened in the background.
     pub(super) pictures: f64,
     pub(super) seals: f64,
@@ -52,8 +52,8 @@ pub(super) struct Round {
 }
 
 /// What the arms gave.
-pub(super) struct Measured {
-    pub(super) rounds: Vec<Round>,
+pub(super) struct IngestResults {
+    pub(super) rounds: Vec<IngestRound>,
     pub(super) rate: f64,
     /// Latency of a search when nothing else is done.
     pub(super) alone_ms: f64,
@@ -69,12 +69,12 @@ struct Own {
 }
 
 impl Judge for Own {
-    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
         let has = self
             .ids
             .get(shot)
             .is_some_and(|id| answer.body.windows(id.len()).any(|window| window == id.as_bytes()));
-        (if has { Verdict::Right } else { Verdict::Wrong }, 0)
+        (if has { Judgement::Right } else { Judgement::Wrong }, 0)
     }
 }
 
@@ -123,7 +123,11 @@ impl Drop for Burners {
 }
 
 /// Runs both arms in turn.
-pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress) -> Result<Measured> {
+pub(super) fn run(
+    args: &IngestArgs,
+    subject: &mut IngestSubject,
+    progress: &StepProgress,
+) -> Result<IngestResults> {
     progress.say(format!("drawing and putting in {} pictures", args.pictures));
     let folder = subject.draw("start", args.pictures)?;
     let began = Instant::now();
@@ -142,7 +146,7 @@ pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress)
     subject.wait_quiet()?;
     let judge: Arc<dyn Judge> = Arc::new(Own { ids: ids.clone() });
     let alone = measure(
-        &plan(subject, &ids, Pace::Closed { clients: 1 }, CALIBRATION)?,
+        &plan(subject, &ids, LoadLoop::Closed { clients: 1 }, CALIBRATION)?,
         Duration::ZERO,
         &judge,
         &[],
@@ -161,16 +165,16 @@ pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress)
         })
         .collect::<Result<_>>()?;
     progress.line(&format!("a search takes {alone_ms:.2} ms alone; {rate:.1} a second are sent"));
-    let setup = Setup { ids, judge, rate, length: Duration::from_secs(args.seconds) };
+    let setup = IngestSetup { ids, judge, rate, length: Duration::from_secs(args.seconds) };
     let mut rounds = Vec::new();
     for (number, folder) in folders.iter().enumerate() {
-        let both = [Arm::Control, Arm::Ingest];
+        let both = [IngestArm::Control, IngestArm::Ingest];
         let order = if number % 2 == 0 { both } else { [both[1], both[0]] };
         for arm in order {
             progress.say(format!("round {}: {arm:?}", number + 1));
             let round = match arm {
-                Arm::Control => setup.control(subject)?,
-                Arm::Ingest => setup.ingest(subject, folder)?,
+                IngestArm::Control => setup.control(subject)?,
+                IngestArm::Ingest => setup.ingest(subject, folder)?,
             };
             progress.line(&format!(
                 "round {} {arm:?}: p99 {:.2} ms, {} pictures, {} seals, {} merges",
@@ -185,40 +189,40 @@ pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress)
         }
     }
     let last = subject.wait_quiet()?;
-    Ok(Measured { rounds, rate, alone_ms, fill_per_s, points: last.points, segments: last.segments })
+    Ok(IngestResults { rounds, rate, alone_ms, fill_per_s, points: last.points, segments: last.segments })
 }
 
-fn plan(subject: &Subject, ids: &[String], pace: Pace, duration: Duration) -> Result<Plan> {
+fn plan(subject: &IngestSubject, ids: &[String], pace: LoadLoop, duration: Duration) -> Result<DrivePlan> {
     let endpoint = subject.server()?.http();
     let template = Template::post(&endpoint, &format!("/v1/images/{COLLECTION}/search?k=10"), &[])?;
     let shots: Vec<Bytes> = ids.iter().map(|id| json!({ "id": id }).to_string().into()).collect();
-    Ok(Plan::new(endpoint, template, shots.into(), pace, duration))
+    Ok(DrivePlan::new(endpoint, template, shots.into(), pace, duration))
 }
 
 /// What all rounds have in common.
-struct Setup {
+struct IngestSetup {
     ids: Vec<String>,
     judge: Arc<dyn Judge>,
     rate: f64,
     length: Duration,
 }
 
-impl Setup {
-    fn search(&self, subject: &Subject) -> Result<Counted> {
-        let pace = Pace::Open { arrivals: Arrivals::Fixed, rate: self.rate, seed: 1 };
+impl IngestSetup {
+    fn search(&self, subject: &IngestSubject) -> Result<TallyCounts> {
+        let pace = LoadLoop::Open { arrivals: Arrivals::Fixed, rate: self.rate, seed: 1 };
         let plan = plan(subject, &self.ids, pace, self.length + WARM_UP)?;
         Ok(measure(&plan, WARM_UP, &self.judge, &[], None)?.counted)
     }
 
-    fn control(&self, subject: &Subject) -> Result<Round> {
+    fn control(&self, subject: &IngestSubject) -> Result<IngestRound> {
         let before = subject.wait_quiet()?;
         let burners = Burners::start()?;
         let counted = self.search(subject)?;
         burners.end()?;
-        Ok(Round::new(Arm::Control, counted, before, subject.counters()?, true))
+        Ok(IngestRound::new(IngestArm::Control, counted, before, subject.counters()?, true))
     }
 
-    fn ingest(&self, subject: &mut Subject, folder: &std::path::Path) -> Result<Round> {
+    fn ingest(&self, subject: &mut IngestSubject, folder: &std::path::Path) -> Result<IngestRound> {
         subject.wait_quiet()?;
         let ingest = subject.ingest(folder)?;
         let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -234,7 +238,7 @@ impl Setup {
                 let before = subject.counters()?;
                 let counted = self.search(subject)?;
                 let fed = !feeder.is_finished();
-                Ok(Round::new(Arm::Ingest, counted, before, subject.counters()?, fed))
+                Ok(IngestRound::new(IngestArm::Ingest, counted, before, subject.counters()?, fed))
             });
             stop.store(true, Ordering::Relaxed);
             (round, feeder.join())
@@ -257,9 +261,15 @@ fn first(seen: &AtomicU64, ended: impl Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
-impl Round {
-    fn new(arm: Arm, counted: Counted, before: Counters, after: Counters, fed: bool) -> Round {
-        Round {
+impl IngestRound {
+    fn new(
+        arm: IngestArm,
+        counted: TallyCounts,
+        before: BackgroundCounts,
+        after: BackgroundCounts,
+        fed: bool,
+    ) -> IngestRound {
+        IngestRound {
             arm,
             counted,
             pictures: after.pictures - before.pictures,
@@ -271,7 +281,7 @@ impl Round {
 }
 
 /// The latencies of all rounds of an arm together.
-pub(super) fn pooled<'a>(rounds: impl Iterator<Item = &'a Round>) -> Latencies {
+pub(super) fn pooled<'a>(rounds: impl Iterator<Item = &'a IngestRound>) -> Latencies {
     let mut all = Latencies::default();
     rounds.for_each(|round| all.add(&round.counted.latencies));
     all

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 
 use super::IngestArgs;
-use super::subject::{Acknowledged, Subject};
-use crate::random::Random;
-use crate::report::Progress;
+use super::subject::{Acknowledged, IngestSubject};
+use crate::random::RandomSequence;
+use crate::report::StepProgress;
 
 /// Pictures whose files are read after each kill, of those that were acknowledged last.
 const READ_BACK: usize = 40;
@@ -33,10 +33,10 @@ pub(super) struct Killed {
 }
 
 /// Puts pictures in, kills, starts again and looks, as often as asked for.
-pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress) -> Result<Killed> {
-    let mut random = Random::new(args.seed);
+pub(super) fn run(args: &IngestArgs, subject: &mut IngestSubject, progress: &StepProgress) -> Result<Killed> {
+    let mut random = RandomSequence::new(args.seed);
     let mut killed = Killed::default();
-    look(subject, &mut killed, &Acknowledged::new())?;
+    scan(subject, &mut killed, &Acknowledged::new())?;
     for number in 0..args.kills {
         progress.say(format!("kill {}", number + 1));
         let life = LIFE_MIN + Duration::from_millis((random.unit() * args.life_ms as f64) as u64);
@@ -66,7 +66,7 @@ pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress)
         subject.wait_open()?;
         killed.start_ms_max = killed.start_ms_max.max(began.elapsed().as_secs_f64() * 1000.0);
         killed.kills += 1;
-        look(subject, &mut killed, &fresh)?;
+        scan(subject, &mut killed, &fresh)?;
         progress.line(&format!(
             "kill {} after {} ms: {} pictures acknowledged in this life, {} of {} lost",
             number + 1,
@@ -82,7 +82,7 @@ pub(super) fn run(args: &IngestArgs, subject: &mut Subject, progress: &Progress)
 }
 
 /// Asks for all that was ever acknowledged, and reads some of what was last.
-fn look(subject: &Subject, killed: &mut Killed, fresh: &Acknowledged) -> Result<()> {
+fn scan(subject: &IngestSubject, killed: &mut Killed, fresh: &Acknowledged) -> Result<()> {
     let ids: Vec<&String> = subject.acknowledged.keys().collect();
     let missing = subject.missing(&ids)?;
     killed.checked += ids.len() as u64;

@@ -1,9 +1,9 @@
 //! `millpond bench ingest`: what putting pictures in does to those who look for some, and what a kill costs.
 
 mod arms;
+mod images;
 mod kills;
 mod model;
-mod pictures;
 mod report;
 mod subject;
 
@@ -14,9 +14,9 @@ use clap::Args;
 use engine_onnx::OnnxEngine;
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
-use crate::report::Progress;
-use subject::Subject;
+use crate::machine::{MachineFacts, NoiseWatch};
+use crate::report::StepProgress;
+use subject::IngestSubject;
 
 /// Rounds at most.
 const ROUNDS_MAX: u32 = 1000;
@@ -97,14 +97,15 @@ impl IngestArgs {
 pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
-    let progress = Progress::new(u64::from(2 * args.rounds + args.kills) + 1);
-    let mut subject = Subject::new(args, env)?;
+    let progress = StepProgress::new(u64::from(2 * args.rounds + args.kills) + 1);
+    let mut subject = IngestSubject::new(args, env)?;
     let measured = arms::run(args, &mut subject, &progress)?;
     let killed = kills::run(args, &mut subject, &progress)?;
     let memory = args.search_memory.clone();
     drop(progress);
     let version = OnnxEngine::find_library(&env.onnxruntime).ok().map(|path| path.display().to_string());
-    let report = report::Report::new(measured, killed, memory, Machine::look(version), watch.end());
+    let report =
+        report::IngestReport::new(measured, killed, memory, MachineFacts::detect(version), watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;

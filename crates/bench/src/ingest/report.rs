@@ -3,20 +3,20 @@
 use base::{Error, Result};
 use serde::Serialize;
 
-use super::arms::{Arm, Measured, Round, pooled};
+use super::arms::{IngestArm, IngestResults, IngestRound, pooled};
 use super::kills::Killed;
-use crate::machine::{Machine, Noise};
-use crate::report::{Table, ms};
-use crate::stats::{Summary, median, ratio};
+use crate::machine::{MachineFacts, Noise};
+use crate::report::{TextTable, ms};
+use crate::stats::{LatencySummary, median, ratio};
 
 /// The most that the ingest arm's p99 may be, in times of the control arm's.
 const RATIO_WANTED: f64 = 1.25;
 
 /// One arm: all its rounds together.
 #[derive(Debug, Serialize)]
-struct ArmReport {
+struct IngestArmReport {
     #[serde(flatten)]
-    all: Summary,
+    all: LatencySummary,
     /// The median of the rounds' own p99.
     p99_ms_round_median: f64,
     failed: u64,
@@ -28,7 +28,7 @@ struct ArmReport {
 struct RoundReport {
     arm: String,
     #[serde(flatten)]
-    latency: Summary,
+    latency: LatencySummary,
     pictures: f64,
     seals: f64,
     merges: f64,
@@ -38,9 +38,9 @@ struct RoundReport {
 
 /// What `bench ingest` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    control: ArmReport,
-    ingest: ArmReport,
+pub(super) struct IngestReport {
+    control: IngestArmReport,
+    ingest: IngestArmReport,
     /// The ingest arm's p99 in times of the control arm's, and what is wanted of it.
     p99_ratio: f64,
     p99_ratio_wanted: f64,
@@ -64,13 +64,13 @@ pub(super) struct Report {
     search_memory: String,
     rounds: Vec<RoundReport>,
     reasons: Vec<String>,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
-fn arm_report(rounds: &[Round], arm: Arm) -> ArmReport {
+fn arm_report(rounds: &[IngestRound], arm: IngestArm) -> IngestArmReport {
     let of = || rounds.iter().filter(|round| round.arm == arm);
-    ArmReport {
+    IngestArmReport {
         all: pooled(of()).summary(),
         p99_ms_round_median: median(of().map(|round| round.counted.latencies.quantile_ms(0.99))),
         failed: of().map(|round| round.counted.faults.failed).sum(),
@@ -78,21 +78,22 @@ fn arm_report(rounds: &[Round], arm: Arm) -> ArmReport {
     }
 }
 
-impl Report {
+impl IngestReport {
     pub(super) fn new(
-        measured: Measured,
+        measured: IngestResults,
         killed: Killed,
         search_memory: String,
-        machine: Machine,
+        machine: MachineFacts,
         noise: Noise,
-    ) -> Report {
-        let Measured { rounds, rate, alone_ms, fill_per_s, points, segments } = measured;
-        let (control, ingest) = (arm_report(&rounds, Arm::Control), arm_report(&rounds, Arm::Ingest));
-        let sum = |of: fn(&Round) -> f64| {
-            rounds.iter().filter(|round| round.arm == Arm::Ingest).map(of).sum::<f64>()
+    ) -> IngestReport {
+        let IngestResults { rounds, rate, alone_ms, fill_per_s, points, segments } = measured;
+        let (control, ingest) =
+            (arm_report(&rounds, IngestArm::Control), arm_report(&rounds, IngestArm::Ingest));
+        let sum = |of: fn(&IngestRound) -> f64| {
+            rounds.iter().filter(|round| round.arm == IngestArm::Ingest).map(of).sum::<f64>()
         };
         let seconds = sum(|round| round.counted.last.as_secs_f64());
-        Report {
+        IngestReport {
             p99_ratio: ratio(ingest.all.p99_ms, control.all.p99_ms),
             p99_ratio_wanted: RATIO_WANTED,
             control,
@@ -132,9 +133,9 @@ impl Report {
 
     pub(super) fn print(&self) {
         let mut table =
-            Table::new(&["searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong"]);
+            TextTable::new(&["searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong"]);
         for (name, arm) in [("control", &self.control), ("ingest", &self.ingest)] {
-            let Summary { n, p50_ms, p99_ms, p999_ms, max_ms } = arm.all;
+            let LatencySummary { n, p50_ms, p99_ms, p999_ms, max_ms } = arm.all;
             let figures = [p50_ms, p99_ms, p999_ms, max_ms].map(ms);
             let counts = [arm.failed.to_string(), arm.wrong.to_string()];
             table.row([name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts).collect());

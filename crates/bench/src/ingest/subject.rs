@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use serde_json::{Value, json};
 
-use super::{IngestArgs, model, pictures};
+use super::{IngestArgs, images, model};
 use crate::BenchEnv;
 use crate::models::cache;
 use crate::process::{ServerPlan, ServerProcess};
@@ -37,7 +37,7 @@ pub(super) type Acknowledged = BTreeMap<String, PathBuf>;
 
 /// What happened in the background since a server's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Counters {
+pub(super) struct BackgroundCounts {
     pub(super) pictures: f64,
     pub(super) failed: f64,
     pub(super) waiting: f64,
@@ -48,7 +48,7 @@ pub(super) struct Counters {
 }
 
 /// The server and what it must have.
-pub(super) struct Subject {
+pub(super) struct IngestSubject {
     env: BenchEnv,
     plan: ServerPlan,
     root: PathBuf,
@@ -60,9 +60,9 @@ pub(super) struct Subject {
     agent: ureq::Agent,
 }
 
-impl Subject {
+impl IngestSubject {
     /// Starts a server without collections.
-    pub(super) fn new(args: &IngestArgs, env: &BenchEnv) -> Result<Subject> {
+    pub(super) fn new(args: &IngestArgs, env: &BenchEnv) -> Result<IngestSubject> {
         let root = env.cache_dir.join("run").join("ingest");
         cache::fresh(&root)?;
         let model_dir = root.join(model::NAME);
@@ -83,7 +83,7 @@ impl Subject {
             .timeout_connect(Some(CALL_TIMEOUT))
             .http_status_as_error(false)
             .build();
-        let mut subject = Subject {
+        let mut subject = IngestSubject {
             env: env.clone(),
             plan,
             root,
@@ -119,14 +119,14 @@ impl Subject {
     /// Draws `count` new pictures into a new folder.
     pub(super) fn draw(&mut self, name: &str, count: u64) -> Result<PathBuf> {
         let folder = self.root.join("pictures").join(name);
-        pictures::write(&folder, self.next, count)?;
+        images::write(&folder, self.next, count)?;
         self.next += count;
         Ok(folder)
     }
 
     /// How to have a folder put in.
-    pub(super) fn ingest(&self, folder: &Path) -> Result<Ingest> {
-        Ok(Ingest {
+    pub(super) fn ingest(&self, folder: &Path) -> Result<IngestFolder> {
+        Ok(IngestFolder {
             agent: self.agent.clone(),
             url: self.url(&format!("/v1/images/{COLLECTION}"))?,
             folder: folder.into(),
@@ -134,13 +134,13 @@ impl Subject {
     }
 
     /// What happened in the background.
-    pub(super) fn counters(&self) -> Result<Counters> {
+    pub(super) fn counters(&self) -> Result<BackgroundCounts> {
         let metrics: Scrape = self.server()?.metrics()?;
         let of = |kind| metrics.sum("millpond_collection", &[("kind", kind)]);
         let all = metrics.sum("millpond_images_total", &[]);
         let added = metrics.sum("millpond_images_total", &[("kind", "added")]);
         let present = metrics.sum("millpond_images_total", &[("kind", "present")]);
-        Ok(Counters {
+        Ok(BackgroundCounts {
             pictures: added,
             failed: all - added - present,
             waiting: metrics.sum("millpond_images_waiting", &[("kind", "bulk")]),
@@ -152,7 +152,7 @@ impl Subject {
     }
 
     /// Waits until nothing happens in the background any more.
-    pub(super) fn wait_quiet(&self) -> Result<Counters> {
+    pub(super) fn wait_quiet(&self) -> Result<BackgroundCounts> {
         let deadline = Instant::now() + QUIET_TIMEOUT;
         let (mut last, mut since) = (self.counters()?, Instant::now());
         loop {
@@ -218,7 +218,7 @@ impl Subject {
     }
 }
 
-impl Drop for Subject {
+impl Drop for IngestSubject {
     fn drop(&mut self) {
         self.server = None;
         // The pictures are of no use to anybody else.
@@ -227,13 +227,13 @@ impl Drop for Subject {
 }
 
 /// A folder to be put in.
-pub(super) struct Ingest {
+pub(super) struct IngestFolder {
     agent: ureq::Agent,
     url: String,
     folder: PathBuf,
 }
 
-impl Ingest {
+impl IngestFolder {
     /// Has the server read the folder, and takes note of what it acknowledges, until the folder's end, until `stop`, or
     /// until the server is no more. Whether the end was reached.
     ///

@@ -6,50 +6,54 @@ use base::{Error, NamedTensor, Result};
 
 use super::ocr;
 use crate::bare::Bare;
-use crate::connection::Answer;
-use crate::drive::{Judge, Verdict};
+use crate::connection::RawResponse;
+use crate::drive::{Judge, Judgement};
 use crate::wire::{Outputs, read_answer};
 
 /// What the model answers to each request when it runs alone, and how near an answer must come.
 #[derive(Debug)]
-pub(crate) struct Answers {
-    kind: Kind,
+pub(crate) struct ExpectedAnswers {
+    kind: AnswerKind,
     /// Bits of the largest difference that was seen; as they are never negative, bits order as numbers do.
     drift: AtomicU32,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum AnswerKind {
     /// Numbers, each within `tolerance` of the expected one (of its size, where that is above 1).
     Numbers { output: String, shapes: Vec<Vec<i64>>, expected: Vec<Vec<f32>>, tolerance: f32 },
     /// Text read from scores: the characters must be the same, how sure the model is of them may change.
-    Text { output: String, lines: Vec<Line>, characters: Vec<String> },
+    Text { output: String, lines: Vec<TextLine>, characters: Vec<String> },
 }
 
 /// What the model reads in one picture.
 #[derive(Clone, Debug, PartialEq)]
-struct Line {
+struct TextLine {
     text: String,
     /// The winning score of each step.
     scores: Vec<f32>,
 }
 
-impl Line {
-    fn read(scores: &[f32], characters: &[String]) -> Line {
+impl TextLine {
+    fn read(scores: &[f32], characters: &[String]) -> TextLine {
         let classes = characters.len() + 1;
-        Line {
+        TextLine {
             text: ocr::decode(scores, classes, characters),
             scores: scores.chunks_exact(classes).map(|step| ocr::best(step).1).collect(),
         }
     }
 }
 
-impl Answers {
+impl ExpectedAnswers {
     /// Numbers: what `bare` gives for `requests`, within `tolerance`.
-    pub(crate) fn numbers(bare: &Bare, requests: &[Vec<NamedTensor>], tolerance: f32) -> Result<Answers> {
+    pub(crate) fn numbers(
+        bare: &Bare,
+        requests: &[Vec<NamedTensor>],
+        tolerance: f32,
+    ) -> Result<ExpectedAnswers> {
         let outputs = bare.first_outputs(requests)?;
         let shape = |tensor: &base::Tensor| tensor.shape().iter().map(|&size| size as i64).collect();
-        Ok(Answers::of(Kind::Numbers {
+        Ok(ExpectedAnswers::of(AnswerKind::Numbers {
             output: bare.output_name(),
             shapes: outputs.iter().map(shape).collect(),
             expected: outputs.iter().map(base::Tensor::to_vec::<f32>).collect::<Result<_>>()?,
@@ -62,24 +66,24 @@ impl Answers {
         bare: &Bare,
         requests: &[Vec<NamedTensor>],
         characters: Vec<String>,
-    ) -> Result<Answers> {
+    ) -> Result<ExpectedAnswers> {
         let outputs = bare.first_outputs(requests)?;
-        let line = |tensor: &base::Tensor| Ok(Line::read(&tensor.to_vec::<f32>()?, &characters));
+        let line = |tensor: &base::Tensor| Ok(TextLine::read(&tensor.to_vec::<f32>()?, &characters));
         let lines = outputs.iter().map(line).collect::<Result<_>>()?;
-        Ok(Answers::of(Kind::Text { output: bare.output_name(), lines, characters }))
+        Ok(ExpectedAnswers::of(AnswerKind::Text { output: bare.output_name(), lines, characters }))
     }
 
-    fn of(kind: Kind) -> Answers {
-        Answers { kind, drift: AtomicU32::new(0) }
+    fn of(kind: AnswerKind) -> ExpectedAnswers {
+        ExpectedAnswers { kind, drift: AtomicU32::new(0) }
     }
 
     /// How many of `words` the model reads exactly; `None` where it does not read.
     pub(crate) fn read_exactly(&self, words: &[String]) -> Option<usize> {
         match &self.kind {
-            Kind::Text { lines, .. } => {
+            AnswerKind::Text { lines, .. } => {
                 Some(lines.iter().zip(words).filter(|(line, words)| line.text == **words).count())
             }
-            Kind::Numbers { .. } => None,
+            AnswerKind::Numbers { .. } => None,
         }
     }
 
@@ -99,12 +103,12 @@ impl Answers {
 
     fn is_right(&self, shot: usize, outputs: &Outputs) -> Result<bool> {
         match &self.kind {
-            Kind::Numbers { output, shapes, expected, tolerance } => {
+            AnswerKind::Numbers { output, shapes, expected, tolerance } => {
                 let (shape, values) = outputs.floats(output)?;
                 let same = shape == shapes[shot] && values.len() == expected[shot].len();
                 Ok(same && self.note(&values, &expected[shot]) <= *tolerance)
             }
-            Kind::Text { output, lines, characters } => {
+            AnswerKind::Text { output, lines, characters } => {
                 let (shape, scores) = outputs.floats(output)?;
                 let wanted = &lines[shot];
                 let steps = wanted.scores.len();
@@ -113,7 +117,7 @@ impl Answers {
                 {
                     return Err(Error::data_loss(format!("the answer has shape {shape:?}")));
                 }
-                let line = Line::read(&scores, characters);
+                let line = TextLine::read(&scores, characters);
                 self.note(&line.scores, &wanted.scores);
                 Ok(line.text == wanted.text)
             }
@@ -121,11 +125,11 @@ impl Answers {
     }
 }
 
-impl Judge for Answers {
-    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
-        let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
+impl Judge for ExpectedAnswers {
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
+        let Ok(outputs) = read_answer(answer) else { return (Judgement::Wrong, 0) };
         let right = self.is_right(shot, &outputs).unwrap_or(false);
-        (if right { Verdict::Right } else { Verdict::Wrong }, outputs.version)
+        (if right { Judgement::Right } else { Judgement::Wrong }, outputs.version)
     }
 }
 
@@ -140,7 +144,7 @@ mod tests {
 
     #[test]
     fn numbers_must_be_near_and_of_the_same_shape() {
-        let answers = Answers::of(Kind::Numbers {
+        let answers = ExpectedAnswers::of(AnswerKind::Numbers {
             output: "y".into(),
             shapes: vec![vec![1, 2]],
             expected: vec![vec![0.5, 100.0]],
@@ -158,9 +162,9 @@ mod tests {
     fn text_must_be_the_same_and_as_long() {
         let characters = vec!["a".to_owned(), "b".to_owned()];
         let alone = [0.1, 0.8, 0.1, 0.9, 0.05, 0.05, 0.2, 0.2, 0.6];
-        let lines = vec![Line::read(&alone, &characters)];
+        let lines = vec![TextLine::read(&alone, &characters)];
         assert_eq!(lines[0].text, "ab");
-        let answers = Answers::of(Kind::Text { output: "y".into(), lines, characters });
+        let answers = ExpectedAnswers::of(AnswerKind::Text { output: "y".into(), lines, characters });
         assert_eq!(answers.read_exactly(&["ab".into()]), Some(1));
         let surer = [0.0, 1.0, 0.0, 0.9, 0.05, 0.05, 0.2, 0.2, 0.6];
         let right = |shape: &[i64], values: &[f32]| answers.is_right(0, &outputs(shape, values));

@@ -14,7 +14,7 @@ use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
 use super::cache;
 use crate::BenchEnv;
-use crate::random::{Random, at, signed_unit};
+use crate::random::{RandomSequence, at, signed_unit};
 
 /// Input that clients send.
 pub(crate) const PICTURE: &str = "x";
@@ -55,7 +55,7 @@ pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
 pub(crate) fn requests(count: u64) -> Result<Vec<Vec<NamedTensor>>> {
     (0..count)
         .map(|index| {
-            let mut random = Random::new(at(REQUEST_SEED, index));
+            let mut random = RandomSequence::new(at(REQUEST_SEED, index));
             let mut side = || SIDE_MIN + random.bits() as usize % (SIDE_MAX - SIDE_MIN + 1);
             let (height, width) = (side(), side());
             Ok(vec![picture(at(REQUEST_SEED, index), height, width)?])
@@ -116,7 +116,7 @@ impl Layer {
 
 /// One residual block: two layers and, where the shape changes, one beside them.
 #[derive(Clone, Debug)]
-struct Block {
+struct ResidualBlock {
     first: Layer,
     second: Layer,
     shortcut: Option<Layer>,
@@ -126,14 +126,14 @@ fn stem() -> Layer {
     Layer::new("stem", COLOURS, CHANNELS[0], 3, 2)
 }
 
-fn blocks() -> Vec<Block> {
+fn blocks() -> Vec<ResidualBlock> {
     let mut from = CHANNELS[0];
     let mut blocks = Vec::with_capacity(CHANNELS.len() * BLOCKS);
     for (stage, to) in CHANNELS.into_iter().enumerate() {
         for block in 0..BLOCKS {
             let stride = if block == 0 { 2 } else { 1 };
             let name = |part: &str| format!("stage{stage}.block{block}.{part}");
-            blocks.push(Block {
+            blocks.push(ResidualBlock {
                 first: Layer::new(name("first"), from, to, 3, stride),
                 second: Layer::new(name("second"), to, to, 3, 1),
                 shortcut: (stride == 2).then(|| Layer::new(name("shortcut"), from, to, 1, stride)),
@@ -145,7 +145,7 @@ fn blocks() -> Vec<Block> {
 }
 
 fn layers() -> Vec<Layer> {
-    let in_block = |block: Block| [Some(block.first), Some(block.second), block.shortcut];
+    let in_block = |block: ResidualBlock| [Some(block.first), Some(block.second), block.shortcut];
     std::iter::once(stem()).chain(blocks().into_iter().flat_map(in_block).flatten()).collect()
 }
 
@@ -191,7 +191,7 @@ impl Drawing {
         masked
     }
 
-    fn block(&mut self, block: &Block, value: &str) -> String {
+    fn block(&mut self, block: &ResidualBlock, value: &str) -> String {
         let beside = match &block.shortcut {
             Some(shortcut) => self.convolve(shortcut, value),
             None => value.to_owned(),

@@ -9,7 +9,7 @@ use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
 use super::layers::Layers;
-use crate::random::{Random, at, signed_unit};
+use crate::random::{RandomSequence, at, signed_unit};
 
 /// Embedding tables.
 pub(crate) const TABLES: usize = 26;
@@ -116,23 +116,23 @@ impl Ctr {
     }
 
     /// The inputs of request `index` of the stream `seed`: popular rows much more often than others.
-    pub(crate) fn inputs(&self, seed: u64, index: u64, batch: usize) -> Features {
-        let mut random = Random::new(at(seed, index));
+    pub(crate) fn inputs(&self, seed: u64, index: u64, batch: usize) -> CtrInputs {
+        let mut random = RandomSequence::new(at(seed, index));
         let sparse =
             (0..batch).flat_map(|_| self.rows.iter()).map(|&rows| random.skewed(rows) as i64).collect();
         let dense = (0..batch * DENSE).map(|_| (random.unit() * 2.0 - 1.0) as f32).collect();
-        Features { batch, sparse, dense }
+        CtrInputs { batch, sparse, dense }
     }
 
     /// The right answers of version content `seed`.
     pub(crate) fn reference<'a>(
         &'a self,
         seed: u64,
-        requests: impl IntoIterator<Item = &'a Features>,
+        requests: impl IntoIterator<Item = &'a CtrInputs>,
     ) -> Vec<Vec<f32>> {
         let parameters: Vec<Vec<f32>> =
             (0..self.layers.parameters().len()).map(|index| self.layers.values(seed, index)).collect();
-        let answer = |request: &Features| {
+        let answer = |request: &CtrInputs| {
             let row = |row: usize| self.layers.reference(&parameters, &self.joined(seed, request, row));
             (0..request.batch).flat_map(row).collect()
         };
@@ -140,7 +140,7 @@ impl Ctr {
     }
 
     /// Row `row` of a request as the first layer sees it.
-    fn joined(&self, seed: u64, request: &Features, row: usize) -> Vec<f32> {
+    fn joined(&self, seed: u64, request: &CtrInputs, row: usize) -> Vec<f32> {
         let mut joined = Vec::with_capacity(TABLES * DIMENSION + DENSE);
         for (table, &index) in request.sparse[row * TABLES..(row + 1) * TABLES].iter().enumerate() {
             let stream = table_stream(seed, table);
@@ -154,8 +154,8 @@ impl Ctr {
     }
 
     /// The tables of content `seed`, in order.
-    pub(crate) fn tables(&self, seed: u64) -> Vec<Table> {
-        let table = |(index, &rows): (usize, &u64)| Table {
+    pub(crate) fn tables(&self, seed: u64) -> Vec<EmbeddingTable> {
+        let table = |(index, &rows): (usize, &u64)| EmbeddingTable {
             dims: [rows as usize, DIMENSION],
             stream: table_stream(seed, index),
         };
@@ -231,13 +231,13 @@ fn table_stream(seed: u64, table: usize) -> u64 {
 
 /// One embedding table of one content.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Table {
+pub(crate) struct EmbeddingTable {
     /// Rows and numbers in a row.
     pub(crate) dims: [usize; 2],
     stream: u64,
 }
 
-impl Table {
+impl EmbeddingTable {
     /// The number at `place`, row by row.
     pub(crate) fn value(&self, place: u64) -> f32 {
         signed_unit(self.stream, place) * TABLE_SCALE
@@ -246,13 +246,13 @@ impl Table {
 
 /// One request's inputs.
 #[derive(Clone, Debug)]
-pub(crate) struct Features {
+pub(crate) struct CtrInputs {
     batch: usize,
     sparse: Vec<i64>,
     dense: Vec<f32>,
 }
 
-impl Features {
+impl CtrInputs {
     /// As tensors.
     pub(crate) fn tensors(&self) -> Result<Vec<NamedTensor>> {
         Ok(vec![

@@ -16,13 +16,13 @@ const OPSET: i64 = 18;
 
 /// The model.
 #[derive(Clone, Debug)]
-pub(crate) struct Dense {
+pub(crate) struct DenseModel {
     layers: Layers,
 }
 
-impl Dense {
-    pub(crate) fn new() -> Dense {
-        Dense { layers: Layers { widths: vec![WIDTH, 1024, 1024, 1024, 64], sigmoid: false } }
+impl DenseModel {
+    pub(crate) fn new() -> DenseModel {
+        DenseModel { layers: Layers { widths: vec![WIDTH, 1024, 1024, 1024, 64], sigmoid: false } }
     }
 
     /// What names it in a cache, seed aside.

@@ -62,7 +62,7 @@ pub(crate) fn publish(env: &BenchEnv, models: &Path) -> Result<PathBuf> {
 
 /// Lines of text as requests, and the words in them.
 #[derive(Clone, Debug)]
-pub(crate) struct Lines {
+pub(crate) struct OcrLines {
     /// One picture a request.
     pub(crate) requests: Vec<Vec<NamedTensor>>,
     /// What they say.
@@ -74,7 +74,7 @@ pub(crate) struct Lines {
 /// # Errors
 /// `NotFound` when they were not drawn; `InvalidArgument` for a width that does not come in whole steps, whose
 /// answer no rule could cut back exactly.
-pub(crate) fn lines(assets: &Path) -> Result<Lines> {
+pub(crate) fn lines(assets: &Path) -> Result<OcrLines> {
     let dir = assets.join(LINES_DIR);
     let list = dir.join(LINES_FILE);
     let text = std::fs::read_to_string(&list).map_err(|_| {
@@ -95,7 +95,7 @@ pub(crate) fn lines(assets: &Path) -> Result<Lines> {
             ))),
         }
     };
-    Ok(Lines { requests: (0..words.len()).map(request).collect::<Result<_>>()?, words })
+    Ok(OcrLines { requests: (0..words.len()).map(request).collect::<Result<_>>()?, words })
 }
 
 /// The characters that the model's outputs stand for; the first output is "no character", the last a space.

@@ -7,7 +7,7 @@ use base::{NamedTensor, Result};
 use clap::ValueEnum;
 use engine_onnx::OnnxEngine;
 
-use super::answers::Answers;
+use super::answers::ExpectedAnswers;
 use super::layers::TOLERANCE;
 use super::{conv, ocr, small};
 use crate::BenchEnv;
@@ -19,7 +19,7 @@ const CONV_REQUESTS: u64 = 24;
 
 /// Which model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Model {
+pub enum WorkloadModel {
     /// Embedding look-ups and layers that exceed the L2 cache, shapes fixed.
     Small,
     /// The PP-OCR text recogniser on lines 64 to 640 pixels wide.
@@ -30,24 +30,24 @@ pub enum Model {
 
 /// Where what is not made here lies.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct WorkloadFolders {
     /// The text lines' parent directory.
     pub(crate) assets: PathBuf,
     /// The fetched models.
     pub(crate) models: PathBuf,
 }
 
-impl Places {
+impl WorkloadFolders {
     /// What the arguments say; without them, `.cache/demo` and `.cache/models` in the current directory or in the
     /// checkout that the program was built in.
-    pub(crate) fn find(env: &BenchEnv, assets: Option<&Path>, models: Option<&Path>) -> Places {
+    pub(crate) fn find(env: &BenchEnv, assets: Option<&Path>, models: Option<&Path>) -> WorkloadFolders {
         let find = |given: Option<&Path>, usual: &str| {
             // The program is target/release/millpond.
             let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(usual));
             let there = checkout.filter(|path| !Path::new(usual).is_dir() && path.is_dir());
             given.map_or_else(|| there.unwrap_or_else(|| usual.into()), Path::to_owned)
         };
-        Places { assets: find(assets, ".cache/demo"), models: find(models, ".cache/models") }
+        WorkloadFolders { assets: find(assets, ".cache/demo"), models: find(models, ".cache/models") }
     }
 }
 
@@ -55,24 +55,24 @@ impl Places {
 #[derive(Debug)]
 pub(crate) struct Workload {
     /// Which.
-    pub(crate) model: Model,
+    pub(crate) model: WorkloadModel,
     /// The published version.
     pub(crate) artifact: PathBuf,
     /// What clients send, one item each.
     pub(crate) requests: Vec<Vec<NamedTensor>>,
     /// What they must be answered.
-    pub(crate) answers: Arc<Answers>,
+    pub(crate) answers: Arc<ExpectedAnswers>,
     /// The library that computed those.
     pub(crate) engine_version: String,
 }
 
-impl Model {
+impl WorkloadModel {
     /// Its name in arguments, JSON and tables.
     pub fn name(self) -> &'static str {
         match self {
-            Model::Small => "small",
-            Model::Ocr => "ocr",
-            Model::Conv => "conv",
+            WorkloadModel::Small => "small",
+            WorkloadModel::Ocr => "ocr",
+            WorkloadModel::Conv => "conv",
         }
     }
 
@@ -80,16 +80,16 @@ impl Model {
     ///
     /// # Errors
     /// When something is missing or the disk is too small.
-    pub(crate) fn prepare(self, env: &BenchEnv, places: &Places) -> Result<Workload> {
+    pub(crate) fn prepare(self, env: &BenchEnv, places: &WorkloadFolders) -> Result<Workload> {
         match self {
-            Model::Small => small_workload(env, SMALL_REQUESTS, 1),
-            Model::Ocr => {
+            WorkloadModel::Small => small_workload(env, SMALL_REQUESTS, 1),
+            WorkloadModel::Ocr => {
                 let artifact = ocr::publish(env, &places.models)?;
                 let lines = ocr::lines(&places.assets)?;
                 let bare = Bare::open(env, &artifact)?;
                 let characters =
                     ocr::characters(&OnnxEngine::open(&env.onnxruntime)?, &places.models.join(ocr::FILE))?;
-                let answers = Answers::text(&bare, &lines.requests, characters)?;
+                let answers = ExpectedAnswers::text(&bare, &lines.requests, characters)?;
                 let exact = answers.read_exactly(&lines.words).unwrap_or(0);
                 println!("ocr reads {exact} of {} lines exactly when alone", lines.words.len());
                 Ok(Workload {
@@ -100,13 +100,13 @@ impl Model {
                     engine_version: bare.engine_version(),
                 })
             }
-            Model::Conv => {
+            WorkloadModel::Conv => {
                 let artifact = conv::publish(env)?;
                 let requests = conv::requests(CONV_REQUESTS)?;
                 let masked =
                     requests.iter().map(|request| conv::with_mask(request)).collect::<Result<Vec<_>>>()?;
                 let bare = Bare::open(env, &artifact)?;
-                let answers = Answers::numbers(&bare, &masked, TOLERANCE)?;
+                let answers = ExpectedAnswers::numbers(&bare, &masked, TOLERANCE)?;
                 Ok(Workload {
                     model: self,
                     artifact,
@@ -123,8 +123,8 @@ impl Model {
     pub(crate) fn settings(self, schedule: &str, pad: bool) -> String {
         let merge = if pad { "merge = \"pad\"\n" } else { "" };
         let rules = match (self, pad) {
-            (Model::Small, _) | (Model::Ocr, false) => String::new(),
-            (Model::Ocr, true) => format!(
+            (WorkloadModel::Small, _) | (WorkloadModel::Ocr, false) => String::new(),
+            (WorkloadModel::Ocr, true) => format!(
                 "[schedule.inputs.{}]\naxes = [3]\nvalue = 0.0\nsimilarity = 0.5\n\
                  [[schedule.outputs.\"{}\"]]\naxis = 1\ninput = \"{}\"\ninput-axis = 3\ndivisor = {}\n\
                  rounding = \"down\"\n",
@@ -133,16 +133,16 @@ impl Model {
                 ocr::INPUT,
                 ocr::STEP_PX
             ),
-            (Model::Conv, _) => format!(
+            (WorkloadModel::Conv, _) => format!(
                 "[schedule.inputs.{}]\naxes = [2, 3]\nmask = \"{}\"\nsimilarity = 0.5\n",
                 conv::PICTURE,
                 conv::MASK
             ),
         };
         let warmup = match self {
-            Model::Small => "",
-            Model::Ocr => "[warmup]\ndims = { x = [-1, 3, 48, 320] }\n",
-            Model::Conv => "[warmup]\ndims = { x = [-1, 3, 224, 224] }\n",
+            WorkloadModel::Small => "",
+            WorkloadModel::Ocr => "[warmup]\ndims = { x = [-1, 3, 48, 320] }\n",
+            WorkloadModel::Conv => "[warmup]\ndims = { x = [-1, 3, 224, 224] }\n",
         };
         format!("[schedule]\n{schedule}{merge}{rules}{warmup}")
     }
@@ -153,9 +153,9 @@ pub(crate) fn small_workload(env: &BenchEnv, count: u64, rows: usize) -> Result<
     let artifact = small::publish(env)?;
     let requests = small::requests(count, rows)?;
     let bare = Bare::open(env, &artifact)?;
-    let answers = Answers::numbers(&bare, &requests, TOLERANCE)?;
+    let answers = ExpectedAnswers::numbers(&bare, &requests, TOLERANCE)?;
     Ok(Workload {
-        model: Model::Small,
+        model: WorkloadModel::Small,
         artifact,
         requests,
         answers: Arc::new(answers),
@@ -171,7 +171,7 @@ mod tests {
     use engine::{BatchPlan, Fill, Merge, ScheduleFile, ScheduleOptions};
 
     /// What a server makes of the model's settings.
-    fn options(model: Model, pad: bool) -> ScheduleOptions {
+    fn options(model: WorkloadModel, pad: bool) -> ScheduleOptions {
         let text = model.settings("mode = \"async\"\nmax-batch = 8\n", pad);
         let table: toml::Table = text.parse().unwrap();
         let file: ScheduleFile = table["schedule"].clone().try_into().unwrap();
@@ -186,7 +186,7 @@ mod tests {
         let env = env(dir.path());
         let bare = Bare::open(&env, &conv::publish(&env).unwrap()).unwrap();
         for pad in [false, true] {
-            let plan = BatchPlan::new(bare.signature(), &options(Model::Conv, pad)).unwrap();
+            let plan = BatchPlan::new(bare.signature(), &options(WorkloadModel::Conv, pad)).unwrap();
             assert!(plan.batchable);
             assert_eq!(plan.inputs[1].fill, Some(Fill::Mask { source: 0, full_rank: true }));
             assert_eq!(plan.inputs[0].rule.as_ref().map(|rule| rule.merge), Some(pad));
@@ -207,10 +207,10 @@ mod tests {
             inputs: vec![spec(ocr::INPUT, &[-1, 3, -1, -1])],
             outputs: vec![spec(ocr::OUTPUT, &[-1, -1, 6625])],
         };
-        let plan = BatchPlan::new(&signature, &options(Model::Ocr, true)).unwrap();
+        let plan = BatchPlan::new(&signature, &options(WorkloadModel::Ocr, true)).unwrap();
         assert_eq!(plan.cuts[0].axes[0].size(328), 41);
-        assert!(!BatchPlan::new(&signature, &options(Model::Ocr, false)).unwrap().pads());
-        assert!(!options(Model::Small, true).inputs.contains_key("dense"));
+        assert!(!BatchPlan::new(&signature, &options(WorkloadModel::Ocr, false)).unwrap().pads());
+        assert!(!options(WorkloadModel::Small, true).inputs.contains_key("dense"));
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let mut env = env(dir.path());
         env.millpond = dir.path().join("target/release/millpond");
         std::fs::create_dir_all(dir.path().join(".cache/demo")).unwrap();
-        let places = Places::find(&env, None, Some(Path::new("/given")));
+        let places = WorkloadFolders::find(&env, None, Some(Path::new("/given")));
         assert_eq!(places.models, Path::new("/given"));
         assert_eq!(places.assets, dir.path().join(".cache/demo"), "in the checkout the program was built in");
     }

@@ -15,18 +15,18 @@ use serde::Serialize;
 
 use crate::BenchEnv;
 use crate::bare::{Bare, BareRun};
-use crate::connection::Answer;
-use crate::drive::{Judge, Pace, Plan, Verdict, beside_a_client_that_spins};
-use crate::machine::{Machine, Noise, NoiseWatch};
-use crate::measure::{Measured, measure};
+use crate::connection::RawResponse;
+use crate::drive::{DrivePlan, Judge, Judgement, LoadLoop, beside_a_client_that_spins};
+use crate::machine::{MachineFacts, Noise, NoiseWatch};
+use crate::measure::{Measurement, measure};
 use crate::models::cache;
 use crate::models::ctr::Ctr;
-use crate::models::dense::Dense;
+use crate::models::dense::DenseModel;
 use crate::models::layers::TOLERANCE;
 use crate::process::{ServerPlan, ServerProcess};
-use crate::report::{Progress, Table, write_json};
-use crate::stats::{Summary, median, ratio};
-use crate::wire::{Api, Door, read_answer};
+use crate::report::{StepProgress, TextTable, write_json};
+use crate::stats::{LatencySummary, median, ratio};
+use crate::wire::{Api, ModelEndpoint, read_answer};
 
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 11;
@@ -54,7 +54,7 @@ const ADDED_P50_US_MAX: f64 = 150.0;
 pub struct OverheadArgs {
     /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
     #[arg(long, value_enum, default_value = "dense")]
-    pub model: Model,
+    pub model: OverheadModel,
     /// Compute of one request of the dense model
     #[arg(long, default_value = "1ms", value_parser = units::parse_duration)]
     pub compute: Duration,
@@ -80,30 +80,30 @@ pub struct OverheadArgs {
 
 /// Which model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Model {
+pub enum OverheadModel {
     /// Layers over as many rows as take the wanted time.
-    Dense,
+    DenseModel,
     /// 26 small embedding tables and three layers, one row a request.
     Light,
 }
 
 /// What one round gave.
 #[derive(Clone, Debug, Serialize)]
-struct Round {
-    bare_one: Summary,
-    server_one: Summary,
+struct OverheadRound {
+    bare_one: LatencySummary,
+    server_one: LatencySummary,
     bare_rps: f64,
     bare_cpu_us: f64,
     server_rps: f64,
     server_cpu_us: f64,
-    server_saturated: Summary,
+    server_saturated: LatencySummary,
     failed: u64,
     wrong: u64,
 }
 
 /// What `bench overhead` writes as JSON.
 #[derive(Debug, Serialize)]
-struct Report {
+struct OverheadReport {
     bare_rps: f64,
     server_rps: f64,
     ratio: f64,
@@ -119,8 +119,8 @@ struct Report {
     request_bytes: usize,
     threads: usize,
     clients: usize,
-    rounds: Vec<Round>,
-    machine: Machine,
+    rounds: Vec<OverheadRound>,
+    machine: MachineFacts,
     noise: Noise,
 }
 
@@ -131,20 +131,20 @@ struct Same {
 }
 
 impl Judge for Same {
-    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
-        let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
+        let Ok(outputs) = read_answer(answer) else { return (Judgement::Wrong, 0) };
         let expected = &self.expected[shot];
         let near =
             |(value, wanted): (&f32, &f32)| (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0);
         let right = outputs
             .floats(&self.output)
             .is_ok_and(|(_, values)| values.len() == expected.len() && values.iter().zip(expected).all(near));
-        (if right { Verdict::Right } else { Verdict::Wrong }, outputs.version)
+        (if right { Judgement::Right } else { Judgement::Wrong }, outputs.version)
     }
 }
 
 /// The model as it lies on disk, and its requests.
-struct Subject {
+struct OverheadSubject {
     dir: PathBuf,
     rows: usize,
     requests: Vec<Vec<NamedTensor>>,
@@ -160,21 +160,21 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (subject, bare) = prepare(&args, env)?;
-    let machine = Machine::look(Some(bare.engine_version()));
+    let machine = MachineFacts::detect(Some(bare.engine_version()));
     let expected = bare.answers(&subject.requests)?;
 
     let server = start_server(&args, env, &subject, threads)?;
-    let door = Door { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
+    let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
     let encoded = door.encode(&subject.requests)?;
     let request_bytes = encoded.bodies[0].len();
-    let pace = Pace::Closed { clients: 1 };
+    let pace = LoadLoop::Closed { clients: 1 };
     let plan =
-        Plan::new(door.endpoint, encoded.template, encoded.bodies.into(), pace, WARM_UP + args.duration);
+        DrivePlan::new(door.endpoint, encoded.template, encoded.bodies.into(), pace, WARM_UP + args.duration);
     let judge: Arc<dyn Judge> = Arc::new(Same { output: bare.output_name(), expected });
     let contest =
         Contest { args: &args, threads, bare: &bare, subject: &subject, server: &server, plan, judge };
 
-    let progress = Progress::new(args.rounds as u64);
+    let progress = StepProgress::new(args.rounds as u64);
     let mut rounds = Vec::with_capacity(args.rounds);
     for round in 0..args.rounds {
         progress.say(format!("round {}: bare loop and server take turns", round + 1));
@@ -183,7 +183,7 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     }
     drop(progress);
     server.stop()?;
-    let report = Report::new(&args, threads, &subject, request_bytes, rounds, machine, watch.end());
+    let report = OverheadReport::new(&args, threads, &subject, request_bytes, rounds, machine, watch.end());
     report.print(&args);
     if let Some(path) = &args.json {
         write_json(path, &report)?;
@@ -211,11 +211,11 @@ fn resolved(args: &OverheadArgs) -> Result<OverheadArgs> {
     Ok(args)
 }
 
-fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(Subject, Bare)> {
-    let progress = Progress::new(1);
+fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(OverheadSubject, Bare)> {
+    let progress = StepProgress::new(1);
     progress.say("making the model and finding its size");
     match args.model {
-        Model::Light => {
+        OverheadModel::Light => {
             let ctr = Ctr::light();
             let write = |dir: &std::path::Path| ctr.write_layout(MODEL_SEED, dir, &|_| {});
             let dir =
@@ -223,17 +223,17 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(Subject, Bare)> {
             let request = |index| ctr.inputs(REQUEST_SEED, index, 1).tensors();
             let requests = (0..REQUESTS).map(request).collect::<Result<_>>()?;
             let bare = Bare::open(env, &dir)?;
-            Ok((Subject { dir, rows: 1, requests }, bare))
+            Ok((OverheadSubject { dir, rows: 1, requests }, bare))
         }
-        Model::Dense => {
-            let dense = Dense::new();
+        OverheadModel::DenseModel => {
+            let dense = DenseModel::new();
             let key = format!("{}-s{MODEL_SEED}", dense.key());
             let dir = cache::ensure(&env.cache_dir, &key, 0, |dir| dense.write_layout(MODEL_SEED, dir))?;
             let bare = Bare::open(env, &dir)?;
             let rows = bare.rows_for(args.compute, |rows| dense.inputs(REQUEST_SEED, 0, rows))?;
             let request = |index| dense.inputs(REQUEST_SEED, index, rows);
             let requests = (0..REQUESTS).map(request).collect::<Result<_>>()?;
-            Ok((Subject { dir, rows, requests }, bare))
+            Ok((OverheadSubject { dir, rows, requests }, bare))
         }
     }
 }
@@ -241,7 +241,7 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(Subject, Bare)> {
 fn start_server(
     args: &OverheadArgs,
     env: &BenchEnv,
-    subject: &Subject,
+    subject: &OverheadSubject,
     threads: usize,
 ) -> Result<ServerProcess> {
     let model_dir = env.cache_dir.join("run").join("overhead").join(MODEL);
@@ -267,14 +267,14 @@ struct Contest<'a> {
     args: &'a OverheadArgs,
     threads: usize,
     bare: &'a Bare,
-    subject: &'a Subject,
+    subject: &'a OverheadSubject,
     server: &'a ServerProcess,
-    plan: Plan,
+    plan: DrivePlan,
     judge: Arc<dyn Judge>,
 }
 
 impl Contest<'_> {
-    fn round(&self) -> Result<Round> {
+    fn round(&self) -> Result<OverheadRound> {
         // The server's client keeps a core busy; where cores share anything, a loop beside an idle one runs faster.
         let alone = || self.bare.run(&self.subject.requests, 1, WARM_UP, self.args.duration);
         let bare_one = beside_a_client_that_spins(alone)??;
@@ -283,7 +283,7 @@ impl Contest<'_> {
         let server_all = self.ask(self.args.clients)?;
         let BareRun { latencies, .. } = bare_one;
         let faults = [&server_one.counted.faults, &server_all.counted.faults];
-        Ok(Round {
+        Ok(OverheadRound {
             bare_one: latencies.summary(),
             server_one: server_one.counted.latencies.summary(),
             bare_rps: bare_all.rate,
@@ -296,27 +296,27 @@ impl Contest<'_> {
         })
     }
 
-    fn ask(&self, clients: usize) -> Result<Measured> {
+    fn ask(&self, clients: usize) -> Result<Measurement> {
         let mut plan = self.plan.clone();
-        plan.pace = Pace::Closed { clients };
+        plan.pace = LoadLoop::Closed { clients };
         plan.connections = clients;
         plan.spin = clients == 1;
         measure(&plan, WARM_UP, &self.judge, &[self.server.pid()], None)
     }
 }
 
-impl Report {
+impl OverheadReport {
     fn new(
         args: &OverheadArgs,
         threads: usize,
-        subject: &Subject,
+        subject: &OverheadSubject,
         request_bytes: usize,
-        rounds: Vec<Round>,
-        machine: Machine,
+        rounds: Vec<OverheadRound>,
+        machine: MachineFacts,
         noise: Noise,
-    ) -> Report {
-        let middle = |of: &dyn Fn(&Round) -> f64| median(rounds.iter().map(of));
-        Report {
+    ) -> OverheadReport {
+        let middle = |of: &dyn Fn(&OverheadRound) -> f64| median(rounds.iter().map(of));
+        OverheadReport {
             bare_rps: middle(&|round| round.bare_rps),
             server_rps: middle(&|round| round.server_rps),
             ratio: middle(&|round| ratio(round.bare_cpu_us, round.server_cpu_us)),
@@ -344,9 +344,9 @@ impl Report {
             self.model, self.rows, self.request_bytes, self.threads, args.rounds
         );
         let us = |value: f64| format!("{value:.1}");
-        let one = |of: fn(&Round) -> f64| us(1e3 * median(self.rounds.iter().map(of)));
+        let one = |of: fn(&OverheadRound) -> f64| us(1e3 * median(self.rounds.iter().map(of)));
         let columns = ["", "one client p50 us", "p99 us", "saturated/s", "CPU us/request"];
-        let mut table = Table::new(&columns);
+        let mut table = TextTable::new(&columns);
         let rate = |value: f64| format!("{value:.0}");
         let bare = [
             one(|r| r.bare_one.p50_ms),
@@ -366,7 +366,7 @@ impl Report {
         }
         print!("{table}");
         let mark = |met: bool| if met { "met" } else { "NOT met" };
-        if args.model == Model::Dense {
+        if args.model == OverheadModel::DenseModel {
             println!(
                 "CPU ratio bare / server: {:.3} (wanted at least {RATIO_MIN}: {})",
                 self.ratio,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-use super::report::Memory;
+use super::report::ResidentMemory;
 use crate::machine::rss_kb_of;
 
 /// Time between two looks.
@@ -51,19 +51,19 @@ impl MemoryWatch {
     ///
     /// # Errors
     /// When the process was never seen.
-    pub(super) fn end(self, settled: Duration) -> Result<Memory> {
+    pub(super) fn end(self, settled: Duration) -> Result<ResidentMemory> {
         self.stop.store(true, Ordering::Relaxed);
         let looks = self.thread.join().map_err(|_| Error::internal("the memory watch panicked"))?;
         of_looks(&looks, settled).ok_or_else(|| Error::internal("the server's memory cannot be read"))
     }
 }
 
-fn of_looks(looks: &[(Duration, u64)], settled: Duration) -> Option<Memory> {
+fn of_looks(looks: &[(Duration, u64)], settled: Duration) -> Option<ResidentMemory> {
     let mb = |kb: u64| kb as f64 / 1024.0;
     let (_, last) = looks.last()?;
     let (_, first) = looks.iter().find(|(moment, _)| *moment >= settled)?;
     let most = looks.iter().map(|(_, rss)| *rss).max()?;
-    Some(Memory { start_mb: mb(*first), end_mb: mb(*last), peak_mb: mb(most) })
+    Some(ResidentMemory { start_mb: mb(*first), end_mb: mb(*last), peak_mb: mb(most) })
 }
 
 #[cfg(test)]

@@ -21,16 +21,16 @@ use self::memory::MemoryWatch;
 use crate::BenchEnv;
 use crate::batch::publish;
 use crate::connection::Template;
-use crate::drive::{Judge, Pace, Plan, Sink, drive};
-use crate::machine::{Machine, NoiseWatch};
+use crate::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
+use crate::machine::{MachineFacts, NoiseWatch};
 use crate::measure::measure;
 use crate::models::workload::{Workload, small_workload};
 use crate::process::{ServerPlan, ServerProcess};
-use crate::report::Progress;
+use crate::report::StepProgress;
 use crate::schedule::Arrivals;
-use crate::wire::{Api, Door};
-use phase::{Outcomes, Phase};
-use report::Report;
+use crate::wire::{Api, ModelEndpoint};
+use phase::{Outcomes, OverloadPhase};
+use report::OverloadReport;
 
 /// The name the model is served under.
 const MODEL: &str = "overload";
@@ -142,11 +142,11 @@ impl OverloadArgs {
 pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
-    let progress = Progress::new(3);
+    let progress = StepProgress::new(3);
     progress.say("making the model and computing the right answers");
     let workload = small_workload(env, REQUESTS, args.rows)?;
-    let machine = Machine::look(Some(workload.engine_version.clone()));
-    let stage = Stage::start(&args, env, workload)?;
+    let machine = MachineFacts::detect(Some(workload.engine_version.clone()));
+    let stage = OverloadSetup::start(&args, env, workload)?;
     progress.say("measuring the capacity");
     let capacity = stage.capacity()?;
     progress.step();
@@ -157,7 +157,7 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let (overload, memory) = stage.load(capacity * args.factor, args.time)?;
     drop(progress);
     stage.server.stop()?;
-    let report = Report::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
+    let report = OverloadReport::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;
@@ -166,7 +166,7 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
 }
 
 /// The server and what it is asked.
-struct Stage<'a> {
+struct OverloadSetup<'a> {
     args: &'a OverloadArgs,
     server: ServerProcess,
     judge: Arc<dyn Judge>,
@@ -174,8 +174,8 @@ struct Stage<'a> {
     bodies: Arc<[Bytes]>,
 }
 
-impl<'a> Stage<'a> {
-    fn start(args: &'a OverloadArgs, env: &BenchEnv, workload: Workload) -> Result<Stage<'a>> {
+impl<'a> OverloadSetup<'a> {
+    fn start(args: &'a OverloadArgs, env: &BenchEnv, workload: Workload) -> Result<OverloadSetup<'a>> {
         let dir = env.cache_dir.join("run").join("overload").join(MODEL);
         publish(&workload.artifact, &dir, &args.settings())?;
         let mut server_args = vec![format!("{MODEL}={}", dir.display())];
@@ -188,9 +188,9 @@ impl<'a> Stage<'a> {
             ports: None,
         };
         let server = ServerProcess::start(env, &plan)?;
-        let door = Door { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
+        let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
         let encoded = door.encode(&workload.requests)?;
-        Ok(Stage {
+        Ok(OverloadSetup {
             args,
             server,
             judge: workload.answers,
@@ -199,14 +199,14 @@ impl<'a> Stage<'a> {
         })
     }
 
-    fn plan(&self, pace: Pace, duration: Duration) -> Plan {
-        Plan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, duration)
+    fn plan(&self, pace: LoadLoop, duration: Duration) -> DrivePlan {
+        DrivePlan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, duration)
     }
 
     /// Answers a second that clients get who wait for them.
     fn capacity(&self) -> Result<f64> {
         let plan =
-            self.plan(Pace::Closed { clients: self.args.clients }, WARM_UP + self.args.capacity_time());
+            self.plan(LoadLoop::Closed { clients: self.args.clients }, WARM_UP + self.args.capacity_time());
         let counted = measure(&plan, WARM_UP, &self.judge, &[], None)?.counted;
         match counted.faults.failed + counted.faults.wrong {
             0 => Ok(counted.rate()),
@@ -220,14 +220,14 @@ impl<'a> Stage<'a> {
     }
 
     /// `rate` requests a second for `time`; what became of them, and of the server's memory.
-    fn load(&self, rate: f64, time: Duration) -> Result<(Phase, report::Memory)> {
-        let pace = Pace::Open { arrivals: Arrivals::Poisson, rate, seed: SEED };
+    fn load(&self, rate: f64, time: Duration) -> Result<(OverloadPhase, report::ResidentMemory)> {
+        let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED };
         let mut plan = self.plan(pace, time);
         plan.connections = CONNECTIONS;
         plan.in_flight_max = IN_FLIGHT_MAX;
         plan.start = Instant::now() + LEAD_IN;
         let outcomes = Arc::new(Outcomes::new(WARM_UP));
-        let sink: Arc<dyn Sink> = outcomes.clone();
+        let sink: Arc<dyn SampleSink> = outcomes.clone();
         let memory = MemoryWatch::start(self.server.pid(), plan.start)?;
         drive(&plan, &self.judge, &sink)?;
         let settled = SETTLED.min(time / 6);

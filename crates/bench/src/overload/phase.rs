@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::drive::{NO_ROOM, Sample, Sink, Verdict};
+use crate::drive::{Judgement, NO_ROOM, RequestSample, SampleSink};
 use crate::samples::Faults;
 use crate::stats::{Latencies, ratio};
 
@@ -21,11 +21,11 @@ const LATE_P99_MS_MAX: f64 = 20.0;
 #[derive(Debug)]
 pub(super) struct Outcomes {
     warm_up: Duration,
-    seen: Mutex<Seen>,
+    seen: Mutex<PhaseCounts>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct PhaseCounts {
     served: Latencies,
     refused: Latencies,
     late: Latencies,
@@ -65,11 +65,11 @@ impl Outcomes {
     }
 
     /// All of it, of requests that came at `rate` a second for `time`.
-    pub(super) fn phase(&self, rate: f64, time: Duration) -> Phase {
+    pub(super) fn phase(&self, rate: f64, time: Duration) -> OverloadPhase {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sent = seen.late.count();
         let late_p99_ms = seen.late.quantile_ms(0.99);
-        Phase {
+        OverloadPhase {
             rate_rps: rate,
             p50_ms: seen.served.quantile_ms(0.5),
             p99_ms: seen.served.quantile_ms(0.99),
@@ -93,15 +93,15 @@ impl Outcomes {
     }
 }
 
-impl Sink for Outcomes {
-    fn record(&self, sample: Sample, reason: Option<&str>) {
+impl SampleSink for Outcomes {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = sample.due >= self.warm_up;
         match sample.verdict {
-            Verdict::Wrong => seen.wrong += 1,
-            Verdict::Right if counts => seen.served.record(sample.latency),
-            Verdict::Right => {}
-            Verdict::Failed => match unserved(reason) {
+            Judgement::Wrong => seen.wrong += 1,
+            Judgement::Right if counts => seen.served.record(sample.latency),
+            Judgement::Right => {}
+            Judgement::Failed => match unserved(reason) {
                 Unserved::Failed => seen.failed.count(sample.verdict, reason),
                 Unserved::Unsent => seen.unsent += 1,
                 Unserved::Refused(status) if counts => {
@@ -120,7 +120,7 @@ impl Sink for Outcomes {
 
 /// One phase, as JSON has it. Latencies count from when a request was due.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Phase {
+pub(super) struct OverloadPhase {
     /// Requests a second that were due.
     pub(super) rate_rps: f64,
     /// Of the served.
@@ -178,15 +178,15 @@ mod tests {
         let ms = Duration::from_millis;
         let outcomes = Outcomes::new(ms(100));
         let record = |due, verdict, reason: Option<&str>| {
-            outcomes.record(Sample { due: ms(due), latency: ms(5), verdict, version: 1 }, reason);
+            outcomes.record(RequestSample { due: ms(due), latency: ms(5), verdict, version: 1 }, reason);
         };
-        record(50, Verdict::Right, None);
-        record(150, Verdict::Right, None);
-        record(150, Verdict::Wrong, None);
-        record(50, Verdict::Failed, Some("gRPC status 8: full"));
-        record(150, Verdict::Failed, Some("gRPC status 8: full"));
-        record(150, Verdict::Failed, Some(NO_ROOM));
-        record(150, Verdict::Failed, Some("gRPC status 13: broken"));
+        record(50, Judgement::Right, None);
+        record(150, Judgement::Right, None);
+        record(150, Judgement::Wrong, None);
+        record(50, Judgement::Failed, Some("gRPC status 8: full"));
+        record(150, Judgement::Failed, Some("gRPC status 8: full"));
+        record(150, Judgement::Failed, Some(NO_ROOM));
+        record(150, Judgement::Failed, Some("gRPC status 13: broken"));
         outcomes.sending(ms(1));
         let phase = outcomes.phase(100.0, Duration::from_secs(2));
         assert_eq!((phase.served, phase.refused, phase.failed, phase.wrong), (1, 1, 1, 1));

@@ -4,9 +4,9 @@ use base::{Error, Result};
 use serde::Serialize;
 
 use super::OverloadArgs;
-use super::phase::Phase;
-use crate::machine::{Machine, Noise};
-use crate::report::{Table, ms};
+use super::phase::OverloadPhase;
+use crate::machine::{MachineFacts, Noise};
+use crate::report::{TextTable, ms};
 use crate::stats::ratio;
 
 /// p99 of the served, overload over capacity, at most.
@@ -16,7 +16,7 @@ const MEMORY_RATIO_MAX: f64 = 1.1;
 
 /// The server's resident memory during the overload.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct ResidentMemory {
     pub(super) start_mb: f64,
     pub(super) end_mb: f64,
     pub(super) peak_mb: f64,
@@ -24,46 +24,46 @@ pub(super) struct Memory {
 
 /// What `bench overload` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct OverloadReport {
     capacity_rps: f64,
-    at_capacity: Phase,
-    overload: Phase,
+    at_capacity: OverloadPhase,
+    overload: OverloadPhase,
     ratio_p99: f64,
     /// After the first ten seconds (the first sixth of a shorter run).
     rss_start_mb: f64,
     rss_end_mb: f64,
     rss_peak_mb: f64,
     wrong: u64,
-    wanted: Vec<Wanted>,
+    wanted: Vec<OverloadGoal>,
     factor: f64,
     time_s: f64,
     rows: usize,
     max_batch: usize,
     queue: usize,
     clients: usize,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
 /// Something wanted, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Wanted {
+struct OverloadGoal {
     what: String,
     value: f64,
     met: bool,
 }
 
-impl Report {
+impl OverloadReport {
     pub(super) fn new(
         args: &OverloadArgs,
         capacity: f64,
-        at_capacity: Phase,
-        overload: Phase,
-        memory: Memory,
-        machine: Machine,
+        at_capacity: OverloadPhase,
+        overload: OverloadPhase,
+        memory: ResidentMemory,
+        machine: MachineFacts,
         noise: Noise,
-    ) -> Report {
-        Report {
+    ) -> OverloadReport {
+        OverloadReport {
             capacity_rps: capacity,
             ratio_p99: ratio(overload.p99_ms, at_capacity.p99_ms),
             rss_start_mb: memory.start_mb,
@@ -103,7 +103,7 @@ impl Report {
             "failed",
             "late p99 ms",
         ];
-        let mut table = Table::new(&columns);
+        let mut table = TextTable::new(&columns);
         for (name, phase) in [("at capacity", &self.at_capacity), ("overload", &self.overload)] {
             table.row(vec![
                 name.into(),
@@ -157,8 +157,12 @@ impl Report {
     }
 }
 
-fn wanted(at_capacity: &Phase, overload: &Phase, memory: Memory) -> Vec<Wanted> {
-    let wanted = |what: String, value: f64, met: bool| Wanted { what, value, met };
+fn wanted(
+    at_capacity: &OverloadPhase,
+    overload: &OverloadPhase,
+    memory: ResidentMemory,
+) -> Vec<OverloadGoal> {
+    let wanted = |what: String, value: f64, met: bool| OverloadGoal { what, value, met };
     let tail = ratio(overload.p99_ms, at_capacity.p99_ms);
     let waited = ratio(overload.refusal_p99_ms, overload.p50_ms);
     let growth = ratio(memory.end_mb, memory.start_mb);
@@ -195,19 +199,23 @@ mod tests {
 
     #[test]
     fn what_is_wanted_needs_somebody_served_and_somebody_refused() {
-        let memory = Memory { start_mb: 100.0, end_mb: 105.0, peak_mb: 120.0 };
-        let at_capacity = Phase { p99_ms: 50.0, served: 10, ..Phase::default() };
-        let overload = Phase {
+        let memory = ResidentMemory { start_mb: 100.0, end_mb: 105.0, peak_mb: 120.0 };
+        let at_capacity = OverloadPhase { p99_ms: 50.0, served: 10, ..OverloadPhase::default() };
+        let overload = OverloadPhase {
             p50_ms: 40.0,
             p99_ms: 90.0,
             served: 10,
             refused: 20,
             refusal_p99_ms: 4.0,
-            ..Phase::default()
+            ..OverloadPhase::default()
         };
         let all = wanted(&at_capacity, &overload, memory);
         assert!(all.iter().all(|wanted| wanted.met), "{all:?}");
-        let dead = wanted(&at_capacity, &Phase { failed: 3, ..Phase::default() }, Memory::default());
+        let dead = wanted(
+            &at_capacity,
+            &OverloadPhase { failed: 3, ..OverloadPhase::default() },
+            ResidentMemory::default(),
+        );
         let met: Vec<bool> = dead.iter().map(|wanted| wanted.met).collect();
         assert_eq!(met, [false, false, false, false, true]);
     }

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
-use super::{Arm, Contents, EngineName, MODEL, SwapArgs, Traffic};
+use super::{EngineName, MODEL, SwapArgs, SwapArm, SwapContents, Traffic};
 use crate::BenchEnv;
 use crate::cpu_group::CpuGroup;
-use crate::drive::{Judge, Pace, Plan, Sample, Sink, drive};
+use crate::drive::{DrivePlan, Judge, LoadLoop, RequestSample, SampleSink, drive};
 use crate::machine::{Noise, NoiseWatch};
 use crate::models::{cache, module};
 use crate::process::{ServerPlan, ServerProcess};
-use crate::samples::{Kept, Log, Tally};
+use crate::samples::{KeptSamples, SampleLog, Tally};
 use crate::schedule::Arrivals;
 use crate::scrape::Scrape;
-use crate::settle::{Settled, settle};
-use crate::stats::{Latencies, Summary, ratio};
+use crate::settle::{SettleTime, settle};
+use crate::stats::{Latencies, LatencySummary, ratio};
 
 /// Clients for each core while the capacity is measured.
 const CAPACITY_CLIENTS_PER_CORE: usize = 4;
@@ -43,34 +43,34 @@ const MODEL_FILE: &str = "millpond.toml";
 const VERSIONS_KEPT: u64 = 2;
 
 /// What all rounds share.
-pub(super) struct Setup<'a> {
+pub(super) struct SwapSetup<'a> {
     pub(super) args: &'a SwapArgs,
     pub(super) env: &'a BenchEnv,
     /// Both contents in the mappable layout, where an arm needs them.
-    pub(super) layouts: Option<Contents>,
+    pub(super) layouts: Option<SwapContents>,
     /// Both contents as ordinary files with everything embedded, where the heap arm needs them.
-    pub(super) embedded: Option<Contents>,
+    pub(super) embedded: Option<SwapContents>,
     pub(super) traffic: Arc<Traffic>,
     /// Where the servers run, if their processor time is limited.
     pub(super) group: Option<CpuGroup>,
 }
 
-impl Setup<'_> {
-    fn contents(&self, arm: Arm) -> Result<&Contents> {
-        let contents = if arm == Arm::Heap { &self.embedded } else { &self.layouts };
+impl SwapSetup<'_> {
+    fn contents(&self, arm: SwapArm) -> Result<&SwapContents> {
+        let contents = if arm == SwapArm::Heap { &self.embedded } else { &self.layouts };
         contents.as_ref().ok_or_else(|| Error::internal("the arm's models were not made"))
     }
 }
 
 /// What one round gave.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Round {
+pub(super) struct SwapRound {
     #[serde(serialize_with = "arm_name")]
-    pub(super) arm: Arm,
+    pub(super) arm: SwapArm,
     /// Before the first swap.
-    pub(super) steady: Summary,
+    pub(super) steady: LatencySummary,
     /// Within the window of a swap.
-    pub(super) swap: Summary,
+    pub(super) swap: LatencySummary,
     pub(super) failed: u64,
     pub(super) wrong: u64,
     pub(super) reasons: Vec<String>,
@@ -90,21 +90,21 @@ pub(super) struct Round {
     /// Slowest request of each window in milliseconds.
     pub(super) worst_ms: Vec<f64>,
     /// Waited before the first request, for what the arm before had freed.
-    pub(super) settled: Settled,
+    pub(super) settled: SettleTime,
     pub(super) noise: Noise,
 }
 
-fn arm_name<S: serde::Serializer>(arm: &Arm, serializer: S) -> Result<S::Ok, S::Error> {
+fn arm_name<S: serde::Serializer>(arm: &SwapArm, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(arm.name())
 }
 
 /// Answers a second that a pool server gives at most to clients on this machine.
-pub(super) fn capacity(setup: &Setup<'_>) -> Result<f64> {
-    let arm = if setup.layouts.is_none() { Arm::Heap } else { Arm::Pool };
-    let server = Server::start(setup, arm, "capacity")?;
+pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
+    let arm = if setup.layouts.is_none() { SwapArm::Heap } else { SwapArm::Pool };
+    let server = SwapServer::start(setup, arm, "capacity")?;
     let clients = CAPACITY_CLIENTS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
     let tally = Arc::new(Tally::new(WARM_UP));
-    server.send(setup, Pace::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
+    server.send(setup, LoadLoop::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
     server.process.stop()?;
     let counted = tally.counted();
     match counted.faults.failed + counted.faults.wrong {
@@ -119,22 +119,22 @@ pub(super) fn capacity(setup: &Setup<'_>) -> Result<f64> {
 }
 
 /// One round of `arm` at `rate` requests a second; `burn` is how long a pool load took, in seconds.
-pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> Result<Round> {
+pub(super) fn run(setup: &SwapSetup<'_>, arm: SwapArm, rate: f64, burn: Option<f64>) -> Result<SwapRound> {
     let args = setup.args;
-    let server = Server::start(setup, arm, arm.name())?;
-    let settled = if args.quick { Settled::default() } else { settle() };
+    let server = SwapServer::start(setup, arm, arm.name())?;
+    let settled = if args.quick { SettleTime::default() } else { settle() };
     let tally = Arc::new(Tally::new(Duration::ZERO));
-    server.send(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, WARM_UP, tally)?;
+    server.send(setup, LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, WARM_UP, tally)?;
 
     let watch = NoiseWatch::start();
     let before = server.process.metrics()?;
-    let log = Arc::new(Log::default());
+    let log = Arc::new(SampleLog::default());
     // Ended by the last swap; the bound is for a server that never finishes one.
     let bound = args.steady + (args.period + SWAP_TIMEOUT) * u32::try_from(args.swaps).unwrap_or(u32::MAX);
-    let plan = server.plan(setup, Pace::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, bound)?;
+    let plan = server.plan(setup, LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, bound)?;
     let burn = Duration::from_secs_f64(burn.unwrap_or(args.bytes as f64 / LOAD_RATE));
     let starts = std::thread::scope(|scope| {
-        let (judge, sink): (Arc<dyn Judge>, Arc<dyn Sink>) = (setup.traffic.clone(), log.clone());
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) = (setup.traffic.clone(), log.clone());
         let driver = scope.spawn({
             let plan = &plan;
             move || drive(plan, &judge, &sink)
@@ -148,15 +148,15 @@ pub(super) fn run(setup: &Setup<'_>, arm: Arm, rate: f64, burn: Option<f64>) -> 
     let noise = watch.end();
     let peak_rss_mb = server.process.usage().peak_rss_kb as f64 / 1024.0;
     server.process.stop()?;
-    let figures = Figures { arm, before, after, burn, peak_rss_mb, settled, noise };
+    let figures = SwapFigures { arm, before, after, burn, peak_rss_mb, settled, noise };
     Ok(figures.round(args, &starts, log.take()))
 }
 
 /// What happens beside the traffic.
 struct Swaps<'a> {
-    setup: &'a Setup<'a>,
-    arm: Arm,
-    server: &'a Server,
+    setup: &'a SwapSetup<'a>,
+    arm: SwapArm,
+    server: &'a SwapServer,
     before: &'a Scrape,
     burn: Duration,
 }
@@ -172,7 +172,7 @@ impl Swaps<'_> {
             sleep((start + due).saturating_duration_since(Instant::now()));
             let began = start.elapsed();
             starts.push(began);
-            if self.arm == Arm::Control {
+            if self.arm == SwapArm::Control {
                 burn_idle(self.burn)?;
             } else {
                 let version = swap as VersionNumber + 2;
@@ -181,7 +181,7 @@ impl Swaps<'_> {
                 cache::prune(&self.server.model_dir, version, VERSIONS_KEPT)?;
             }
             sleep((start + began + args.window).saturating_duration_since(Instant::now()));
-            if self.arm != Arm::Control && !self.server.wait_swaps(self.before, swap as u64 + 1)? {
+            if self.arm != SwapArm::Control && !self.server.wait_swaps(self.before, swap as u64 + 1)? {
                 break;
             }
             due = began + args.period;
@@ -212,13 +212,13 @@ pub(crate) fn burn_idle(time: Duration) -> Result<()> {
 const MALLOC_DEFAULTS: &str = "background_thread:false,dirty_decay_ms:10000,muzzy_decay_ms:0";
 
 /// A server of one arm and the model directory it watches.
-struct Server {
+struct SwapServer {
     process: ServerProcess,
     model_dir: PathBuf,
 }
 
-impl Server {
-    fn start(setup: &Setup<'_>, arm: Arm, name: &str) -> Result<Server> {
+impl SwapServer {
+    fn start(setup: &SwapSetup<'_>, arm: SwapArm, name: &str) -> Result<SwapServer> {
         let root = setup.env.cache_dir.join("run").join(format!("swap-{name}"));
         let model_dir = root.join(MODEL);
         cache::fresh(&model_dir)?;
@@ -227,30 +227,36 @@ impl Server {
             let path = model_dir.join(MODEL_FILE);
             crate::report::write_file(&path, module::settings().as_bytes())?;
         }
-        if arm == Arm::Heap {
+        if arm == SwapArm::Heap {
             setup.contents(arm)?.read_ahead()?;
         }
-        let home = if arm == Arm::Heap { "heap" } else { "pool" };
+        let home = if arm == SwapArm::Heap { "heap" } else { "pool" };
         let mut args = vec![format!("{MODEL}={}", model_dir.display())];
         args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
         args.extend(setup.args.server_arg.iter().cloned());
-        let malloc_conf = (arm == Arm::Heap).then_some(MALLOC_DEFAULTS);
+        let malloc_conf = (arm == SwapArm::Heap).then_some(MALLOC_DEFAULTS);
         let plan =
             ServerPlan { name: format!("swap-{name}"), args, detached: false, malloc_conf, ports: None };
         let process = ServerProcess::start_in(setup.env, &plan, setup.group.as_ref())?;
-        Ok(Server { process, model_dir })
+        Ok(SwapServer { process, model_dir })
     }
 
-    fn plan(&self, setup: &Setup<'_>, pace: Pace, duration: Duration) -> Result<Plan> {
+    fn plan(&self, setup: &SwapSetup<'_>, pace: LoadLoop, duration: Duration) -> Result<DrivePlan> {
         let endpoint = self.process.grpc();
         let (template, bodies) = setup.traffic.encode(&endpoint)?;
-        let mut plan = Plan::new(endpoint, template, bodies, pace, duration);
+        let mut plan = DrivePlan::new(endpoint, template, bodies, pace, duration);
         plan.start = Instant::now() + LEAD_IN;
         plan.stop = Arc::new(AtomicBool::new(false));
         Ok(plan)
     }
 
-    fn send(&self, setup: &Setup<'_>, pace: Pace, duration: Duration, sink: Arc<dyn Sink>) -> Result<()> {
+    fn send(
+        &self,
+        setup: &SwapSetup<'_>,
+        pace: LoadLoop,
+        duration: Duration,
+        sink: Arc<dyn SampleSink>,
+    ) -> Result<()> {
         let judge: Arc<dyn Judge> = setup.traffic.clone();
         drive(&self.plan(setup, pace, duration)?, &judge, &sink)
     }
@@ -275,26 +281,26 @@ fn delta(before: &Scrape, after: &Scrape, name: &str, labels: &[(&str, &str)]) -
 }
 
 /// What was read from outside the traffic.
-struct Figures {
-    arm: Arm,
+struct SwapFigures {
+    arm: SwapArm,
     before: Scrape,
     after: Scrape,
     burn: Duration,
     peak_rss_mb: f64,
-    settled: Settled,
+    settled: SettleTime,
     noise: Noise,
 }
 
-impl Figures {
-    fn round(self, args: &SwapArgs, starts: &[Duration], kept: Kept) -> Round {
+impl SwapFigures {
+    fn round(self, args: &SwapArgs, starts: &[Duration], kept: KeptSamples) -> SwapRound {
         let step = |step| delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)]);
         let count = |name| delta(&self.before, &self.after, name, &[]);
         let alone = |name| self.after.sum(name, &[]) - self.before.sum(name, &[]);
         let swaps = count("millpond_swaps_total");
         let load_s =
-            if self.arm == Arm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
+            if self.arm == SwapArm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
         let cut = Cut::new(args, starts, &kept.samples);
-        Round {
+        SwapRound {
             arm: self.arm,
             steady: cut.steady.summary(),
             swap: cut.all_windows.summary(),
@@ -332,7 +338,7 @@ struct Cut {
 impl Cut {
     /// By the time at which requests were due: `window` from each start, and everything before the first. A failed
     /// request counts with the time until it failed.
-    fn new(args: &SwapArgs, starts: &[Duration], samples: &[Sample]) -> Cut {
+    fn new(args: &SwapArgs, starts: &[Duration], samples: &[RequestSample]) -> Cut {
         let mut cut = Cut {
             steady: Latencies::default(),
             all_windows: Latencies::default(),
@@ -356,7 +362,7 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::Verdict;
+    use crate::drive::Judgement;
     use clap::Parser;
 
     #[derive(Parser)]
@@ -369,13 +375,13 @@ mod tests {
     fn samples_fall_into_the_window_they_were_due_in() {
         let args = Cli::parse_from(["swap", "--window", "2"]).args;
         let seconds = Duration::from_secs;
-        let sample = |due: u64| Sample {
+        let sample = |due: u64| RequestSample {
             due: seconds(due),
             latency: Duration::from_millis(due + 1),
-            verdict: Verdict::Right,
+            verdict: Judgement::Right,
             version: 1,
         };
-        let samples: Vec<Sample> = (0..12).map(sample).collect();
+        let samples: Vec<RequestSample> = (0..12).map(sample).collect();
         let cut = Cut::new(&args, &[seconds(3), seconds(8)], &samples);
         assert_eq!(cut.steady.count(), 3);
         assert_eq!(cut.windows.iter().map(Latencies::count).collect::<Vec<_>>(), [2, 2]);

@@ -10,7 +10,7 @@ use engine_torch::TorchEngine;
 use crate::BenchEnv;
 use crate::models::ctr::Ctr;
 use crate::models::{cache, module};
-use crate::report::Progress;
+use crate::report::StepProgress;
 
 /// Their seeds: nothing of one can be taken over from the other.
 pub(super) const SEEDS: [u64; 2] = [1, 2];
@@ -22,34 +22,34 @@ pub(super) fn index_of(version: VersionNumber) -> usize {
 
 /// Both contents on disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Contents {
+pub(crate) struct SwapContents {
     ctr: Ctr,
     dirs: Vec<PathBuf>,
 }
 
-impl Contents {
+impl SwapContents {
     /// In the mappable layout; made where the cache does not have them.
-    pub(crate) fn layouts(env: &BenchEnv, bytes: u64) -> Result<Contents> {
+    pub(crate) fn layouts(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
-        Contents::make(env, &ctr, "", &|seed, dir, progress| ctr.write_layout(seed, dir, progress))
+        SwapContents::make(env, &ctr, "", &|seed, dir, progress| ctr.write_layout(seed, dir, progress))
     }
 
     /// As ordinary files with everything embedded.
-    pub(crate) fn embedded(env: &BenchEnv, bytes: u64) -> Result<Contents> {
+    pub(crate) fn embedded(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
         let write = |seed, dir: &Path, progress: &dyn Fn(u64)| {
             ctr.write_embedded(seed, &dir.join("model.onnx"), progress)
         };
-        Contents::make(env, &ctr, "-embedded", &write)
+        SwapContents::make(env, &ctr, "-embedded", &write)
     }
 
     /// As TorchScript modules, which are what every arm serves.
-    pub(crate) fn modules(env: &BenchEnv, bytes: u64) -> Result<Contents> {
+    pub(crate) fn modules(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
         let engine = TorchEngine::new(env.libtorch.clone());
         let write =
             |seed, dir: &Path, progress: &dyn Fn(u64)| module::write(&engine, &ctr, seed, dir, progress);
-        Contents::make(env, &ctr, "-torch", &write)
+        SwapContents::make(env, &ctr, "-torch", &write)
     }
 
     /// The model they are versions of.
@@ -75,8 +75,8 @@ impl Contents {
         Ok(())
     }
 
-    fn make(env: &BenchEnv, ctr: &Ctr, form: &str, write: &Write<'_>) -> Result<Contents> {
-        let progress = Progress::new(ctr.bytes() >> 20);
+    fn make(env: &BenchEnv, ctr: &Ctr, form: &str, write: &Write<'_>) -> Result<SwapContents> {
+        let progress = StepProgress::new(ctr.bytes() >> 20);
         let one = |seed: u64| {
             let key = format!("{}-s{seed}{form}", ctr.key());
             cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| {
@@ -88,7 +88,7 @@ impl Contents {
                 })
             })
         };
-        Ok(Contents { ctr: ctr.clone(), dirs: SEEDS.into_iter().map(one).collect::<Result<_>>()? })
+        Ok(SwapContents { ctr: ctr.clone(), dirs: SEEDS.into_iter().map(one).collect::<Result<_>>()? })
     }
 }
 

@@ -23,11 +23,11 @@ use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
 use crate::BenchEnv;
 use crate::cpu_group::CpuGroup;
-use crate::machine::{Machine, NoiseWatch};
+use crate::machine::{MachineFacts, NoiseWatch};
 use crate::models::ctr::Ctr;
-use crate::report::Progress;
-use arm::{Round, Setup};
-pub(crate) use contents::Contents;
+use crate::report::StepProgress;
+use arm::{SwapRound, SwapSetup};
+pub(crate) use contents::SwapContents;
 pub(crate) use traffic::{MODEL, Traffic};
 
 /// What --quick makes of the sizes.
@@ -66,7 +66,7 @@ pub struct SwapArgs {
     pub rounds: usize,
     /// Which arms take turns
     #[arg(long, value_enum, value_delimiter = ',', default_value = "heap,pool,control")]
-    pub arms: Vec<Arm>,
+    pub arms: Vec<SwapArm>,
     /// Share of the capacity measured at the start that requests use
     #[arg(long, default_value_t = 0.4)]
     pub load: f64,
@@ -115,7 +115,7 @@ impl EngineName {
 
 /// How a version's parameters are brought in, or what is done instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Arm {
+pub enum SwapArm {
     /// Parameters in malloc, as ONNX Runtime does it by itself.
     Heap,
     /// Parameters in Millpond's slot pool.
@@ -124,13 +124,13 @@ pub enum Arm {
     Control,
 }
 
-impl Arm {
+impl SwapArm {
     /// Its name in JSON and tables.
     pub fn name(self) -> &'static str {
         match self {
-            Arm::Heap => "heap",
-            Arm::Pool => "pool",
-            Arm::Control => "control",
+            SwapArm::Heap => "heap",
+            SwapArm::Pool => "pool",
+            SwapArm::Control => "control",
         }
     }
 }
@@ -163,7 +163,7 @@ impl SwapArgs {
         if args.arms.is_empty() || args.batch == 0 {
             return wrong("--arms and --batch must not be empty");
         }
-        let embeds = args.engine == EngineName::Onnx && args.arms.contains(&Arm::Heap);
+        let embeds = args.engine == EngineName::Onnx && args.arms.contains(&SwapArm::Heap);
         if embeds && args.bytes + MIB >= MODEL_BYTES_MAX {
             return wrong("a model of 2 GiB or more cannot embed its parameters: use --arms pool,control");
         }
@@ -171,7 +171,7 @@ impl SwapArgs {
     }
 
     fn needs(&self, heap: bool) -> bool {
-        self.arms.iter().any(|&arm| (arm == Arm::Heap) == heap)
+        self.arms.iter().any(|&arm| (arm == SwapArm::Heap) == heap)
     }
 }
 
@@ -183,7 +183,7 @@ impl SwapArgs {
 pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
-    let machine = Machine::look(Some(engine.version()));
+    let machine = MachineFacts::detect(Some(engine.version()));
     let watch = NoiseWatch::start();
     let setup = prepare(&args, env)?;
 
@@ -192,8 +192,8 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
         None => arm::capacity(&setup)?,
     };
     let rate = args.rate.unwrap_or(capacity * args.load);
-    let mut rounds: Vec<Round> = Vec::new();
-    let progress = Progress::new((args.rounds * args.arms.len()) as u64);
+    let mut rounds: Vec<SwapRound> = Vec::new();
+    let progress = StepProgress::new((args.rounds * args.arms.len()) as u64);
     for round in 0..args.rounds {
         for &arm in &args.arms {
             progress.say(format!(
@@ -202,7 +202,7 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
                 args.rounds,
                 arm.name()
             ));
-            let burn = rounds.iter().rev().find(|done| done.arm == Arm::Pool).map(|pool| pool.load_s);
+            let burn = rounds.iter().rev().find(|done| done.arm == SwapArm::Pool).map(|pool| pool.load_s);
             rounds.push(
                 arm::run(&setup, arm, rate, burn).map_err(|e| e.context(format!("arm {}", arm.name())))?,
             );
@@ -210,7 +210,7 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
         }
     }
     drop(progress);
-    let report = report::Report::new(&args, capacity, rate, &rounds, machine, watch.end());
+    let report = report::SwapReport::new(&args, capacity, rate, &rounds, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;
@@ -219,22 +219,23 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
 }
 
 /// Makes or finds the models, the requests and their right answers.
-fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<Setup<'a>> {
+fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<SwapSetup<'a>> {
     let (layouts, embedded) = match args.engine {
         EngineName::Onnx => {
-            let layouts = if args.needs(false) { Some(Contents::layouts(env, args.bytes)?) } else { None };
-            (layouts, if args.needs(true) { Some(Contents::embedded(env, args.bytes)?) } else { None })
+            let layouts =
+                if args.needs(false) { Some(SwapContents::layouts(env, args.bytes)?) } else { None };
+            (layouts, if args.needs(true) { Some(SwapContents::embedded(env, args.bytes)?) } else { None })
         }
         EngineName::Torch => {
-            let modules = Contents::modules(env, args.bytes)?;
+            let modules = SwapContents::modules(env, args.bytes)?;
             (Some(modules.clone()), Some(modules))
         }
     };
-    let progress = Progress::new(1);
+    let progress = StepProgress::new(1);
     progress.say("computing the right answers");
     let traffic = Arc::new(Traffic::new(&Ctr::of_bytes(args.bytes), args.batch)?);
     let group = args.cpu_limit.map(CpuGroup::new).transpose()?;
-    Ok(Setup { args, env, layouts, embedded, traffic, group })
+    Ok(SwapSetup { args, env, layouts, embedded, traffic, group })
 }
 
 #[cfg(test)]
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!((args.swaps, args.rounds, args.load, args.batch), (5, 3, 0.4, 128));
         assert_eq!((args.period.as_secs(), args.window.as_secs()), (6, 5));
         assert_eq!(args.bytes, 1_717_986_918);
-        assert_eq!(args.arms, [Arm::Heap, Arm::Pool, Arm::Control]);
+        assert_eq!(args.arms, [SwapArm::Heap, SwapArm::Pool, SwapArm::Control]);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use base::units::format_bytes;
 use base::{Error, Result};
 use serde::Serialize;
 
-use super::arm::Round;
-use super::{Arm, SwapArgs};
-use crate::machine::{Machine, Noise};
-use crate::report::{Table, ms};
-use crate::stats::{Summary, median, ratio};
+use super::arm::SwapRound;
+use super::{SwapArgs, SwapArm};
+use crate::machine::{MachineFacts, Noise};
+use crate::report::{TextTable, ms};
+use crate::stats::{LatencySummary, median, ratio};
 
 /// Most that the pool's p999 may be above the control's.
 const POOL_OVER_CONTROL_MAX: f64 = 1.25;
@@ -21,20 +21,20 @@ const POOL_FAULTS_SHARE_MAX: f64 = 0.01;
 
 /// What `bench swap` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct SwapReport {
     engine: &'static str,
-    arms: BTreeMap<&'static str, ArmReport>,
+    arms: BTreeMap<&'static str, SwapArmReport>,
     ratios: Ratios,
-    setting: Setting,
-    rounds: Vec<Round>,
-    machine: Machine,
+    setting: SwapSetting,
+    rounds: Vec<SwapRound>,
+    machine: MachineFacts,
     noise: Noise,
 }
 
 #[derive(Debug, Serialize)]
-struct ArmReport {
-    steady: Summary,
-    swap: Summary,
+struct SwapArmReport {
+    steady: LatencySummary,
+    swap: LatencySummary,
     failed: u64,
     wrong: u64,
     swaps: u64,
@@ -55,7 +55,7 @@ struct Ratios {
 }
 
 #[derive(Debug, Serialize)]
-struct Setting {
+struct SwapSetting {
     bytes: u64,
     batch: usize,
     capacity_rps: f64,
@@ -71,13 +71,13 @@ struct Setting {
     server_args: Vec<String>,
 }
 
-impl ArmReport {
-    fn new(rounds: &[&Round]) -> ArmReport {
-        let summary = |of: fn(&Round) -> Summary| {
-            Summary::median_of(&rounds.iter().map(|round| of(round)).collect::<Vec<_>>())
+impl SwapArmReport {
+    fn new(rounds: &[&SwapRound]) -> SwapArmReport {
+        let summary = |of: fn(&SwapRound) -> LatencySummary| {
+            LatencySummary::median_of(&rounds.iter().map(|round| of(round)).collect::<Vec<_>>())
         };
-        let middle = |of: fn(&Round) -> f64| median(rounds.iter().map(|round| of(round)));
-        ArmReport {
+        let middle = |of: fn(&SwapRound) -> f64| median(rounds.iter().map(|round| of(round)));
+        SwapArmReport {
             steady: summary(|round| round.steady),
             swap: summary(|round| round.swap),
             failed: rounds.iter().map(|round| round.failed).sum(),
@@ -93,24 +93,24 @@ impl ArmReport {
     }
 }
 
-impl Report {
+impl SwapReport {
     pub(super) fn new(
         args: &SwapArgs,
         capacity_rps: f64,
         rate_rps: f64,
-        rounds: &[Round],
-        machine: Machine,
+        rounds: &[SwapRound],
+        machine: MachineFacts,
         noise: Noise,
-    ) -> Report {
-        let arms: BTreeMap<&'static str, ArmReport> = args
+    ) -> SwapReport {
+        let arms: BTreeMap<&'static str, SwapArmReport> = args
             .arms
             .iter()
             .map(|&arm| {
-                let own: Vec<&Round> = rounds.iter().filter(|round| round.arm == arm).collect();
-                (arm.name(), ArmReport::new(&own))
+                let own: Vec<&SwapRound> = rounds.iter().filter(|round| round.arm == arm).collect();
+                (arm.name(), SwapArmReport::new(&own))
             })
             .collect();
-        let setting = Setting {
+        let setting = SwapSetting {
             bytes: args.bytes,
             batch: args.batch,
             capacity_rps,
@@ -126,7 +126,15 @@ impl Report {
             server_args: args.server_arg.clone(),
         };
         let engine = args.engine.name();
-        Report { engine, ratios: Ratios::of(&arms), arms, setting, rounds: rounds.to_vec(), machine, noise }
+        SwapReport {
+            engine,
+            ratios: Ratios::of(&arms),
+            arms,
+            setting,
+            rounds: rounds.to_vec(),
+            machine,
+            noise,
+        }
     }
 
     /// The table for people.
@@ -158,8 +166,8 @@ impl Report {
             "failed",
             "wrong",
         ];
-        let mut table = Table::new(&columns);
-        for name in [Arm::Heap, Arm::Pool, Arm::Control].map(Arm::name) {
+        let mut table = TextTable::new(&columns);
+        for name in [SwapArm::Heap, SwapArm::Pool, SwapArm::Control].map(SwapArm::name) {
             let Some(arm) = self.arms.get(name) else { continue };
             let figures = [
                 arm.steady.p50_ms,
@@ -194,7 +202,7 @@ impl Report {
                     arm.failed, arm.wrong
                 )));
             }
-            if *name != Arm::Control.name() && arm.swaps < self.setting.swaps as u64 {
+            if *name != SwapArm::Control.name() && arm.swaps < self.setting.swaps as u64 {
                 return Err(Error::internal(format!(
                     "arm {name}: a round had {} swaps of {}; see the servers' logs in the cache directory",
                     arm.swaps, self.setting.swaps
@@ -206,14 +214,14 @@ impl Report {
 }
 
 impl Ratios {
-    fn of(arms: &BTreeMap<&'static str, ArmReport>) -> Ratios {
-        let between = |above: Arm, below: Arm, of: fn(&ArmReport) -> f64| {
+    fn of(arms: &BTreeMap<&'static str, SwapArmReport>) -> Ratios {
+        let between = |above: SwapArm, below: SwapArm, of: fn(&SwapArmReport) -> f64| {
             Some(ratio(of(arms.get(above.name())?), of(arms.get(below.name())?)))
         };
         Ratios {
-            pool_over_control_p999: between(Arm::Pool, Arm::Control, |arm| arm.swap.p999_ms),
-            heap_over_pool_p999: between(Arm::Heap, Arm::Pool, |arm| arm.swap.p999_ms),
-            pool_over_heap_faults: between(Arm::Pool, Arm::Heap, |arm| arm.loader_minor_faults),
+            pool_over_control_p999: between(SwapArm::Pool, SwapArm::Control, |arm| arm.swap.p999_ms),
+            heap_over_pool_p999: between(SwapArm::Heap, SwapArm::Pool, |arm| arm.swap.p999_ms),
+            pool_over_heap_faults: between(SwapArm::Pool, SwapArm::Heap, |arm| arm.loader_minor_faults),
         }
     }
 

@@ -6,11 +6,11 @@ use base::{NamedTensor, Result};
 use bytes::Bytes;
 
 use super::contents::{SEEDS, index_of};
-use crate::connection::{Answer, Endpoint, Template};
-use crate::drive::{Judge, Verdict};
-use crate::models::ctr::{Ctr, Features};
+use crate::connection::{Endpoint, RawResponse, Template};
+use crate::drive::{Judge, Judgement};
+use crate::models::ctr::{Ctr, CtrInputs};
 use crate::models::layers::TOLERANCE;
-use crate::wire::{Api, Door, read_answer};
+use crate::wire::{Api, ModelEndpoint, read_answer};
 
 /// Different requests, sent in turn.
 const REQUESTS: u64 = 32;
@@ -29,32 +29,32 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// Makes the requests and computes what both contents answer.
     pub(crate) fn new(ctr: &Ctr, batch: usize) -> Result<Traffic> {
-        let features: Vec<Features> =
+        let features: Vec<CtrInputs> =
             (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
         Ok(Traffic {
-            requests: features.iter().map(Features::tensors).collect::<Result<_>>()?,
+            requests: features.iter().map(CtrInputs::tensors).collect::<Result<_>>()?,
             expected: SEEDS.iter().map(|&seed| ctr.reference(seed, &features)).collect(),
         })
     }
 
     /// The requests as bodies for a gRPC door.
     pub(crate) fn encode(&self, endpoint: &Endpoint) -> Result<(Template, Arc<[Bytes]>)> {
-        let door = Door { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
+        let door = ModelEndpoint { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
         let encoded = door.encode(&self.requests)?;
         Ok((encoded.template, encoded.bodies.into()))
     }
 }
 
 impl Judge for Traffic {
-    fn judge(&self, shot: usize, answer: &Answer) -> (Verdict, u64) {
-        let Ok(outputs) = read_answer(answer) else { return (Verdict::Wrong, 0) };
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
+        let Ok(outputs) = read_answer(answer) else { return (Judgement::Wrong, 0) };
         let expected = &self.expected[index_of(outputs.version)][shot];
         let right = outputs.version > 0
             && outputs.floats("prob").is_ok_and(|(_, values)| {
                 values.len() == expected.len()
                     && values.iter().zip(expected).all(|(value, wanted)| (value - wanted).abs() <= TOLERANCE)
             });
-        (if right { Verdict::Right } else { Verdict::Wrong }, outputs.version)
+        (if right { Judgement::Right } else { Judgement::Wrong }, outputs.version)
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use prost::Message;
     use protocol::inference::{ModelInferResponse, model_infer_response::InferOutputTensor};
 
-    fn answer(version: u64, values: &[f32]) -> Answer {
+    fn answer(version: u64, values: &[f32]) -> RawResponse {
         let output = InferOutputTensor {
             name: "prob".into(),
             datatype: "FP32".into(),
@@ -78,20 +78,23 @@ mod tests {
             raw_output_contents: vec![raw.into()],
             ..ModelInferResponse::default()
         };
-        Answer { body: message.encode_to_vec().into() }
+        RawResponse { body: message.encode_to_vec().into() }
     }
 
     #[test]
     fn an_answer_must_be_that_of_the_version_it_names() {
         let traffic = Traffic::new(&Ctr::of_bytes(4_000_000), 2).unwrap();
         let (first, second) = (traffic.expected[0][5].clone(), traffic.expected[1][5].clone());
-        assert_eq!(traffic.judge(5, &answer(1, &first)), (Verdict::Right, 1));
-        assert_eq!(traffic.judge(5, &answer(3, &first)), (Verdict::Right, 3));
-        assert_eq!(traffic.judge(5, &answer(2, &second)), (Verdict::Right, 2));
-        assert_eq!(traffic.judge(5, &answer(2, &first)), (Verdict::Wrong, 2));
-        assert_eq!(traffic.judge(6, &answer(1, &first)), (Verdict::Wrong, 1));
-        assert_eq!(traffic.judge(5, &answer(1, &first[..1])), (Verdict::Wrong, 1));
-        assert_eq!(traffic.judge(5, &answer(0, &first)), (Verdict::Wrong, 0));
-        assert_eq!(traffic.judge(5, &Answer { body: Bytes::from_static(b"\xff\xff") }).0, Verdict::Wrong);
+        assert_eq!(traffic.judge(5, &answer(1, &first)), (Judgement::Right, 1));
+        assert_eq!(traffic.judge(5, &answer(3, &first)), (Judgement::Right, 3));
+        assert_eq!(traffic.judge(5, &answer(2, &second)), (Judgement::Right, 2));
+        assert_eq!(traffic.judge(5, &answer(2, &first)), (Judgement::Wrong, 2));
+        assert_eq!(traffic.judge(6, &answer(1, &first)), (Judgement::Wrong, 1));
+        assert_eq!(traffic.judge(5, &answer(1, &first[..1])), (Judgement::Wrong, 1));
+        assert_eq!(traffic.judge(5, &answer(0, &first)), (Judgement::Wrong, 0));
+        assert_eq!(
+            traffic.judge(5, &RawResponse { body: Bytes::from_static(b"\xff\xff") }).0,
+            Judgement::Wrong
+        );
     }
 }

@@ -8,17 +8,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::TiersArgs;
-use super::turn::{Order, Turn};
-use super::worker::{Arm, Job, Ready};
+use super::turn::{TurnOrder, TurnResult};
+use super::worker::{TierArm, WorkerJob, WorkerReady};
 use crate::BenchEnv;
 
 /// A running arm. Dropping it ends its process.
 pub(super) struct ArmProcess {
-    pub(super) arm: Arm,
+    pub(super) arm: TierArm,
     /// The share of the records' bytes that its cache has.
     pub(super) cache: f64,
-    pub(super) job: Job,
-    pub(super) ready: Ready,
+    pub(super) job: WorkerJob,
+    pub(super) ready: WorkerReady,
     child: Child,
     to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
@@ -26,14 +26,14 @@ pub(super) struct ArmProcess {
 
 impl ArmProcess {
     /// Starts the process and waits until its segments are open and its cache is warm.
-    pub(super) fn start(args: &TiersArgs, env: &BenchEnv, cache: f64, job: Job) -> Result<ArmProcess> {
+    pub(super) fn start(args: &TiersArgs, env: &BenchEnv, cache: f64, job: WorkerJob) -> Result<ArmProcess> {
         let text = serde_json::to_string(&job).map_err(|e| Error::internal(format!("a job: {e}")))?;
         let mut command = Command::new(&env.millpond);
         command.args(["bench", "tiers", "--worker", &text]).arg("--cache-dir").arg(&env.cache_dir);
         command.arg("--tmpfs").arg(&args.tmpfs);
         let kind = match args.kind {
-            super::Kind::Fingerprint => "fingerprint",
-            super::Kind::Photo => "photo",
+            super::RecordKind::Fingerprint => "fingerprint",
+            super::RecordKind::Photo => "photo",
         };
         command.args(["--kind", kind]);
         let numbers = [
@@ -57,7 +57,7 @@ impl ArmProcess {
             })?;
         let (to, from) = (child.stdin.take(), child.stdout.take());
         let from = BufReader::new(from.ok_or_else(|| Error::internal("an arm without output"))?);
-        let ready = Ready { warmed: 0, note: None };
+        let ready = WorkerReady { warmed: 0, note: None };
         let mut process = ArmProcess { arm: job.arm, cache, job, ready, child, to, from };
         process.ready = process.hear()?;
         Ok(process)
@@ -66,13 +66,13 @@ impl ArmProcess {
     /// What the report calls it.
     pub(super) fn name(&self) -> String {
         match self.arm {
-            Arm::Nvme => format!("nvme {}", self.cache),
+            TierArm::Nvme => format!("nvme {}", self.cache),
             arm => arm.name().into(),
         }
     }
 
     /// One turn.
-    pub(super) fn turn(&mut self, order: &Order) -> Result<Turn> {
+    pub(super) fn turn(&mut self, order: &TurnOrder) -> Result<TurnResult> {
         self.tell(order)?;
         self.hear()
     }

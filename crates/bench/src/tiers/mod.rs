@@ -21,9 +21,9 @@ use search::rerank::{IN_FLIGHT_MAX, Limits};
 use serde::{Deserialize, Serialize};
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
-use crate::report::Progress;
-pub use worker::Arm;
+use crate::machine::{MachineFacts, NoiseWatch};
+use crate::report::StepProgress;
+pub use worker::TierArm;
 
 /// Under the run's directory: segments, and under the tmpfs: those of the simulated persistent memory.
 const DATA: &str = "data";
@@ -60,7 +60,7 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 pub struct TiersArgs {
     /// What records are
     #[arg(long, value_enum, default_value = "fingerprint")]
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// How many records
     #[arg(long, default_value_t = 2_000_000)]
     pub records: u32,
@@ -84,7 +84,7 @@ pub struct TiersArgs {
     pub rounds: usize,
     /// Which arms take turns [default: all; for photographs dram and nvme]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub arms: Vec<Arm>,
+    pub arms: Vec<TierArm>,
     /// Costs of a candidate in microseconds that the curve is measured at (0: no curve)
     #[arg(long, value_delimiter = ',', default_value = "1,3,10,30,100,300")]
     pub curve: Vec<f64>,
@@ -127,7 +127,7 @@ pub struct TiersArgs {
 /// What records are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum RecordKind {
     /// Minutiae of a finger: about 240 bytes, 16 to a page.
     Fingerprint,
     /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are then to be four
@@ -174,13 +174,15 @@ impl TiersArgs {
     }
 
     /// The arms; those that others are compared with come first.
-    fn arms(&self) -> Vec<Arm> {
+    fn arms(&self) -> Vec<TierArm> {
         let mut arms = match (self.arms.is_empty(), self.kind) {
             (false, _) => self.arms.clone(),
-            (true, Kind::Fingerprint) => vec![Arm::Dram, Arm::Nvme, Arm::Mmap, Arm::Pmem],
-            (true, Kind::Photo) => vec![Arm::Dram, Arm::Nvme],
+            (true, RecordKind::Fingerprint) => {
+                vec![TierArm::Dram, TierArm::Nvme, TierArm::Mmap, TierArm::Pmem]
+            }
+            (true, RecordKind::Photo) => vec![TierArm::Dram, TierArm::Nvme],
         };
-        arms.push(Arm::Dram);
+        arms.push(TierArm::Dram);
         arms.sort();
         arms.dedup();
         arms
@@ -198,8 +200,8 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     if let Some(job) = &args.worker {
         return worker::run(args, &dir, job);
     }
-    let (watch, machine) = (NoiseWatch::start(), Machine::look(None));
-    let progress = Progress::new(args.rounds as u64 + args.curve.len() as u64);
+    let (watch, machine) = (NoiseWatch::start(), MachineFacts::detect(None));
+    let progress = StepProgress::new(args.rounds as u64 + args.curve.len() as u64);
     let outcome = rounds::measure(args, env, &dir, &progress);
     if !args.keep {
         // What was measured is worth more than a complaint about a file that could not be removed.
@@ -207,7 +209,7 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     }
     let _ = crate::models::cache::remove(&args.tmpfs.join(PMEM));
     drop(progress);
-    let report = report::Report::new(args, outcome?, machine, watch.end());
+    let report = report::TiersReport::new(args, outcome?, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
         crate::report::write_json(path, &report)?;

@@ -6,12 +6,12 @@ use base::units::format_bytes;
 use base::{Error, Result};
 use serde::Serialize;
 
-use super::rounds::{ArmTurns, CurvePoint, Measured};
-use super::turn::Turn;
-use super::worker::Arm;
-use super::{Kind, TiersArgs};
-use crate::machine::{Machine, Noise};
-use crate::report::{Table, ms};
+use super::rounds::{ArmTurns, CurvePoint, TierResults};
+use super::turn::TurnResult;
+use super::worker::TierArm;
+use super::{RecordKind, TiersArgs};
+use crate::machine::{MachineFacts, Noise};
+use crate::report::{TextTable, ms};
 use crate::stats::{median, ratio};
 
 /// With this share of cache the claim is made; least throughput and most median latency to dram that are wanted.
@@ -21,32 +21,32 @@ const P50_RATIO_MAX: f64 = 1.10;
 
 /// What `bench tiers` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct TiersReport {
     rounds: usize,
     /// Processor time of a candidate in the dram arm.
     us_per_candidate: f64,
-    arms: BTreeMap<&'static str, ArmReport>,
+    arms: BTreeMap<&'static str, TierArmReport>,
     curve: Vec<CurveReport>,
     wrong: usize,
     not_found: usize,
-    wanted: Vec<Wanted>,
+    wanted: Vec<TierGoal>,
     conditions: Conditions,
     notes: Vec<String>,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum ArmReport {
-    One(Box<Figures>),
-    Caches { cache: BTreeMap<String, Figures> },
+enum TierArmReport {
+    One(Box<TierFigures>),
+    Caches { cache: BTreeMap<String, TierFigures> },
 }
 
 /// What holds for all arms.
 #[derive(Debug, Serialize)]
 struct Conditions {
-    kind: Kind,
+    kind: RecordKind,
     records: u32,
     segments: u32,
     dram_records: u32,
@@ -66,7 +66,7 @@ struct Conditions {
 
 /// An arm's figures: medians over the rounds, ratios to dram of the same round.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Figures {
+struct TierFigures {
     throughput_ratio: f64,
     p50_ratio: f64,
     p99_ratio: f64,
@@ -104,26 +104,28 @@ struct CurveReport {
 
 /// Something wanted, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Wanted {
+struct TierGoal {
     what: String,
     value: f64,
     met: bool,
 }
 
-fn per_query(turn: &Turn, value: f64) -> f64 {
+fn per_query(turn: &TurnResult, value: f64) -> f64 {
     ratio(value, turn.queries as f64)
 }
 
-impl Figures {
-    fn of(arm: &ArmTurns, dram: &ArmTurns) -> Figures {
-        let over = |turns: &[Turn], of: &dyn Fn(&Turn) -> f64| median(turns.iter().map(of));
-        let paired = |own: &[Turn], base: &[Turn], of: &dyn Fn(&Turn, &Turn) -> f64| {
-            median(own.iter().zip(base).map(|(own, base)| of(own, base)))
+impl TierFigures {
+    fn of(arm: &ArmTurns, dram: &ArmTurns) -> TierFigures {
+        let over = |turns: &[TurnResult], of: &dyn Fn(&TurnResult) -> f64| median(turns.iter().map(of));
+        let paired =
+            |own: &[TurnResult], base: &[TurnResult], of: &dyn Fn(&TurnResult, &TurnResult) -> f64| {
+                median(own.iter().zip(base).map(|(own, base)| of(own, base)))
+            };
+        let speed = |own: &TurnResult, base: &TurnResult| {
+            ratio(per_query(base, base.seconds), per_query(own, own.seconds))
         };
-        let speed =
-            |own: &Turn, base: &Turn| ratio(per_query(base, base.seconds), per_query(own, own.seconds));
-        let all = |of: &dyn Fn(&Turn) -> usize| arm.turns.iter().chain(&arm.alone).map(of).sum();
-        Figures {
+        let all = |of: &dyn Fn(&TurnResult) -> usize| arm.turns.iter().chain(&arm.alone).map(of).sum();
+        TierFigures {
             throughput_ratio: paired(&arm.turns, &dram.turns, &speed),
             p50_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(own.p50_ms, base.p50_ms)),
             p99_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(own.p99_ms, base.p99_ms)),
@@ -145,7 +147,7 @@ impl Figures {
             queries: all(&|turn| turn.queries),
             cache_mb: arm.job.cache_bytes as f64 / f64::from(1 << 20),
             warmed_queries: arm.warmed,
-            simulated: (arm.arm == Arm::Pmem).then_some(true),
+            simulated: (arm.arm == TierArm::Pmem).then_some(true),
             throughput_ratios: arm
                 .turns
                 .iter()
@@ -157,9 +159,9 @@ impl Figures {
 }
 
 /// Queries whose hits differ from dram's, over all turns of arms that have the same records.
-fn wrong(measured: &Measured, dram: &ArmTurns) -> usize {
-    let differ = |own: &[Turn], base: &[Turn]| -> usize {
-        let turn = |(own, base): (&Turn, &Turn)| {
+fn wrong(measured: &TierResults, dram: &ArmTurns) -> usize {
+    let differ = |own: &[TurnResult], base: &[TurnResult]| -> usize {
+        let turn = |(own, base): (&TurnResult, &TurnResult)| {
             let same = own.digests.iter().zip(&base.digests).filter(|(own, base)| own == base).count();
             base.digests.len().max(own.digests.len()) - same
         };
@@ -169,7 +171,7 @@ fn wrong(measured: &Measured, dram: &ArmTurns) -> usize {
     let rounds: usize =
         comparable.map(|arm| differ(&arm.turns, &dram.turns) + differ(&arm.alone, &dram.alone)).sum();
     let in_curve = |point: &CurvePoint| -> usize {
-        let round = |turns: &Vec<(String, Turn)>| -> usize {
+        let round = |turns: &Vec<(String, TurnResult)>| -> usize {
             let Some((_, base)) = turns.iter().find(|(name, _)| *name == dram.name) else { return 0 };
             let same_records = |name: &str| {
                 measured.arms.iter().any(|arm| arm.name == name && arm.job.shape == dram.job.shape)
@@ -184,20 +186,20 @@ fn wrong(measured: &Measured, dram: &ArmTurns) -> usize {
 
 impl CurveReport {
     fn of(point: &CurvePoint) -> CurveReport {
-        let dram = |turns: &Vec<(String, Turn)>| {
+        let dram = |turns: &Vec<(String, TurnResult)>| {
             turns.iter().find(|(name, _)| name == "dram").map(|(_, turn)| turn.clone()).unwrap_or_default()
         };
         let measured = point.rounds.iter().map(|turns| ratio(dram(turns).cpu_us, dram(turns).scored as f64));
         let names: Vec<String> =
             point.rounds.first().into_iter().flatten().map(|(name, _)| name.clone()).collect();
-        let of = |name: &str, of: fn(&Turn, &Turn) -> f64| {
-            let round = |turns: &Vec<(String, Turn)>| {
+        let of = |name: &str, of: fn(&TurnResult, &TurnResult) -> f64| {
+            let round = |turns: &Vec<(String, TurnResult)>| {
                 let own = turns.iter().find(|(own, _)| own == name)?;
                 Some(of(&own.1, &dram(turns)))
             };
             median(point.rounds.iter().filter_map(round))
         };
-        let all = |figure: fn(&Turn, &Turn) -> f64| -> BTreeMap<String, f64> {
+        let all = |figure: fn(&TurnResult, &TurnResult) -> f64| -> BTreeMap<String, f64> {
             let others = names.iter().filter(|name| *name != "dram");
             others.map(|name| (name.clone(), of(name, figure))).collect()
         };
@@ -210,25 +212,30 @@ impl CurveReport {
     }
 }
 
-impl Report {
-    pub(super) fn new(args: &TiersArgs, measured: Measured, machine: Machine, noise: Noise) -> Report {
-        let mut arms: BTreeMap<&'static str, ArmReport> = BTreeMap::new();
-        let dram = measured.arms.iter().find(|arm| arm.arm == Arm::Dram);
+impl TiersReport {
+    pub(super) fn new(
+        args: &TiersArgs,
+        measured: TierResults,
+        machine: MachineFacts,
+        noise: Noise,
+    ) -> TiersReport {
+        let mut arms: BTreeMap<&'static str, TierArmReport> = BTreeMap::new();
+        let dram = measured.arms.iter().find(|arm| arm.arm == TierArm::Dram);
         let mut caches = BTreeMap::new();
         for arm in &measured.arms {
             let Some(dram) = dram else { continue };
-            let figures = Figures::of(arm, dram);
-            if arm.arm == Arm::Nvme {
+            let figures = TierFigures::of(arm, dram);
+            if arm.arm == TierArm::Nvme {
                 caches.insert(arm.cache.to_string(), figures);
             } else {
-                arms.insert(arm.arm.name(), ArmReport::One(Box::new(figures)));
+                arms.insert(arm.arm.name(), TierArmReport::One(Box::new(figures)));
             }
         }
         let wanted = wanted(args, &caches);
-        arms.insert(Arm::Nvme.name(), ArmReport::Caches { cache: caches });
-        let cost = |turn: &Turn| ratio(turn.cpu_us, turn.scored as f64);
+        arms.insert(TierArm::Nvme.name(), TierArmReport::Caches { cache: caches });
+        let cost = |turn: &TurnResult| ratio(turn.cpu_us, turn.scored as f64);
         let turns = || measured.arms.iter().flat_map(|arm| arm.turns.iter().chain(&arm.alone));
-        Report {
+        TiersReport {
             rounds: args.rounds,
             us_per_candidate: median(dram.into_iter().flat_map(|arm| &arm.turns).map(cost)),
             arms,
@@ -260,15 +267,15 @@ impl Report {
         }
     }
 
-    fn rows(&self) -> Vec<(String, &Figures)> {
+    fn rows(&self) -> Vec<(String, &TierFigures)> {
         let mut rows = Vec::new();
         for (name, arm) in &self.arms {
             match arm {
-                ArmReport::One(figures) => {
+                TierArmReport::One(figures) => {
                     let mark = if figures.simulated == Some(true) { " (simulated)" } else { "" };
                     rows.push((format!("{name}{mark}"), figures.as_ref()));
                 }
-                ArmReport::Caches { cache } => {
+                TierArmReport::Caches { cache } => {
                     rows.extend(
                         cache.iter().map(|(share, figures)| (format!("{name}, cache {share}"), figures)),
                     );
@@ -330,7 +337,7 @@ impl Report {
             "cpu us",
             "RSS MiB",
         ];
-        let mut table = Table::new(&columns);
+        let mut table = TextTable::new(&columns);
         for (name, figures) in self.rows() {
             table.row(vec![
                 name,
@@ -356,7 +363,7 @@ impl Report {
         let names: Vec<&String> = first.throughput_ratio.keys().collect();
         let mut columns = vec!["us a candidate".to_owned(), "measured".to_owned()];
         columns.extend(names.iter().flat_map(|name| [format!("{name} thr"), format!("{name} cpu")]));
-        let mut table = Table::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut table = TextTable::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
         for point in &self.curve {
             let mut row = vec![format!("{}", point.us), format!("{:.1}", point.measured_us)];
             for name in &names {
@@ -382,20 +389,20 @@ impl Report {
     }
 }
 
-fn wanted(args: &TiersArgs, caches: &BTreeMap<String, Figures>) -> Vec<Wanted> {
-    let Some(figures) = caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == Kind::Fingerprint)
+fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<TierGoal> {
+    let Some(figures) = caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == RecordKind::Fingerprint)
     else {
         return Vec::new();
     };
     vec![
-        Wanted {
+        TierGoal {
             what: format!(
                 "nvme with cache {CLAIM_CACHE}, throughput to dram: at least {THROUGHPUT_RATIO_MIN}"
             ),
             value: figures.throughput_ratio,
             met: figures.throughput_ratio >= THROUGHPUT_RATIO_MIN,
         },
-        Wanted {
+        TierGoal {
             what: format!("nvme with cache {CLAIM_CACHE}, p50 to dram: at most {P50_RATIO_MAX}"),
             value: figures.p50_ratio,
             met: figures.p50_ratio <= P50_RATIO_MAX,

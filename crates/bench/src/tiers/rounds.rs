@@ -8,14 +8,14 @@ use storage::{DaxMedium, Medium, UringMedium};
 
 use super::arm::ArmProcess;
 use super::scorer::rounds_per_us;
-use super::subject::{Maker, Shape, Written, segment_name, write_segment};
-use super::turn::{Order, Turn};
-use super::worker::{Arm, Job};
-use super::{DATA, DISK_SPARE_BYTES, Kind, PMEM, TiersArgs};
+use super::subject::{Maker, TierShape, WrittenSegment, segment_name, write_segment};
+use super::turn::{TurnOrder, TurnResult};
+use super::worker::{TierArm, WorkerJob};
+use super::{DATA, DISK_SPARE_BYTES, PMEM, RecordKind, TiersArgs};
 use crate::BenchEnv;
 use crate::machine::memory_bytes;
 use crate::models::cache;
-use crate::report::Progress;
+use crate::report::StepProgress;
 use crate::settle::settle;
 
 /// Pages of a photograph's record, in bytes.
@@ -39,10 +39,10 @@ const SETTLE_BYTES: u64 = 256 << 20;
 const COPY_BYTES: usize = 4 << 20;
 
 /// What was measured.
-pub(super) struct Measured {
-    pub(super) shape: Shape,
-    pub(super) dram_shape: Shape,
-    pub(super) written: Written,
+pub(super) struct TierResults {
+    pub(super) shape: TierShape,
+    pub(super) dram_shape: TierShape,
+    pub(super) written: WrittenSegment,
     /// What an arm may have in memory, where that is bounded.
     pub(super) budget: Option<u64>,
     pub(super) arms: Vec<ArmTurns>,
@@ -52,30 +52,35 @@ pub(super) struct Measured {
 
 /// All turns of one arm.
 pub(super) struct ArmTurns {
-    pub(super) arm: Arm,
+    pub(super) arm: TierArm,
     pub(super) cache: f64,
     pub(super) name: String,
-    pub(super) job: Job,
+    pub(super) job: WorkerJob,
     pub(super) warmed: u64,
     /// A turn a round: with the arguments' clients, and with one.
-    pub(super) turns: Vec<Turn>,
-    pub(super) alone: Vec<Turn>,
+    pub(super) turns: Vec<TurnResult>,
+    pub(super) alone: Vec<TurnResult>,
 }
 
 /// All arms' turns at one cost of a candidate.
 pub(super) struct CurvePoint {
     pub(super) us: f64,
     /// For each round, a turn of each arm.
-    pub(super) rounds: Vec<Vec<(String, Turn)>>,
+    pub(super) rounds: Vec<Vec<(String, TurnResult)>>,
 }
 
-pub(super) fn measure(args: &TiersArgs, env: &BenchEnv, dir: &Path, progress: &Progress) -> Result<Measured> {
+pub(super) fn measure(
+    args: &TiersArgs,
+    env: &BenchEnv,
+    dir: &Path,
+    progress: &StepProgress,
+) -> Result<TierResults> {
     cache::fresh(dir)?;
     let mut notes = Vec::new();
     let shape = shape(args, dir, &mut notes)?;
     progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
     let written = write(args, dir, &shape)?;
-    let budget = (args.kind == Kind::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
+    let budget = (args.kind == RecordKind::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
     let dram_shape = match budget {
         Some(budget) => {
             let room = budget.saturating_sub(BESIDE_BYTES);
@@ -98,14 +103,14 @@ pub(super) fn measure(args: &TiersArgs, env: &BenchEnv, dir: &Path, progress: &P
     let mut taken = all_rounds(args, &mut arms, progress)?;
     let curve = curve(args, &mut arms, progress)?;
     taken.iter_mut().zip(&arms).for_each(|(turns, arm)| turns.warmed = arm.ready.warmed);
-    Ok(Measured { shape, dram_shape, written, budget, arms: taken, curve, notes })
+    Ok(TierResults { shape, dram_shape, written, budget, arms: taken, curve, notes })
 }
 
 /// How many records the disk has room for.
-fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<Shape> {
+fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierShape> {
     let (bytes, segments) = match args.kind {
-        Kind::Fingerprint => (FINGERPRINT_BYTES, 1),
-        Kind::Photo => (PHOTO_BYTES, PHOTO_SEGMENTS),
+        RecordKind::Fingerprint => (FINGERPRINT_BYTES, 1),
+        RecordKind::Photo => (PHOTO_BYTES, PHOTO_SEGMENTS),
     };
     let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, &e.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(DISK_SPARE_BYTES);
@@ -119,14 +124,14 @@ fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<Shape>
             format_bytes(spared)
         ));
     }
-    Ok(Shape::new(args, records, segments.min(records)))
+    Ok(TierShape::new(args, records, segments.min(records)))
 }
 
 /// Writes the segments, and for the pmem arm their copies on the tmpfs.
-fn write(args: &TiersArgs, dir: &Path, shape: &Shape) -> Result<Written> {
+fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<WrittenSegment> {
     let medium = UringMedium::new(dir.join(DATA))?;
     let maker = Maker::new(shape.kind);
-    let mut all = Written::default();
+    let mut all = WrittenSegment::default();
     for segment in 0..shape.segments {
         let written = write_segment(shape, &maker, &medium, dir, segment, args.threads)?;
         all.bytes += written.bytes;
@@ -134,7 +139,7 @@ fn write(args: &TiersArgs, dir: &Path, shape: &Shape) -> Result<Written> {
         drop_from_page_cache(&dir.join(DATA).join(segment_name(segment)))?;
     }
     medium.persist_names()?;
-    if args.arms().contains(&Arm::Pmem) {
+    if args.arms().contains(&TierArm::Pmem) {
         cache::fresh(&args.tmpfs.join(PMEM))?;
         let pmem = DaxMedium::new(args.tmpfs.join(PMEM), true)?;
         (0..shape.segments).try_for_each(|segment| copy(&medium, &pmem, &segment_name(segment)))?;
@@ -163,8 +168,8 @@ fn copy(from: &dyn Medium, to: &dyn Medium, name: &str) -> Result<()> {
 fn start(
     args: &TiersArgs,
     env: &BenchEnv,
-    (whole, part): (&Shape, &Shape),
-    written: &Written,
+    (whole, part): (&TierShape, &TierShape),
+    written: &WrittenSegment,
     budget: Option<u64>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<ArmProcess>> {
@@ -176,12 +181,12 @@ fn start(
     };
     let mut arms = Vec::new();
     for arm in args.arms() {
-        let caches = if arm == Arm::Nvme { args.cache.clone() } else { vec![0.0] };
+        let caches = if arm == TierArm::Nvme { args.cache.clone() } else { vec![0.0] };
         for cache in caches {
-            let shape = if arm == Arm::Dram { part } else { whole };
-            let job = Job {
+            let shape = if arm == TierArm::Dram { part } else { whole };
+            let job = WorkerJob {
                 arm,
-                cache_bytes: if arm == Arm::Nvme { share(cache) } else { 0 },
+                cache_bytes: if arm == TierArm::Nvme { share(cache) } else { 0 },
                 mapped_bytes: share(most),
                 record_bytes,
                 shape: (shape.records, shape.segments),
@@ -194,7 +199,7 @@ fn start(
     Ok(arms)
 }
 
-fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) -> Result<Vec<ArmTurns>> {
+fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress) -> Result<Vec<ArmTurns>> {
     let mut taken: Vec<ArmTurns> = arms
         .iter()
         .map(|arm| ArmTurns {
@@ -210,8 +215,8 @@ fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) ->
     let count = arms.len();
     for round in 0..args.rounds {
         let stream = 1 + 2 * round as u64;
-        let together = Order { stream, queries: args.queries, clients: args.clients, spin_rounds: None };
-        let alone = Order {
+        let together = TurnOrder { stream, queries: args.queries, clients: args.clients, spin_rounds: None };
+        let alone = TurnOrder {
             stream: stream + 1,
             queries: (args.queries / ALONE_SHARE).max(1),
             clients: 1,
@@ -241,7 +246,7 @@ fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) ->
 }
 
 /// Dram and nvme at every cost. Each turn takes about the same time, so there are fewer queries where they are dearer.
-fn curve(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) -> Result<Vec<CurvePoint>> {
+fn curve(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress) -> Result<Vec<CurvePoint>> {
     let rounds_per_us = rounds_per_us();
     let mut points = Vec::new();
     let mut stream = 1 + 2 * args.rounds as u64;
@@ -254,12 +259,12 @@ fn curve(args: &TiersArgs, arms: &mut [ArmProcess], progress: &Progress) -> Resu
         for round in 0..args.rounds {
             stream += 1;
             let spin_rounds = Some((us * rounds_per_us) as u64);
-            let order = Order { stream, queries, clients: args.clients, spin_rounds };
+            let order = TurnOrder { stream, queries, clients: args.clients, spin_rounds };
             let mut turns = Vec::new();
             let count = arms.len();
             for step in 0..count {
                 let arm = &mut arms[(step + round) % count];
-                if matches!(arm.arm, Arm::Dram | Arm::Nvme) {
+                if matches!(arm.arm, TierArm::Dram | TierArm::Nvme) {
                     turns.push((arm.name(), arm.turn(&order)?));
                 }
             }

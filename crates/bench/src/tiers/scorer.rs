@@ -11,17 +11,17 @@ const CALIBRATION_ROUNDS: u64 = 2_000_000;
 const CALIBRATIONS: usize = 9;
 
 /// Scores by matching keypoint graphs.
-pub(super) struct Matcher {
+pub(super) struct GraphScorer {
     probe: Probe,
 }
 
-impl Matcher {
-    pub(super) fn new(graph: &matching::Graph) -> Matcher {
-        Matcher { probe: Probe::new(graph, Options::default()) }
+impl GraphScorer {
+    pub(super) fn new(graph: &matching::Graph) -> GraphScorer {
+        GraphScorer { probe: Probe::new(graph, Options::default()) }
     }
 }
 
-impl Scorer for Matcher {
+impl Scorer for GraphScorer {
     type Scratch = Scratch;
 
     fn scratch(&self) -> Scratch {

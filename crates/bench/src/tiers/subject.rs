@@ -10,8 +10,8 @@ use search::rerank::{Address, Candidate, Records};
 use storage::page::{PAGE_BYTES, Packer};
 use storage::{Medium, Sealed};
 
-use super::{Kind, TiersArgs};
-use crate::random::{Random, at};
+use super::{RecordKind, TiersArgs};
+use crate::random::{RandomSequence, at};
 
 /// Seeds of what is made up.
 const RECORD_SEED: u64 = 71;
@@ -26,8 +26,8 @@ const PLACE_BYTES: usize = 8;
 
 /// Sizes that follow from the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) kind: Kind,
+pub(super) struct TierShape {
+    pub(super) kind: RecordKind,
     pub(super) records: u32,
     pub(super) segments: u32,
     /// Records of a cluster of the coarse stage, which lie together.
@@ -40,9 +40,9 @@ pub(super) struct Shape {
     pub(super) near: u32,
 }
 
-impl Shape {
-    pub(super) fn new(args: &TiersArgs, records: u32, segments: u32) -> Shape {
-        Shape {
+impl TierShape {
+    pub(super) fn new(args: &TiersArgs, records: u32, segments: u32) -> TierShape {
+        TierShape {
             kind: args.kind,
             records,
             segments,
@@ -63,23 +63,23 @@ impl Shape {
     }
 
     /// The same with fewer records: those of the first segments.
-    pub(super) fn first_segments(self, segments: u32) -> Shape {
+    pub(super) fn first_segments(self, segments: u32) -> TierShape {
         let records = (self.segment_records() * segments).min(self.records);
-        Shape { records, segments, ..self }
+        TierShape { records, segments, ..self }
     }
 }
 
 /// Makes records.
 pub(super) struct Maker {
-    kind: Kind,
+    kind: RecordKind,
     bases: Vec<Graph>,
 }
 
 impl Maker {
-    pub(super) fn new(kind: Kind) -> Maker {
+    pub(super) fn new(kind: RecordKind) -> Maker {
         let bases = match kind {
-            Kind::Fingerprint => Vec::new(),
-            Kind::Photo => (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect(),
+            RecordKind::Fingerprint => Vec::new(),
+            RecordKind::Photo => (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect(),
         };
         Maker { kind, bases }
     }
@@ -87,15 +87,15 @@ impl Maker {
     /// The graph of record `number`.
     pub(super) fn graph(&self, number: u32) -> Graph {
         match self.kind {
-            Kind::Fingerprint => synthetic::fingerprint(at(RECORD_SEED, u64::from(number))),
-            Kind::Photo => self.mixed(number),
+            RecordKind::Fingerprint => synthetic::fingerprint(at(RECORD_SEED, u64::from(number))),
+            RecordKind::Photo => self.mixed(number),
         }
     }
 
     /// A photograph put together from several: columns of one, rows of another, descriptors of a third with bits of
     /// its own. Two of them have nothing in common, and it is made as fast as it is written.
     fn mixed(&self, number: u32) -> Graph {
-        let mut random = Random::new(at(RECORD_SEED, u64::from(number)));
+        let mut random = RandomSequence::new(at(RECORD_SEED, u64::from(number)));
         let mut base = || &self.bases[(random.bits() % self.bases.len() as u64) as usize];
         let (columns, rows, descriptors) = (base(), base(), base());
         let (shift, turn, bits) = (random.bits() as usize, random.bits() as u8, random.bits().to_le_bytes());
@@ -116,7 +116,7 @@ impl Maker {
 }
 
 /// One query.
-pub(super) struct Asked {
+pub(super) struct TierQuery {
     /// Another impression of the record it looks for.
     pub(super) graph: Graph,
     /// Where that record is.
@@ -125,18 +125,18 @@ pub(super) struct Asked {
 }
 
 /// The query `index` of a stream.
-pub(super) fn ask(shape: &Shape, maker: &Maker, stream: u64, index: u32) -> Asked {
+pub(super) fn ask(shape: &TierShape, maker: &Maker, stream: u64, index: u32) -> TierQuery {
     let seed = at(QUERY_SEED + stream, u64::from(index));
     let target = (at(seed, 1) % u64::from(shape.records)) as u32;
     let graph = synthetic::distorted(&maker.graph(target), seed);
     let candidates = candidates(shape, target, at(CANDIDATE_SEED + stream, u64::from(index)));
-    Asked { graph, target: shape.home(target), candidates }
+    TierQuery { graph, target: shape.home(target), candidates }
 }
 
 /// Candidates as a coarse stage over clusters gives them: a share from the cluster that the record is in, the others
 /// spread over further clusters, which lie anywhere in the segments; within a cluster anywhere. Each once, best first.
-pub(super) fn candidates(shape: &Shape, target: u32, seed: u64) -> Vec<Candidate> {
-    let mut random = Random::new(seed);
+pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Candidate> {
+    let mut random = RandomSequence::new(seed);
     let clusters = shape.records.div_ceil(shape.cluster).max(1);
     let wanted = shape.candidates.min(shape.records);
     let others: Vec<u32> =
@@ -181,7 +181,7 @@ fn places_path(dir: &Path, segment: u32) -> std::path::PathBuf {
 
 /// What writing gave.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Written {
+pub(super) struct WrittenSegment {
     /// Of all pages.
     pub(super) bytes: u64,
     /// Of all records, without pages' heads and gaps.
@@ -217,16 +217,16 @@ fn encode(maker: &Maker, numbers: std::ops::Range<u32>, threads: usize) -> Resul
 
 /// Writes one segment.
 pub(super) fn write_segment(
-    shape: &Shape,
+    shape: &TierShape,
     maker: &Maker,
     medium: &dyn Medium,
     dir: &Path,
     segment: u32,
     threads: usize,
-) -> Result<Written> {
+) -> Result<WrittenSegment> {
     let mut writer = medium.create(&segment_name(segment))?;
     let (mut packer, mut pages) = (Packer::new(), Vec::new());
-    let (mut places, mut written) = (Vec::new(), Written::default());
+    let (mut places, mut written) = (Vec::new(), WrittenSegment::default());
     let first = segment * shape.segment_records();
     let end = (first + shape.segment_records()).min(shape.records);
     for batch in (first..end).step_by(BATCH_RECORDS) {
@@ -258,14 +258,14 @@ pub(super) fn write_segment(
 
 /// An open segment.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(super) struct OpenSegment {
     file: Arc<dyn Sealed>,
     places: Vec<(u32, u16, u16)>,
 }
 
-impl Segment {
+impl OpenSegment {
     /// Opens segment `segment` on `medium`; where its records are is read from `dir`.
-    pub(super) fn open(medium: &dyn Medium, dir: &Path, segment: u32) -> Result<Segment> {
+    pub(super) fn open(medium: &dyn Medium, dir: &Path, segment: u32) -> Result<OpenSegment> {
         let file = medium.open(&segment_name(segment))?;
         let path = places_path(dir, segment);
         let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
@@ -273,11 +273,11 @@ impl Segment {
             let &[p0, p1, p2, p3, n0, n1, s0, s1] = bytes;
             (u32::from_le_bytes([p0, p1, p2, p3]), u16::from_le_bytes([n0, n1]), u16::from_le_bytes([s0, s1]))
         };
-        Ok(Segment { file, places: bytes.as_chunks().0.iter().map(place).collect() })
+        Ok(OpenSegment { file, places: bytes.as_chunks().0.iter().map(place).collect() })
     }
 }
 
-impl Records for Segment {
+impl Records for OpenSegment {
     fn file(&self) -> &Arc<dyn Sealed> {
         &self.file
     }
@@ -302,8 +302,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    const SHAPE: Shape = Shape {
-        kind: Kind::Fingerprint,
+    const SHAPE: TierShape = TierShape {
+        kind: RecordKind::Fingerprint,
         records: 100_000,
         segments: 3,
         cluster: 1000,
@@ -326,13 +326,13 @@ mod tests {
             assert!((20..=32).contains(&clusters.len()), "{}", clusters.len());
             assert!(all.windows(2).all(|pair| pair[0].coarse > pair[1].coarse));
         }
-        let few = Shape { records: 300, segments: 1, ..SHAPE };
+        let few = TierShape { records: 300, segments: 1, ..SHAPE };
         assert_eq!(candidates(&few, 7, 1).len(), 300);
     }
 
     #[test]
     fn photographs_put_together_are_whole_and_differ() {
-        let maker = Maker::new(Kind::Photo);
+        let maker = Maker::new(RecordKind::Photo);
         let (one, two) = (maker.graph(1), maker.graph(2));
         assert!(one.described() && one.vertices.len() > 200);
         assert_ne!(one, two);

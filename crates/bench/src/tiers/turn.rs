@@ -13,7 +13,7 @@ use search::rerank::{Next, Query, Ranked, Records, Searcher, Source, all};
 use serde::{Deserialize, Serialize};
 
 use super::scorer::clock_ns;
-use super::subject::Asked;
+use super::subject::TierQuery;
 use crate::stats::Latencies;
 
 /// Hits of a query.
@@ -21,7 +21,7 @@ const HITS: usize = 10;
 
 /// What an arm is told.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct TurnOrder {
     /// Which queries: those of a stream are the same for every arm, and none is asked twice, else the second time would
     /// find its records in the cache. From 1 on; 0 are those that warm the cache.
     pub(super) stream: u64,
@@ -35,7 +35,7 @@ pub(super) struct Order {
 
 /// What it measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Turn {
+pub(super) struct TurnResult {
     pub(super) seconds: f64,
     pub(super) queries: usize,
     pub(super) p50_ms: f64,
@@ -56,8 +56,8 @@ pub(super) struct Turn {
 }
 
 /// What a thread answers: queries by a shared counter, each with the time from its coming to its answer.
-struct Line<'q, S, F> {
-    asked: &'q [Asked],
+struct AnswerThread<'q, S, F> {
+    asked: &'q [TierQuery],
     segments: &'q Arc<[Arc<dyn Records>]>,
     scorer: &'q F,
     next: &'q AtomicUsize,
@@ -67,7 +67,7 @@ struct Line<'q, S, F> {
     scorers: std::marker::PhantomData<S>,
 }
 
-impl<'q, S: Scorer, F: Fn(usize) -> S> Source<'q, S> for Line<'q, S, F> {
+impl<'q, S: Scorer, F: Fn(usize) -> S> Source<'q, S> for AnswerThread<'q, S, F> {
     fn next(&mut self, _wait: bool) -> Next<'q, S> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
         let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else { return Next::End };
@@ -89,8 +89,8 @@ impl<'q, S: Scorer, F: Fn(usize) -> S> Source<'q, S> for Line<'q, S, F> {
 }
 
 /// What is asked, and where.
-pub(super) struct Stage<'q> {
-    pub(super) asked: &'q [Asked],
+pub(super) struct QueryStage<'q> {
+    pub(super) asked: &'q [TierQuery],
     pub(super) segments: &'q Arc<[Arc<dyn Records>]>,
 }
 
@@ -99,17 +99,17 @@ pub(super) struct Stage<'q> {
 /// # Errors
 /// When a reader fails.
 pub(super) fn take_turn<S: Scorer>(
-    stage: &Stage<'_>,
+    stage: &QueryStage<'_>,
     searchers: &mut [Searcher],
     count: usize,
     scorer: &(impl Fn(usize) -> S + Sync),
-) -> Result<Turn> {
+) -> Result<TurnResult> {
     let (next, barrier) = (AtomicUsize::new(0), Barrier::new(searchers.len() + 1));
-    let (mut answers, mut turn) = (Vec::new(), Turn { queries: count, ..Turn::default() });
+    let (mut answers, mut turn) = (Vec::new(), TurnResult { queries: count, ..TurnResult::default() });
     std::thread::scope(|scope| {
         let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, Ranked)>> {
             let first = AtomicUsize::new(0);
-            let line = |next, end| Line {
+            let line = |next, end| AnswerThread {
                 asked: stage.asked,
                 segments: stage.segments,
                 scorer,
@@ -142,7 +142,11 @@ pub(super) fn take_turn<S: Scorer>(
     Ok(turn)
 }
 
-fn summarise(stage: &Stage<'_>, mut answers: Vec<(usize, f64, Ranked)>, turn: &mut Turn) -> Result<()> {
+fn summarise(
+    stage: &QueryStage<'_>,
+    mut answers: Vec<(usize, f64, Ranked)>,
+    turn: &mut TurnResult,
+) -> Result<()> {
     answers.sort_by_key(|&(at, ..)| at);
     let mut latencies = Latencies::default();
     for (at, ms, ranked) in &answers {

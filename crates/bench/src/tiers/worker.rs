@@ -14,9 +14,9 @@ use search::rerank::{Limits, Records, Searcher, Shared};
 use serde::{Deserialize, Serialize};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
 
-use super::scorer::{Matcher, Spinner};
-use super::subject::{Asked, Maker, Segment, Shape, ask};
-use super::turn::{Order, Stage, Turn, take_turn};
+use super::scorer::{GraphScorer, Spinner};
+use super::subject::{Maker, OpenSegment, TierQuery, TierShape, ask};
+use super::turn::{QueryStage, TurnOrder, TurnResult, take_turn};
 use super::{DATA, PMEM, TiersArgs};
 
 /// Time between two looks at the memory of the mapped arm.
@@ -32,7 +32,7 @@ const EARLIER: u64 = 0;
 /// Where an arm's records are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Arm {
+pub enum TierArm {
     /// In memory.
     Dram,
     /// Read by io_uring past the page cache.
@@ -43,21 +43,21 @@ pub enum Arm {
     Pmem,
 }
 
-impl Arm {
+impl TierArm {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Arm::Dram => "dram",
-            Arm::Nvme => "nvme",
-            Arm::Mmap => "mmap",
-            Arm::Pmem => "pmem",
+            TierArm::Dram => "dram",
+            TierArm::Nvme => "nvme",
+            TierArm::Mmap => "mmap",
+            TierArm::Pmem => "pmem",
         }
     }
 }
 
 /// What the parent tells a worker when it starts it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Job {
-    pub(super) arm: Arm,
+pub(super) struct WorkerJob {
+    pub(super) arm: TierArm,
     /// Bytes of the record cache.
     pub(super) cache_bytes: u64,
     /// Bytes of the file that the mapped arm may have in memory.
@@ -68,7 +68,7 @@ pub(super) struct Job {
 
 /// What a worker says first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Ready {
+pub(super) struct WorkerReady {
     /// Queries that warmed the cache.
     pub(super) warmed: u64,
     /// What the medium could not do, in words.
@@ -80,14 +80,14 @@ pub(super) struct Ready {
 /// # Errors
 /// When the medium or a reader fails.
 pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
-    let job: Job = serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
-    let shape = Shape::new(args, job.shape.0, job.shape.1);
-    let mut worker = Worker::open(args, dir, &job, shape)?;
+    let job: WorkerJob = serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
+    let shape = TierShape::new(args, job.shape.0, job.shape.1);
+    let mut worker = TierWorker::open(args, dir, &job, shape)?;
     let warmed = worker.warm()?;
-    say(&Ready { warmed, note: worker.note.take() })?;
+    say(&WorkerReady { warmed, note: worker.note.take() })?;
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|e| Error::internal(format!("standard input: {e}")))?;
-        let order: Order =
+        let order: TurnOrder =
             serde_json::from_str(&line).map_err(|e| Error::invalid(format!("an order: {e}")))?;
         say(&worker.turn(&order)?)?;
     }
@@ -109,42 +109,42 @@ struct Mapped {
     bytes_max: u64,
 }
 
-struct Worker {
+struct TierWorker {
     medium: Arc<dyn Medium>,
     mapped: Option<Mapped>,
     segments: Arc<[Arc<dyn Records>]>,
     shared: Arc<Shared>,
     limits: Limits,
     threads: usize,
-    shape: Shape,
+    shape: TierShape,
     maker: Maker,
     has_cache: bool,
     note: Option<String>,
 }
 
-impl Worker {
-    fn open(args: &TiersArgs, dir: &Path, job: &Job, shape: Shape) -> Result<Worker> {
+impl TierWorker {
+    fn open(args: &TiersArgs, dir: &Path, job: &WorkerJob, shape: TierShape) -> Result<TierWorker> {
         let data = dir.join(DATA);
         let mut mapped = None;
         let medium: Arc<dyn Medium> = match job.arm {
-            Arm::Dram => {
+            TierArm::Dram => {
                 let bytes_max = memory_for(&data, shape.segments)?;
                 let config = PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() };
                 Arc::new(DramMedium::new(SlotPool::new(config)?, Some(data))?)
             }
-            Arm::Nvme => Arc::new(UringMedium::new(data)?),
-            Arm::Pmem => Arc::new(DaxMedium::new(args.tmpfs.join(PMEM), true)?),
-            Arm::Mmap => {
+            TierArm::Nvme => Arc::new(UringMedium::new(data)?),
+            TierArm::Pmem => Arc::new(DaxMedium::new(args.tmpfs.join(PMEM), true)?),
+            TierArm::Mmap => {
                 let medium = Arc::new(MmapMedium::new(data)?);
                 mapped = Some(medium.clone());
                 medium
             }
         };
-        let open = |segment| Segment::open(medium.as_ref(), dir, segment);
-        let segments: Vec<Segment> = (0..shape.segments).map(open).collect::<Result<_>>()?;
+        let open = |segment| OpenSegment::open(medium.as_ref(), dir, segment);
+        let segments: Vec<OpenSegment> = (0..shape.segments).map(open).collect::<Result<_>>()?;
         let files: Vec<Arc<dyn Sealed>> = segments.iter().map(|segment| segment.file().clone()).collect();
         let segments = segments.into_iter().map(|segment| Arc::new(segment) as Arc<dyn Records>).collect();
-        Ok(Worker {
+        Ok(TierWorker {
             medium,
             mapped: mapped.map(|medium| Mapped { medium, files, bytes_max: job.mapped_bytes }),
             segments,
@@ -180,7 +180,7 @@ impl Worker {
             }
             let first = batch * WARM_QUERIES as u32;
             let asked = self.ask(EARLIER, first..first + WARM_QUERIES as u32);
-            let stage = Stage { asked: &asked, segments: &self.segments };
+            let stage = QueryStage { asked: &asked, segments: &self.segments };
             let cheap = |at: usize| Spinner { seed: at as u64, rounds: 0 };
             take_turn(&stage, &mut self.searchers(self.limits.queries)?, asked.len(), &cheap)?;
             warmed += asked.len() as u64;
@@ -188,13 +188,13 @@ impl Worker {
         Ok(warmed)
     }
 
-    fn ask(&self, stream: u64, indices: std::ops::Range<u32>) -> Vec<Asked> {
+    fn ask(&self, stream: u64, indices: std::ops::Range<u32>) -> Vec<TierQuery> {
         indices.map(|index| ask(&self.shape, &self.maker, stream, index)).collect()
     }
 
-    fn turn(&self, order: &Order) -> Result<Turn> {
+    fn turn(&self, order: &TurnOrder) -> Result<TurnResult> {
         let asked = self.ask(order.stream, 0..order.queries as u32);
-        let stage = Stage { asked: &asked, segments: &self.segments };
+        let stage = QueryStage { asked: &asked, segments: &self.segments };
         let mut searchers = self.searchers(order.clients)?;
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -211,7 +211,7 @@ impl Worker {
                     take_turn(&stage, &mut searchers, asked.len(), &spinner)
                 }
                 None => {
-                    let matcher = |at: usize| Matcher::new(&asked[at].graph);
+                    let matcher = |at: usize| GraphScorer::new(&asked[at].graph);
                     take_turn(&stage, &mut searchers, asked.len(), &matcher)
                 }
             };

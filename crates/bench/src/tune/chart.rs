@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::plot::escape;
 
-use super::score::Step;
+use super::score::ClientStep;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 420.0;
@@ -16,29 +16,29 @@ const BOTTOM: f64 = 48.0;
 const TICKS: f64 = 6.0;
 
 /// One line.
-pub(super) struct Line<'a> {
+pub(super) struct ChartLine<'a> {
     /// Class of its colour: "s0" to "s3".
     pub(super) class: &'static str,
     /// Its name, unescaped.
     pub(super) name: &'a str,
-    pub(super) steps: &'a [Step],
+    pub(super) steps: &'a [ClientStep],
 }
 
 /// From figures to places.
-struct Axes {
+struct ChartAxes {
     qps_max: f64,
     low: f64,
     high: f64,
 }
 
-impl Axes {
-    fn new(lines: &[Line<'_>], target_ms: f64) -> Axes {
+impl ChartAxes {
+    fn new(lines: &[ChartLine<'_>], target_ms: f64) -> ChartAxes {
         let steps = || lines.iter().flat_map(|line| line.steps).filter(|step| step.qps > 0.0);
         let qps_max = steps().map(|step| step.qps).fold(1.0, f64::max);
         let p99 = || steps().map(|step| step.p99_ms.max(1e-3)).chain([target_ms.max(1e-3)]);
         let low = p99().fold(f64::INFINITY, f64::min).log10().floor();
         let high = p99().fold(0.0, f64::max).log10().ceil();
-        Axes { qps_max: qps_max * 1.05, low, high: high.max(low + 1.0) }
+        ChartAxes { qps_max: qps_max * 1.05, low, high: high.max(low + 1.0) }
     }
 
     fn x(&self, qps: f64) -> f64 {
@@ -87,8 +87,8 @@ impl Axes {
 }
 
 /// The chart as one `<svg>` element.
-pub(super) fn chart(lines: &[Line<'_>], target_ms: f64) -> String {
-    let axes = Axes::new(lines, target_ms);
+pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
+    let axes = ChartAxes::new(lines, target_ms);
     let mut svg = format!(
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
          aria-label=\"99th percentile latency against throughput; the table below has the figures\">"
@@ -103,8 +103,8 @@ pub(super) fn chart(lines: &[Line<'_>], target_ms: f64) -> String {
         y - 5.0
     );
     for line in lines {
-        let steps: Vec<&Step> = line.steps.iter().filter(|step| step.qps > 0.0).collect();
-        let at = |step: &&Step| format!("{:.1},{:.1}", axes.x(step.qps), axes.y(step.p99_ms));
+        let steps: Vec<&ClientStep> = line.steps.iter().filter(|step| step.qps > 0.0).collect();
+        let at = |step: &&ClientStep| format!("{:.1},{:.1}", axes.x(step.qps), axes.y(step.p99_ms));
         let points: Vec<String> = steps.iter().map(at).collect();
         let _ = write!(svg, "<polyline class=\"line {}\" points=\"{}\"/>", line.class, points.join(" "));
         for step in steps {
@@ -146,10 +146,10 @@ mod tests {
 
     #[test]
     fn figures_have_their_places() {
-        let step = |qps, p99_ms| Step { clients: 1, qps, p50_ms: 1.0, p99_ms, failed: 0 };
+        let step = |qps, p99_ms| ClientStep { clients: 1, qps, p50_ms: 1.0, p99_ms, failed: 0 };
         let steps = [step(0.0, 0.0), step(1000.0, 10.0), step(2000.0, 100.0)];
-        let lines = [Line { class: "s0", name: "<a>", steps: &steps }];
-        let axes = Axes::new(&lines, 20.0);
+        let lines = [ChartLine { class: "s0", name: "<a>", steps: &steps }];
+        let axes = ChartAxes::new(&lines, 20.0);
         assert_eq!((axes.low, axes.high), (1.0, 2.0));
         assert!((axes.y(10.0) - (HEIGHT - BOTTOM)).abs() < 1e-9 && (axes.y(100.0) - TOP).abs() < 1e-9);
         assert!(axes.x(2000.0) < WIDTH - RIGHT);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::space::Point;
+use super::space::TunePoint;
 
 /// Form of the file; another one is not read.
 const FORMAT: u32 = 2;
@@ -22,12 +22,12 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// What is to be measured. It also names the result: no search asks the same twice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct Ask {
+pub(super) struct SliceKey {
     /// Part of the search.
     pub(super) stage: String,
     /// How often all points of this part were measured before.
     pub(super) pass: usize,
-    pub(super) point: Point,
+    pub(super) point: TunePoint,
     /// Clients that each wait for their answer.
     pub(super) clients: usize,
     /// How long, after warming up.
@@ -70,20 +70,20 @@ impl Slice {
 /// Who measures.
 pub(super) trait Measurer {
     /// One slice. A point that cannot be served is a result ([`Slice::refused`]), not an error.
-    fn measure(&mut self, ask: &Ask) -> Result<Slice>;
+    fn measure(&mut self, ask: &SliceKey) -> Result<Slice>;
 }
 
 /// The first line: what the search is about.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Header {
+struct JournalHeader {
     millpond_tune: u32,
     /// What must be equal for figures to be comparable.
     search: serde_json::Value,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
-    ask: Ask,
+struct JournalLine {
+    ask: SliceKey,
     slice: Slice,
 }
 
@@ -91,7 +91,7 @@ struct Line {
 pub(super) struct Journal<'m> {
     measurer: &'m mut dyn Measurer,
     /// Measured by an earlier run and not asked for yet.
-    known: HashMap<Ask, Slice>,
+    known: HashMap<SliceKey, Slice>,
     file: Option<(PathBuf, File)>,
     spent: f64,
 }
@@ -105,7 +105,7 @@ impl<'m> Journal<'m> {
 
     fn with(
         measurer: &'m mut dyn Measurer,
-        known: HashMap<Ask, Slice>,
+        known: HashMap<SliceKey, Slice>,
         file: Option<(PathBuf, File)>,
     ) -> Journal<'m> {
         Journal { measurer, known, file, spent: 0.0 }
@@ -123,7 +123,7 @@ impl<'m> Journal<'m> {
         fresh: bool,
         tell: &dyn Fn(&str),
     ) -> Result<Journal<'m>> {
-        let header = Header { millpond_tune: FORMAT, search };
+        let header = JournalHeader { millpond_tune: FORMAT, search };
         let known = if fresh { None } else { read(path, &header, tell)? };
         let header = serde_json::to_string(&header).map_err(|e| Error::internal(format!("state: {e}")))?;
         if let Some(parent) = path.parent() {
@@ -154,7 +154,7 @@ impl<'m> Journal<'m> {
     ///
     /// # Errors
     /// Those of the measurer, and when the file cannot be written.
-    pub(super) fn ask(&mut self, ask: Ask) -> Result<Slice> {
+    pub(super) fn ask(&mut self, ask: SliceKey) -> Result<Slice> {
         let slice = match self.known.remove(&ask) {
             Some(slice) => slice,
             None => {
@@ -183,13 +183,17 @@ pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn line(ask: &Ask, slice: &Slice) -> Result<String> {
-    let line = Line { ask: ask.clone(), slice: slice.clone() };
+fn line(ask: &SliceKey, slice: &Slice) -> Result<String> {
+    let line = JournalLine { ask: ask.clone(), slice: slice.clone() };
     Ok(serde_json::to_string(&line).map_err(|e| Error::internal(format!("state: {e}")))? + "\n")
 }
 
 /// What the file at `path` holds of this search; `None` where there is none to continue.
-fn read(path: &Path, header: &Header, tell: &dyn Fn(&str)) -> Result<Option<HashMap<Ask, Slice>>> {
+fn read(
+    path: &Path,
+    header: &JournalHeader,
+    tell: &dyn Fn(&str),
+) -> Result<Option<HashMap<SliceKey, Slice>>> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(path, &error)),
@@ -203,15 +207,15 @@ fn read(path: &Path, header: &Header, tell: &dyn Fn(&str)) -> Result<Option<Hash
     }
 }
 
-fn parse(bytes: &[u8], header: &Header) -> Result<HashMap<Ask, Slice>, String> {
+fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
     // Whoever ends the process may cut the last line short; that measurement is made again.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let mut lines = whole.lines();
-    let first: Header = lines
+    let first: JournalHeader = lines
         .next()
         .and_then(|first| serde_json::from_str(first).ok())
-        .filter(|first: &Header| first.millpond_tune == FORMAT)
+        .filter(|first: &JournalHeader| first.millpond_tune == FORMAT)
         .ok_or_else(|| "it does not begin as a state of this version's `millpond tune` does".to_owned())?;
     if first.search != header.search {
         return Err("it is of another search (model, version, machine, target, time or requests)".into());
@@ -219,7 +223,7 @@ fn parse(bytes: &[u8], header: &Header) -> Result<HashMap<Ask, Slice>, String> {
     lines
         .enumerate()
         .map(|(index, line)| {
-            let Line { ask, slice } =
+            let JournalLine { ask, slice } =
                 serde_json::from_str(line).map_err(|error| format!("line {}: {error}", index + 2))?;
             Ok((ask, slice))
         })
@@ -227,7 +231,7 @@ fn parse(bytes: &[u8], header: &Header) -> Result<HashMap<Ask, Slice>, String> {
 }
 
 /// Keeps a file that cannot be used under another name.
-fn aside(path: &Path, why: &str, tell: &dyn Fn(&str)) -> Result<Option<HashMap<Ask, Slice>>> {
+fn aside(path: &Path, why: &str, tell: &dyn Fn(&str)) -> Result<Option<HashMap<SliceKey, Slice>>> {
     let mut old = path.as_os_str().to_owned();
     old.push(".old");
     std::fs::rename(path, &old).map_err(|e| Error::io(path, &e))?;
@@ -253,14 +257,14 @@ mod tests {
     }
 
     impl Measurer for Counter {
-        fn measure(&mut self, ask: &Ask) -> Result<Slice> {
+        fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
             self.measured += 1;
             Ok(Slice { qps: ask.clients as f64 / 3.0, seconds: 0.5, n: 7, ..Slice::default() })
         }
     }
 
-    fn ask(clients: usize) -> Ask {
-        Ask { stage: "s".into(), pass: 0, point: Point::sync(1, 1), clients, millis: 5 }
+    fn ask(clients: usize) -> SliceKey {
+        SliceKey { stage: "s".into(), pass: 0, point: TunePoint::sync(1, 1), clients, millis: 5 }
     }
 
     /// Opens the journal at `path`, asks for `clients`, and gives what was told, measured and spent.

@@ -13,18 +13,18 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, NamedTensor, Result, TensorSpec};
 use bytes::Bytes;
 
-use super::journal::{Ask, Measurer, Slice};
-use super::space::{Point, sizes};
-use super::subject::Subject;
+use super::journal::{Measurer, Slice, SliceKey};
+use super::space::{TunePoint, sizes};
+use super::subject::TuneSubject;
 use super::write;
 use crate::BenchEnv;
-use crate::connection::Answer;
-use crate::drive::{Judge, Pace, Plan, Sample, Sink, Verdict, drive};
+use crate::connection::RawResponse;
+use crate::drive::{DrivePlan, Judge, Judgement, LoadLoop, RequestSample, SampleSink, drive};
 use crate::models::cache;
 use crate::process::{ServerPlan, ServerProcess, interrupted};
 use crate::settings;
 use crate::stats::Latencies;
-use crate::wire::{Api, Door};
+use crate::wire::{Api, ModelEndpoint};
 
 /// From the plan to its start: connections are made in this time, and a little longer for each client.
 const LEAD_IN: Duration = Duration::from_millis(15);
@@ -42,14 +42,14 @@ const QUEUE: usize = 1024;
 /// A server for points, started when needed.
 pub(super) struct Servers<'a> {
     env: &'a BenchEnv,
-    subject: &'a Subject,
+    subject: &'a TuneSubject,
     cores: usize,
     requests: Vec<Vec<NamedTensor>>,
     running: Option<ServerProcess>,
     /// Sessions by their threads inside a run, or why there is none.
     served: BTreeMap<usize, std::result::Result<Served, String>>,
     /// Points that the server would not take over, and why.
-    refused: HashMap<Point, String>,
+    refused: HashMap<TunePoint, String>,
     /// End of what was charged to the budget so far.
     charged: Instant,
 }
@@ -60,14 +60,14 @@ struct Served {
     name: String,
     dir: PathBuf,
     /// Whose settings it has.
-    current: Point,
+    current: TunePoint,
     /// It has answered something.
     exercised: bool,
 }
 
 impl<'a> Servers<'a> {
     /// None yet; `requests` are set before anything is measured.
-    pub(super) fn new(env: &'a BenchEnv, subject: &'a Subject, cores: usize) -> Servers<'a> {
+    pub(super) fn new(env: &'a BenchEnv, subject: &'a TuneSubject, cores: usize) -> Servers<'a> {
         Servers {
             env,
             subject,
@@ -84,7 +84,7 @@ impl<'a> Servers<'a> {
     ///
     /// # Errors
     /// `Unavailable` when the model cannot be served at all, with the server's reason.
-    pub(super) fn inputs(&mut self, point: Point) -> Result<Vec<TensorSpec>> {
+    pub(super) fn inputs(&mut self, point: TunePoint) -> Result<Vec<TensorSpec>> {
         match self.name_of(point)? {
             Ok(name) => self.door(name)?.inputs(),
             Err(why) => Err(Error::unavailable(format!("the model cannot be served: {why}"))),
@@ -109,8 +109,8 @@ impl<'a> Servers<'a> {
         self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))
     }
 
-    fn door(&self, model: String) -> Result<Door> {
-        Ok(Door { endpoint: self.server()?.grpc(), api: Api::Oip, model })
+    fn door(&self, model: String) -> Result<ModelEndpoint> {
+        Ok(ModelEndpoint { endpoint: self.server()?.grpc(), api: Api::Oip, model })
     }
 
     /// A server with a session for each number of threads inside a run.
@@ -119,7 +119,7 @@ impl<'a> Servers<'a> {
         cache::fresh(&root)?;
         let mut sessions = Vec::new();
         for intra_op in sizes(self.cores) {
-            let current = Point::sync(self.cores / intra_op, intra_op);
+            let current = TunePoint::sync(self.cores / intra_op, intra_op);
             let name = format!("intra-{intra_op}");
             let dir = root.join(&name);
             self.subject.link(&dir, &write::with_point(&self.subject.settings, &current)?)?;
@@ -170,7 +170,7 @@ impl<'a> Servers<'a> {
     }
 
     /// The name under which `point` is served from here on, or why it is not.
-    fn name_of(&mut self, point: Point) -> Result<std::result::Result<String, String>> {
+    fn name_of(&mut self, point: TunePoint) -> Result<std::result::Result<String, String>> {
         if self.running.is_none() {
             self.start()?;
         }
@@ -184,7 +184,7 @@ impl<'a> Servers<'a> {
             None => return Err(Error::internal("a point has threads that no session has")),
         };
         if served.current != point {
-            let text = |point: &Point| write::with_point(&self.subject.settings, point);
+            let text = |point: &TunePoint| write::with_point(&self.subject.settings, point);
             match settings::take_over(server, &served.name, &served.dir, &text(&point)?) {
                 Ok(()) => served.current = point,
                 Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
@@ -207,26 +207,26 @@ impl<'a> Servers<'a> {
     fn run(&self, name: &str, clients: usize, time: Duration) -> Result<Slice> {
         let door = self.door(name.to_owned())?;
         let encoded = door.encode(&self.requests)?;
-        let window = Arc::new(Window::new(WARM_UP, WARM_UP + time));
-        let mut plan = Plan::new(
+        let window = Arc::new(ProbeWindow::new(WARM_UP, WARM_UP + time));
+        let mut plan = DrivePlan::new(
             door.endpoint.clone(),
             encoded.template,
             Arc::<[Bytes]>::from(encoded.bodies),
-            Pace::Closed { clients },
+            LoadLoop::Closed { clients },
             WARM_UP + time,
         );
         plan.start =
             Instant::now() + LEAD_IN + LEAD_IN_PER_CLIENT * u32::try_from(clients).unwrap_or(u32::MAX);
         plan.drain = DRAIN;
         let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
-        let sink: Arc<dyn Sink> = window.clone();
+        let sink: Arc<dyn SampleSink> = window.clone();
         drive(&plan, &judge, &sink)?;
         Ok(window.slice())
     }
 }
 
 impl Measurer for Servers<'_> {
-    fn measure(&mut self, ask: &Ask) -> Result<Slice> {
+    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
         stop_if_told()?;
         let mut slice = match self.name_of(ask.point)? {
             Err(why) => Slice { failed: 1, refused: Some(why), ..Slice::default() },
@@ -259,29 +259,29 @@ fn stop_if_told() -> Result<()> {
 struct StatusOnly;
 
 impl Judge for StatusOnly {
-    fn judge(&self, _shot: usize, _answer: &Answer) -> (Verdict, u64) {
-        (Verdict::Right, 0)
+    fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+        (Judgement::Right, 0)
     }
 }
 
 /// Counts answers that came within a window, and the latency of requests that were due within it, however late
 /// they were answered: counted by their answers, the slowest would be missing.
-struct Window {
+struct ProbeWindow {
     from: Duration,
     to: Duration,
-    inner: Mutex<Inside>,
+    inner: Mutex<InWindow>,
 }
 
 #[derive(Default)]
-struct Inside {
+struct InWindow {
     answers: u64,
     failed: u64,
     latencies: Latencies,
 }
 
-impl Window {
-    fn new(from: Duration, to: Duration) -> Window {
-        Window { from, to, inner: Mutex::default() }
+impl ProbeWindow {
+    fn new(from: Duration, to: Duration) -> ProbeWindow {
+        ProbeWindow { from, to, inner: Mutex::default() }
     }
 
     fn slice(&self) -> Slice {
@@ -298,10 +298,10 @@ impl Window {
     }
 }
 
-impl Sink for Window {
-    fn record(&self, sample: Sample, _reason: Option<&str>) {
+impl SampleSink for ProbeWindow {
+    fn record(&self, sample: RequestSample, _reason: Option<&str>) {
         let mut inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if sample.verdict == Verdict::Failed {
+        if sample.verdict == Judgement::Failed {
             inside.failed += 1;
             return;
         }
@@ -320,15 +320,15 @@ mod tests {
     #[test]
     fn answers_count_when_they_come_and_latency_when_it_was_due() {
         let ms = Duration::from_millis;
-        let window = Window::new(ms(100), ms(200));
+        let window = ProbeWindow::new(ms(100), ms(200));
         let record = |due, latency, verdict| {
-            window.record(Sample { due: ms(due), latency: ms(latency), verdict, version: 0 }, None);
+            window.record(RequestSample { due: ms(due), latency: ms(latency), verdict, version: 0 }, None);
         };
-        record(50, 60, Verdict::Right);
-        record(150, 20, Verdict::Right);
-        record(190, 900, Verdict::Right);
-        record(10, 20, Verdict::Right);
-        record(150, 1, Verdict::Failed);
+        record(50, 60, Judgement::Right);
+        record(150, 20, Judgement::Right);
+        record(190, 900, Judgement::Right);
+        record(10, 20, Judgement::Right);
+        record(150, 1, Judgement::Failed);
         let slice = window.slice();
         assert_eq!((slice.qps, slice.n, slice.failed), (20.0, 2, 1));
         assert!((slice.p99_ms - 900.0).abs() < 1.0);

@@ -25,17 +25,17 @@ use clap::Args;
 use engine_onnx::OnnxEngine;
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
+use crate::machine::{MachineFacts, NoiseWatch};
 use crate::process::handle_interrupts;
-use crate::report::{Progress, write_file, write_json};
+use crate::report::{StepProgress, write_file, write_json};
 use journal::Journal;
 use measure::Servers;
 use probe::Prober;
-use report::Summary;
-use requests::Wishes;
-use search::{Found, GridFound, Search};
-use space::{Point, grid};
-use subject::Subject;
+use report::TuneSummary;
+use requests::RequestSettings;
+use search::{GridFound, PointSearch, SearchResult};
+use space::{TunePoint, grid};
+use subject::TuneSubject;
 
 /// Shortest time in which anything can be found.
 const TIME_MIN: Duration = Duration::from_secs(2);
@@ -112,33 +112,34 @@ pub struct TuneArgs {
 pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
     handle_interrupts();
-    let subject = Subject::open(&args.model, env)?;
+    let subject = TuneSubject::open(&args.model, env)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let watch = NoiseWatch::start();
     let mut servers = Servers::new(env, &subject, cores);
-    let wishes = Wishes {
+    let wishes = RequestSettings {
         files: &args.requests,
         dims: &args.dims,
         index_max: args.index_max,
         settings: &subject.table,
     };
-    let specs = servers.inputs(Point::sync(cores, 1))?;
+    let specs = servers.inputs(TunePoint::sync(cores, 1))?;
     let (requests, described) = requests::requests(&specs, &wishes)?;
     let grid = grid(cores, args.target_p99, requests::mergeable(&specs));
-    let machine =
-        Machine::look(OnnxEngine::find_library(&env.onnxruntime).ok().as_deref().and_then(library_version));
+    let machine = MachineFacts::detect(
+        OnnxEngine::find_library(&env.onnxruntime).ok().as_deref().and_then(library_version),
+    );
     let search = identity(args, &subject, &machine, &grid, &requests);
     servers.send(requests);
 
     let state = args.state.clone().unwrap_or_else(|| state_path(env, &subject, &search));
-    let progress = Progress::new(args.time.as_secs());
+    let progress = StepProgress::new(args.time.as_secs());
     let journal = Journal::open(&mut servers, &state, search, args.fresh, &|text| progress.line(text))?;
     let (found, full, journal) =
         searched(args, &grid, journal, &progress).map_err(|error| resumable(error, &state))?;
     drop(progress);
     let settings = write::with_point(&subject.text, &found.best.point)?;
     let noise = watch.end();
-    let summary = Summary {
+    let summary = TuneSummary {
         model: &subject.name,
         dir: subject.dir.display().to_string(),
         version: subject.version,
@@ -178,10 +179,10 @@ fn check(args: &TuneArgs) -> Result<()> {
 /// The search, and the full grid where it is wanted.
 fn searched<'m>(
     args: &TuneArgs,
-    grid: &[Point],
+    grid: &[TunePoint],
     mut journal: Journal<'m>,
-    progress: &Progress,
-) -> Result<(Found, Option<GridFound>, Journal<'m>)> {
+    progress: &StepProgress,
+) -> Result<(SearchResult, Option<GridFound>, Journal<'m>)> {
     let length = args.time.as_secs();
     let watch = |spent: f64, what: &str| {
         progress.at((spent as u64).min(length), length);
@@ -195,7 +196,7 @@ fn searched<'m>(
         limit_s: args.time.as_secs_f64(),
         watch: &watch,
     };
-    let mut search = Search { prober: &mut prober, grid, tell: &tell };
+    let mut search = PointSearch { prober: &mut prober, grid, tell: &tell };
     let found = search.run()?;
     let full = args.full_grid.then(|| search.full_grid(&found.best)).transpose()?;
     Ok((found, full, journal))
@@ -210,9 +211,9 @@ fn library_version(library: &Path) -> Option<String> {
 /// What figures must have in common to be of one search.
 fn identity(
     args: &TuneArgs,
-    subject: &Subject,
-    machine: &Machine,
-    grid: &[Point],
+    subject: &TuneSubject,
+    machine: &MachineFacts,
+    grid: &[TunePoint],
     requests: &[Vec<NamedTensor>],
 ) -> serde_json::Value {
     let mut hasher = DefaultHasher::new();
@@ -231,7 +232,7 @@ fn identity(
     })
 }
 
-fn state_path(env: &BenchEnv, subject: &Subject, search: &serde_json::Value) -> PathBuf {
+fn state_path(env: &BenchEnv, subject: &TuneSubject, search: &serde_json::Value) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     search.to_string().hash(&mut hasher);
     let name: String = subject.name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
@@ -250,7 +251,7 @@ fn resumable(error: Error, state: &Path) -> Error {
 }
 
 /// Shows the change of the settings file, and makes it.
-fn put(args: &TuneArgs, subject: &Subject, settings: &str, within: bool) -> Result<()> {
+fn put(args: &TuneArgs, subject: &TuneSubject, settings: &str, within: bool) -> Result<()> {
     let path = subject.dir.join(write::MODEL_FILE);
     let difference = write::difference(&subject.text, settings);
     if !within {

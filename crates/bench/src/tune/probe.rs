@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use base::Result;
 
-use super::journal::{Ask, Journal, Slice, millis};
-use super::score::{Reading, level};
-use super::space::Point;
-use crate::random::Random;
+use super::journal::{Journal, Slice, SliceKey, millis};
+use super::score::{SliceReading, level};
+use super::space::TunePoint;
+use crate::random::RandomSequence;
 use crate::stats::{median, ratio};
 
 /// Numbers of clients that are tried.
@@ -25,21 +25,21 @@ const FAR: f64 = 4.0;
 const DRIFT_MAX: f64 = 2.0;
 
 /// What each point read.
-pub(super) type Readings = BTreeMap<Point, Vec<Reading>>;
+pub(super) type Readings = BTreeMap<TunePoint, Vec<SliceReading>>;
 
 /// Points measured shortly after each other, and what the reference gave before and after them.
-struct Block {
-    read: Vec<(Point, Vec<Reading>)>,
+struct ProbeBlock {
+    read: Vec<(TunePoint, Vec<SliceReading>)>,
     looks: [f64; 2],
 }
 
 /// Sets the throughput of each block right for how fast the reference was meanwhile: the median of the looks before
 /// and after the block and those beside them, because a single look is as noisy as any other slice.
-fn leveled(blocks: Vec<Block>) -> Readings {
+fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     let looks: Vec<[f64; 2]> = blocks.iter().map(|block| block.looks).collect();
     let overall = median(looks.iter().flatten().copied());
     let mut all = Readings::new();
-    for (index, Block { read, .. }) in blocks.into_iter().enumerate() {
+    for (index, ProbeBlock { read, .. }) in blocks.into_iter().enumerate() {
         let beside = index.saturating_sub(1)..=(index + 1).min(looks.len() - 1);
         let own = median(looks[beside].iter().flatten().copied());
         let scale = ratio(overall, own).clamp(1.0 / DRIFT_MAX, DRIFT_MAX);
@@ -83,12 +83,12 @@ impl Prober<'_, '_> {
         &mut self,
         stage: &str,
         pass: usize,
-        point: Point,
+        point: TunePoint,
         clients: usize,
         time: Duration,
     ) -> Result<Slice> {
         (self.watch)(self.journal.spent(), &format!("{stage}: {point}, {clients} clients"));
-        self.journal.ask(Ask { stage: stage.into(), pass, point, clients, millis: millis(time) })
+        self.journal.ask(SliceKey { stage: stage.into(), pass, point, clients, millis: millis(time) })
     }
 
     /// Measures `points` in turn at growing numbers of clients up to `most`, `passes` times; a point whose latency
@@ -96,7 +96,7 @@ impl Prober<'_, '_> {
     pub(super) fn ladder(
         &mut self,
         stage: &str,
-        points: &[Point],
+        points: &[TunePoint],
         most: usize,
         passes: usize,
         time: Duration,
@@ -113,7 +113,7 @@ impl Prober<'_, '_> {
                     if slice.qps == 0.0 || slice.p99_ms > FAR * self.target_ms {
                         out.insert(point);
                     }
-                    let reading = Reading { pass, clients, qps: slice.qps, slice };
+                    let reading = SliceReading { pass, clients, qps: slice.qps, slice };
                     all.entry(point).or_default().push(reading);
                 }
             }
@@ -126,21 +126,21 @@ impl Prober<'_, '_> {
     pub(super) fn climb(
         &mut self,
         stage: &str,
-        point: Point,
+        point: TunePoint,
         start: usize,
         time: Duration,
         steps: usize,
-    ) -> Result<Vec<Reading>> {
-        let mut readings: Vec<Reading> = Vec::new();
+    ) -> Result<Vec<SliceReading>> {
+        let mut readings: Vec<SliceReading> = Vec::new();
         let mut clients = LADDER[rung_of(start)];
         let mut up = true;
         while readings.is_empty() || (readings.len() < steps && !self.over()) {
             let slice = self.slice(stage, 0, point, clients, time)?;
             let within = slice.failed == 0 && slice.qps > 0.0 && slice.p99_ms <= self.target_ms;
-            let before = readings.last().map(|reading: &Reading| reading.qps);
+            let before = readings.last().map(|reading: &SliceReading| reading.qps);
             let refused = slice.refused.is_some();
             let qps = slice.qps;
-            readings.push(Reading { pass: 0, clients, qps, slice });
+            readings.push(SliceReading { pass: 0, clients, qps, slice });
             if readings.len() == 1 {
                 up = within;
             }
@@ -161,14 +161,14 @@ impl Prober<'_, '_> {
     pub(super) fn sweep(
         &mut self,
         stage: &str,
-        points: &[(Point, usize)],
-        reference: (Point, usize),
+        points: &[(TunePoint, usize)],
+        reference: (TunePoint, usize),
         time: Duration,
         steps: usize,
     ) -> Result<Readings> {
         let mut order = points.to_vec();
         shuffle(&mut order, self.seed);
-        let mut blocks: Vec<Block> = Vec::new();
+        let mut blocks: Vec<ProbeBlock> = Vec::new();
         let look = format!("{stage} reference");
         let mut before = self.slice(&look, 0, reference.0, reference.1, time)?.qps;
         for (index, block) in order.chunks(BLOCK).enumerate() {
@@ -183,7 +183,7 @@ impl Prober<'_, '_> {
                 true => before,
                 false => self.slice(&look, 1 + index, reference.0, reference.1, time)?.qps,
             };
-            blocks.push(Block { read, looks: [before, after] });
+            blocks.push(ProbeBlock { read, looks: [before, after] });
             before = after;
         }
         Ok(leveled(blocks))
@@ -195,7 +195,7 @@ impl Prober<'_, '_> {
     pub(super) fn interleave(
         &mut self,
         stage: &str,
-        points: &[(Point, Vec<usize>)],
+        points: &[(TunePoint, Vec<usize>)],
         passes: usize,
         time: Duration,
         until_s: f64,
@@ -208,7 +208,7 @@ impl Prober<'_, '_> {
             if pass > 0 && spent + each > until_s.min(self.limit_s) {
                 break;
             }
-            let mut order: Vec<(Point, usize)> = points
+            let mut order: Vec<(TunePoint, usize)> = points
                 .iter()
                 .flat_map(|(point, clients)| clients.iter().map(move |&clients| (*point, clients)))
                 .collect();
@@ -219,7 +219,7 @@ impl Prober<'_, '_> {
                     break;
                 }
                 let slice = self.slice(stage, pass, point, clients, time)?;
-                own.push((point, Reading { pass, clients, qps: slice.qps, slice }));
+                own.push((point, SliceReading { pass, clients, qps: slice.qps, slice }));
             }
             if pass > 0 && self.over() && own.len() < points.iter().map(|(_, c)| c.len()).sum() {
                 break;
@@ -233,7 +233,7 @@ impl Prober<'_, '_> {
 
 /// Fisher and Yates's shuffle, the same for the same seed.
 pub(super) fn shuffle<T>(items: &mut [T], seed: u64) {
-    let mut random = Random::new(seed);
+    let mut random = RandomSequence::new(seed);
     for end in (1..items.len()).rev() {
         items.swap(end, (random.bits() % (end as u64 + 1)) as usize);
     }

@@ -4,29 +4,29 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::chart::{Line, chart};
-use super::score::{Scored, Step};
-use super::search::{Found, GridFound, Rung};
-use super::space::Point;
-use crate::machine::{Machine, Noise};
+use super::chart::{ChartLine, chart};
+use super::score::{ClientStep, ScoredPoint};
+use super::search::{GridFound, Rung, SearchResult};
+use super::space::TunePoint;
+use crate::machine::{MachineFacts, Noise};
 use crate::plot::escape;
-use crate::report::{Table, ms};
+use crate::report::{TextTable, ms};
 use crate::stats::ratio;
 
 /// Classes of the finalists' colours; the baseline has the last.
 const CLASSES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 
 /// Everything that the reports say.
-pub(super) struct Summary<'a> {
+pub(super) struct TuneSummary<'a> {
     pub(super) model: &'a str,
     pub(super) dir: String,
     pub(super) version: u64,
     pub(super) target_ms: f64,
     pub(super) requests: &'a str,
     pub(super) grid_points: usize,
-    pub(super) found: &'a Found,
+    pub(super) found: &'a SearchResult,
     pub(super) grid: Option<&'a GridFound>,
-    pub(super) machine: &'a Machine,
+    pub(super) machine: &'a MachineFacts,
     pub(super) noise: &'a Noise,
     /// What was typed to get here.
     pub(super) command: String,
@@ -44,8 +44,8 @@ struct PointJson {
     max_queue_delay_ms: f64,
 }
 
-impl From<&Point> for PointJson {
-    fn from(point: &Point) -> PointJson {
+impl From<&TunePoint> for PointJson {
+    fn from(point: &TunePoint) -> PointJson {
         PointJson {
             mode: if point.merged { "async" } else { "sync" },
             threads: point.threads,
@@ -58,7 +58,7 @@ impl From<&Point> for PointJson {
 
 /// One point of one rung.
 #[derive(Serialize)]
-struct Row<'a> {
+struct RungRow<'a> {
     rung: &'a str,
     slice_ms: u64,
     #[serde(flatten)]
@@ -69,12 +69,12 @@ struct Row<'a> {
     within: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<&'a str>,
-    steps: &'a [Step],
+    steps: &'a [ClientStep],
 }
 
 /// What `--json` writes.
 #[derive(Serialize)]
-pub(super) struct Report<'a> {
+pub(super) struct TuneReport<'a> {
     model: &'a str,
     version: u64,
     target_p99_ms: f64,
@@ -95,24 +95,24 @@ pub(super) struct Report<'a> {
     tried: usize,
     seconds: f64,
     requests: &'a str,
-    points: Vec<Row<'a>>,
-    machine: &'a Machine,
+    points: Vec<RungRow<'a>>,
+    machine: &'a MachineFacts,
     noise: &'a Noise,
 }
 
-impl<'a> Summary<'a> {
+impl<'a> TuneSummary<'a> {
     fn rungs(&self) -> impl Iterator<Item = &'a Rung> {
         self.found.rungs.iter().chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
     }
 
     /// The search's choice as it was measured last: beside the grid's best where there was a grid.
-    fn chosen(&self) -> &'a Scored {
+    fn chosen(&self) -> &'a ScoredPoint {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }
 
     /// The grid's best and the share of it that was found: of throughput where both are within the target; where
     /// neither is, of latency.
-    fn verdict(&self) -> Option<(&'a Scored, f64)> {
+    fn verdict(&self) -> Option<(&'a ScoredPoint, f64)> {
         let best = self.grid?.duel.points.first()?;
         let own = self.chosen();
         let share = match (best.within, own.within) {
@@ -124,11 +124,11 @@ impl<'a> Summary<'a> {
     }
 
     /// The form of `--json`.
-    pub(super) fn json(&self) -> Report<'a> {
+    pub(super) fn json(&self) -> TuneReport<'a> {
         let (chosen, verdict) = (self.chosen(), self.verdict());
         let sync = self.found.baseline.as_ref();
         let row = |rung: &'a Rung| {
-            rung.points.iter().map(move |scored| Row {
+            rung.points.iter().map(move |scored| RungRow {
                 rung: &rung.name,
                 slice_ms: rung.slice_ms,
                 point: (&scored.point).into(),
@@ -140,7 +140,7 @@ impl<'a> Summary<'a> {
                 steps: &scored.steps,
             })
         };
-        Report {
+        TuneReport {
             model: self.model,
             version: self.version,
             target_p99_ms: self.target_ms,
@@ -176,14 +176,15 @@ impl<'a> Summary<'a> {
             self.grid_points,
             self.found.seconds
         );
-        let mut table = Table::new(&["configuration", "clients", "answers/s", "p50 ms", "p99 ms", "target"]);
-        let mut shown: Vec<&Scored> = self.found.finalists.iter().collect();
+        let mut table =
+            TextTable::new(&["configuration", "clients", "answers/s", "p50 ms", "p99 ms", "target"]);
+        let mut shown: Vec<&ScoredPoint> = self.found.finalists.iter().collect();
         if let Some(sync) = &self.found.baseline
             && shown.iter().all(|scored| scored.point != sync.point)
         {
             shown.push(sync);
         }
-        for Scored { point, best, within, .. } in shown {
+        for ScoredPoint { point, best, within, .. } in shown {
             table.row(vec![
                 point.to_string(),
                 best.clients.to_string(),
@@ -229,23 +230,23 @@ impl<'a> Summary<'a> {
         page
     }
 
-    fn lines(&self) -> Vec<Named<'a>> {
+    fn lines(&self) -> Vec<NamedLine<'a>> {
         let finalists = self.found.finalists.iter();
         let sync = self.found.baseline.as_ref();
         let rivals = finalists.filter(|scored| sync.is_none_or(|sync| sync.point != scored.point)).take(3);
-        let mut lines: Vec<Named<'a>> = rivals
+        let mut lines: Vec<NamedLine<'a>> = rivals
             .zip(CLASSES)
-            .map(|(scored, class)| Named { class, name: scored.point.to_string(), steps: &scored.steps })
+            .map(|(scored, class)| NamedLine { class, name: scored.point.to_string(), steps: &scored.steps })
             .collect();
         if let Some(sync) = sync {
             let name = format!("{} (what a server does by default)", sync.point);
-            lines.push(Named { class: CLASSES[3], name, steps: &sync.steps });
+            lines.push(NamedLine { class: CLASSES[3], name, steps: &sync.steps });
         }
         lines
     }
 
     fn headline(&self, page: &mut String) {
-        let Scored { point, best, within, .. } = self.chosen();
+        let ScoredPoint { point, best, within, .. } = self.chosen();
         let met = if *within { "within" } else { "NOT within" };
         let _ = writeln!(
             page,
@@ -310,7 +311,7 @@ impl<'a> Summary<'a> {
                 rung.points.len(),
                 rung.slice_ms
             );
-            for Scored { point, best, within, refused, .. } in &rung.points {
+            for ScoredPoint { point, best, within, refused, .. } in &rung.points {
                 let target = match (refused, within) {
                     (Some(why), _) => format!("refused: {why}"),
                     (None, true) => "met".into(),
@@ -333,14 +334,14 @@ impl<'a> Summary<'a> {
 }
 
 /// A line of the chart with a name of its own.
-struct Named<'a> {
+struct NamedLine<'a> {
     class: &'static str,
     name: String,
-    steps: &'a [Step],
+    steps: &'a [ClientStep],
 }
 
-fn lines_of<'a>(named: &'a [Named<'a>]) -> Vec<Line<'a>> {
-    named.iter().map(|line| Line { class: line.class, name: &line.name, steps: line.steps }).collect()
+fn lines_of<'a>(named: &'a [NamedLine<'a>]) -> Vec<ChartLine<'a>> {
+    named.iter().map(|line| ChartLine { class: line.class, name: &line.name, steps: line.steps }).collect()
 }
 
 const STYLE: &str = include_str!("report.css");

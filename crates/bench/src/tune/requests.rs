@@ -6,7 +6,7 @@ use base::{Dim, Error, NamedTensor, Result, TensorSpec};
 use toml::Table;
 
 use crate::load::{Shapes, generate};
-use crate::random::Random;
+use crate::random::RandomSequence;
 use crate::wire::from_json;
 
 /// Different requests that are made up, and the bytes of all of them at most.
@@ -19,7 +19,7 @@ const FILES_MAX: usize = 1024;
 const FILES_BYTES_MAX: u64 = 256 << 20;
 
 /// What was said about requests.
-pub(super) struct Wishes<'a> {
+pub(super) struct RequestSettings<'a> {
     /// Files, or directories of files, with one request each.
     pub(super) files: &'a [PathBuf],
     /// `INPUT=1x3x48x320`, several for one input in turn.
@@ -34,7 +34,10 @@ pub(super) struct Wishes<'a> {
 ///
 /// # Errors
 /// `InvalidArgument` when a file is no request or dims are no shape; when a file cannot be read.
-pub(super) fn requests(specs: &[TensorSpec], wishes: &Wishes<'_>) -> Result<(Vec<Vec<NamedTensor>>, String)> {
+pub(super) fn requests(
+    specs: &[TensorSpec],
+    wishes: &RequestSettings<'_>,
+) -> Result<(Vec<Vec<NamedTensor>>, String)> {
     if !wishes.files.is_empty() {
         let requests = from_files(wishes.files)?;
         let what = format!("{} real requests", requests.len());
@@ -53,7 +56,7 @@ pub(super) fn requests(specs: &[TensorSpec], wishes: &Wishes<'_>) -> Result<(Vec
             Some((name.clone(), shapes.get(index % shapes.len().max(1))?.clone()))
         };
         let shapes = Shapes { batch: 1, other: 1, named: named.iter().filter_map(pick).collect() };
-        let mut random = Random::new(crate::random::at(1, index as u64));
+        let mut random = RandomSequence::new(crate::random::at(1, index as u64));
         let request: Vec<NamedTensor> = specs
             .iter()
             .map(|spec| generate(spec, &shapes, wishes.index_max, &mut random))
@@ -79,7 +82,7 @@ fn turns(named: &[(String, Vec<Vec<usize>>)]) -> usize {
 }
 
 /// Shapes by input: those given, else those of the model's warm-up with its open sizes as 1.
-fn dims(wishes: &Wishes<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
+fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
     let mut named: Vec<(String, Vec<Vec<usize>>)> = Vec::new();
     for text in wishes.dims {
         let wanted = || Error::invalid(format!("--dims {text}: write INPUT=1x3x48x320"));
@@ -166,7 +169,7 @@ mod tests {
         let specs = [spec("x", &[None, Some(3), None]), spec("m", &[None, None])];
         let dims: Vec<String> = dims.iter().map(|text| (*text).to_owned()).collect();
         let settings: Table = settings.parse().unwrap();
-        let wishes = Wishes { files: &[], dims: &dims, index_max: 2, settings: &settings };
+        let wishes = RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
         let (requests, _) = requests(&specs, &wishes).unwrap();
         assert_eq!(requests.len(), MADE_UP);
         requests[..2].iter().flatten().map(|input| input.tensor.shape().to_vec()).collect()

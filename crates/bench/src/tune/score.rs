@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::journal::Slice;
-use super::space::Point;
+use super::space::TunePoint;
 use crate::stats::median;
 
 /// One slice of one point, its throughput set right for what the machine did meanwhile.
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
+pub(super) struct SliceReading {
     pub(super) pass: usize,
     pub(super) clients: usize,
     /// Answers a second, after [`level`].
@@ -20,7 +20,7 @@ pub(super) struct Reading {
 
 /// What several slices at one number of clients come to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Step {
+pub(super) struct ClientStep {
     /// Clients that waited for their answers.
     pub(super) clients: usize,
     /// Answers a second, median.
@@ -33,7 +33,7 @@ pub(super) struct Step {
     pub(super) failed: u64,
 }
 
-impl Step {
+impl ClientStep {
     /// Whether everything was answered and 99 of 100 within `target_ms`.
     pub(super) fn meets(&self, target_ms: f64) -> bool {
         self.failed == 0 && self.qps > 0.0 && self.p99_ms <= target_ms
@@ -42,41 +42,43 @@ impl Step {
 
 /// A point and what it was worth.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Scored {
-    pub(super) point: Point,
+pub(super) struct ScoredPoint {
+    pub(super) point: TunePoint,
     /// Its best step: the most answers a second within the target, or where none is, the lowest 99th percentile.
-    pub(super) best: Step,
+    pub(super) best: ClientStep,
     /// Whether that is within the target.
     pub(super) within: bool,
     /// All steps by clients.
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<ClientStep>,
     /// What the server said against it, where it would not serve it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
 }
 
-impl Scored {
+impl ScoredPoint {
     /// The worth of `readings`, of which there is at least one; `None` for none.
-    pub(super) fn new(point: Point, readings: &[Reading], target_ms: f64) -> Option<Scored> {
-        let mut by_clients: BTreeMap<usize, Vec<&Reading>> = BTreeMap::new();
+    pub(super) fn new(point: TunePoint, readings: &[SliceReading], target_ms: f64) -> Option<ScoredPoint> {
+        let mut by_clients: BTreeMap<usize, Vec<&SliceReading>> = BTreeMap::new();
         readings.iter().for_each(|reading| by_clients.entry(reading.clients).or_default().push(reading));
-        let steps: Vec<Step> = by_clients.into_iter().map(|(clients, all)| step(clients, &all)).collect();
+        let steps: Vec<ClientStep> =
+            by_clients.into_iter().map(|(clients, all)| step(clients, &all)).collect();
         let fastest = steps
             .iter()
             .filter(|step| step.meets(target_ms))
             .max_by(|a, b| a.qps.total_cmp(&b.qps).then(b.clients.cmp(&a.clients)));
         // A step without any answer has a percentile of 0 and is the worst, not the best.
-        let pain = |step: &Step| if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms };
+        let pain =
+            |step: &ClientStep| if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms };
         let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
         let best = *fastest.or(quickest)?;
         let refused = readings.iter().find_map(|reading| reading.slice.refused.clone());
-        Some(Scored { point, best, within: fastest.is_some(), steps, refused })
+        Some(ScoredPoint { point, best, within: fastest.is_some(), steps, refused })
     }
 
     /// Best first; equal ones in the order of points, so that a search that is repeated decides as before.
-    pub(super) fn rank(all: &mut [Scored]) {
+    pub(super) fn rank(all: &mut [ScoredPoint]) {
         all.sort_by(|a, b| {
-            let infeasible = |s: &Scored| s.best.failed > 0 || s.best.qps == 0.0;
+            let infeasible = |s: &ScoredPoint| s.best.failed > 0 || s.best.qps == 0.0;
             b.within
                 .cmp(&a.within)
                 .then(infeasible(a).cmp(&infeasible(b)))
@@ -89,9 +91,9 @@ impl Scored {
     }
 }
 
-fn step(clients: usize, readings: &[&Reading]) -> Step {
-    let middle = |of: fn(&Reading) -> f64| median(readings.iter().map(|reading| of(reading)));
-    Step {
+fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
+    let middle = |of: fn(&SliceReading) -> f64| median(readings.iter().map(|reading| of(reading)));
+    ClientStep {
         clients,
         qps: middle(|reading| reading.qps),
         p50_ms: middle(|reading| reading.slice.p50_ms),
@@ -103,8 +105,8 @@ fn step(clients: usize, readings: &[&Reading]) -> Step {
 /// Takes out of throughput what the machine did between passes: each pass is scaled so that its geometric mean over
 /// what every pass measured is that of all passes. A machine that was slow for a pass then does not decide between
 /// points, as each of them was measured in that pass.
-pub(super) fn level(all: &mut BTreeMap<Point, Vec<Reading>>) {
-    let mut logs: BTreeMap<(Point, usize), BTreeMap<usize, f64>> = BTreeMap::new();
+pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
+    let mut logs: BTreeMap<(TunePoint, usize), BTreeMap<usize, f64>> = BTreeMap::new();
     for (point, readings) in all.iter() {
         for reading in readings.iter().filter(|reading| reading.qps > 0.0) {
             logs.entry((*point, reading.clients)).or_default().insert(reading.pass, reading.qps.ln());
@@ -131,27 +133,27 @@ pub(super) fn level(all: &mut BTreeMap<Point, Vec<Reading>>) {
 mod tests {
     use super::*;
 
-    fn reading(pass: usize, clients: usize, qps: f64, p99_ms: f64) -> Reading {
+    fn reading(pass: usize, clients: usize, qps: f64, p99_ms: f64) -> SliceReading {
         let slice = Slice { qps, p50_ms: p99_ms / 2.0, p99_ms, n: 100, ..Slice::default() };
-        Reading { pass, clients, qps, slice }
+        SliceReading { pass, clients, qps, slice }
     }
 
     #[test]
     fn the_fastest_step_within_the_target_counts() {
         let readings = [reading(0, 1, 100.0, 1.0), reading(0, 4, 300.0, 9.0), reading(0, 8, 500.0, 11.0)];
-        let score = |target| Scored::new(Point::sync(1, 1), &readings, target).unwrap();
+        let score = |target| ScoredPoint::new(TunePoint::sync(1, 1), &readings, target).unwrap();
         assert_eq!((score(10.0).best.clients, score(10.0).within), (4, true));
         assert_eq!((score(12.0).best.clients, score(12.0).within), (8, true));
         assert_eq!((score(0.5).best.clients, score(0.5).within), (1, false), "the lowest percentile");
-        assert!(Scored::new(Point::sync(1, 1), &[], 1.0).is_none());
+        assert!(ScoredPoint::new(TunePoint::sync(1, 1), &[], 1.0).is_none());
     }
 
     #[test]
     fn failures_are_never_within_the_target_and_rank_last() {
         let mut failing = reading(0, 1, 900.0, 0.1);
         failing.slice.failed = 1;
-        let score = |threads, reading: &Reading| {
-            Scored::new(Point::sync(threads, 1), std::slice::from_ref(reading), 5.0).unwrap()
+        let score = |threads, reading: &SliceReading| {
+            ScoredPoint::new(TunePoint::sync(threads, 1), std::slice::from_ref(reading), 5.0).unwrap()
         };
         let mut all = [
             score(1, &failing),
@@ -159,7 +161,7 @@ mod tests {
             score(3, &reading(0, 1, 10.0, 60.0)),
             score(4, &reading(0, 1, 5.0, 4.0)),
         ];
-        Scored::rank(&mut all);
+        ScoredPoint::rank(&mut all);
         assert_eq!(all.map(|scored| scored.point.threads), [4, 3, 2, 1]);
     }
 
@@ -167,9 +169,10 @@ mod tests {
     fn a_pass_on_a_slow_machine_decides_nothing() {
         // In the second pass everything takes twice as long.
         let both = |qps: f64| vec![reading(0, 1, qps, 1.0), reading(1, 1, qps / 2.0, 2.0)];
-        let mut all = BTreeMap::from([(Point::sync(1, 1), both(100.0)), (Point::sync(2, 1), both(110.0))]);
+        let mut all =
+            BTreeMap::from([(TunePoint::sync(1, 1), both(100.0)), (TunePoint::sync(2, 1), both(110.0))]);
         level(&mut all);
-        let level = |threads| all[&Point::sync(threads, 1)].iter().map(|r| r.qps).collect::<Vec<_>>();
+        let level = |threads| all[&TunePoint::sync(threads, 1)].iter().map(|r| r.qps).collect::<Vec<_>>();
         assert!((level(1)[0] - level(1)[1]).abs() < 1e-9 && (level(2)[0] / level(1)[0] - 1.1).abs() < 1e-9);
     }
 }

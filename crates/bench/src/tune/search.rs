@@ -20,8 +20,8 @@ use base::{Error, Result};
 use serde::Serialize;
 
 use super::probe::{LADDER, Prober, Readings, around, shuffle};
-use super::score::Scored;
-use super::space::{Point, neighbours};
+use super::score::ScoredPoint;
+use super::space::{TunePoint, neighbours};
 
 /// Candidates of the last comparison.
 const FINALISTS: usize = 3;
@@ -61,18 +61,18 @@ pub(super) struct Rung {
     /// Length of a slice in milliseconds.
     pub(super) slice_ms: u64,
     /// Best first.
-    pub(super) points: Vec<Scored>,
+    pub(super) points: Vec<ScoredPoint>,
 }
 
 /// What the search found.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct SearchResult {
     /// The best.
-    pub(super) best: Scored,
+    pub(super) best: ScoredPoint,
     /// The sync default, measured beside the finalists.
-    pub(super) baseline: Option<Scored>,
+    pub(super) baseline: Option<ScoredPoint>,
     /// The last comparison, best first.
-    pub(super) finalists: Vec<Scored>,
+    pub(super) finalists: Vec<ScoredPoint>,
     /// All rungs, the last comparison included.
     pub(super) rungs: Vec<Rung>,
     /// What the search cost in seconds.
@@ -89,23 +89,23 @@ pub(super) struct GridFound {
     /// The best of them and what the search had found, measured side by side.
     pub(super) duel: Rung,
     /// The search's choice in that comparison.
-    pub(super) found: Scored,
+    pub(super) found: ScoredPoint,
 }
 
 /// A search over `grid`, whose first point is the one that all is compared with.
-pub(super) struct Search<'p, 'j, 'm> {
+pub(super) struct PointSearch<'p, 'j, 'm> {
     pub(super) prober: &'p mut Prober<'j, 'm>,
-    pub(super) grid: &'p [Point],
+    pub(super) grid: &'p [TunePoint],
     /// Told at the end of each rung.
     pub(super) tell: &'p dyn Fn(&str),
 }
 
-impl Search<'_, '_, '_> {
+impl PointSearch<'_, '_, '_> {
     /// Finds the best point of the grid within the prober's budget.
     ///
     /// # Errors
     /// Those of measuring; `Unavailable` when not even the default can be served.
-    pub(super) fn run(&mut self) -> Result<Found> {
+    pub(super) fn run(&mut self) -> Result<SearchResult> {
         let budget = self.prober.limit_s;
         let (mut hints, slice) = self.scout()?;
         // What is kept for the last comparison is kept, whatever the rungs turn out to cost.
@@ -114,8 +114,8 @@ impl Search<'_, '_, '_> {
         let candidates = self.candidates(rungs_s, slice);
         let count = self.rungs(candidates.len());
         let mut rungs: Vec<Rung> = Vec::new();
-        let mut standing: Vec<Scored> = Vec::new();
-        let mut tried: BTreeSet<Point> = candidates.iter().copied().collect();
+        let mut standing: Vec<ScoredPoint> = Vec::new();
+        let mut tried: BTreeSet<TunePoint> = candidates.iter().copied().collect();
         let mut fresh = BTreeSet::new();
         let mut alive = candidates.clone();
         for rung in 0..count {
@@ -158,8 +158,8 @@ impl Search<'_, '_, '_> {
     }
 
     /// Measures the defaults, to learn how many clients it takes and how long an answer does.
-    fn scout(&mut self) -> Result<(BTreeMap<Point, usize>, Duration)> {
-        let defaults: Vec<Point> = self.grid.iter().copied().take(2).collect();
+    fn scout(&mut self) -> Result<(BTreeMap<TunePoint, usize>, Duration)> {
+        let defaults: Vec<TunePoint> = self.grid.iter().copied().take(2).collect();
         // Where time is short, a glance has to do.
         let passes = if self.prober.limit_s < SCOUT_TWICE_S { 1 } else { 2 };
         let readings = self.prober.ladder("scout", &defaults, SCOUT_CLIENTS, passes, SLICE_MIN)?;
@@ -183,7 +183,7 @@ impl Search<'_, '_, '_> {
 
     /// As much of the grid as the first rung can measure in its share of the time: the defaults, and of the others a
     /// random choice.
-    fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<Point> {
+    fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<TunePoint> {
         let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
         let fits = |&count: &usize| count as f64 * each <= rungs_s / self.rungs(count) as f64;
         let all = self.grid.len();
@@ -197,8 +197,13 @@ impl Search<'_, '_, '_> {
     }
 
     /// Points beside the best that nobody has tried, with the clients to begin with.
-    fn joined(&self, standing: &[Scored], tried: &BTreeSet<Point>, most: usize) -> Vec<(Point, usize)> {
-        let mut joined: Vec<(Point, usize)> = Vec::new();
+    fn joined(
+        &self,
+        standing: &[ScoredPoint],
+        tried: &BTreeSet<TunePoint>,
+        most: usize,
+    ) -> Vec<(TunePoint, usize)> {
+        let mut joined: Vec<(TunePoint, usize)> = Vec::new();
         for best in standing.iter().take(JOIN_BEST) {
             for point in neighbours(&best.point, self.grid) {
                 let known = tried.contains(&point) || joined.iter().any(|(own, _)| *own == point);
@@ -214,16 +219,17 @@ impl Search<'_, '_, '_> {
     fn first(
         &mut self,
         name: &str,
-        alive: &[Point],
-        hints: &BTreeMap<Point, usize>,
+        alive: &[TunePoint],
+        hints: &BTreeMap<TunePoint, usize>,
         slice: Duration,
     ) -> Result<Readings> {
         let reference = self.grid[0];
         let hint = |merged: bool| {
-            let of = |point: &&Point| point.merged == merged;
+            let of = |point: &&TunePoint| point.merged == merged;
             self.grid.iter().take(2).find(of).and_then(|point| hints.get(point)).copied().unwrap_or(1)
         };
-        let points: Vec<(Point, usize)> = alive.iter().map(|point| (*point, hint(point.merged))).collect();
+        let points: Vec<(TunePoint, usize)> =
+            alive.iter().map(|point| (*point, hint(point.merged))).collect();
         // Enough clients for the reference to keep the cores busy, however long its answers then take.
         let busy = hint(false).max(2 * reference.threads);
         self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
@@ -233,26 +239,27 @@ impl Search<'_, '_, '_> {
     fn next(
         &mut self,
         name: &str,
-        alive: &[Point],
-        (hints, fresh): (&BTreeMap<Point, usize>, &BTreeSet<Point>),
+        alive: &[TunePoint],
+        (hints, fresh): (&BTreeMap<TunePoint, usize>, &BTreeSet<TunePoint>),
         until_s: f64,
         slice: Duration,
     ) -> Result<(Readings, Duration)> {
-        let clients = |point: &Point| {
+        let clients = |point: &TunePoint| {
             let hint = hints.get(point).copied().unwrap_or(1);
             // Who was never measured has the number of the neighbour it came with, and may want more.
             let more = fresh.contains(point).then(|| 2 * hint).filter(|more| LADDER.contains(more));
             around(hint).into_iter().chain(more).collect()
         };
-        let points: Vec<(Point, Vec<usize>)> = alive.iter().map(|point| (*point, clients(point))).collect();
+        let points: Vec<(TunePoint, Vec<usize>)> =
+            alive.iter().map(|point| (*point, clients(point))).collect();
         let time = slice_for(&points, until_s - self.prober.journal.spent(), slice);
         Ok((self.prober.interleave(name, &points, PASSES_MAX, time, until_s)?, time))
     }
 
     /// The best few and the default, at all numbers of clients that matter for any of them.
-    fn last(&mut self, standing: &[Scored], slice: Duration) -> Result<Rung> {
+    fn last(&mut self, standing: &[ScoredPoint], slice: Duration) -> Result<Rung> {
         let name = "final".to_owned();
-        let mut points: Vec<Point> = standing.iter().map(|scored| scored.point).collect();
+        let mut points: Vec<TunePoint> = standing.iter().map(|scored| scored.point).collect();
         if !points.contains(&self.grid[0]) {
             points.push(self.grid[0]);
         }
@@ -268,14 +275,21 @@ impl Search<'_, '_, '_> {
         }
         clients.sort_unstable();
         clients.dedup();
-        let sets: Vec<(Point, Vec<usize>)> = points.iter().map(|point| (*point, clients.clone())).collect();
+        let sets: Vec<(TunePoint, Vec<usize>)> =
+            points.iter().map(|point| (*point, clients.clone())).collect();
         let time = slice_for(&sets, left, slice);
         let until = self.prober.limit_s;
         let readings = self.prober.interleave(&name, &sets, PASSES_MAX, time, until)?;
         Ok(Rung { name, slice_ms: super::journal::millis(time), points: self.scores(&readings, 1.0) })
     }
 
-    fn found(&self, standing: Vec<Scored>, last: Rung, mut rungs: Vec<Rung>, tried: usize) -> Result<Found> {
+    fn found(
+        &self,
+        standing: Vec<ScoredPoint>,
+        last: Rung,
+        mut rungs: Vec<Rung>,
+        tried: usize,
+    ) -> Result<SearchResult> {
         // Where no time was left for the last comparison, the last rung decides.
         let compared = standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
         if compared {
@@ -286,26 +300,26 @@ impl Search<'_, '_, '_> {
         let mut finalists = if compared { last.points } else { standing };
         // The default may have met the target on an earlier rung, when none of the others does.
         finalists.extend(baseline.clone().filter(|sync| finalists.iter().all(|s| s.point != sync.point)));
-        Scored::rank(&mut finalists);
+        ScoredPoint::rank(&mut finalists);
         let best = finalists.first().cloned().ok_or_else(|| {
             Error::deadline("the time was over before anything was measured; give more with --time")
         })?;
-        Ok(Found { best, baseline, finalists, rungs, seconds: self.prober.journal.spent(), tried })
+        Ok(SearchResult { best, baseline, finalists, rungs, seconds: self.prober.journal.spent(), tried })
     }
 
     /// All that was read, best first; `lenient` is what the target is multiplied with.
-    fn scores(&self, readings: &Readings, lenient: f64) -> Vec<Scored> {
+    fn scores(&self, readings: &Readings, lenient: f64) -> Vec<ScoredPoint> {
         let target = self.prober.target_ms * lenient;
-        let mut all: Vec<Scored> =
-            readings.iter().filter_map(|(point, read)| Scored::new(*point, read, target)).collect();
-        Scored::rank(&mut all);
+        let mut all: Vec<ScoredPoint> =
+            readings.iter().filter_map(|(point, read)| ScoredPoint::new(*point, read, target)).collect();
+        ScoredPoint::rank(&mut all);
         all
     }
 
     fn report_rung(&self, rungs: &[Rung], of: usize, kept: usize) {
         let (Some(rung), spent) = (rungs.last(), self.prober.journal.spent()) else { return };
         let best = rung.points.first().map(|scored| {
-            let Scored { point, best, .. } = scored;
+            let ScoredPoint { point, best, .. } = scored;
             format!("; best {:.0}/s, p99 {:.2} ms: {point}", best.qps, best.p99_ms)
         });
         (self.tell)(&format!(
@@ -329,7 +343,7 @@ fn rungs_for(candidates: usize) -> usize {
 }
 
 /// The longest slice that leaves time for three passes.
-fn slice_for(points: &[(Point, Vec<usize>)], seconds: f64, min: Duration) -> Duration {
+fn slice_for(points: &[(TunePoint, Vec<usize>)], seconds: f64, min: Duration) -> Duration {
     let slices = 3 * points.iter().map(|(_, clients)| clients.len()).sum::<usize>().max(1);
     let each = (seconds / slices as f64 - OVERHEAD_S).clamp(0.0, 60.0);
     Duration::from_millis((each * 1e3) as u64).clamp(min, SLICE_MAX.max(min))

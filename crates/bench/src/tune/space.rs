@@ -15,7 +15,7 @@ const DEFAULT_BATCH: usize = 32;
 
 /// One configuration. Batch and delay are 1 and 0 where nothing is merged, so that equal points are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Point {
+pub(super) struct TunePoint {
     /// Whether requests are merged.
     pub(super) merged: bool,
     /// Runs of the model at the same time.
@@ -28,15 +28,15 @@ pub(super) struct Point {
     pub(super) delay_us: u64,
 }
 
-impl Point {
+impl TunePoint {
     /// One by one on `threads` threads: what a server does that was told nothing.
-    pub(super) fn sync(threads: usize, intra_op: usize) -> Point {
-        Point { merged: false, threads, intra_op, max_batch: 1, delay_us: 0 }
+    pub(super) fn sync(threads: usize, intra_op: usize) -> TunePoint {
+        TunePoint { merged: false, threads, intra_op, max_batch: 1, delay_us: 0 }
     }
 
     /// Batches with the defaults of everything else.
-    pub(super) fn batches(threads: usize) -> Point {
-        Point { merged: true, threads, intra_op: 1, max_batch: DEFAULT_BATCH, delay_us: 0 }
+    pub(super) fn batches(threads: usize) -> TunePoint {
+        TunePoint { merged: true, threads, intra_op: 1, max_batch: DEFAULT_BATCH, delay_us: 0 }
     }
 
     /// The linger.
@@ -57,7 +57,7 @@ impl Point {
     }
 }
 
-impl fmt::Display for Point {
+impl fmt::Display for TunePoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = if self.threads == 1 { "run" } else { "runs" };
         match self.merged {
@@ -77,20 +77,20 @@ impl fmt::Display for Point {
 
 /// All points for `cores` cores and a target of `target`; without batches where the model's requests cannot be
 /// merged. The two that a server does by default come first.
-pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<Point> {
+pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoint> {
     let cores = cores.max(1);
-    let mut points = vec![Point::sync(cores, 1)];
+    let mut points = vec![TunePoint::sync(cores, 1)];
     if batched {
-        points.push(Point::batches(cores));
+        points.push(TunePoint::batches(cores));
     }
     let delays = DELAYS_US.iter().filter(|&&delay| Duration::from_micros(delay) <= target / 2);
     for intra_op in sizes(cores) {
         for threads in sizes(cores).filter(|threads| threads * intra_op <= cores) {
-            points.push(Point::sync(threads, intra_op));
+            points.push(TunePoint::sync(threads, intra_op));
             for (&max_batch, &delay_us) in
                 BATCHES.iter().flat_map(|batch| delays.clone().map(move |delay| (batch, delay)))
             {
-                points.push(Point { merged: true, threads, intra_op, max_batch, delay_us });
+                points.push(TunePoint { merged: true, threads, intra_op, max_batch, delay_us });
             }
         }
     }
@@ -102,10 +102,10 @@ pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<Point> 
 
 /// Points of `grid` that are one step away from `point` in one direction: half or twice the batch or the threads, the
 /// next linger.
-pub(super) fn neighbours(point: &Point, grid: &[Point]) -> Vec<Point> {
+pub(super) fn neighbours(point: &TunePoint, grid: &[TunePoint]) -> Vec<TunePoint> {
     let steps = |a: usize, b: usize| a.max(b) as f64 / a.min(b).max(1) as f64;
     let delay = |us: u64| DELAYS_US.iter().position(|&own| own == us).unwrap_or(0);
-    let near = |other: &&Point| {
+    let near = |other: &&TunePoint| {
         let ratios = [
             steps(point.threads, other.threads),
             steps(point.intra_op, other.intra_op),
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn the_grid_has_the_defaults_first_and_each_point_once() {
         let points = grid(2, TARGET, true);
-        assert_eq!(points[..2], [Point::sync(2, 1), Point::batches(2)]);
+        assert_eq!(points[..2], [TunePoint::sync(2, 1), TunePoint::batches(2)]);
         // Two thread counts at one thread a run, one at two; each sync and 7 batches x 4 delays.
         assert_eq!(points.len(), 3 * (1 + 7 * 4));
         assert!(points.iter().all(|point| point.threads * point.intra_op <= 2));
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn neighbours_are_one_step_away() {
         let grid = grid(4, TARGET, true);
-        let near = neighbours(&Point { delay_us: 500, ..Point::batches(2) }, &grid);
+        let near = neighbours(&TunePoint { delay_us: 500, ..TunePoint::batches(2) }, &grid);
         let mut changed: Vec<_> =
             near.iter().map(|p| (p.threads, p.intra_op, p.max_batch, p.delay_us)).collect();
         changed.sort_unstable();
@@ -167,16 +167,19 @@ mod tests {
                 (4, 1, 32, 500)
             ]
         );
-        assert_eq!(neighbours(&Point::sync(4, 1), &grid), [Point::sync(2, 1)]);
+        assert_eq!(neighbours(&TunePoint::sync(4, 1), &grid), [TunePoint::sync(2, 1)]);
     }
 
     #[test]
     fn a_point_says_what_it_is() {
-        assert_eq!(Point::sync(1, 2).to_string(), "sync, 1 run, 2 threads a run");
-        let point = Point { delay_us: 500, ..Point::batches(2) };
+        assert_eq!(TunePoint::sync(1, 2).to_string(), "sync, 1 run, 2 threads a run");
+        let point = TunePoint { delay_us: 500, ..TunePoint::batches(2) };
         assert_eq!(point.to_string(), "async, 2 runs, batch 32, max-queue-delay 0.5 ms");
         let text = toml::to_string(&point.schedule()).unwrap();
         assert_eq!(text, "mode = \"async\"\nthreads = 2\nmax-batch = 32\nmax-queue-delay = \"500us\"\n");
-        assert_eq!(toml::to_string(&Point::sync(1, 1).schedule()).unwrap(), "mode = \"sync\"\nthreads = 1\n");
+        assert_eq!(
+            toml::to_string(&TunePoint::sync(1, 1).schedule()).unwrap(),
+            "mode = \"sync\"\nthreads = 1\n"
+        );
     }
 }

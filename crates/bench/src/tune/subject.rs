@@ -19,7 +19,7 @@ const NOT_FOR_POINTS: [&str; 3] = ["policy", "transition", "labels"];
 
 /// A model's directory.
 #[derive(Debug)]
-pub(super) struct Subject {
+pub(super) struct TuneSubject {
     /// For people.
     pub(super) name: String,
     /// The model's directory, without links.
@@ -35,13 +35,13 @@ pub(super) struct Subject {
     pub(super) table: Table,
 }
 
-impl Subject {
+impl TuneSubject {
     /// Looks at `DIR` or `NAME=DIR`, and converts the newest version where it is not in the mappable layout.
     ///
     /// # Errors
     /// `InvalidArgument` for what is no model's directory or has settings that cannot be read; those of the
     /// conversion.
-    pub(super) fn open(given: &str, env: &BenchEnv) -> Result<Subject> {
+    pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {
             // A path may hold "=" too: only what could be a name counts as one.
             Some((name, dir)) if !name.contains('/') => (Some(name.to_owned()), Path::new(dir)),
@@ -65,7 +65,7 @@ impl Subject {
         })?;
         let artifact = mappable(&newest.1, newest.0, env)?;
         let settings = for_points(&table)?;
-        Ok(Subject { name, dir: real, version: newest.0, artifact, text, settings, table })
+        Ok(TuneSubject { name, dir: real, version: newest.0, artifact, text, settings, table })
     }
 
     /// A model directory at `dir` with these settings and the version as a link.
@@ -158,6 +158,6 @@ mod tests {
         assert!(!made.contains_key("labels"));
         // And can be given a point's settings.
         let text = toml::to_string(&made).unwrap();
-        assert!(write::with_point(&text, &super::super::space::Point::batches(2)).is_ok());
+        assert!(write::with_point(&text, &super::super::space::TunePoint::batches(2)).is_ok());
     }
 }

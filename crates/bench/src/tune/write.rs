@@ -11,7 +11,7 @@ use base::{Error, Result};
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-use super::space::Point;
+use super::space::TunePoint;
 
 /// The file's name in a model's directory.
 pub(super) const MODEL_FILE: &str = "millpond.toml";
@@ -45,7 +45,7 @@ pub(super) fn read(model_dir: &Path) -> Result<String> {
 ///
 /// # Errors
 /// `InvalidArgument` when `text` is no TOML, or is written in a way that this cannot edit.
-pub(super) fn with_point(text: &str, point: &Point) -> Result<String> {
+pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
     let broken = |e: toml::de::Error| {
         Error::invalid(format!("{MODEL_FILE}: {}", e.to_string().lines().collect::<Vec<_>>().join(" ")))
     };
@@ -73,7 +73,7 @@ pub(super) fn with_point(text: &str, point: &Point) -> Result<String> {
 }
 
 /// The keys of `[schedule]` to set.
-fn settings(point: &Point, before: &Table) -> Result<Table> {
+fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
     let internal = |e: &dyn std::fmt::Display| Error::internal(format!("settings: {e}"));
     let mut settings = Table::try_from(point.schedule()).map_err(|e| internal(&e))?;
     // Preferred sizes above the batch's own are refused by the server.
@@ -89,7 +89,7 @@ fn settings(point: &Point, before: &Table) -> Result<Table> {
 }
 
 /// One change of the text.
-struct Change {
+struct TextChange {
     at: Range<usize>,
     text: String,
 }
@@ -109,25 +109,25 @@ fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String
     let mut missing = String::new();
     for (key, value) in settings {
         match inside.and_then(|table| value_at(table, key)) {
-            Some(at) => changes.push(Change { at, text: value.to_string() }),
+            Some(at) => changes.push(TextChange { at, text: value.to_string() }),
             None => missing += &format!("{key} = {value}\n"),
         }
     }
     if !missing.is_empty() {
         changes.push(match header_end(text) {
-            Some(end) => Change { at: end..end, text: at_line_start(text, end, &missing) },
+            Some(end) => TextChange { at: end..end, text: at_line_start(text, end, &missing) },
             None => {
                 let gap = if text.trim().is_empty() { "" } else { "\n" };
                 let section = format!("{gap}[{SECTION}]\n{missing}");
-                Change { at: text.len()..text.len(), text: at_line_start(text, text.len(), &section) }
+                TextChange { at: text.len()..text.len(), text: at_line_start(text, text.len(), &section) }
             }
         });
     }
     if let Some(value) = intra_op {
         changes.push(match value_at(root, INTRA_OP) {
-            Some(at) => Change { at, text: value.to_string() },
+            Some(at) => TextChange { at, text: value.to_string() },
             // Before the first section, where it belongs to none.
-            None => Change { at: 0..0, text: format!("{INTRA_OP} = {value}\n") },
+            None => TextChange { at: 0..0, text: format!("{INTRA_OP} = {value}\n") },
         });
     }
     changes.sort_by_key(|change| std::cmp::Reverse(change.at.start));
@@ -212,8 +212,8 @@ pub(super) fn difference(before: &str, after: &str) -> String {
 mod tests {
     use super::*;
 
-    fn point() -> Point {
-        Point { delay_us: 2000, max_batch: 16, ..Point::batches(2) }
+    fn point() -> TunePoint {
+        TunePoint { delay_us: 2000, max_batch: 16, ..TunePoint::batches(2) }
     }
 
     const SETTINGS: &str = "max-batch = 16\nmax-queue-delay = \"2ms\"\nmode = \"async\"\nthreads = 2\n";
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn an_empty_file_gets_a_section() {
         assert_eq!(with_point("", &point()).unwrap(), format!("[schedule]\n{SETTINGS}"));
-        let intra = Point { intra_op: 4, ..Point::sync(1, 1) };
+        let intra = TunePoint { intra_op: 4, ..TunePoint::sync(1, 1) };
         assert_eq!(
             with_point("", &intra).unwrap(),
             "intra-op-threads = 4\n[schedule]\nmode = \"sync\"\nthreads = 1\n"
@@ -257,7 +257,7 @@ mod tests {
     fn preferred_sizes_above_the_batch_go() {
         let text = "[schedule]\npreferred-batch-sizes = [8, 16, 64]\n";
         assert!(with_point(text, &point()).unwrap().contains("preferred-batch-sizes = [8, 16]\n"));
-        let small = Point { max_batch: 128, ..point() };
+        let small = TunePoint { max_batch: 128, ..point() };
         assert!(with_point(text, &small).unwrap().contains("[8, 16, 64]"));
     }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// One setting of one engine.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub(super) struct Point {
+pub(super) struct VectorPoint {
     /// What was set.
     pub(super) setting: String,
     /// Share of the true nearest that were found, 0 to 1.
@@ -25,7 +25,7 @@ pub(super) struct Curve {
     pub(super) version: Option<String>,
     /// Building, in seconds of the clock.
     pub(super) build_s: f64,
-    pub(super) points: Vec<Point>,
+    pub(super) points: Vec<VectorPoint>,
 }
 
 impl Curve {
@@ -41,8 +41,8 @@ impl Curve {
     }
 
     /// The points that no other beats in both, in ascending order of recall.
-    fn envelope(&self) -> Vec<&Point> {
-        let mut points: Vec<&Point> = self.points.iter().filter(|point| point.qps > 0.0).collect();
+    fn envelope(&self) -> Vec<&VectorPoint> {
+        let mut points: Vec<&VectorPoint> = self.points.iter().filter(|point| point.qps > 0.0).collect();
         points.sort_by(|a, b| b.recall.total_cmp(&a.recall).then(b.qps.total_cmp(&a.qps)));
         let mut fastest = 0.0;
         points.retain(|point| {
@@ -61,7 +61,7 @@ mod tests {
 
     fn curve(points: &[(f64, f64)]) -> Curve {
         let point =
-            |&(recall, qps): &(f64, f64)| Point { setting: String::new(), recall, qps, qps_wall: qps };
+            |&(recall, qps): &(f64, f64)| VectorPoint { setting: String::new(), recall, qps, qps_wall: qps };
         Curve { engine: "x".into(), version: None, build_s: 1.0, points: points.iter().map(point).collect() }
     }
 

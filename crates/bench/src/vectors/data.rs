@@ -7,11 +7,11 @@ use kernels::TopK;
 use kernels::float::{Panels, dot};
 
 use super::HITS;
-use crate::random::Random;
+use crate::random::RandomSequence;
 
 /// Vectors, queries, and the true nearest of each query by squared distance.
 #[derive(Debug)]
-pub(super) struct Data {
+pub(super) struct VectorData {
     pub(super) dims: usize,
     pub(super) base: Vec<f32>,
     pub(super) queries: Vec<f32>,
@@ -32,9 +32,9 @@ const DIMS_MAX: usize = search::coarse::DIMS_MAX;
 /// Vectors that are compared with all queries at a time.
 const ROWS_AT_A_TIME: usize = 96;
 
-impl Data {
+impl VectorData {
     /// Reads base.fvecs, query.fvecs and truth.ivecs.
-    pub(super) fn read(folder: &Path) -> Result<Data> {
+    pub(super) fn read(folder: &Path) -> Result<VectorData> {
         let (dims, base) = read_vectors(&folder.join("base.fvecs"))?;
         let (query_dims, queries) = read_vectors(&folder.join("query.fvecs"))?;
         let (wide, truth) = read_vectors(&folder.join("truth.ivecs"))?;
@@ -52,12 +52,12 @@ impl Data {
         if truth.iter().flatten().any(|row| *row as usize >= rows) {
             return Err(Error::invalid(format!("{}: truth names rows that base lacks", folder.display())));
         }
-        Ok(Data { dims, base, queries, truth, made: false })
+        Ok(VectorData { dims, base, queries, truth, made: false })
     }
 
     /// Clusters of uneven size and shape, and their exact neighbours.
-    pub(super) fn made(rows: usize, dims: usize) -> Data {
-        let mut random = Random::new(17);
+    pub(super) fn made(rows: usize, dims: usize) -> VectorData {
+        let mut random = RandomSequence::new(17);
         let centres: Vec<f64> = (0..CLUSTERS * dims).map(|_| normal(&mut random)).collect();
         let scales: Vec<f64> = (0..CLUSTERS * dims).map(|_| SPREAD * random.unit() * 2.0).collect();
         let mut vectors = |count: usize| {
@@ -73,7 +73,7 @@ impl Data {
         };
         let (base, queries) = (vectors(rows), vectors(QUERIES));
         let truth = nearest(&base, &queries, dims);
-        Data { dims, base, queries, truth, made: true }
+        VectorData { dims, base, queries, truth, made: true }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -93,7 +93,7 @@ impl Data {
 }
 
 /// Normally distributed, nearly: the sum of twelve uniform numbers.
-fn normal(random: &mut Random) -> f64 {
+fn normal(random: &mut RandomSequence) -> f64 {
     (0..12).map(|_| random.unit()).sum::<f64>() - 6.0
 }
 
@@ -152,12 +152,12 @@ mod tests {
             std::fs::write(&path, wrong).unwrap();
             assert!(read_vectors(&path).is_err());
         }
-        assert!(Data::read(folder.path()).is_err());
+        assert!(VectorData::read(folder.path()).is_err());
     }
 
     #[test]
     fn the_made_truth_is_the_truth() {
-        let data = Data::made(300, 5);
+        let data = VectorData::made(300, 5);
         for (query, truth) in data.queries.chunks_exact(5).zip(&data.truth) {
             let mut rows: Vec<(f32, u32)> =
                 data.base.chunks_exact(5).map(|row| kernels::float::l2(query, row)).zip(0..).collect();

@@ -17,12 +17,12 @@ use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
 use crate::BenchEnv;
-use crate::machine::{Machine, NoiseWatch};
-use crate::report::Progress;
-use data::Data;
-use ours::Ours;
+use crate::machine::{MachineFacts, NoiseWatch};
+use crate::report::StepProgress;
+use data::VectorData;
+use ours::OurIndex;
 use peers::Peers;
-use report::Report;
+use report::VectorsReport;
 
 /// Hits that a query asks for, and that recall is counted in.
 const HITS: usize = 10;
@@ -115,13 +115,13 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
     let data = match &args.data {
-        Some(folder) => Data::read(folder)?,
-        None => Data::made(args.rows, args.dims),
+        Some(folder) => VectorData::read(folder)?,
+        None => VectorData::made(args.rows, args.dims),
     };
     let mut peers = Peers::find(args)?;
-    let progress = Progress::new(peers.engines.len() as u64 * 2 + 1);
+    let progress = StepProgress::new(peers.engines.len() as u64 * 2 + 1);
     progress.line(&data.line());
-    let mut ours = Ours::build(&data, args)?;
+    let mut ours = OurIndex::build(&data, args)?;
     progress.line(&ours.line());
     progress.line(&peers.line());
     let mut curves = Vec::new();
@@ -145,7 +145,7 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
         progress.step();
     }
     drop(progress);
-    let report = Report::new(&data, &ours, &peers, curves, Machine::look(None), watch.end());
+    let report = VectorsReport::new(&data, &ours, &peers, curves, MachineFacts::detect(None), watch.end());
     report.print();
     match &args.json {
         Some(path) => crate::report::write_json(path, &report),

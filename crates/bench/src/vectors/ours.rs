@@ -7,8 +7,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use search::coarse::{Ask, Build, Coarse, Crew, DenseVectors, Kind, Metric, Params, Scratch, build};
 
-use super::curve::{Curve, Point};
-use super::data::Data;
+use super::curve::{Curve, VectorPoint};
+use super::data::VectorData;
 use super::{HITS, IndexKind, VectorsArgs};
 use crate::stats::median;
 
@@ -24,17 +24,17 @@ const TIME: Duration = Duration::from_millis(150);
 const TIME_MADE: Duration = Duration::from_millis(20);
 
 /// The index and what was measured.
-pub(super) struct Ours {
+pub(super) struct OurIndex {
     index: Box<dyn Coarse>,
     order: Vec<u32>,
     exact: DenseVectors,
     kind: Kind,
     build_s: f64,
-    cells: Vec<Cell>,
+    cells: Vec<OurSetting>,
 }
 
 /// One setting.
-struct Cell {
+struct OurSetting {
     name: String,
     params: Params,
     recall: f64,
@@ -43,8 +43,8 @@ struct Cell {
     qps_wall: Vec<f64>,
 }
 
-impl Ours {
-    pub(super) fn build(data: &Data, args: &VectorsArgs) -> Result<Ours> {
+impl OurIndex {
+    pub(super) fn build(data: &VectorData, args: &VectorsArgs) -> Result<OurIndex> {
         let kind = match args.index {
             IndexKind::Auto => Kind::Auto,
             IndexKind::IvfPq => Kind::IvfPq,
@@ -64,13 +64,13 @@ impl Ours {
         let exact = DenseVectors::new(&data.base, data.dims, Metric::L2, &built.order)?;
         let kind = kind.resolved(data.rows(), data.dims);
         let mut ours =
-            Ours { index: built.index, order: built.order, exact, kind, build_s, cells: Vec::new() };
+            OurIndex { index: built.index, order: built.order, exact, kind, build_s, cells: Vec::new() };
         ours.choose_cells(data)?;
         Ok(ours)
     }
 
     /// The settings to measure, with their recall. A flat index has only one.
-    fn choose_cells(&mut self, data: &Data) -> Result<()> {
+    fn choose_cells(&mut self, data: &VectorData) -> Result<()> {
         self.add_cell("own choice".into(), Params::default(), data)?;
         if self.kind == Kind::Flat {
             return Ok(());
@@ -86,7 +86,7 @@ impl Ours {
         Ok(())
     }
 
-    fn add_cell(&mut self, name: String, params: Params, data: &Data) -> Result<f64> {
+    fn add_cell(&mut self, name: String, params: Params, data: &VectorData) -> Result<f64> {
         let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
         let ask = Ask { params, exact: Some(&self.exact), ..Ask::best(HITS) };
         for (query, truth) in data.queries.chunks_exact(data.dims).zip(&data.truth) {
@@ -94,12 +94,12 @@ impl Ours {
             found += hits.iter().filter(|hit| truth.contains(&self.order[hit.row as usize])).count();
         }
         let recall = found as f64 / (HITS * data.truth.len()) as f64;
-        self.cells.push(Cell { name, params, recall, qps: Vec::new(), qps_wall: Vec::new() });
+        self.cells.push(OurSetting { name, params, recall, qps: Vec::new(), qps_wall: Vec::new() });
         Ok(recall)
     }
 
     /// One pass over all settings, on a thread pinned to `core`.
-    pub(super) fn pass(&mut self, data: &Data, core: usize) -> Result<()> {
+    pub(super) fn pass(&mut self, data: &VectorData, core: usize) -> Result<()> {
         let time = if data.made { TIME_MADE } else { TIME };
         std::thread::scope(|scope| {
             let work = || {
@@ -128,7 +128,7 @@ impl Ours {
 
     /// Medians over the passes.
     pub(super) fn curve(&self) -> Curve {
-        let points = self.cells.iter().map(|cell| Point {
+        let points = self.cells.iter().map(|cell| VectorPoint {
             setting: cell.name.clone(),
             recall: cell.recall,
             qps: median(cell.qps.iter().copied()),

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::HITS;
-use super::curve::{Curve, Point};
-use super::data::Data;
-use super::ours::Ours;
+use super::curve::{Curve, VectorPoint};
+use super::data::VectorData;
+use super::ours::OurIndex;
 use super::peers::Peers;
-use crate::machine::{Machine, Noise};
-use crate::report::Table;
+use crate::machine::{MachineFacts, Noise};
+use crate::report::TextTable;
 
 /// What `bench vectors` writes as JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct VectorsReport {
     dims: usize,
     at95: At,
     at99: At,
     /// Engine to its points.
-    curves: BTreeMap<String, Vec<Point>>,
+    curves: BTreeMap<String, Vec<VectorPoint>>,
     build_s: BTreeMap<String, f64>,
     versions: BTreeMap<String, String>,
     rows: usize,
@@ -35,7 +35,7 @@ pub(super) struct Report {
     peers_absent: Option<String>,
     /// What engines said that failed.
     peers_failed: BTreeMap<String, String>,
-    machine: Machine,
+    machine: MachineFacts,
     noise: Noise,
 }
 
@@ -56,19 +56,19 @@ impl At {
     }
 }
 
-impl Report {
+impl VectorsReport {
     pub(super) fn new(
-        data: &Data,
-        ours: &Ours,
+        data: &VectorData,
+        ours: &OurIndex,
         peers: &Peers,
         theirs: Vec<Curve>,
-        machine: Machine,
+        machine: MachineFacts,
         noise: Noise,
-    ) -> Report {
+    ) -> VectorsReport {
         let own = ours.curve();
         let (at95, at99) = (At::new(0.95, &own, &theirs), At::new(0.99, &own, &theirs));
         let all = || std::iter::once(&own).chain(&theirs);
-        Report {
+        VectorsReport {
             dims: data.dims,
             at95,
             at99,
@@ -101,7 +101,7 @@ impl Report {
             self.queries,
             if self.made { " (made, not real)" } else { "" }
         );
-        let mut table = Table::new(&["engine", "build s", "q/s at 0.95", "q/s at 0.99", "best recall"]);
+        let mut table = TextTable::new(&["engine", "build s", "q/s at 0.95", "q/s at 0.99", "best recall"]);
         for (engine, points) in &self.curves {
             let curve = Curve { engine: engine.clone(), version: None, build_s: 0.0, points: points.clone() };
             let at = |recall| curve.qps_at(recall).map_or("-".into(), |qps| format!("{qps:.0}"));
@@ -129,7 +129,7 @@ mod tests {
             engine: engine.into(),
             version: None,
             build_s: 0.0,
-            points: vec![Point { setting: String::new(), recall, qps, qps_wall: qps }],
+            points: vec![VectorPoint { setting: String::new(), recall, qps, qps_wall: qps }],
         };
         let ours = curve("millpond", 0.97, 10.0);
         let peers = [curve("fast", 0.9, 99.0), curve("good", 0.99, 20.0), curve("slow", 1.0, 5.0)];

@@ -8,7 +8,7 @@ mod values;
 use base::{Error, NamedTensor, Result, TensorSpec};
 use bytes::Bytes;
 
-use crate::connection::{Answer, Endpoint, Template, Transport};
+use crate::connection::{Endpoint, RawResponse, Template, Transport};
 
 pub(crate) use oip::{Outputs, read_answer};
 pub(crate) use values::from_json;
@@ -24,7 +24,7 @@ pub enum Api {
 
 /// A model behind an API.
 #[derive(Clone, Debug)]
-pub(crate) struct Door {
+pub(crate) struct ModelEndpoint {
     pub(crate) endpoint: Endpoint,
     pub(crate) api: Api,
     pub(crate) model: String,
@@ -32,14 +32,14 @@ pub(crate) struct Door {
 
 /// Requests ready to be sent.
 #[derive(Clone, Debug)]
-pub(crate) struct Encoded {
+pub(crate) struct EncodedRequests {
     pub(crate) template: Template,
     pub(crate) bodies: Vec<Bytes>,
 }
 
-impl Door {
+impl ModelEndpoint {
     /// Encodes requests, each a set of inputs.
-    pub(crate) fn encode(&self, requests: &[Vec<NamedTensor>]) -> Result<Encoded> {
+    pub(crate) fn encode(&self, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
         match (self.api, self.endpoint.transport) {
             (Api::Oip, Transport::Grpc) => oip::encode_grpc(self, requests),
             (Api::Oip, Transport::Http) => oip::encode_http(self, requests),
@@ -63,7 +63,7 @@ impl Door {
     }
 
     /// One unary gRPC call outside any measurement.
-    fn grpc_call(&self, path: &str, message: &[u8]) -> Result<Answer> {
+    fn grpc_call(&self, path: &str, message: &[u8]) -> Result<RawResponse> {
         let template = Template::grpc(&self.endpoint, path)?;
         crate::connection::call_once(&self.endpoint, &template, crate::connection::grpc_frame(message))
     }
@@ -95,8 +95,8 @@ mod tests {
     use super::*;
     use base::Tensor;
 
-    fn door(url: &str, api: Api) -> Door {
-        Door { endpoint: Endpoint::parse(url).unwrap(), api, model: "m".into() }
+    fn door(url: &str, api: Api) -> ModelEndpoint {
+        ModelEndpoint { endpoint: Endpoint::parse(url).unwrap(), api, model: "m".into() }
     }
 
     fn request() -> Vec<NamedTensor> {

@@ -7,8 +7,8 @@ use protocol::inference::model_infer_request::InferInputTensor;
 use protocol::inference::{ModelInferRequest, ModelMetadataRequest, ModelMetadataResponse};
 use serde_json::{Value, json};
 
-use super::{Door, Encoded, names, spec};
-use crate::connection::{Answer, Template, grpc_frame};
+use super::{EncodedRequests, ModelEndpoint, names, spec};
+use crate::connection::{RawResponse, Template, grpc_frame};
 
 const INFER_METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
 const METADATA_METHOD: &str = "/inference.GRPCInferenceService/ModelMetadata";
@@ -49,16 +49,16 @@ fn message(model: &str, inputs: &[NamedTensor]) -> Result<ModelInferRequest> {
     })
 }
 
-pub(super) fn encode_grpc(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<Encoded> {
+pub(super) fn encode_grpc(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| Ok(grpc_frame(&message(&door.model, inputs)?.encode_to_vec()));
-    Ok(Encoded {
+    Ok(EncodedRequests {
         template: Template::grpc(&door.endpoint, INFER_METHOD)?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
 
 /// JSON for the shapes, bytes for the values: the binary-tensor extension.
-pub(super) fn encode_http(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<Encoded> {
+pub(super) fn encode_http(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
     let encoded: Vec<(usize, Bytes)> =
         requests.iter().map(|inputs| binary_body(inputs)).collect::<Result<_>>()?;
     let header_bytes = encoded.iter().map(|(length, _)| *length).max().unwrap_or(0);
@@ -75,7 +75,7 @@ pub(super) fn encode_http(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<
         ("content-type", "application/octet-stream".to_owned()),
     ];
     let path = format!("/v2/models/{}/infer", door.model);
-    Ok(Encoded {
+    Ok(EncodedRequests {
         template: Template::post(&door.endpoint, &path, &headers)?,
         bodies: encoded.iter().map(pad).collect(),
     })
@@ -98,7 +98,7 @@ fn binary_body(inputs: &[NamedTensor]) -> Result<(usize, Bytes)> {
     Ok((header.len(), body.freeze()))
 }
 
-pub(super) fn inputs_grpc(door: &Door) -> Result<Vec<TensorSpec>> {
+pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let request = ModelMetadataRequest { name: door.model.clone(), ..ModelMetadataRequest::default() };
     let answer = door.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
     let metadata = ModelMetadataResponse::decode(answer.body)
@@ -109,7 +109,7 @@ pub(super) fn inputs_grpc(door: &Door) -> Result<Vec<TensorSpec>> {
     metadata.inputs.iter().map(input).collect()
 }
 
-pub(super) fn inputs_http(door: &Door) -> Result<Vec<TensorSpec>> {
+pub(super) fn inputs_http(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let page = door.json_page(&format!("/v2/models/{}", door.model))?;
     let unusable = || Error::data_loss("the server's metadata has no usable inputs");
     let input = |input: &Value| {
@@ -149,7 +149,7 @@ impl Outputs {
 ///
 /// # Errors
 /// `DataLoss` when it is no such answer, or has tensors that are not raw.
-pub(crate) fn read_answer(answer: &Answer) -> Result<Outputs> {
+pub(crate) fn read_answer(answer: &RawResponse) -> Result<Outputs> {
     let message = protocol::inference::ModelInferResponse::decode(answer.body.clone())
         .map_err(|e| Error::data_loss(format!("the answer cannot be read: {e}")))?;
     if message.outputs.len() != message.raw_output_contents.len() {

@@ -8,7 +8,7 @@ use protocol::tensorflow::serving::{
 use protocol::tensorflow::{TensorProto, TensorShapeProto, tensor_shape_proto};
 use serde_json::{Map, Value, json};
 
-use super::{Door, Encoded, names, spec, values};
+use super::{EncodedRequests, ModelEndpoint, names, spec, values};
 use crate::connection::{Template, grpc_frame};
 
 const PREDICT_METHOD: &str = "/tensorflow.serving.PredictionService/Predict";
@@ -31,11 +31,11 @@ fn tensor(tensor: &base::Tensor) -> Result<TensorProto> {
     Ok(proto)
 }
 
-fn model_spec(door: &Door) -> Option<ModelSpec> {
+fn model_spec(door: &ModelEndpoint) -> Option<ModelSpec> {
     Some(ModelSpec { name: door.model.clone(), ..ModelSpec::default() })
 }
 
-pub(super) fn encode_grpc(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<Encoded> {
+pub(super) fn encode_grpc(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| {
         let named = |input: &NamedTensor| Ok((input.name.to_string(), tensor(&input.tensor)?));
         let request = PredictRequest {
@@ -45,25 +45,25 @@ pub(super) fn encode_grpc(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<
         };
         Ok(grpc_frame(&request.encode_to_vec()))
     };
-    Ok(Encoded {
+    Ok(EncodedRequests {
         template: Template::grpc(&door.endpoint, PREDICT_METHOD)?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
 
-pub(super) fn encode_http(door: &Door, requests: &[Vec<NamedTensor>]) -> Result<Encoded> {
+pub(super) fn encode_http(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| {
         let named = |input: &NamedTensor| Ok((input.name.to_string(), values::nested(&input.tensor)?));
         let inputs: Map<String, Value> = inputs.iter().map(named).collect::<Result<_>>()?;
         Ok(json!({"inputs": inputs}).to_string().into())
     };
-    Ok(Encoded {
+    Ok(EncodedRequests {
         template: Template::post(&door.endpoint, &format!("/v1/models/{}:predict", door.model), &[])?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
 
-pub(super) fn inputs_grpc(door: &Door) -> Result<Vec<TensorSpec>> {
+pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let request = GetModelMetadataRequest {
         model_spec: model_spec(door),
         metadata_field: vec![SIGNATURE_FIELD.into()],
@@ -87,7 +87,7 @@ pub(super) fn inputs_grpc(door: &Door) -> Result<Vec<TensorSpec>> {
     signature.inputs.iter().map(input).collect()
 }
 
-pub(super) fn inputs_http(door: &Door) -> Result<Vec<TensorSpec>> {
+pub(super) fn inputs_http(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let page = door.json_page(&format!("/v1/models/{}/metadata", door.model))?;
     let unusable = || Error::data_loss("the server's metadata has no usable signature_def");
     // TensorFlow Serving nests the map inside a message of the same name.

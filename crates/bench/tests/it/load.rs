@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use bench::BenchEnv;
-use bench::load::{LoadArgs, run};
+use bench::load::{BenchLoadArgs, run};
 use clap::Parser;
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::target::{Manner, Target};
 #[derive(Parser)]
 struct Cli {
     #[command(flatten)]
-    args: LoadArgs,
+    args: BenchLoadArgs,
 }
 
 /// Runs `bench load` with `flags` and gives its JSON, or its error.

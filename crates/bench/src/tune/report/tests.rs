@@ -1,15 +1,16 @@
 use super::*;
 
-fn scored(point: Point, qps: f64, p99_ms: f64) -> Scored {
-    let best = Step { clients: 4, qps, p50_ms: p99_ms / 2.0, p99_ms, failed: 0 };
-    Scored { point, best, within: p99_ms <= 10.0, steps: vec![best], refused: None }
+fn scored(point: TunePoint, qps: f64, p99_ms: f64) -> ScoredPoint {
+    let best = ClientStep { clients: 4, qps, p50_ms: p99_ms / 2.0, p99_ms, failed: 0 };
+    ScoredPoint { point, best, within: p99_ms <= 10.0, steps: vec![best], refused: None }
 }
 
-fn found() -> Found {
-    let finalists = vec![scored(Point::batches(2), 2000.0, 9.0), scored(Point::sync(2, 1), 1000.0, 5.0)];
-    let refused = Scored { refused: Some("<no>".into()), ..scored(Point::sync(1, 2), 0.0, 0.0) };
+fn found() -> SearchResult {
+    let finalists =
+        vec![scored(TunePoint::batches(2), 2000.0, 9.0), scored(TunePoint::sync(2, 1), 1000.0, 5.0)];
+    let refused = ScoredPoint { refused: Some("<no>".into()), ..scored(TunePoint::sync(1, 2), 0.0, 0.0) };
     let rung = |name: &str, points| Rung { name: name.into(), slice_ms: 100, points };
-    Found {
+    SearchResult {
         best: finalists[0].clone(),
         baseline: Some(finalists[1].clone()),
         rungs: vec![rung("rung 1", vec![refused]), rung("final", finalists.clone())],
@@ -19,9 +20,9 @@ fn found() -> Found {
     }
 }
 
-fn with_summary<T>(grid: Option<&GridFound>, then: impl FnOnce(&Summary<'_>) -> T) -> T {
-    let (machine, noise) = (Machine::look(None), crate::machine::NoiseWatch::start().end());
-    then(&Summary {
+fn with_summary<T>(grid: Option<&GridFound>, then: impl FnOnce(&TuneSummary<'_>) -> T) -> T {
+    let (machine, noise) = (MachineFacts::detect(None), crate::machine::NoiseWatch::start().end());
+    then(&TuneSummary {
         model: "<m>",
         dir: "/models/a&b".into(),
         version: 3,
@@ -53,16 +54,16 @@ fn the_json_has_what_was_promised() {
 
 #[test]
 fn the_ratio_is_that_of_the_comparison_side_by_side() {
-    let rung = |points: Vec<Scored>| Rung { name: "duel".into(), slice_ms: 1, points };
-    let best = scored(Point::batches(1), 2100.0, 9.0);
-    let own = scored(Point::batches(2), 1995.0, 9.0);
+    let rung = |points: Vec<ScoredPoint>| Rung { name: "duel".into(), slice_ms: 1, points };
+    let best = scored(TunePoint::batches(1), 2100.0, 9.0);
+    let own = scored(TunePoint::batches(2), 1995.0, 9.0);
     let grid = GridFound { sweep: rung(vec![]), duel: rung(vec![best, own.clone()]), found: own };
     let report = json(Some(&grid));
     assert_eq!((&report["best_of_grid_qps"], &report["found_qps"]), (&2100.0.into(), &1995.0.into()));
     assert!((report["ratio"].as_f64().unwrap() - 0.95).abs() < 1e-9);
     // Not within the target beside one that is: nothing of it was found.
-    let late = scored(Point::batches(2), 2200.0, 11.0);
-    let best = scored(Point::batches(1), 2100.0, 9.0);
+    let late = scored(TunePoint::batches(2), 2200.0, 11.0);
+    let best = scored(TunePoint::batches(1), 2100.0, 9.0);
     let grid = GridFound { sweep: rung(vec![]), duel: rung(vec![best, late.clone()]), found: late };
     assert_eq!(json(Some(&grid))["ratio"], 0.0);
 }

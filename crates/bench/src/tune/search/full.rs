@@ -4,32 +4,32 @@ use std::time::Duration;
 
 use base::{Error, Result};
 
-use super::{FINALISTS, GridFound, Rung, Search};
+use super::{FINALISTS, GridFound, PointSearch, Rung};
 use crate::tune::journal::millis;
 use crate::tune::probe::{LADDER, around};
-use crate::tune::score::Scored;
-use crate::tune::space::Point;
+use crate::tune::score::ScoredPoint;
+use crate::tune::space::TunePoint;
 
 /// Length of a slice of the full grid, and passes of its last comparison.
 const GRID_SLICE: Duration = Duration::from_millis(300);
 const GRID_PASSES: usize = 5;
 
-impl Search<'_, '_, '_> {
+impl PointSearch<'_, '_, '_> {
     /// Measures every point of the grid, whatever it takes, then the best of them beside `found`.
     ///
     /// # Errors
     /// Those of measuring.
-    pub(in crate::tune) fn full_grid(&mut self, found: &Scored) -> Result<GridFound> {
+    pub(in crate::tune) fn full_grid(&mut self, found: &ScoredPoint) -> Result<GridFound> {
         self.prober.limit_s = f64::INFINITY;
         let reference = (
             self.grid[0],
             found.best.clients.clamp(2 * self.grid[0].threads, 64.max(2 * self.grid[0].threads)),
         );
-        let points: Vec<(Point, usize)> = self.grid.iter().map(|p| (*p, found.best.clients)).collect();
+        let points: Vec<(TunePoint, usize)> = self.grid.iter().map(|p| (*p, found.best.clients)).collect();
         let readings = self.prober.sweep("grid", &points, reference, GRID_SLICE, LADDER.len())?;
         let sweep =
             Rung { name: "grid".into(), slice_ms: millis(GRID_SLICE), points: self.scores(&readings, 1.0) };
-        let mut rivals: Vec<&Scored> = sweep.points.iter().take(FINALISTS).collect();
+        let mut rivals: Vec<&ScoredPoint> = sweep.points.iter().take(FINALISTS).collect();
         if rivals.iter().all(|rival| rival.point != found.point) {
             rivals.push(found);
         }
@@ -41,7 +41,7 @@ impl Search<'_, '_, '_> {
             .collect();
         clients.sort_unstable();
         clients.dedup();
-        let sets: Vec<(Point, Vec<usize>)> =
+        let sets: Vec<(TunePoint, Vec<usize>)> =
             rivals.iter().map(|rival| (rival.point, clients.clone())).collect();
         let readings = self.prober.interleave("duel", &sets, GRID_PASSES, GRID_SLICE * 2, f64::INFINITY)?;
         let points = self.scores(&readings, 1.0);

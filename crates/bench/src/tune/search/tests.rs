@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::random::{Random, at};
-use crate::tune::journal::{Ask, Journal, Measurer, Slice};
+use crate::random::{RandomSequence, at};
+use crate::tune::journal::{Journal, Measurer, Slice, SliceKey};
 use crate::tune::space::grid;
 
 const TARGET: Duration = Duration::from_millis(10);
@@ -12,7 +12,7 @@ const BUDGET_S: f64 = 240.0;
 const CORES: usize = 4;
 
 /// A model that takes a millisecond, and a tenth of one more for each further item of its batch.
-fn truth(point: &Point, clients: usize) -> (f64, f64) {
+fn truth(point: &TunePoint, clients: usize) -> (f64, f64) {
     let runs = point.threads.min(clients) as f64;
     let speed = (point.intra_op as f64).powf(0.6);
     let batch = match point.merged {
@@ -27,7 +27,7 @@ fn truth(point: &Point, clients: usize) -> (f64, f64) {
 }
 
 /// What the point is worth without noise.
-fn worth(point: &Point) -> f64 {
+fn worth(point: &TunePoint) -> f64 {
     let steps = LADDER.iter().map(|&clients| truth(point, clients));
     steps.filter(|(_, p99)| *p99 <= 10.0).map(|(qps, _)| qps).fold(0.0, f64::max)
 }
@@ -49,13 +49,14 @@ impl Machine {
 }
 
 impl Measurer for Machine {
-    fn measure(&mut self, ask: &Ask) -> Result<Slice> {
+    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
         if self.stop_after == Some(self.measured) {
             return Err(Error::cancelled("interrupted"));
         }
         self.measured += 1;
         let text = serde_json::to_string(ask).unwrap();
-        let mut random = Random::new(text.bytes().fold(self.seed, |hash, byte| at(hash, u64::from(byte))));
+        let mut random =
+            RandomSequence::new(text.bytes().fold(self.seed, |hash, byte| at(hash, u64::from(byte))));
         // About normal, with a deviation of one.
         let mut noise = || (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
         let drift = if self.drifts { 1.0 + 0.33 * (self.clock_s / 17.0).sin() } else { 1.0 };
@@ -71,10 +72,10 @@ impl Measurer for Machine {
     }
 }
 
-fn search(journal: &mut Journal<'_>, seed: u64) -> Result<Found> {
+fn search(journal: &mut Journal<'_>, seed: u64) -> Result<SearchResult> {
     let grid = grid(CORES, TARGET, true);
     let mut prober = Prober { journal, target_ms: 10.0, seed, limit_s: BUDGET_S, watch: &|_, _| {} };
-    Search { prober: &mut prober, grid: &grid, tell: &|_| {} }.run()
+    PointSearch { prober: &mut prober, grid: &grid, tell: &|_| {} }.run()
 }
 
 /// Noise can mislead a search, so a few of the seeds may end at a point that is somewhat worse.
@@ -126,7 +127,7 @@ fn a_search_that_was_interrupted_ends_as_if_it_had_not_been() {
             Some(_) => assert_eq!(outcome.unwrap_err().kind(), base::ErrorKind::Cancelled),
             None => {
                 let found = outcome.unwrap();
-                let text = |found: &Found| serde_json::to_string(&found.rungs).unwrap();
+                let text = |found: &SearchResult| serde_json::to_string(&found.rungs).unwrap();
                 assert_eq!(text(&found), text(&whole));
                 assert_eq!(found.seconds, whole.seconds);
             }
@@ -145,7 +146,8 @@ fn the_full_grid_has_every_point_and_a_comparison() {
     let grid = grid(CORES, TARGET, true);
     let mut prober =
         Prober { journal: &mut journal, target_ms: 10.0, seed: 2, limit_s: 0.0, watch: &|_, _| {} };
-    let full = Search { prober: &mut prober, grid: &grid, tell: &|_| {} }.full_grid(&found.best).unwrap();
+    let full =
+        PointSearch { prober: &mut prober, grid: &grid, tell: &|_| {} }.full_grid(&found.best).unwrap();
     assert_eq!(full.sweep.points.len(), grid.len());
     assert_eq!(full.found.point, found.best.point);
     assert!(full.found.best.qps / full.duel.points[0].best.qps > 0.9);
@@ -155,7 +157,7 @@ fn the_full_grid_has_every_point_and_a_comparison() {
 fn a_model_that_answers_nothing_is_an_error_with_the_reason() {
     struct Refuses;
     impl Measurer for Refuses {
-        fn measure(&mut self, _: &Ask) -> Result<Slice> {
+        fn measure(&mut self, _: &SliceKey) -> Result<Slice> {
             let refused = Some("no such operator".to_owned());
             Ok(Slice { failed: 1, refused, ..Slice::default() })
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::{Error, Result};
 use image::codecs::jpeg::JpegEncoder;
 
-use crate::random::{Random, at};
+use crate::random::{RandomSequence, at};
 
 /// Sides of a picture.
 const WIDTH: usize = 320;
@@ -33,7 +33,7 @@ pub(super) fn jpeg(number: u64) -> Result<Vec<u8>> {
 
 /// Its pixels, three bytes each: a shaded ground, and shapes with edges and corners on it, the last on top.
 fn drawn(number: u64) -> Vec<u8> {
-    let mut random = Random::new(at(SEED, number));
+    let mut random = RandomSequence::new(at(SEED, number));
     let mut below = |limit: usize| (random.bits() % limit.max(1) as u64) as usize;
     let ground = [below(200), below(200), below(200)];
     let mut pixels = Vec::with_capacity(WIDTH * HEIGHT * 3);

@@ -10,7 +10,7 @@ use hound::{SampleFormat, WavSpec, WavWriter};
 
 use crate::BenchEnv;
 use crate::models::cache;
-use crate::report::Progress;
+use crate::report::StepProgress;
 
 /// Samples a second of what is made.
 pub(super) const RATE: u32 = 16_000;
@@ -60,7 +60,7 @@ pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf,
 /// Clips with their lengths in bytes, by path.
 fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
-    look(dir, 0, &mut found)?;
+    scan(dir, 0, &mut found)?;
     found.sort();
     found.truncate(CLIPS_MAX);
     match found.is_empty() {
@@ -69,14 +69,14 @@ fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     }
 }
 
-fn look(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()> {
+fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
         let Ok(meta) = std::fs::metadata(&path) else { continue };
         let extension =
             path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
         if meta.is_dir() && depth < DEPTH_MAX {
-            look(&path, depth + 1, found)?;
+            scan(&path, depth + 1, found)?;
         } else if meta.is_file() && extension.is_some_and(|own| EXTENSIONS.contains(&own.as_str())) {
             found.push((path, meta.len()));
         }
@@ -97,7 +97,7 @@ fn key(clips: &[(PathBuf, u64)]) -> u64 {
 }
 
 fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
-    let progress = Progress::new(wanted);
+    let progress = StepProgress::new(wanted);
     progress.say("samples of the recording, made once");
     let spec =
         WavSpec { channels: 1, sample_rate: RATE, bits_per_sample: 16, sample_format: SampleFormat::Int };
