@@ -310,7 +310,7 @@ def test_settings_for_all_models_come_from_flags(serve, tmp_path):
     assert ask(server, "http", "ranker", {"features": features}).as_numpy("scores").shape == (10, 8)
     assert metric(server, "batch_size_count", model="ranker") == 3, "ten items in batches of at most four"
     assert metric(server, "threads", kind="worker") == 1
-    assert metric(server, "threads", kind="door") > 0
+    assert metric(server, "threads", kind="connection") > 0
     assert metric(server, "workers", kind="all") == 1
 
 

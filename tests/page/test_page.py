@@ -54,7 +54,7 @@ def test_percentiles_numbers_and_threads_appear(browser, server):
     numbers = dict(zip(in_card(browser, SWAPPED, ".numbers dt"), in_card(browser, SWAPPED, ".numbers dd"), strict=True))
     assert float(numbers["requests/s"]) > 0
     threads = js(browser, "[...document.querySelectorAll('#threads th')].map((e) => e.textContent)")
-    assert {"door", "worker", "lifecycle"} <= set(threads)
+    assert {"connection", "worker", "lifecycle"} <= set(threads)
     assert js(browser, "document.querySelectorAll('#homes tr').length") >= 4
     described = js(browser, "document.querySelector(`[data-model='${arguments[0]}'] .chart`).ariaLabel", SWAPPED)
     assert "p999" in described

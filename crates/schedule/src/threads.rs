@@ -21,7 +21,7 @@ pub struct ThreadPolicy {
     /// inference threads.
     pub runtime_threads: usize,
     /// Threads that receive, decode and encode; 0 is one a core.
-    pub doors: usize,
+    pub connection_threads: usize,
     /// Pin inference thread i to core i.
     pub pin: bool,
     /// Allow more inference threads than cores.
@@ -34,7 +34,7 @@ pub struct ThreadPlan {
     /// Inference threads, at least 1. Also the most threads that the runs of one model may take together.
     pub workers: usize,
     /// Threads that receive, decode and encode, at least 1.
-    pub doors: usize,
+    pub connection_threads: usize,
     /// Whether inference thread i is pinned to core i.
     pub pin: bool,
 }
@@ -50,7 +50,7 @@ impl ThreadPolicy {
         let cores = self.cores.max(1);
         // One a core is a default, so it yields to the bound; a number that somebody gave does not.
         let workers = if self.workers == 0 { cores.min(WORKERS_MAX) } else { self.workers };
-        let doors = if self.doors == 0 { cores } else { self.doors };
+        let connection_threads = if self.connection_threads == 0 { cores } else { self.connection_threads };
         let on = format!("{cores} core{}", if cores == 1 { "" } else { "s" });
         if workers > WORKERS_MAX {
             return Err(Error::invalid(format!("--threads {workers} is more than {WORKERS_MAX}")));
@@ -73,7 +73,7 @@ impl ThreadPolicy {
                 self.runtime_threads
             )));
         }
-        Ok(ThreadPlan { workers, doors, pin: self.pin })
+        Ok(ThreadPlan { workers, connection_threads, pin: self.pin })
     }
 }
 
@@ -81,8 +81,14 @@ impl ThreadPolicy {
 mod tests {
     use super::*;
 
-    const FOUR: ThreadPolicy =
-        ThreadPolicy { cores: 4, workers: 0, runtime_threads: 0, doors: 0, pin: false, oversubscribe: false };
+    const FOUR: ThreadPolicy = ThreadPolicy {
+        cores: 4,
+        workers: 0,
+        runtime_threads: 0,
+        connection_threads: 0,
+        pin: false,
+        oversubscribe: false,
+    };
 
     fn refusal(policy: ThreadPolicy) -> String {
         policy.plan().unwrap_err().message().to_owned()
@@ -90,13 +96,16 @@ mod tests {
 
     #[test]
     fn one_a_core_unless_said_otherwise() {
-        assert_eq!(FOUR.plan(), Ok(ThreadPlan { workers: 4, doors: 4, pin: false }));
-        let said = ThreadPolicy { workers: 3, doors: 9, pin: true, runtime_threads: 3, ..FOUR };
-        assert_eq!(said.plan(), Ok(ThreadPlan { workers: 3, doors: 9, pin: true }));
+        assert_eq!(FOUR.plan(), Ok(ThreadPlan { workers: 4, connection_threads: 4, pin: false }));
+        let said = ThreadPolicy { workers: 3, connection_threads: 9, pin: true, runtime_threads: 3, ..FOUR };
+        assert_eq!(said.plan(), Ok(ThreadPlan { workers: 3, connection_threads: 9, pin: true }));
         let unknown = ThreadPolicy { cores: 0, ..FOUR };
-        assert_eq!(unknown.plan(), Ok(ThreadPlan { workers: 1, doors: 1, pin: false }));
+        assert_eq!(unknown.plan(), Ok(ThreadPlan { workers: 1, connection_threads: 1, pin: false }));
         let huge = ThreadPolicy { cores: 1000, ..FOUR };
-        assert_eq!(huge.plan(), Ok(ThreadPlan { workers: WORKERS_MAX, doors: 1000, pin: false }));
+        assert_eq!(
+            huge.plan(),
+            Ok(ThreadPlan { workers: WORKERS_MAX, connection_threads: 1000, pin: false })
+        );
     }
 
     #[test]
@@ -107,7 +116,7 @@ mod tests {
         );
         assert!(refusal(ThreadPolicy { cores: 1, workers: 2, ..FOUR }).contains("on 1 core would"));
         let insisted = ThreadPolicy { workers: 8, oversubscribe: true, ..FOUR };
-        assert_eq!(insisted.plan(), Ok(ThreadPlan { workers: 8, doors: 4, pin: false }));
+        assert_eq!(insisted.plan(), Ok(ThreadPlan { workers: 8, connection_threads: 4, pin: false }));
         assert!(refusal(ThreadPolicy { pin: true, ..insisted }).contains("leave out --pin"));
         assert!(refusal(ThreadPolicy { workers: 1000, ..insisted }).contains("more than 256"));
     }

@@ -8,7 +8,7 @@ use lifecycle::LoadSpec;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::config::{DoorConfig, Secret};
+use crate::config::{ListenerConfig, Secret};
 use crate::listen::Peer;
 use crate::{api_key, host_check};
 
@@ -61,8 +61,8 @@ struct Guard<'a> {
 /// `PermissionDenied`, with what to do.
 pub(crate) fn allowed(app: &App, call: AdminCall, peer: Option<Peer>, headers: &HeaderMap) -> Result<()> {
     let guard = Guard {
-        remote: app.doors.allow_remote_admin,
-        admin_key: app.doors.admin_key.as_ref().map(|Secret(key)| key.as_str()),
+        remote: app.listeners.allow_remote_admin,
+        admin_key: app.listeners.admin_key.as_ref().map(|Secret(key)| key.as_str()),
         api_key: app.collections.config().api_key.as_deref(),
     };
     guard.check(call, is_local(peer, headers), headers)
@@ -128,7 +128,7 @@ pub(crate) fn same_site(headers: &HeaderMap) -> Result<()> {
 /// `PermissionDenied`, with what to do.
 pub(crate) fn same_page(app: &App, headers: &HeaderMap) -> Result<()> {
     same_site(headers)?;
-    if opened_by_a_foreign_name(headers, &app.doors) && !app.doors.allow_remote_admin {
+    if opened_by_a_foreign_name(headers, &app.listeners) && !app.listeners.allow_remote_admin {
         return Err(Error::denied(
             "this is done from a page opened as localhost or by IP address only; open it as http://localhost:PORT, or \
              start the server with --allowed-hosts NAME",
@@ -142,9 +142,9 @@ pub(crate) fn same_page(app: &App, headers: &HeaderMap) -> Result<()> {
 ///
 /// # Errors
 /// `PermissionDenied`, with what to do.
-pub(crate) fn own_page(doors: &DoorConfig, keyed: bool, headers: &HeaderMap) -> Result<()> {
+pub(crate) fn own_page(listeners: &ListenerConfig, keyed: bool, headers: &HeaderMap) -> Result<()> {
     same_site(headers)?;
-    if host_check::private(doors, keyed) && opened_by_a_foreign_name(headers, doors) {
+    if host_check::private(listeners, keyed) && opened_by_a_foreign_name(headers, listeners) {
         return Err(Error::denied(
             "collections and pictures are changed from a page opened as localhost or by IP address only; open it as \
              http://localhost:PORT, or start the server with --allowed-hosts NAME or --api-key KEY",
@@ -154,9 +154,9 @@ pub(crate) fn own_page(doors: &DoorConfig, keyed: bool, headers: &HeaderMap) -> 
 }
 
 /// Whether a browser's page was opened under a name that somebody else may own. What is no browser has no page.
-fn opened_by_a_foreign_name(headers: &HeaderMap, doors: &DoorConfig) -> bool {
+fn opened_by_a_foreign_name(headers: &HeaderMap, listeners: &ListenerConfig) -> bool {
     let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
-    origin.and_then(authority).is_some_and(|name| host_check::is_foreign(name, &doors.allowed_hosts))
+    origin.and_then(authority).is_some_and(|name| host_check::is_foreign(name, &listeners.allowed_hosts))
 }
 
 /// Host and port of an origin, `None` for "null" and what is no origin of a page.
@@ -231,24 +231,25 @@ mod tests {
 
     #[test]
     fn a_page_that_only_looks_like_ours_changes_nothing() {
-        let asked = |host: &str, keyed, origin: Option<&str>, doors: &DoorConfig| {
+        let asked = |host: &str, keyed, origin: Option<&str>, listeners: &ListenerConfig| {
             let mut headers = HeaderMap::new();
             headers.insert(header::HOST, host.parse().unwrap());
             if let Some(origin) = origin {
                 headers.insert(header::ORIGIN, origin.parse().unwrap());
             }
-            own_page(doors, keyed, &headers).is_ok()
+            own_page(listeners, keyed, &headers).is_ok()
         };
-        let here = DoorConfig::default();
+        let here = ListenerConfig::default();
         let (evil, page) = ("evil.example:8501", Some("http://evil.example:8501"));
         assert!(!asked(evil, false, page, &here), "its name may point here");
         assert!(asked(evil, false, None, &here), "programs use any name");
         assert!(asked("localhost:8501", false, Some("http://localhost:8501"), &here));
         assert!(!asked("localhost:8501", true, page, &here));
         assert!(asked(evil, true, page, &here), "such a page does not know the key");
-        let everywhere = DoorConfig { host: std::net::IpAddr::from([0, 0, 0, 0]), ..DoorConfig::default() };
+        let everywhere =
+            ListenerConfig { host: std::net::IpAddr::from([0, 0, 0, 0]), ..ListenerConfig::default() };
         assert!(asked(evil, false, page, &everywhere), "others may open our page by the machine's name");
-        let allowed = DoorConfig { allow_remote_admin: true, ..DoorConfig::default() };
+        let allowed = ListenerConfig { allow_remote_admin: true, ..ListenerConfig::default() };
         assert!(asked(evil, false, page, &allowed));
     }
 

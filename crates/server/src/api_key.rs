@@ -10,7 +10,7 @@ use base::Error;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
 use crate::app::App;
-use crate::http_door::Reply;
+use crate::http::Reply;
 
 /// Where Qdrant's clients put the key.
 const API_KEY: HeaderName = HeaderName::from_static("api-key");

@@ -13,14 +13,14 @@ use search::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::byte_budget::ByteBudget;
+use crate::codec_threads::CodecThreads;
 use crate::collections::Collections;
 use crate::compose::Core;
-use crate::config::{Config, DoorConfig};
-use crate::decoders::Decoders;
+use crate::config::{Config, ListenerConfig};
 use crate::errors::label;
 use crate::images::Images;
 use crate::pressure;
-use crate::receiving::Receiving;
+use crate::receive_permits::ReceivePermits;
 use crate::recordings::Recordings;
 use crate::runs::Answered;
 use crate::stats::Stats;
@@ -30,7 +30,7 @@ const SIZES_SHOWN_MAX: usize = 8;
 
 /// The running server, as its doors see it.
 pub(crate) struct App {
-    pub(crate) doors: DoorConfig,
+    pub(crate) listeners: ListenerConfig,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) metrics: Arc<Metrics>,
@@ -50,9 +50,9 @@ pub(crate) struct App {
     /// Bytes that requests in flight hold.
     pub(crate) request_memory: Arc<ByteBudget>,
     /// Places of requests whose body is still on its way.
-    pub(crate) receiving: Receiving,
+    pub(crate) receive_permits: ReceivePermits,
     /// Threads that decode and encode what is large.
-    pub(crate) decoders: Decoders,
+    pub(crate) codec: CodecThreads,
     admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
@@ -97,13 +97,13 @@ impl App {
             images: Images::new(config.search.clone(), core.metrics.clone()),
             collections: Collections::new(config.search.clone()),
             scrape: Mutex::new(()),
-            request_memory: ByteBudget::new(request_memory_bytes(&config.doors), core.metrics.clone()),
-            receiving: Receiving::new(config.doors.requests_max, core.metrics.clone()),
-            decoders: Decoders::new(core.metrics.clone()),
-            admitted: Arc::new(Semaphore::new(config.doors.requests_max)),
+            request_memory: ByteBudget::new(request_memory_bytes(&config.listeners), core.metrics.clone()),
+            receive_permits: ReceivePermits::new(config.listeners.requests_max, core.metrics.clone()),
+            codec: CodecThreads::new(core.metrics.clone()),
+            admitted: Arc::new(Semaphore::new(config.listeners.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
-            doors: config.doors.clone(),
+            listeners: config.listeners.clone(),
             lifecycle: core.lifecycle,
             scheduler: core.scheduler,
             metrics: core.metrics,
@@ -151,7 +151,7 @@ impl App {
             self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();
             Error::exhausted(format!(
                 "{} requests are being answered already; try again later or raise --max-requests",
-                self.doors.requests_max
+                self.listeners.requests_max
             ))
             .with_retry_after(Duration::from_millis(100))
         })
@@ -160,7 +160,7 @@ impl App {
     /// Requests that have room now.
     #[cfg(test)]
     pub(crate) fn places_taken(&self) -> usize {
-        self.doors.requests_max - self.admitted.available_permits()
+        self.listeners.requests_max - self.admitted.available_permits()
     }
 
     pub(crate) fn begin(protocol: &'static str) -> Ticket {
@@ -243,7 +243,7 @@ impl App {
             .and_then(|()| signature.check_outputs(outputs.iter().map(|name| &**name)))
             .map_err(|error| error.context(&servable.id))?;
         let timeout = timeout.or_else(|| default_timeout(servable.schedule(), priority));
-        let limit = self.doors.request_timeout;
+        let limit = self.listeners.request_timeout;
         let deadline = ticket.started + timeout.map_or(limit, |timeout| timeout.min(limit));
         let cancelled = Arc::new(AtomicBool::new(false));
         let _guard = CancelOnDrop(cancelled.clone());
@@ -266,9 +266,9 @@ impl App {
 }
 
 /// Returns the budget of requests in flight in bytes: the setting, or the default for this machine.
-fn request_memory_bytes(doors: &DoorConfig) -> u64 {
+fn request_memory_bytes(listeners: &ListenerConfig) -> u64 {
     let machine = || memory::process::machine().map_or(0, |machine| machine.total);
-    doors.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
+    listeners.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
 }
 
 /// Deadline of a request that brings none: its priority level's, else the model's, else (`None`) the server's.

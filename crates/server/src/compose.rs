@@ -41,12 +41,13 @@ impl Config {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             workers: self.data.workers,
             runtime_threads: self.data.runtime_threads,
-            doors: self.doors.threads,
+            connection_threads: self.listeners.threads,
             pin: self.data.pin,
             oversubscribe: self.data.oversubscribe,
         }
         .plan()?;
-        (self.data.workers, self.data.pin, self.doors.threads) = (plan.workers, plan.pin, plan.doors);
+        (self.data.workers, self.data.pin, self.listeners.threads) =
+            (plan.workers, plan.pin, plan.connection_threads);
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use lifecycle::{ModelConfig, ParameterHome, Root};
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where to listen and what to allow there.
-    pub doors: DoorConfig,
+    pub listeners: ListenerConfig,
     /// Threads and queue of the data plane.
     pub data: DataConfig,
     /// Parameter memory.
@@ -29,7 +29,7 @@ pub struct Config {
     pub search: SearchConfig,
 }
 
-/// Default of [`DoorConfig::drain_time`]: clients that keep connections busy send a request every few milliseconds.
+/// Default of [`ListenerConfig::drain_time`]: clients that keep connections busy send a request every few milliseconds.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
 /// A key, which no log shows.
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Secret {
 
 /// Sockets and limits.
 #[derive(Clone, Debug)]
-pub struct DoorConfig {
+pub struct ListenerConfig {
     /// Address to listen on.
     pub host: IpAddr,
     /// HTTP port; 0 picks a free one.
@@ -82,9 +82,9 @@ pub struct DoorConfig {
     pub tfs_tensor_content: bool,
 }
 
-impl Default for DoorConfig {
+impl Default for ListenerConfig {
     fn default() -> Self {
-        DoorConfig {
+        ListenerConfig {
             host: IpAddr::from([127, 0, 0, 1]),
             http_port: 8501,
             grpc_port: 8500,
@@ -97,7 +97,7 @@ impl Default for DoorConfig {
             request_memory_bytes: None,
             request_timeout: Duration::from_secs(60),
             client_timeout: Duration::from_secs(10),
-            answer_window: crate::answers::WINDOW,
+            answer_window: crate::response_body::WINDOW,
             shutdown_grace: Duration::from_secs(30),
             drain_time: DRAIN_TIME,
             threads: 0,

@@ -20,7 +20,7 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How the open-file limit is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct DescriptorPlan {
     /// Most connections of one listener.
     pub connections_max: usize,
     /// Most collections.
@@ -29,11 +29,11 @@ pub struct Plan {
 
 /// Shares `limit` descriptors among the server itself, its collections and the connections of both listeners, which
 /// want `connections_max` each.
-pub fn plan(limit: u64, connections_max: usize) -> Plan {
+pub fn plan(limit: u64, connections_max: usize) -> DescriptorPlan {
     let left = limit - OWN_MAX.min(limit / 4);
     let collections = (COLLECTIONS_MAX as u64 * PER_COLLECTION).min(left / 4);
     let room = usize::try_from((left - collections) / 2).unwrap_or(usize::MAX);
-    Plan {
+    DescriptorPlan {
         connections_max: connections_max.min(room).max(1),
         collections_max: usize::try_from(collections / PER_COLLECTION).unwrap_or(COLLECTIONS_MAX).max(1),
     }
@@ -64,17 +64,17 @@ pub(crate) fn open() -> u64 {
 }
 
 /// A descriptor that is kept for the moment when there are no others.
-pub(crate) struct Spare(Option<File>);
+pub(crate) struct SpareDescriptor(Option<File>);
 
-impl Spare {
+impl SpareDescriptor {
     /// Reserves a descriptor.
     ///
     /// # Errors
     /// `ResourceExhausted` if there is none.
-    pub(crate) fn reserve() -> Result<Spare> {
+    pub(crate) fn reserve() -> Result<SpareDescriptor> {
         let file = File::open("/dev/null")
             .map_err(|error| Error::exhausted(format!("a file descriptor cannot be reserved: {error}")))?;
-        Ok(Spare(Some(file)))
+        Ok(SpareDescriptor(Some(file)))
     }
 
     /// Accepts a connection with the reserved descriptor and closes it, so that its client does not wait for an
@@ -97,12 +97,12 @@ pub(crate) fn exhausted(error: &std::io::Error) -> bool {
 
 /// Counts events of a kind that are logged once in an interval.
 #[derive(Default)]
-pub(crate) struct Warnings {
+pub(crate) struct WarningLimiter {
     count: u64,
     last: Option<Instant>,
 }
 
-impl Warnings {
+impl WarningLimiter {
     /// Counts an event at `now`. Returns the number of events since the last warning if it is time for the next.
     pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
         self.count += 1;
@@ -128,17 +128,17 @@ mod tests {
         let plenty = plan(1 << 20, 16_384);
         assert_eq!((plenty.connections_max, plenty.collections_max), (16_384, 1000));
         for limit in [0, 3, 64, 256, 1024, 4096, 20_000] {
-            let Plan { connections_max, collections_max } = plan(limit, 16_384);
+            let DescriptorPlan { connections_max, collections_max } = plan(limit, 16_384);
             let used = 2 * connections_max as u64 + PER_COLLECTION * collections_max as u64;
             assert!(limit < 64 || used + OWN_MAX.min(limit / 4) <= limit, "{limit}: {used}");
         }
-        assert_eq!(plan(256, 16_384), Plan { connections_max: 72, collections_max: 12 });
+        assert_eq!(plan(256, 16_384), DescriptorPlan { connections_max: 72, collections_max: 12 });
         assert_eq!(plan(u64::MAX, 5).connections_max, 5);
     }
 
     #[test]
     fn warnings_are_counted_and_given_once_in_a_while() {
-        let (mut warnings, start) = (Warnings::default(), Instant::now());
+        let (mut warnings, start) = (WarningLimiter::default(), Instant::now());
         assert_eq!(warnings.count(start), Some(1));
         for _ in 0..500 {
             assert_eq!(warnings.count(start + WARNING_INTERVAL / 2), None);
@@ -151,7 +151,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let mut spare = Spare::reserve().unwrap();
+            let mut spare = SpareDescriptor::reserve().unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             while !spare.refuse(&listener).await {
                 tokio::task::yield_now().await;

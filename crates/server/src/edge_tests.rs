@@ -197,14 +197,14 @@ fn call(served: &Loopback, body: Body) -> http::Request<Body> {
 fn half_calls_take_no_places() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
-        config.doors.requests_max = 4;
-        config.doors.client_timeout = 10 * WAIT_MAX;
+        config.listeners.requests_max = 4;
+        config.listeners.client_timeout = 10 * WAIT_MAX;
     });
     run(async {
         let (mut sender, connection) = handshake(&served).await;
         tokio::spawn(connection);
         let halves = [(); 4].map(|()| tokio::spawn(sender.send_request(call(&served, half_body()))));
-        while served.app.receiving.taken() < halves.len() {
+        while served.app.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         client(&served).await.model_infer(request()).await.unwrap();
@@ -216,8 +216,8 @@ fn half_calls_take_no_places() {
 fn half_requests_take_no_places() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
-        config.doors.requests_max = 1;
-        config.doors.client_timeout = 10 * WAIT_MAX;
+        config.listeners.requests_max = 1;
+        config.listeners.client_timeout = 10 * WAIT_MAX;
     });
     let half = || {
         let mut stream = served.connect();
@@ -235,19 +235,19 @@ fn half_requests_take_no_places() {
 fn half_calls_are_bounded_and_whole_ones_come_in() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
-        config.doors.requests_max = 2;
-        config.doors.client_timeout = 10 * WAIT_MAX;
+        config.listeners.requests_max = 2;
+        config.listeners.client_timeout = 10 * WAIT_MAX;
     });
     run(async {
         let (mut sender, connection) = handshake(&served).await;
         tokio::spawn(connection);
         let half = |sender: &mut http2::SendRequest<Body>| sender.send_request(call(&served, half_body()));
         let halves: Vec<_> = (0..2).map(|_| tokio::spawn(half(&mut sender))).collect();
-        while served.app.receiving.taken() < halves.len() {
+        while served.app.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // As many as may be received, on connections of their own, as each has two streams at most.
-        let places: Vec<_> = (2..32).map(|_| served.app.receiving.wait().unwrap()).collect();
+        let places: Vec<_> = (2..32).map(|_| served.app.receive_permits.wait().unwrap()).collect();
         let (mut other, connection) = handshake(&served).await;
         tokio::spawn(connection);
         let refused = half(&mut other).await.unwrap();
@@ -277,7 +277,7 @@ fn head(stream: &mut TcpStream) -> Option<String> {
 #[test]
 fn an_idle_connection_is_told_before_it_is_closed() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.drain_time = WAIT_MAX);
+    let served = served(dir.path(), |config| config.listeners.drain_time = WAIT_MAX);
     let (mut idle, mut silent) = (served.connect(), served.connect());
     idle.write_all(LIVE).unwrap();
     assert!(!head(&mut idle).unwrap().contains("connection: close"));
@@ -300,7 +300,7 @@ fn an_idle_connection_is_told_before_it_is_closed() {
 #[test]
 fn no_request_of_a_busy_connection_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.drain_time = WAIT_MAX);
+    let served = served(dir.path(), |config| config.listeners.drain_time = WAIT_MAX);
     let answered = AtomicUsize::new(0);
     let lost = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..8)
@@ -331,7 +331,7 @@ fn no_request_of_a_busy_connection_is_lost() {
 #[test]
 fn idle_connections_end_after_the_drain_time() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.drain_time = Duration::from_millis(10));
+    let served = served(dir.path(), |config| config.listeners.drain_time = Duration::from_millis(10));
     let (mut idle, mut silent) = (served.connect(), served.connect());
     idle.write_all(LIVE).unwrap();
     assert!(head(&mut idle).is_some());
@@ -388,7 +388,7 @@ fn a_server_with_a_key_answers_to_any_name_unless_names_are_given() {
     drop(keyed);
     let named = served(dir.path(), |config| {
         config.search.api_key = Some("s3cret".into());
-        config.doors.allowed_hosts = vec!["mill.example".into()];
+        config.listeners.allowed_hosts = vec!["mill.example".into()];
     });
     assert_eq!(status_as(&named, "GET", "/v2", "mill.example"), "200");
     assert_eq!(status_as(&named, "GET", "/v2", "evil.example"), "403");
@@ -431,8 +431,8 @@ fn admin_calls_show_a_key_where_there_is_one() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
         config.search.api_key = Some("s3cret".into());
-        config.doors.admin_key = Some(Secret("adm1n".into()));
-        config.doors.allow_remote_admin = true;
+        config.listeners.admin_key = Some(Secret("adm1n".into()));
+        config.listeners.allow_remote_admin = true;
     });
     let load = |headers: &str| served.ask("POST", LOAD, headers, b"").status;
     let remote = "X-Forwarded-For: 192.0.2.1\r\n";

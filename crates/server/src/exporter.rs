@@ -85,7 +85,7 @@ pub(crate) fn exposition(app: &App) -> String {
     level(&metrics.request_memory_bytes, "peak", app.request_memory.peak());
     level(&metrics.descriptors, "open", descriptors::open());
     level(&metrics.descriptors, "limit", descriptors::limit());
-    level(&metrics.decode_queue, "waiting", app.decoders.waiting() as u64);
+    level(&metrics.decode_queue, "waiting", app.codec.waiting() as u64);
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }

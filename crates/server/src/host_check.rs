@@ -14,20 +14,20 @@ use axum::response::{IntoResponse, Response};
 use base::{Error, Result};
 use http::{HeaderMap, Uri, header};
 
-use crate::config::DoorConfig;
-use crate::http_door::Reply;
+use crate::config::ListenerConfig;
+use crate::http::Reply;
 
 /// Returns whether only this machine reaches the server and no key is wanted: whatever reaches it may do everything.
-pub(crate) fn private(doors: &DoorConfig, keyed: bool) -> bool {
-    doors.host.is_loopback() && !doors.allow_remote_admin && !keyed
+pub(crate) fn private(listeners: &ListenerConfig, keyed: bool) -> bool {
+    listeners.host.is_loopback() && !listeners.allow_remote_admin && !keyed
 }
 
 /// Returns `routes`, which refuse requests under foreign names if the server is private or if names are given.
-pub(crate) fn guarded(routes: Router, doors: &DoorConfig, keyed: bool) -> Router {
-    if !private(doors, keyed) && doors.allowed_hosts.is_empty() {
+pub(crate) fn guarded(routes: Router, listeners: &ListenerConfig, keyed: bool) -> Router {
+    if !private(listeners, keyed) && listeners.allowed_hosts.is_empty() {
         return routes;
     }
-    let allowed: Arc<[String]> = doors.allowed_hosts.as_slice().into();
+    let allowed: Arc<[String]> = listeners.allowed_hosts.as_slice().into();
     routes.layer(middleware::from_fn(move |request: Request, next: Next| {
         let allowed = allowed.clone();
         async move { checked(&allowed, request, next).await }

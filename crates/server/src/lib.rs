@@ -5,29 +5,27 @@
 //! workers, loading on the lifecycle's threads, and both answer through a channel.
 
 mod admin;
-mod answers;
 mod api_key;
 mod app;
-mod body;
+mod body_reader;
 mod byte_budget;
+mod codec_threads;
 mod collections;
 mod compose;
 mod config;
-mod decoders;
+mod connection_threads;
+mod control_frames;
+mod decompress;
 pub mod descriptors;
 #[cfg(test)]
 mod edge_tests;
 mod errors;
 mod exporter;
-mod frames;
-mod gather;
-mod given;
 mod grpc;
-mod head_watch;
+mod header_timeout;
 mod host_check;
-mod http_door;
+mod http;
 mod images;
-mod lanes;
 mod linger;
 mod listen;
 pub mod local;
@@ -35,21 +33,23 @@ pub mod local;
 mod loopback;
 mod observer;
 mod page;
-mod patience;
 mod pressure;
+mod progress_timeout;
 mod qdrant;
-mod receiving;
+mod receive_permits;
 mod recordings;
+mod request_body;
+mod response_body;
 mod run;
 mod runs;
 mod stats;
 mod threads;
-mod unpack;
 mod view;
 mod warmup;
+mod write_coalescer;
 
 pub use config::{
-    AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
 };
 pub use run::run;
 

@@ -17,25 +17,25 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 const LINGER_TIME_MAX: Duration = Duration::from_millis(500);
 const LINGER_BYTES_MAX: usize = 256 << 10;
 
-type Back = Arc<Mutex<Option<OwnedReadHalf>>>;
+type ReadHalfSlot = Arc<Mutex<Option<OwnedReadHalf>>>;
 
 /// A socket that gives its read side back when it is dropped. Its write side is shut down then.
-pub(crate) struct Lent {
+pub(crate) struct LingeringStream {
     /// `Some` until it is dropped.
     incoming: Option<OwnedReadHalf>,
     outgoing: OwnedWriteHalf,
-    back: Back,
+    back: ReadHalfSlot,
 }
 
 /// Where the read side comes back to.
-pub(crate) struct Linger(Back);
+pub(crate) struct Linger(ReadHalfSlot);
 
-impl Lent {
+impl LingeringStream {
     /// Lends `stream` to a connection.
-    pub(crate) fn new(stream: TcpStream) -> (Lent, Linger) {
+    pub(crate) fn new(stream: TcpStream) -> (LingeringStream, Linger) {
         let (incoming, outgoing) = stream.into_split();
-        let back = Back::default();
-        (Lent { incoming: Some(incoming), outgoing, back: back.clone() }, Linger(back))
+        let back = ReadHalfSlot::default();
+        (LingeringStream { incoming: Some(incoming), outgoing, back: back.clone() }, Linger(back))
     }
 }
 
@@ -61,13 +61,13 @@ impl Linger {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LingeringStream {
     fn drop(&mut self) {
         *self.back.lock().unwrap_or_else(PoisonError::into_inner) = self.incoming.take();
     }
 }
 
-impl AsyncRead for Lent {
+impl AsyncRead for LingeringStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -80,7 +80,7 @@ impl AsyncRead for Lent {
     }
 }
 
-impl AsyncWrite for Lent {
+impl AsyncWrite for LingeringStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.outgoing).poll_write(cx, bytes)
     }
@@ -122,7 +122,7 @@ mod tests {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let (mut lent, linger) = Lent::new(listener.accept().await.unwrap().0);
+            let (mut lent, linger) = LingeringStream::new(listener.accept().await.unwrap().0);
             client.write_all(b"another request").await.unwrap();
             lent.write_all(b"answer").await.unwrap();
             drop(lent);

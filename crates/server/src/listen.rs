@@ -15,14 +15,14 @@ use metrics::{KindLabels, Metrics};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::config::DoorConfig;
-use crate::descriptors::{self, Spare, Warnings};
-use crate::frames::Frames;
-use crate::gather::Gather;
-use crate::given::Given;
-use crate::head_watch::{HeadWatch, Watched};
-use crate::lanes::Lanes;
-use crate::linger::Lent;
+use crate::config::ListenerConfig;
+use crate::connection_threads::ConnectionThreads;
+use crate::control_frames::FrameCounter;
+use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
+use crate::header_timeout::{HeaderTimeout, TimedStream};
+use crate::linger::LingeringStream;
+use crate::request_body::RequestBody;
+use crate::write_coalescer::WriteCoalescer;
 
 /// How long a connection may send nothing between requests (HTTP/1.1) before it is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -68,7 +68,7 @@ pub(crate) fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std:
 
 /// What a door's connections speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wire {
+pub(crate) enum HttpVersion {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2 from the first byte, as gRPC has it.
@@ -76,20 +76,20 @@ pub(crate) enum Wire {
 }
 
 /// One door: its listener, what answers, and its bounds.
-pub(crate) struct Door<S> {
+pub(crate) struct Listener<S> {
     pub(crate) name: &'static str,
-    pub(crate) wire: Wire,
-    pub(crate) listener: TcpListener,
+    pub(crate) version: HttpVersion,
+    pub(crate) socket: TcpListener,
     pub(crate) service: S,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) config: DoorConfig,
+    pub(crate) config: ListenerConfig,
     /// Where connections run; `None` is the runtime that accepts them.
-    pub(crate) lanes: Option<Arc<Lanes>>,
+    pub(crate) threads: Option<Arc<ConnectionThreads>>,
 }
 
-impl<S, B> Door<S>
+impl<S, B> Listener<S>
 where
-    S: tower::Service<http::Request<Given>, Response = http::Response<B>> + Clone + Send + 'static,
+    S: tower::Service<http::Request<RequestBody>, Response = http::Response<B>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
     B: hyper::body::Body + Send + 'static,
@@ -98,22 +98,22 @@ where
 {
     /// Accepts until told to stop, then lets connections finish what they have begun, at most for the grace time.
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>) {
-        let builder = Arc::new(connection_builder(self.wire, &self.config));
+        let builder = Arc::new(connection_builder(self.version, &self.config));
         let graceful = GracefulShutdown::new();
         let room = Arc::new(Semaphore::new(self.config.connections_max));
         let open = self.metrics.connections.get_or_create_owned(&KindLabels { kind: self.name });
         let refused = KindLabels { kind: "connections_max" };
         let (drained, idle_ends) = watch::channel(false);
-        let mut failures = Failures::new(self.name);
+        let mut failures = AcceptFailures::new(self.name);
         loop {
             let stream = tokio::select! {
-                accepted = self.listener.accept() => accepted,
+                accepted = self.socket.accept() => accepted,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
             let (stream, address) = match stream {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    failures.after(&error, &self.listener, &self.metrics).await;
+                    failures.after(&error, &self.socket, &self.metrics).await;
                     continue;
                 }
             };
@@ -122,10 +122,14 @@ where
                 drop(stream);
                 continue;
             };
-            // The lane's own event queue takes the socket over.
+            // The thread's own event queue takes the socket over.
             let Ok(stream) = stream.into_std() else { continue };
             open.inc();
-            let end = End { watcher: graceful.watcher(), stop: stop.clone(), drained: idle_ends.clone() };
+            let end = ShutdownSignals {
+                watcher: graceful.watcher(),
+                stop: stop.clone(),
+                drained: idle_ends.clone(),
+            };
             let served = self.connection(&builder, end, stream, address);
             let open = open.clone();
             let counted = async move {
@@ -133,39 +137,39 @@ where
                 open.dec();
                 drop(permit);
             };
-            match &self.lanes {
-                Some(lanes) => lanes.spawn(counted),
+            match &self.threads {
+                Some(threads) => threads.spawn(counted),
                 None => drop(tokio::spawn(counted)),
             }
         }
-        drop((self.listener, idle_ends));
-        let ended = end_connections(&self.config, self.wire, graceful, &room, &drained);
+        drop((self.socket, idle_ends));
+        let ended = end_connections(&self.config, self.version, graceful, &room, &drained);
         if tokio::time::timeout(self.config.shutdown_grace, ended).await.is_err() {
-            tracing::warn!(door = self.name, "connections were cut off at the end of the grace time");
+            tracing::warn!(listener = self.name, "connections were cut off at the end of the grace time");
         }
     }
 
     fn connection(
         &self,
         builder: &auto::Builder<TokioExecutor>,
-        end: End,
+        end: ShutdownSignals,
         stream: std::net::TcpStream,
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
         // Small answers must not wait for more bytes to fill a packet; failing to say so costs only latency.
         let _ = stream.set_nodelay(true);
-        let watch = HeadWatch::default();
+        let watch = HeaderTimeout::default();
         let said_close = Arc::new(AtomicBool::new(false));
-        let closing = Closing { stop: end.stop, said_close: said_close.clone() };
-        let answers = Answers {
+        let closing = CloseNotice { stop: end.stop, said_close: said_close.clone() };
+        let answers = ConnectionService {
             service: self.service.clone(),
             address,
-            http1: (self.wire == Wire::Http1).then(|| (watch.clone(), closing)),
+            http1: (self.version == HttpVersion::Http1).then(|| (watch.clone(), closing)),
         };
         let answer = hyper::service::service_fn(move |request| answers.answer(request));
-        let (name, wire, builder) = (self.name, self.wire, builder.clone());
+        let (name, version, builder) = (self.name, self.version, builder.clone());
         let (watcher, mut drained, head_limit) = (end.watcher, end.drained, self.config.client_timeout);
-        let frames = (wire == Wire::Http2).then(|| Frames::new(&self.metrics));
+        let frames = (version == HttpVersion::Http2).then(|| FrameCounter::new(&self.metrics));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
             // The parsers' own timers start with the first byte, and they know of a shutdown only from then on; a
@@ -179,8 +183,8 @@ where
             }
             let ended = match frames {
                 None => {
-                    let (stream, linger) = Lent::new(stream);
-                    let stream = Watched::new(stream, watch.clone(), WRITE_STALL_MAX);
+                    let (stream, linger) = LingeringStream::new(stream);
+                    let stream = TimedStream::new(stream, watch.clone(), WRITE_STALL_MAX);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = tokio::select! {
                         ended = watcher.watch(connection) => ended,
@@ -192,22 +196,22 @@ where
                     ended
                 }
                 Some(frames) => {
-                    let (stream, turn) = Gather::new(stream, WRITE_STALL_MAX, frames);
+                    let (stream, flush) = WriteCoalescer::new(stream, WRITE_STALL_MAX, frames);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-                    let ended = turn.drive(watcher.watch(connection)).await;
+                    let ended = flush.drive(watcher.watch(connection)).await;
                     ended.unwrap_or_else(|| Err("the client takes nothing".into()))
                 }
             };
             if let Err(error) = ended {
                 // A client that hangs up, sends garbage or is too slow is its own problem.
-                tracing::debug!(door = name, %address, %error, "connection ended");
+                tracing::debug!(listener = name, %address, %error, "connection ended");
             }
         }
     }
 }
 
 /// How a connection learns of a shutdown.
-struct End {
+struct ShutdownSignals {
     /// Ends it, or after the answer that is on its way.
     watcher: Watcher,
     /// Set at the beginning of the shutdown.
@@ -218,12 +222,12 @@ struct End {
 
 /// What answers of an HTTP/1.1 connection say about its end.
 #[derive(Clone)]
-struct Closing {
+struct CloseNotice {
     stop: watch::Receiver<bool>,
     said_close: Arc<AtomicBool>,
 }
 
-impl Closing {
+impl CloseNotice {
     /// Says in an answer's headers that the connection closes, if the server is stopping.
     fn tell(&self, headers: &mut http::HeaderMap) {
         if *self.stop.borrow() {
@@ -233,26 +237,26 @@ impl Closing {
     }
 }
 
-/// Answers the requests of one connection.
-struct Answers<S> {
+/// ConnectionService the requests of one connection.
+struct ConnectionService<S> {
     service: S,
     address: SocketAddr,
     /// `None` for HTTP/2.
-    http1: Option<(HeadWatch, Closing)>,
+    http1: Option<(HeaderTimeout, CloseNotice)>,
 }
 
-impl<S, B> Answers<S>
+impl<S, B> ConnectionService<S>
 where
-    S: tower::Service<http::Request<Given>, Response = http::Response<B>> + Clone,
+    S: tower::Service<http::Request<RequestBody>, Response = http::Response<B>> + Clone,
 {
     fn answer(
         &self,
         request: http::Request<Incoming>,
     ) -> impl Future<Output = std::result::Result<http::Response<B>, S::Error>> + use<S, B> {
         let head = self.http1.as_ref().map(|(head, _)| head);
-        let answering = head.map(HeadWatch::complete);
+        let answering = head.map(HeaderTimeout::complete);
         let (mut parts, incoming) = request.into_parts();
-        let (body, lender) = Given::new(incoming, head.map(|_| &parts.headers));
+        let (body, reclaim) = RequestBody::new(incoming, head.map(|_| &parts.headers));
         parts.extensions.insert(Peer(self.address));
         if let Some(head) = head {
             // For answers that begin while the body still comes: their handler goes on watching.
@@ -263,8 +267,8 @@ where
         async move {
             let mut response = answer.await;
             if let Ok(response) = &mut response {
-                if let Some(lender) = lender {
-                    lender.settle(response.headers_mut()).await;
+                if let Some(reclaim) = reclaim {
+                    reclaim.finish(response.headers_mut()).await;
                 }
                 if let Some(closing) = closing {
                     closing.tell(response.headers_mut());
@@ -281,8 +285,8 @@ where
 /// An idle HTTP/1.1 connection cannot be told that it will be closed, and a request may be on its way on it. It is
 /// kept for the drain time: the answer to that request says `connection: close`. HTTP/2 has GOAWAY for it.
 async fn end_connections(
-    config: &DoorConfig,
-    wire: Wire,
+    config: &ListenerConfig,
+    version: HttpVersion,
     graceful: GracefulShutdown,
     room: &Semaphore,
     drained: &watch::Sender<bool>,
@@ -293,33 +297,33 @@ async fn end_connections(
         let _ = tokio::time::timeout(config.drain_time, room.acquire_many(all)).await;
         drained.send_replace(true);
     };
-    match wire {
-        Wire::Http1 => {
+    match version {
+        HttpVersion::Http1 => {
             drain.await;
             graceful.shutdown().await;
         }
-        Wire::Http2 => {
+        HttpVersion::Http2 => {
             tokio::join!(drain, graceful.shutdown());
         }
     }
 }
 
 /// What is done after an accept that failed.
-struct Failures {
-    door: &'static str,
-    spare: Option<Spare>,
-    warnings: Warnings,
+struct AcceptFailures {
+    name: &'static str,
+    spare: Option<SpareDescriptor>,
+    warnings: WarningLimiter,
 }
 
-impl Failures {
-    fn new(door: &'static str) -> Failures {
-        Failures { door, spare: Spare::reserve().ok(), warnings: Warnings::default() }
+impl AcceptFailures {
+    fn new(name: &'static str) -> AcceptFailures {
+        AcceptFailures { name, spare: SpareDescriptor::reserve().ok(), warnings: WarningLimiter::default() }
     }
 
     /// Closes the next connection if no descriptor is left for it, otherwise waits for a moment.
     async fn after(&mut self, error: &std::io::Error, listener: &TcpListener, metrics: &Metrics) {
         if let Some(count) = self.warnings.count(Instant::now()) {
-            tracing::warn!(door = self.door, %error, count, "connections could not be accepted");
+            tracing::warn!(listener = self.name, %error, count, "connections could not be accepted");
         }
         if descriptors::exhausted(error)
             && let Some(spare) = &mut self.spare
@@ -332,7 +336,7 @@ impl Failures {
     }
 }
 
-fn connection_builder(wire: Wire, config: &DoorConfig) -> auto::Builder<TokioExecutor> {
+fn connection_builder(version: HttpVersion, config: &ListenerConfig) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -351,8 +355,8 @@ fn connection_builder(wire: Wire, config: &DoorConfig) -> auto::Builder<TokioExe
         .initial_connection_window_size(CONNECTION_WINDOW)
         // No gRPC server sends it, and no client reads it.
         .auto_date_header(false);
-    match wire {
-        Wire::Http1 => builder.http1_only(),
-        Wire::Http2 => builder.http2_only(),
+    match version {
+        HttpVersion::Http1 => builder.http1_only(),
+        HttpVersion::Http2 => builder.http2_only(),
     }
 }

@@ -13,9 +13,11 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::compose::Core;
-use crate::config::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
-use crate::listen::{Door, Wire};
-use crate::{grpc, http_door};
+use crate::config::{
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
+};
+use crate::listen::{HttpVersion, Listener};
+use crate::{grpc, http};
 
 /// How long anything may take.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -51,7 +53,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         ..MemoryConfig::default()
     };
     Config {
-        doors: DoorConfig { client_timeout: Duration::from_secs(5), ..DoorConfig::default() },
+        listeners: ListenerConfig { client_timeout: Duration::from_secs(5), ..ListenerConfig::default() },
         data: DataConfig { workers: 2, ..DataConfig::default() },
         memory,
         models,
@@ -74,26 +76,26 @@ impl Loopback {
         let (http, grpc) = (listen(), listen());
         let (address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
-        let door = Door {
+        let listener = Listener {
             name: "http",
-            wire: Wire::Http1,
-            listener: http,
-            service: http_door::service(app.clone()),
+            version: HttpVersion::Http1,
+            socket: http,
+            service: http::service(app.clone()),
             metrics: app.metrics.clone(),
-            config: app.doors.clone(),
-            lanes: None,
+            config: app.listeners.clone(),
+            threads: None,
         };
-        runtime.spawn(door.serve(stopped.clone()));
-        let door = Door {
+        runtime.spawn(listener.serve(stopped.clone()));
+        let listener = Listener {
             name: "grpc",
-            wire: Wire::Http2,
-            listener: grpc,
+            version: HttpVersion::Http2,
+            socket: grpc,
             service: grpc::service(app.clone(), stopped.clone()),
             metrics: app.metrics.clone(),
-            config: app.doors.clone(),
-            lanes: None,
+            config: app.listeners.clone(),
+            threads: None,
         };
-        runtime.spawn(door.serve(stopped));
+        runtime.spawn(listener.serve(stopped));
         Loopback { app, address, grpc: grpc_address, stop, runtime: Some(runtime) }
     }
 

@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use crate::app::App;
 use crate::compose::Core;
 use crate::config::Config;
-use crate::descriptors::{self, Plan};
-use crate::lanes::Lanes;
-use crate::listen::{Door, Wire, bind};
-use crate::{grpc, http_door, page};
+use crate::connection_threads::ConnectionThreads;
+use crate::descriptors::{self, DescriptorPlan};
+use crate::listen::{HttpVersion, Listener, bind};
+use crate::{grpc, http, page};
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully.
 ///
@@ -25,21 +25,21 @@ use crate::{grpc, http_door, page};
 pub fn run(mut config: Config) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
-    let http = bind(config.doors.host, config.doors.http_port, "--http-port")?;
-    let grpc = bind(config.doors.host, config.doors.grpc_port, "--grpc-port")?;
+    let http = bind(config.listeners.host, config.listeners.http_port, "--http-port")?;
+    let grpc = bind(config.listeners.host, config.listeners.grpc_port, "--grpc-port")?;
     warn_if_open(&config);
     let app = Arc::new(App::new(&config, Core::compose(&config)?));
     start_gpu(&config);
     app.collections.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.doors.threads)
-        .thread_name("door")
+        .worker_threads(config.listeners.threads)
+        .thread_name("connection")
         .enable_all()
         .build()
-        .map_err(|e| Error::exhausted(format!("the door threads cannot be started: {e}")))?;
-    let lanes = Lanes::start(config.doors.threads)?;
-    let served = runtime.block_on(serve(app.clone(), lanes.clone(), http, grpc));
-    lanes.shutdown();
+        .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
+    let threads = ConnectionThreads::start(config.listeners.threads)?;
+    let served = runtime.block_on(serve(app.clone(), threads.clone(), http, grpc));
+    threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
     app.recordings.wait_ended();
     app.collections.close();
@@ -62,7 +62,7 @@ fn start_gpu(config: &Config) {
 
 async fn serve(
     app: Arc<App>,
-    lanes: Arc<Lanes>,
+    threads: Arc<ConnectionThreads>,
     http: std::net::TcpListener,
     grpc: std::net::TcpListener,
 ) -> Result<()> {
@@ -75,26 +75,27 @@ async fn serve(
     };
     let (http_address, grpc_address) = (address(&http)?, address(&grpc)?);
     let (stop, stopped) = watch::channel(false);
-    let http_door = Door {
+    let http_listener = Listener {
         name: "http",
-        wire: Wire::Http1,
-        listener: http,
-        service: http_door::service(app.clone()),
+        version: HttpVersion::Http1,
+        socket: http,
+        service: http::service(app.clone()),
         metrics: app.metrics.clone(),
-        config: app.doors.clone(),
-        lanes: None,
+        config: app.listeners.clone(),
+        threads: None,
     };
-    let grpc_door = Door {
+    let grpc_listener = Listener {
         name: "grpc",
-        wire: Wire::Http2,
-        listener: grpc,
+        version: HttpVersion::Http2,
+        socket: grpc,
         service: grpc::service(app.clone(), stopped.clone()),
         metrics: app.metrics.clone(),
-        config: app.doors.clone(),
-        lanes: Some(lanes),
+        config: app.listeners.clone(),
+        threads: Some(threads),
     };
     tokio::spawn(page::watch(app.clone(), stopped.clone()));
-    let doors = [tokio::spawn(http_door.serve(stopped.clone())), tokio::spawn(grpc_door.serve(stopped))];
+    let listeners =
+        [tokio::spawn(http_listener.serve(stopped.clone())), tokio::spawn(grpc_listener.serve(stopped))];
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
     tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");
     wait_for_signal().await?;
@@ -102,9 +103,9 @@ async fn serve(
     app.stop();
     // Receivers are the doors; when they have gone already there is nothing left to stop.
     let _ = stop.send(true);
-    for door in doors {
-        if let Err(error) = door.await {
-            tracing::error!(%error, "a door ended by panic");
+    for listener in listeners {
+        if let Err(error) = listener.await {
+            tracing::error!(%error, "a listener ended by panic");
         }
     }
     Ok(())
@@ -120,23 +121,24 @@ fn announce(line: &str) {
 /// Raises the limit of open files and shares it among connections and collections.
 fn share_descriptors(config: &mut Config) {
     let limit = descriptors::raise();
-    let Plan { connections_max, collections_max } = descriptors::plan(limit, config.doors.connections_max);
-    if connections_max < config.doors.connections_max || collections_max < config.search.collections_max {
+    let DescriptorPlan { connections_max, collections_max } =
+        descriptors::plan(limit, config.listeners.connections_max);
+    if connections_max < config.listeners.connections_max || collections_max < config.search.collections_max {
         tracing::warn!(
             limit,
             "the limit of open files leaves room for {connections_max} connections of each listener instead of {}, and \
              {collections_max} collections; raise it with ulimit -Hn or LimitNOFILE=, or give --max-connections \
              {connections_max}",
-            config.doors.connections_max
+            config.listeners.connections_max
         );
     }
-    config.doors.connections_max = connections_max;
+    config.listeners.connections_max = connections_max;
     config.search.collections_max = config.search.collections_max.min(collections_max);
 }
 
 /// Says what anyone may do on a server that other machines reach and that wants no key.
 fn warn_if_open(config: &Config) {
-    let host = config.doors.host;
+    let host = config.listeners.host;
     if !host.is_loopback() && config.search.api_key.is_none() {
         tracing::warn!(
             %host,

@@ -7,7 +7,7 @@ use std::path::Path;
 const THREADS_READ_MAX: usize = 4096;
 /// Kinds that metrics tell apart: the names of Millpond's threads without their numbers, and all others.
 pub(crate) const KINDS: [&str; 13] = [
-    "door",
+    "connection",
     "decoder",
     "worker",
     "audio",
@@ -81,8 +81,11 @@ mod tests {
 
     #[test]
     fn names_have_kinds() {
-        let kinds = ["worker", "door", "load", "millpond", "workers", ""].map(kind);
-        assert_eq!(kinds.map(|kind| KINDS[kind]), ["worker", "door", "load", "other", "other", "other"]);
+        let kinds = ["worker", "connection", "load", "millpond", "workers", ""].map(kind);
+        assert_eq!(
+            kinds.map(|kind| KINDS[kind]),
+            ["worker", "connection", "load", "other", "other", "other"]
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One recogniser in this process: its model loaded as a server would, without doors.
+//! One recogniser in this process: its model loaded as a server would, without listeners.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use lifecycle::ModelConfig;
 use server::local::Local;
-use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig};
+use server::{AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 
 use crate::audio::cores;
 use crate::audio::place::{Found, PlaceArgs};
@@ -111,7 +111,7 @@ impl EngineArgs {
         }
         let cache_dir = self.cache_dir.clone().unwrap_or_else(environment::cache_dir);
         Ok(Config {
-            doors: DoorConfig::default(),
+            listeners: ListenerConfig::default(),
             data: DataConfig {
                 workers: self.threads.unwrap_or(0),
                 oversubscribe: self.threads.is_some(),

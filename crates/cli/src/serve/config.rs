@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy};
-use server::{AudioConfig, Config, DataConfig, DoorConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret};
+use server::{
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
+};
 
 use super::options::{
     AudioOptions, GpuUse, Home, InferenceOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
@@ -22,7 +24,7 @@ impl Settings {
     pub(super) fn into_config(self) -> Outcome<Config> {
         let models = models(&self)?;
         Ok(Config {
-            doors: doors(&self.server),
+            listeners: listeners(&self.server),
             data: data(&self.inference),
             memory: memory(&self.memory),
             models,
@@ -34,10 +36,10 @@ impl Settings {
     }
 }
 
-fn doors(options: &ServerOptions) -> DoorConfig {
-    let default = DoorConfig::default();
+fn listeners(options: &ServerOptions) -> ListenerConfig {
+    let default = ListenerConfig::default();
     let time = |span: Option<Span>, default| span.map_or(default, |Span(time)| time);
-    DoorConfig {
+    ListenerConfig {
         host: options.host.map_or(default.host, |Host(address)| address),
         http_port: options.http_port.unwrap_or(default.http_port),
         grpc_port: options.grpc_port.unwrap_or(default.grpc_port),
@@ -224,7 +226,7 @@ mod tests {
     fn the_example_shows_the_defaults() {
         let mut file = example();
         (file.server.request_memory, file.server.admin_key) = (None, None);
-        assert_eq!(format!("{:?}", doors(&file.server)), format!("{:?}", DoorConfig::default()));
+        assert_eq!(format!("{:?}", listeners(&file.server)), format!("{:?}", ListenerConfig::default()));
         assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
         (file.memory.pool, file.memory.swap_reserve) = (None, None);
         (file.schedule.threads, file.schedule.queue, file.schedule.timeout) = (None, None, None);

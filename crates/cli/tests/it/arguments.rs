@@ -114,17 +114,17 @@ fn a_benchmark_wants_a_rate_or_clients() {
 #[test]
 fn help_of_serve_has_the_defaults_that_hold() {
     let help = run(&["serve", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    let doors = server::DoorConfig::default();
+    let listeners = server::ListenerConfig::default();
     let wanted = [
-        format!("HTTP port; 0 picks a free one [default: {}]", doors.http_port),
-        format!("gRPC port; 0 picks a free one [default: {}]", doors.grpc_port),
-        format!("every interface [default: {}]", doors.host),
-        format!("closed at once [default: {}]", doors.connections_max),
-        format!("in flight; more are rejected [default: {}]", doors.requests_max),
-        format!("longest one allowed [default: {}s]", doors.request_timeout.as_secs()),
-        format!("pieces of a body [default: {}s]", doors.client_timeout.as_secs()),
-        format!("being answered [default: {}s]", doors.shutdown_grace.as_secs()),
-        format!("Largest request body [default: {}MiB]", doors.body_bytes_max >> 20),
+        format!("HTTP port; 0 picks a free one [default: {}]", listeners.http_port),
+        format!("gRPC port; 0 picks a free one [default: {}]", listeners.grpc_port),
+        format!("every interface [default: {}]", listeners.host),
+        format!("closed at once [default: {}]", listeners.connections_max),
+        format!("in flight; more are rejected [default: {}]", listeners.requests_max),
+        format!("longest one allowed [default: {}s]", listeners.request_timeout.as_secs()),
+        format!("pieces of a body [default: {}s]", listeners.client_timeout.as_secs()),
+        format!("being answered [default: {}s]", listeners.shutdown_grace.as_secs()),
+        format!("Largest request body [default: {}MiB]", listeners.body_bytes_max >> 20),
         format!(
             "same time; the next one is refused [default: {}]",
             server::AudioConfig::default().recordings_max

@@ -12,12 +12,12 @@ use protocol::weigh::{Weighed, weigh};
 
 use super::unary::{PREFIX_BYTES, told};
 use crate::app::App;
-use crate::body::{self, Account, BodyLimits};
+use crate::body_reader::{self, BodyAccounting, BodyLimits};
 use crate::byte_budget::Reservation;
-use crate::decoders::{INLINE_WORK_MAX, Step};
-use crate::given::Given;
-use crate::patience::Patience;
-use crate::unpack::{self, Coding};
+use crate::codec_threads::{CodecStep, INLINE_WORK_MAX};
+use crate::decompress::{self, ContentCoding};
+use crate::progress_timeout::ProgressTimeout;
+use crate::request_body::RequestBody;
 
 /// How a call's messages are compressed.
 pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -26,8 +26,8 @@ pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding")
 ///
 /// # Errors
 /// `Unimplemented` for a compression that is not offered, as gRPC wants it.
-pub(super) fn coding(headers: &HeaderMap) -> Result<Option<Coding>> {
-    unpack::coding_of(headers, ENCODING).map_err(|error| Error::unimplemented(error.message()))
+pub(super) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
+    decompress::coding_of(headers, ENCODING).map_err(|error| Error::unimplemented(error.message()))
 }
 
 /// A decoded message.
@@ -54,14 +54,14 @@ pub(super) async fn decode<M: Weighed + Send + 'static>(app: &App, message: Byte
             .map_err(|error| Error::invalid(format!("the message cannot be read: {error}")))?;
         Ok(Decoded { message, held, large })
     };
-    app.decoders.run_if(large, Step::Decode, decode).await
+    app.codec.run_if(large, CodecStep::Decode, decode).await
 }
 
 /// Returns the message of a frame, decompressed.
 ///
 /// # Errors
-/// `InvalidArgument` for a frame that is not one message, and those of [`unpack::unpack`].
-pub(super) async fn message(app: &App, coding: Option<Coding>, frame: Bytes) -> Result<Bytes> {
+/// `InvalidArgument` for a frame that is not one message, and those of [`decompress::decompress`].
+pub(super) async fn message(app: &App, coding: Option<ContentCoding>, frame: Bytes) -> Result<Bytes> {
     let length = told(&frame).ok_or_else(|| Error::invalid("the call has no message"))?;
     if frame.len() as u64 != length {
         return Err(Error::invalid(format!(
@@ -75,8 +75,10 @@ pub(super) async fn message(app: &App, coding: Option<Coding>, frame: Bytes) -> 
         (1, Some(coding)) => {
             // The frame is in the closure, and gone after it.
             drop(frame);
-            let (held, bytes_max) = (app.request_memory.nothing(), app.doors.body_bytes_max);
-            app.decoders.run(Step::Unpack, move || unpack::unpack(coding, &message, bytes_max, held)).await
+            let (held, bytes_max) = (app.request_memory.nothing(), app.listeners.body_bytes_max);
+            app.codec
+                .run(CodecStep::Decompress, move || decompress::decompress(coding, &message, bytes_max, held))
+                .await
         }
         _ => Err(Error::invalid("the message is marked as compressed, but grpc-encoding does not say how")),
     }
@@ -85,22 +87,23 @@ pub(super) async fn message(app: &App, coding: Option<Coding>, frame: Bytes) -> 
 /// Reads the whole body of a call with one message of at most `bytes_max` bytes, before decompression.
 ///
 /// # Errors
-/// Those of [`body::read_told`].
-pub(super) async fn frame(app: &App, body: Given, bytes_max: usize) -> Result<Bytes> {
+/// Those of [`body_reader::read_told`].
+pub(super) async fn frame(app: &App, body: RequestBody, bytes_max: usize) -> Result<Bytes> {
     let limits = BodyLimits {
         bytes_max,
         framing_bytes: PREFIX_BYTES,
-        piece_timeout: app.doors.client_timeout,
-        total_timeout: app.doors.request_timeout,
+        piece_timeout: app.listeners.client_timeout,
+        total_timeout: app.listeners.request_timeout,
     };
-    let account = Account { held: app.request_memory.nothing(), receiving: Some(&app.receiving) };
-    body::read_told(body, told, limits, account).await
+    let accounting =
+        BodyAccounting { held: app.request_memory.nothing(), receive_permits: Some(&app.receive_permits) };
+    body_reader::read_told(body, told, limits, accounting).await
 }
 
 /// The messages of a stream, one after the other.
 pub(super) struct Messages {
-    body: Given,
-    coding: Option<Coding>,
+    body: RequestBody,
+    coding: Option<ContentCoding>,
     buffer: BytesMut,
 }
 
@@ -109,7 +112,7 @@ impl Messages {
     ///
     /// # Errors
     /// Those of [`coding`].
-    pub(super) fn new(headers: &HeaderMap, body: Given) -> Result<Messages> {
+    pub(super) fn new(headers: &HeaderMap, body: RequestBody) -> Result<Messages> {
         Ok(Messages { body, coding: coding(headers)?, buffer: BytesMut::new() })
     }
 
@@ -120,7 +123,7 @@ impl Messages {
     /// As a call with one message has.
     pub(super) async fn next(&mut self, app: &App) -> Result<Option<Bytes>> {
         let mut held = app.request_memory.nothing();
-        let mut patience = Patience::new(app.doors.client_timeout, app.doors.request_timeout);
+        let mut progress = ProgressTimeout::new(app.listeners.client_timeout, app.listeners.request_timeout);
         let mut wanted = None;
         loop {
             if wanted.is_none()
@@ -134,7 +137,7 @@ impl Messages {
             }
             let frame = match self.buffer.is_empty() {
                 true => poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await,
-                false => poll_fn(|cx| body::poll_within(&mut self.body, &mut patience, cx)).await?,
+                false => poll_fn(|cx| body_reader::poll_within(&mut self.body, &mut progress, cx)).await?,
             };
             let Some(frame) = frame else {
                 let cut = Error::invalid("the stream ends in the middle of a message");
@@ -149,7 +152,7 @@ impl Messages {
 
     /// Makes room for a message of `length` bytes with its prefix, which it returns.
     fn reserve(&mut self, app: &App, length: u64, held: &mut Reservation) -> Result<usize> {
-        let bytes_max = app.doors.body_bytes_max;
+        let bytes_max = app.listeners.body_bytes_max;
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > bytes_max.saturating_add(PREFIX_BYTES) {
             return Err(Error::too_large(format!(

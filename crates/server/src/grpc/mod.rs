@@ -27,7 +27,7 @@ use tower::Service;
 use crate::app::App;
 use crate::byte_budget::Reservation;
 use crate::errors::grpc_status;
-use crate::given::Given;
+use crate::request_body::RequestBody;
 
 /// Largest message of a call that is no inference, in bytes: what gRPC's own servers take if they are not told otherwise.
 const OTHER_BYTES_MAX: usize = 4 << 20;
@@ -38,8 +38,8 @@ type ModelServer = ModelServiceServer<tfs::Tfs>;
 
 /// The door's service: admission in front, then the services by name.
 /// Once `stopped` says so, streams end after the request that is being answered.
-pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> Admitted {
-    Admitted {
+pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> GrpcService {
+    GrpcService {
         oip: OipServer::new(oip::Oip { app: app.clone() }).max_encoding_message_size(usize::MAX),
         predict: PredictServer::new(tfs::Tfs(app.clone())).max_encoding_message_size(usize::MAX),
         model: ModelServer::new(tfs::Tfs(app.clone())),
@@ -53,7 +53,7 @@ pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> Admitted
 /// The services are told apart here rather than by tonic's router, which is made for any set of services: it matches
 /// paths, boxes bodies and clones its handlers for each request.
 #[derive(Clone)]
-pub(crate) struct Admitted {
+pub(crate) struct GrpcService {
     app: Arc<App>,
     oip: OipServer,
     predict: PredictServer,
@@ -87,11 +87,11 @@ const METHODS: [(&str, &[&str]); 3] = [
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-impl Admitted {
+impl GrpcService {
     /// Answers a call that is no inference by the service that it names.
     fn route(
         &mut self,
-        request: http::Request<Whole>,
+        request: http::Request<WholeMessage>,
     ) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
         let mut path = request.uri().path().split('/').skip(1);
         let name = path.next().unwrap_or_default();
@@ -116,13 +116,13 @@ impl Admitted {
 }
 
 /// A call's only message, uncompressed, with its prefix.
-type Whole = http_body_util::Full<Bytes>;
+type WholeMessage = http_body_util::Full<Bytes>;
 
 /// Reads a call that is no inference, and what its message takes at most of the budget; tonic decodes without counting.
 async fn whole(
     app: &App,
-    request: http::Request<Given>,
-) -> base::Result<(http::Request<Whole>, Reservation)> {
+    request: http::Request<RequestBody>,
+) -> base::Result<(http::Request<WholeMessage>, Reservation)> {
     let (mut head, body) = request.into_parts();
     let coding = messages::coding(&head.headers)?;
     let frame = messages::frame(app, body, OTHER_BYTES_MAX).await?;
@@ -135,17 +135,17 @@ async fn whole(
     let mut held = app.request_memory.nothing();
     held.cover(message.len() as u64 * EXPANSION_MAX)?;
     if coding.is_none() {
-        return Ok((http::Request::from_parts(head, Whole::new(frame)), held));
+        return Ok((http::Request::from_parts(head, WholeMessage::new(frame)), held));
     }
     head.headers.remove(messages::ENCODING);
     let length = message.len() as u32;
     let plain = [&[0], &length.to_be_bytes()[..], &message].concat();
-    Ok((http::Request::from_parts(head, Whole::new(plain.into())), held))
+    Ok((http::Request::from_parts(head, WholeMessage::new(plain.into())), held))
 }
 
 /// The calls that take a place and are answered without tonic's streams.
 #[derive(Clone, Copy)]
-enum Inference {
+enum InferenceMethod {
     ModelInfer,
     Predict,
 }
@@ -154,7 +154,7 @@ fn refused(error: &Error) -> BoxFuture<Result<http::Response<Body>, Infallible>>
     Box::pin(std::future::ready(Ok(grpc_status(error).into_http())))
 }
 
-impl Service<http::Request<Given>> for Admitted {
+impl Service<http::Request<RequestBody>> for GrpcService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Result<Self::Response, Infallible>>;
@@ -163,11 +163,11 @@ impl Service<http::Request<Given>> for Admitted {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Given>) -> Self::Future {
+    fn call(&mut self, request: http::Request<RequestBody>) -> Self::Future {
         let app = self.app.clone();
         let inference = match request.uri().path() {
-            "/inference.GRPCInferenceService/ModelInfer" => Inference::ModelInfer,
-            "/tensorflow.serving.PredictionService/Predict" => Inference::Predict,
+            "/inference.GRPCInferenceService/ModelInfer" => InferenceMethod::ModelInfer,
+            "/tensorflow.serving.PredictionService/Predict" => InferenceMethod::Predict,
             "/inference.GRPCInferenceService/ModelStreamInfer" => {
                 let response = oip::model_stream_infer(&app, self.stopped.clone(), request);
                 return Box::pin(std::future::ready(Ok(response)));
@@ -187,8 +187,8 @@ impl Service<http::Request<Given>> for Admitted {
         }
         Box::pin(async move {
             Ok(match inference {
-                Inference::ModelInfer => oip::model_infer(&app, request).await,
-                Inference::Predict => tfs::predict_call(&app, request).await,
+                InferenceMethod::ModelInfer => oip::model_infer(&app, request).await,
+                InferenceMethod::Predict => tfs::predict_call(&app, request).await,
             })
         })
     }

@@ -1,4 +1,4 @@
-//! Open Inference Protocol over gRPC, with the repository, statistics and streaming extensions.
+//! Open InferenceMethod Protocol over gRPC, with the repository, statistics and streaming extensions.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use tonic::{Request, Response, Status, Streaming};
 use super::messages::{self, Decoded, Messages};
 use super::unary;
 use crate::admin::AdminCall;
-use crate::answers::Answer;
 use crate::app::{App, Call, Ticket};
 use crate::byte_budget::Reservation;
-use crate::decoders::{INLINE_WORK_MAX, Step};
+use crate::codec_threads::{CodecStep, INLINE_WORK_MAX};
 use crate::errors::grpc_status;
-use crate::given::Given;
 use crate::listen::Peer;
+use crate::request_body::RequestBody;
+use crate::response_body::ResponseBody;
 use crate::{admin, view};
 
 /// Answers of one stream that may wait for a slow client.
@@ -71,8 +71,8 @@ async fn infer(
         Ok((oip::grpc::decode_request(request)?, held))
     };
     let (decoded, held) = app
-        .decoders
-        .run_if(large, Step::Decode, decode)
+        .codec
+        .run_if(large, CodecStep::Decode, decode)
         .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
@@ -89,10 +89,10 @@ async fn infer(
 }
 
 /// ModelInfer.
-pub(super) async fn model_infer(app: &App, request: http::Request<Given>) -> http::Response<Body> {
+pub(super) async fn model_infer(app: &App, request: http::Request<RequestBody>) -> http::Response<Body> {
     let read = unary::read(app, PROTOCOL, request).await;
     let answer = match read.and_then(|asked| placed(app, asked)) {
-        Ok((unary::Asked { ticket, decoded, timeout }, _place)) => {
+        Ok((unary::ReceivedCall { ticket, decoded, timeout }, _place)) => {
             infer(app, &ticket, decoded, timeout).await
         }
         Err(error) => Err(error),
@@ -104,7 +104,7 @@ pub(super) async fn model_infer(app: &App, request: http::Request<Given>) -> htt
 pub(super) fn model_stream_infer(
     app: &Arc<App>,
     stopped: watch::Receiver<bool>,
-    request: http::Request<Given>,
+    request: http::Request<RequestBody>,
 ) -> http::Response<Body> {
     let (head, body) = request.into_parts();
     let requests = match Messages::new(&head.headers, body) {
@@ -122,8 +122,8 @@ pub(super) fn model_stream_infer(
 /// Those of [`App::admit`], which are counted.
 pub(super) fn placed<M>(
     app: &App,
-    asked: unary::Asked<M>,
-) -> Result<(unary::Asked<M>, OwnedSemaphorePermit)> {
+    asked: unary::ReceivedCall<M>,
+) -> Result<(unary::ReceivedCall<M>, OwnedSemaphorePermit)> {
     let place = app.admit().inspect_err(|error| app.reject(&asked.ticket, error))?;
     Ok((asked, place))
 }
@@ -137,7 +137,7 @@ async fn load(app: &App, request: &pb::RepositoryModelLoadRequest) -> Result<()>
 async fn converse(
     app: Arc<App>,
     mut requests: Messages,
-    answers: mpsc::Sender<Result<Answer>>,
+    answers: mpsc::Sender<Result<ResponseBody>>,
     mut stopped: watch::Receiver<bool>,
 ) {
     loop {
@@ -164,7 +164,7 @@ async fn converse(
 }
 
 /// Answers one request of a stream: its error is its own, and the stream goes on.
-async fn one_of_many(app: &App, request: Bytes) -> Result<Answer> {
+async fn one_of_many(app: &App, request: Bytes) -> Result<ResponseBody> {
     let ticket = App::begin(PROTOCOL);
     let admitted = async {
         let permit = app.admit()?;

@@ -25,7 +25,7 @@ use tonic::codec::CompressionEncoding;
 use tonic::{Code, Status};
 
 use super::timeout;
-use crate::config::{Config, DoorConfig};
+use crate::config::{Config, ListenerConfig};
 use crate::loopback::{self, Loopback, WAIT_MAX};
 
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
@@ -98,11 +98,11 @@ fn pieces(dribble: bool) -> StreamBody<Pieces> {
 }
 
 /// As many calls as there are places, whose bodies never end; then one that is answered.
-fn never_ending_bodies(dribble: bool, change: impl FnOnce(&mut DoorConfig)) {
+fn never_ending_bodies(dribble: bool, change: impl FnOnce(&mut ListenerConfig)) {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| {
-        config.doors.requests_max = 2;
-        change(&mut config.doors);
+        config.listeners.requests_max = 2;
+        change(&mut config.listeners);
     });
     run(async {
         let mut sender = connect(&served).await;
@@ -122,18 +122,22 @@ fn never_ending_bodies(dribble: bool, change: impl FnOnce(&mut DoorConfig)) {
 
 #[test]
 fn a_stalled_body_ends_its_call() {
-    never_ending_bodies(false, |doors| (doors.client_timeout, doors.request_timeout) = (SHORT, LONG));
+    never_ending_bodies(false, |listeners| {
+        (listeners.client_timeout, listeners.request_timeout) = (SHORT, LONG)
+    });
 }
 
 #[test]
 fn a_dribbled_body_ends_its_call() {
-    never_ending_bodies(true, |doors| (doors.client_timeout, doors.request_timeout) = (LONG, SHORT));
+    never_ending_bodies(true, |listeners| {
+        (listeners.client_timeout, listeners.request_timeout) = (LONG, SHORT)
+    });
 }
 
 #[test]
 fn a_message_that_is_none_ends_its_stream_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.body_bytes_max = 4096);
+    let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 4096);
     run(async {
         let requests =
             tokio_stream::iter([request(1), request(2000), request(1)]).chain(tokio_stream::pending());
@@ -149,7 +153,7 @@ fn a_message_that_is_none_ends_its_stream_with_the_reason() {
 #[test]
 fn each_message_of_a_stream_takes_a_place() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.requests_max = 1);
+    let (served, _engine) = served(dir.path(), |config| config.listeners.requests_max = 1);
     run(async {
         let (sender, receiver) = mpsc::channel(1);
         let requests = ReceiverStream::new(receiver);
@@ -255,7 +259,7 @@ fn a_load_takes_a_version_and_no_settings_of_its_own() {
 #[test]
 fn compressed_requests_are_understood_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.body_bytes_max = 64 << 10);
+    let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 64 << 10);
     run(async {
         for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
             let mut client = client!(served).send_compressed(encoding);
@@ -312,7 +316,7 @@ fn a_message_comes_in_pieces_of_any_size() {
 #[test]
 fn what_is_not_one_message_is_refused_with_its_status() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.body_bytes_max = 1 << 20);
+    let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 1 << 20);
     let message = request(4).encode_to_vec();
     let whole = prefixed(0, &message, message.len());
     let wrong: [(&str, Vec<Bytes>, &str); 8] = [
@@ -371,7 +375,7 @@ fn bomb(tag: u8, within_contents: bool) -> Vec<u8> {
 #[test]
 fn bombs_of_empty_elements_are_refused_before_they_are_decoded() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.request_memory_bytes = Some(BUDGET));
+    let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     run(async {
         for (bomb, wanted) in [(bomb(5, false), "3"), (bomb(6, false), "3"), (bomb(8, true), "8")] {
             let (status, _) = call(&served, vec![prefixed(0, &bomb, bomb.len())]).await;
@@ -398,7 +402,7 @@ fn bombs_of_empty_elements_are_refused_before_they_are_decoded() {
 #[test]
 fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.request_memory_bytes = Some(BUDGET));
+    let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     run(async {
         let contents =
             pb::InferTensorContents { bytes_contents: vec![Bytes::new(); 1_000_000], ..Default::default() };
@@ -446,7 +450,7 @@ fn large_typed_contents_are_not_decoded_where_sockets_are_watched() {
 #[test]
 fn answers_are_counted_until_they_are_taken() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.doors.request_memory_bytes = Some(BUDGET));
+    let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     let memory = &served.app.request_memory;
     run(async {
         let message = request(1_000_000).encode_to_vec();
@@ -594,7 +598,7 @@ async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictR
 fn predict_fills_the_typed_fields_unless_it_is_told_otherwise() {
     for content in [false, true] {
         let dir = tempfile::tempdir().unwrap();
-        let (served, _engine) = served(dir.path(), |config| config.doors.tfs_tensor_content = content);
+        let (served, _engine) = served(dir.path(), |config| config.listeners.tfs_tensor_content = content);
         let answer = run(predicted(&served));
         let y = &answer.outputs["y"];
         let floats: &[f32] = if content { &[] } else { &[1.5, -2.0] };

@@ -13,9 +13,9 @@ use super::oip::placed;
 use super::unary;
 use crate::app::{App, Call, Ticket};
 use crate::byte_budget::Reservation;
-use crate::decoders::Step;
+use crate::codec_threads::CodecStep;
 use crate::errors::grpc_status;
-use crate::given::Given;
+use crate::request_body::RequestBody;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
@@ -52,8 +52,8 @@ async fn predict(
         Ok((tfs::grpc::decode_predict(request)?, held))
     };
     let (mut decoded, held) = app
-        .decoders
-        .run_if(large, Step::Decode, decode)
+        .codec
+        .run_if(large, CodecStep::Decode, decode)
         .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
@@ -67,15 +67,16 @@ async fn predict(
     };
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
-    let elements = if app.doors.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
+    let elements =
+        if app.listeners.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
     Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), held))
 }
 
 /// Predict.
-pub(super) async fn predict_call(app: &App, request: http::Request<Given>) -> http::Response<Body> {
+pub(super) async fn predict_call(app: &App, request: http::Request<RequestBody>) -> http::Response<Body> {
     let read = unary::read(app, PROTOCOL, request).await;
     let answer = match read.and_then(|asked| placed(app, asked)) {
-        Ok((unary::Asked { ticket, decoded, timeout }, _place)) => {
+        Ok((unary::ReceivedCall { ticket, decoded, timeout }, _place)) => {
             predict(app, &ticket, decoded, timeout).await
         }
         Err(error) => Err(error),

@@ -19,17 +19,17 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::messages::{self, Decoded};
-use crate::answers;
 use crate::app::{App, Ticket};
 use crate::byte_budget::Reservation;
 use crate::errors::grpc_status;
-use crate::given::Given;
+use crate::request_body::RequestBody;
+use crate::response_body::ResponseBody;
 
 /// Before each message: whether it is compressed, and its length (gRPC over HTTP/2, "Length-Prefixed-Message").
 pub(super) const PREFIX_BYTES: usize = 5;
 
 /// A request's message and how long its client waits, once all of it is there.
-pub(super) struct Asked<M> {
+pub(super) struct ReceivedCall<M> {
     pub(super) ticket: Ticket,
     pub(super) decoded: Decoded<M>,
     pub(super) timeout: Option<Duration>,
@@ -43,17 +43,17 @@ pub(super) struct Asked<M> {
 pub(super) async fn read<M: Weighed + Send + 'static>(
     app: &App,
     protocol: &'static str,
-    request: http::Request<Given>,
-) -> Result<Asked<M>> {
+    request: http::Request<RequestBody>,
+) -> Result<ReceivedCall<M>> {
     let (head, body) = request.into_parts();
-    let frame = messages::frame(app, body, app.doors.body_bytes_max).await;
+    let frame = messages::frame(app, body, app.listeners.body_bytes_max).await;
     let ticket = App::begin(protocol);
     let decoded = async {
         let message = messages::message(app, messages::coding(&head.headers)?, frame?).await?;
         messages::decode(app, message).await
     };
     let decoded = decoded.await.inspect_err(|error| app.reject(&ticket, error))?;
-    Ok(Asked { ticket, decoded, timeout: super::timeout(&head.headers) })
+    Ok(ReceivedCall { ticket, decoded, timeout: super::timeout(&head.headers) })
 }
 
 /// The length of a body that begins like this.
@@ -66,16 +66,16 @@ pub(super) fn told(first: &[u8]) -> Option<u64> {
 pub(super) fn response<M: Message>(app: &App, answer: Result<(M, Reservation)>) -> http::Response<Body> {
     match answer.and_then(|(message, held)| encoded(app, &message, held)) {
         Err(error) => grpc_status(&error).into_http(),
-        Ok(frame) => respond(Frames { frame: Some(frame), more: None, told: false }),
+        Ok(frame) => respond(MessageFrames { frame: Some(frame), more: None, told: false }),
     }
 }
 
 /// Returns the response that carries the frames of a stream, up to the first error, with which it ends.
-pub(super) fn stream(frames: mpsc::Receiver<Result<answers::Answer>>) -> http::Response<Body> {
-    respond(Frames { frame: None, more: Some(frames), told: false })
+pub(super) fn stream(frames: mpsc::Receiver<Result<ResponseBody>>) -> http::Response<Body> {
+    respond(MessageFrames { frame: None, more: Some(frames), told: false })
 }
 
-fn respond(frames: Frames) -> http::Response<Body> {
+fn respond(frames: MessageFrames) -> http::Response<Body> {
     let mut response = http::Response::new(Body::new(frames));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
@@ -85,7 +85,7 @@ fn respond(frames: Frames) -> http::Response<Body> {
 ///
 /// # Errors
 /// `ResourceExhausted` for more than 4 GiB, and those of the budget.
-pub(super) fn encoded<M: Message>(app: &App, message: &M, mut held: Reservation) -> Result<answers::Answer> {
+pub(super) fn encoded<M: Message>(app: &App, message: &M, mut held: Reservation) -> Result<ResponseBody> {
     let length = message.encoded_len();
     let prefix = u32::try_from(length)
         .map_err(|_| Error::exhausted(format!("the answer has {length} bytes, and gRPC carries 4 GiB")))?;
@@ -96,17 +96,17 @@ pub(super) fn encoded<M: Message>(app: &App, message: &M, mut held: Reservation)
     frame.put_u8(0);
     frame.put_u32(prefix);
     message.encode(&mut frame).map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
-    Ok(answers::Answer::new(app, frame.into(), held))
+    Ok(ResponseBody::new(app, frame.into(), held))
 }
 
 /// Messages, and then how the call ended.
-struct Frames {
-    frame: Option<answers::Answer>,
-    more: Option<mpsc::Receiver<Result<answers::Answer>>>,
+struct MessageFrames {
+    frame: Option<ResponseBody>,
+    more: Option<mpsc::Receiver<Result<ResponseBody>>>,
     told: bool,
 }
 
-impl Frames {
+impl MessageFrames {
     fn end(&mut self, status: Option<Status>) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
         if std::mem::replace(&mut self.told, true) {
             return Poll::Ready(None);
@@ -120,7 +120,7 @@ impl Frames {
     }
 }
 
-impl hyper::body::Body for Frames {
+impl hyper::body::Body for MessageFrames {
     type Data = Bytes;
     type Error = Status;
 
@@ -129,7 +129,7 @@ impl hyper::body::Body for Frames {
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
         loop {
-            match self.frame.as_mut().and_then(answers::Answer::next) {
+            match self.frame.as_mut().and_then(ResponseBody::next) {
                 Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
                 Some(Err(slow)) => return Poll::Ready(Some(Err(Status::cancelled(slow.to_string())))),
                 None => self.frame = None,

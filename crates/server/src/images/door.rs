@@ -23,8 +23,8 @@ use super::zip::{ARCHIVE_BYTES_MAX, Archive};
 use super::{browse, bulk, rebuild, search};
 use crate::admin::{self, AdminCall};
 use crate::app::App;
-use crate::head_watch::HeadWatch;
-use crate::http_door::{Reply, Shared, parse_json, read_body, read_json_body};
+use crate::header_timeout::HeaderTimeout;
+use crate::http::{Reply, Shared, parse_json, read_body, read_json_body};
 use crate::listen::Peer;
 use crate::recordings::{Pieces, UploadLimits, results, upload};
 
@@ -97,7 +97,7 @@ async fn put_in(
     Path(collection): Path<String>,
     asked: Given<Put>,
     Extension(peer): Extension<Peer>,
-    Extension(watch): Extension<HeadWatch>,
+    Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
@@ -111,7 +111,7 @@ async fn put_in(
 struct Sent {
     collection: String,
     peer: Peer,
-    watch: HeadWatch,
+    watch: HeaderTimeout,
     headers: HeaderMap,
     body: Body,
 }
@@ -151,7 +151,8 @@ impl Sent {
     async fn archive(self, app: &Arc<App>, wanted: Wanted) -> Result<Response> {
         app.registry()?;
         let place = bulk::place(app)?;
-        let limits = UploadLimits { bytes_max: ARCHIVE_BYTES_MAX, piece_timeout: app.doors.client_timeout };
+        let limits =
+            UploadLimits { bytes_max: ARCHIVE_BYTES_MAX, piece_timeout: app.listeners.client_timeout };
         // While the body comes, its bytes are not those of a next request.
         let receiving = self.watch.complete();
         let (feeder, upload, failure) = upload(None);

@@ -108,7 +108,7 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
     };
     let probe = Arc::new(Probe::new(&looked.graph, matching::Options::default()));
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
-    let deadline = Instant::now() + app.doors.request_timeout;
+    let deadline = Instant::now() + app.listeners.request_timeout;
     let exhaustive = target.kind == Kind::Fingerprint && asked.candidates.is_none();
     let plan = Plan { k: asked.k, most, exhaustive, threshold, explain: asked.explain, clause, deadline };
     let (sender, receiver) = oneshot::channel();

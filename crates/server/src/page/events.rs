@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{EVENTS_VIEWERS_MAX, News, tick};
 use crate::app::App;
-use crate::http_door::{Reply, Shared};
+use crate::http::{Reply, Shared};
 use crate::{admin, page::Page};
 
 /// Events that wait for one viewer's connection.

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::write_threads::WriteThreads;
 use crate::app::{App, CancelOnDrop};
-use crate::http_door::{Reply, read_json_body};
+use crate::http::{Reply, read_json_body};
 use crate::images::drop_pictures;
 
 /// What a request's path says, and until when its answer is wanted.
@@ -30,7 +30,7 @@ pub(super) struct CallContext {
     pub(super) collection: String,
     /// What the path names inside it: a point, a field.
     pub(super) item: String,
-    /// The client's patience, or the server's.
+    /// The client's progress, or the server's.
     pub(super) deadline: Instant,
 }
 
@@ -87,7 +87,7 @@ impl FromRequest<Arc<App>> for Call {
         let context = CallContext {
             collection: path.remove("collection").unwrap_or_default(),
             item: path.remove("item").unwrap_or_default(),
-            deadline: started + app.doors.request_timeout,
+            deadline: started + app.listeners.request_timeout,
         };
         Ok(Call { app: app.clone(), writers, context, headers: parts.headers, body, started })
     }
@@ -127,15 +127,15 @@ impl Call {
         self.app.check_room()?;
         let registry = self.app.registry()?;
         let named = if wait {
-            let patience = OPENING_WAIT_MAX.min(self.app.doors.request_timeout);
-            opened(|| open_now(&registry, &self.context.collection), self.started + patience).await?
+            let limit = OPENING_WAIT_MAX.min(self.app.listeners.request_timeout);
+            opened(|| open_now(&registry, &self.context.collection), self.started + limit).await?
         } else {
             registry.get(&self.context.collection)?
         };
         let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let _admitted = self.app.admit()?;
         let (waiting, cancelled) = PendingReply::new();
-        let (context, deadline) = (self.context, self.app.doors.request_timeout);
+        let (context, deadline) = (self.context, self.app.listeners.request_timeout);
         let job = move |named: &Named, thread: &mut SearchThread| {
             if !cancelled.is_cancelled() {
                 let answer = check_objects(&body)
@@ -176,7 +176,7 @@ impl Call {
         let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
         let _admitted = self.app.admit()?;
         let (waiting, cancelled) = PendingReply::new();
-        let (context, deadline) = (self.context, self.app.doors.request_timeout);
+        let (context, deadline) = (self.context, self.app.listeners.request_timeout);
         let job = move || {
             if !cancelled.is_cancelled() {
                 cancelled.answer(work(&registry, &context, &body).and_then(|result| encode(&result)));
@@ -305,9 +305,9 @@ mod tests {
 
     use super::*;
 
-    fn wait<T>(look: impl FnMut() -> Result<Option<T>>, patience: Duration) -> Result<T> {
+    fn wait<T>(look: impl FnMut() -> Result<Option<T>>, progress: Duration) -> Result<T> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(opened(look, Instant::now() + patience))
+        runtime.block_on(opened(look, Instant::now() + progress))
     }
 
     #[test]

@@ -34,7 +34,7 @@ use http::{HeaderMap, StatusCode, header};
 use self::call::{Call, refuse};
 use self::write_threads::WriteThreads;
 use crate::app::App;
-use crate::http_door::{Reply, Shared};
+use crate::http::{Reply, Shared};
 
 /// The routes that want the key where there is one.
 pub(crate) fn routes() -> Router<Arc<App>> {

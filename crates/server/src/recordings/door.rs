@@ -17,8 +17,8 @@ use super::listen::{Listening, Request};
 use super::results::results;
 use super::{find, voices};
 use crate::app::App;
-use crate::head_watch::HeadWatch;
-use crate::http_door::{Reply, Shared};
+use crate::header_timeout::HeaderTimeout;
+use crate::http::{Reply, Shared};
 
 /// Where the routes are described.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -90,7 +90,7 @@ async fn recognise(
     State(app): Shared,
     Path(name): Path<String>,
     asked: std::result::Result<Query<Asked>, QueryRejection>,
-    Extension(watch): Extension<HeadWatch>,
+    Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {

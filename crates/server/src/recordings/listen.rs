@@ -20,7 +20,7 @@ use super::{ServedModel, find};
 use crate::app::App;
 use crate::config::AudioConfig;
 use crate::errors::label;
-use crate::head_watch::HeadWatch;
+use crate::header_timeout::HeaderTimeout;
 
 /// Runs of one recording that wait or run at the same time, for each worker: one that runs and one that is next.
 const RUNS_PER_WORKER: usize = 2;
@@ -73,7 +73,7 @@ fn ended(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
 pub(super) struct Request {
     pub(super) headers: HeaderMap,
     pub(super) body: Body,
-    pub(super) watch: HeadWatch,
+    pub(super) watch: HeaderTimeout,
 }
 
 impl Listening {
@@ -92,7 +92,8 @@ impl Listening {
     async fn try_begin(app: &Arc<App>, name: &str, request: Request) -> Result<Listening> {
         let Request { headers, body, watch } = request;
         let config = app.recordings.config.clone();
-        let limits = UploadLimits { bytes_max: config.bytes_max, piece_timeout: app.doors.client_timeout };
+        let limits =
+            UploadLimits { bytes_max: config.bytes_max, piece_timeout: app.listeners.client_timeout };
         // While the body comes, its bytes are not those of a next request.
         let receiving = watch.complete();
         let prepared = match prepare(app, name) {

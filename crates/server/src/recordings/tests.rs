@@ -70,8 +70,8 @@ fn served(change: impl FnOnce(&mut Config)) -> Served {
     place("broken", LOUD, "[recogniser]\nkind = \"riddles\"\n");
     let mut config = loopback::configuration(dirs.path(), &root);
     // Smaller and shorter than any recording here: neither may count.
-    config.doors.body_bytes_max = 16;
-    config.doors.request_timeout = Duration::from_millis(1);
+    config.listeners.body_bytes_max = 16;
+    config.listeners.request_timeout = Duration::from_millis(1);
     config.audio.speakers_dir = Some(dirs.path().join("speakers"));
     change(&mut config);
     let fake = FakeEngine::new();
@@ -230,7 +230,7 @@ fn results_come_while_the_recording_still_does() {
 
 #[test]
 fn labels_of_what_was_sent_come_although_the_upload_is_silent() {
-    let served = served(|config| config.doors.client_timeout = WAIT_MAX);
+    let served = served(|config| config.listeners.client_timeout = WAIT_MAX);
     let file = wave(&loud_at(1, 10), true);
     let head = file.len() - 10 * 2 * RATE as usize;
     // All of the label, and not enough for a run after it to be full.
@@ -257,7 +257,7 @@ fn labels_of_what_was_sent_come_although_the_upload_is_silent() {
 
 #[test]
 fn an_error_is_told_while_the_upload_is_silent_and_no_thread_outlives_the_client() {
-    let served = served(|config| config.doors.client_timeout = WAIT_MAX);
+    let served = served(|config| config.listeners.client_timeout = WAIT_MAX);
     served.fake.fail_runs(1000);
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, &wave(&loud_at(1, 60), true));
@@ -334,7 +334,7 @@ fn a_client_that_reads_only_at_the_end_gets_its_answer() {
 
 #[test]
 fn a_client_that_falls_silent_is_told() {
-    let served = served(|config| config.doors.client_timeout = Duration::from_millis(200));
+    let served = served(|config| config.listeners.client_timeout = Duration::from_millis(200));
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, &wave(&loud_at(3, 60), true));
     let mut all = Vec::new();

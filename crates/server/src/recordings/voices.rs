@@ -16,8 +16,8 @@ use super::find::find;
 use super::listen::{Listening, Request};
 use crate::admin::{self, AdminCall};
 use crate::app::{App, CancelOnDrop};
-use crate::head_watch::HeadWatch;
-use crate::http_door::{Reply, Shared};
+use crate::header_timeout::HeaderTimeout;
+use crate::http::{Reply, Shared};
 use crate::listen::Peer;
 
 /// The store of a recogniser, and from which similarity a voice is accepted.
@@ -58,7 +58,7 @@ pub(super) async fn enrol(
     State(app): Shared,
     Path((name, speaker)): Path<(String, String)>,
     Extension(peer): Extension<Peer>,
-    Extension(watch): Extension<HeadWatch>,
+    Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
@@ -102,7 +102,7 @@ fn unknown(name: &str, speaker: &str) -> Error {
 pub(super) async fn identify(
     State(app): Shared,
     Path(name): Path<String>,
-    Extension(watch): Extension<HeadWatch>,
+    Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
@@ -123,7 +123,7 @@ pub(super) async fn identify(
 pub(super) async fn verify(
     State(app): Shared,
     Path((name, speaker)): Path<(String, String)>,
-    Extension(watch): Extension<HeadWatch>,
+    Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {

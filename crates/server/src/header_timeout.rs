@@ -1,6 +1,6 @@
 //! A time limit on the head of an HTTP/1.1 request, from its first byte.
 //!
-//! hyper's own limit also runs while a kept-alive connection is idle, so it cannot be as short as the patience with
+//! hyper's own limit also runs while a kept-alive connection is idle, so it cannot be as short as the progress with
 //! a client that dribbles. This one starts with the first byte after the last request and ends when the next
 //! request is handed over.
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use crate::patience::{Patience, written};
+use crate::progress_timeout::{ProgressTimeout, written};
 
 /// Even: between requests. Odd: a head has begun. Each head has its own number.
 #[derive(Default)]
@@ -26,9 +26,9 @@ struct State {
 
 /// Shared by the stream, the service and the one that waits.
 #[derive(Clone, Default)]
-pub(crate) struct HeadWatch(Arc<State>);
+pub(crate) struct HeaderTimeout(Arc<State>);
 
-impl HeadWatch {
+impl HeaderTimeout {
     /// Bytes have come from the client.
     fn bytes_read(&self) {
         let phase = self.0.phase.load(Ordering::Relaxed);
@@ -74,20 +74,20 @@ impl Drop for Answering {
 /// A stream whose reads are watched, and whose writes fail once the client neither takes nor sends anything.
 ///
 /// Sending counts because many clients read nothing before they have sent everything.
-pub(crate) struct Watched<T> {
+pub(crate) struct TimedStream<T> {
     stream: T,
-    watch: HeadWatch,
-    patience: Patience,
+    watch: HeaderTimeout,
+    progress: ProgressTimeout,
 }
 
-impl<T> Watched<T> {
+impl<T> TimedStream<T> {
     /// `stall` is how long a write may wait.
-    pub(crate) fn new(stream: T, watch: HeadWatch, stall: Duration) -> Watched<T> {
-        Watched { stream, watch, patience: Patience::between_pieces(stall) }
+    pub(crate) fn new(stream: T, watch: HeaderTimeout, stall: Duration) -> TimedStream<T> {
+        TimedStream { stream, watch, progress: ProgressTimeout::between_pieces(stall) }
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for TimedStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -97,16 +97,16 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > before {
             self.watch.bytes_read();
-            self.patience.moved();
+            self.progress.record_progress();
         }
         polled
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for TimedStream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        written(polled, &mut self.patience, cx)
+        written(polled, &mut self.progress, cx)
     }
 
     fn poll_write_vectored(
@@ -115,7 +115,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
-        written(polled, &mut self.patience, cx)
+        written(polled, &mut self.progress, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -146,14 +146,14 @@ mod tests {
 
     #[test]
     fn a_head_that_never_ends_is_overdue() {
-        let watch = HeadWatch::default();
+        let watch = HeaderTimeout::default();
         watch.bytes_read();
         assert!(run(async { tokio::time::timeout(LONG, watch.overdue(LIMIT)).await }).is_ok());
     }
 
     #[test]
     fn idle_connections_and_bodies_are_not() {
-        let watch = HeadWatch::default();
+        let watch = HeaderTimeout::default();
         watch.bytes_read();
         let answering = watch.complete();
         watch.bytes_read();
@@ -164,9 +164,9 @@ mod tests {
     }
 
     /// The other side of a pipe that holds eight bytes.
-    fn full() -> (tokio::io::DuplexStream, Watched<tokio::io::DuplexStream>) {
+    fn full() -> (tokio::io::DuplexStream, TimedStream<tokio::io::DuplexStream>) {
         let (client, server) = tokio::io::duplex(8);
-        (client, Watched::new(server, HeadWatch::default(), LIMIT))
+        (client, TimedStream::new(server, HeaderTimeout::default(), LIMIT))
     }
 
     #[test]

@@ -19,52 +19,54 @@ const DISCARD_BYTES_MAX: u64 = 64 << 10;
 const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// The body, as handlers get it.
-pub(crate) struct Given {
+pub(crate) struct RequestBody {
     /// There until it is given back.
     incoming: Option<Incoming>,
     /// Somebody has begun to read; a client that waits to be told so sends from then on.
     begun: bool,
     ended: bool,
     /// Where it is given back to.
-    back: Option<Place>,
+    back: Option<ReturnSlot>,
 }
 
 /// Where it comes back to.
-pub(crate) struct Lender {
-    place: Place,
+pub(crate) struct BodyReclaim {
+    slot: ReturnSlot,
     /// The client sends nothing before it is asked to.
     waits: bool,
 }
 
-type Place = Arc<Mutex<Option<Rest>>>;
+type ReturnSlot = Arc<Mutex<Option<UnreadBody>>>;
 
-struct Rest {
+struct UnreadBody {
     incoming: Incoming,
     begun: bool,
 }
 
-impl Given {
+impl RequestBody {
     /// With the `headers` of an HTTP/1.1 request it is given back, unless there is nothing of it. Without, each request
     /// has a stream of its own (HTTP/2), and what is left of one is in nobody's way.
-    pub(crate) fn new(incoming: Incoming, headers: Option<&HeaderMap>) -> (Given, Option<Lender>) {
+    pub(crate) fn new(incoming: Incoming, headers: Option<&HeaderMap>) -> (RequestBody, Option<BodyReclaim>) {
         let headers = headers.filter(|_| !incoming.is_end_stream());
-        let lender = headers
-            .map(|headers| Lender { place: Place::default(), waits: headers.contains_key(header::EXPECT) });
-        let back = lender.as_ref().map(|lender| lender.place.clone());
-        (Given { incoming: Some(incoming), begun: false, ended: false, back }, lender)
+        let reclaim = headers.map(|headers| BodyReclaim {
+            slot: ReturnSlot::default(),
+            waits: headers.contains_key(header::EXPECT),
+        });
+        let back = reclaim.as_ref().map(|reclaim| reclaim.slot.clone());
+        (RequestBody { incoming: Some(incoming), begun: false, ended: false, back }, reclaim)
     }
 }
 
-impl Drop for Given {
+impl Drop for RequestBody {
     fn drop(&mut self) {
-        if let (Some(place), Some(incoming), false) = (&self.back, self.incoming.take(), self.ended) {
-            *place.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(Rest { incoming, begun: self.begun });
+        if let (Some(slot), Some(incoming), false) = (&self.back, self.incoming.take(), self.ended) {
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(UnreadBody { incoming, begun: self.begun });
         }
     }
 }
 
-impl Body for Given {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -88,19 +90,19 @@ impl Body for Given {
     }
 }
 
-impl Lender {
+impl BodyReclaim {
     /// Once there is an answer: keeps the connection if it can be kept, and otherwise says in the answer's headers that
     /// it will be closed.
-    pub(crate) async fn settle(self, headers: &mut HeaderMap) {
-        if !headers.contains_key(header::CONNECTION) && !self.done_with().await {
+    pub(crate) async fn finish(self, headers: &mut HeaderMap) {
+        if !headers.contains_key(header::CONNECTION) && !self.is_reusable().await {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
 
     /// Whether the body was read, is still being read, or little was left of it.
-    async fn done_with(self) -> bool {
-        let rest = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Rest { incoming, begun }) = rest else { return true };
+    async fn is_reusable(self) -> bool {
+        let rest = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(UnreadBody { incoming, begun }) = rest else { return true };
         // Whoever waits to be asked would be, by the first read, for what nobody wants.
         if incoming.size_hint().lower() > DISCARD_BYTES_MAX || (self.waits && !begun) {
             return false;

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use protocol::status::Dialect;
 
-use crate::answers::{Answer, Counted};
 use crate::app::App;
 use crate::byte_budget::Reservation;
+use crate::response_body::{BodyCounted, ResponseBody};
 
 /// A response being put together.
 pub(crate) struct Reply {
@@ -17,7 +17,7 @@ pub(crate) struct Reply {
     body: Bytes,
     extra: Vec<(HeaderName, HeaderValue)>,
     /// The body as it is counted, if the handler has reserved its bytes; `body` is empty then.
-    answer: Option<Answer>,
+    answer: Option<ResponseBody>,
 }
 
 impl Reply {
@@ -68,7 +68,7 @@ impl Reply {
     /// Gives the body the bytes that `held` has reserved for it.
     pub(crate) fn holding(mut self, app: &App, held: Reservation) -> Reply {
         if held.bytes() > 0 {
-            self.answer = Some(Answer::new(app, std::mem::take(&mut self.body), held));
+            self.answer = Some(ResponseBody::new(app, std::mem::take(&mut self.body), held));
         }
         self
     }
@@ -90,7 +90,7 @@ impl IntoResponse for Reply {
             None => Response::new(axum::body::Body::from(self.body)),
             Some(answer) => {
                 let mut response = Response::new(axum::body::Body::new(answer));
-                response.extensions_mut().insert(Counted);
+                response.extensions_mut().insert(BodyCounted);
                 response
             }
         };

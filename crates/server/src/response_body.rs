@@ -30,39 +30,39 @@ const WHOLE_BYTES_MAX: usize = 256 << 10;
 const PIECE_BYTES: usize = 64 << 10;
 
 /// The bytes of an answer that a connection has not taken yet.
-pub(crate) struct Answer {
+pub(crate) struct ResponseBody {
     whole: Option<Bytes>,
-    large: Option<Large>,
+    large: Option<LargeBody>,
 }
 
 /// A large answer, and the task that watches it.
-struct Large {
-    rest: Arc<Mutex<Rest>>,
+struct LargeBody {
+    rest: Arc<Mutex<UnsentBytes>>,
     budget: Arc<ByteBudget>,
     watcher: AbortHandle,
 }
 
-struct Rest {
+struct UnsentBytes {
     /// None once the client was too slow.
     bytes: Option<Bytes>,
     /// Bytes taken since the last look.
     taken: u64,
 }
 
-impl Answer {
+impl ResponseBody {
     /// Makes an answer of `bytes`, for which `held` has reserved them.
-    pub(crate) fn new(app: &App, bytes: Bytes, mut held: Reservation) -> Answer {
+    pub(crate) fn new(app: &App, bytes: Bytes, mut held: Reservation) -> ResponseBody {
         held.shrink_to(bytes.len() as u64);
-        Answer::counted(app, held.attach(bytes))
+        ResponseBody::counted(app, held.attach(bytes))
     }
 
     /// Makes an answer of bytes that hold their reservation.
-    fn counted(app: &App, bytes: Bytes) -> Answer {
+    fn counted(app: &App, bytes: Bytes) -> ResponseBody {
         if bytes.len() <= WHOLE_BYTES_MAX {
-            return Answer { whole: Some(bytes), large: None };
+            return ResponseBody { whole: Some(bytes), large: None };
         }
-        let rest = Arc::new(Mutex::new(Rest { bytes: Some(bytes), taken: 0 }));
-        let (watched, metrics, window) = (rest.clone(), app.metrics.clone(), app.doors.answer_window);
+        let rest = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
+        let (watched, metrics, window) = (rest.clone(), app.metrics.clone(), app.listeners.answer_window);
         let watcher = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(window).await;
@@ -74,9 +74,13 @@ impl Answer {
                 }
             }
         });
-        Answer {
+        ResponseBody {
             whole: None,
-            large: Some(Large { rest, budget: app.request_memory.clone(), watcher: watcher.abort_handle() }),
+            large: Some(LargeBody {
+                rest,
+                budget: app.request_memory.clone(),
+                watcher: watcher.abort_handle(),
+            }),
         }
     }
 
@@ -116,11 +120,11 @@ impl Answer {
     }
 }
 
-fn lock(rest: &Mutex<Rest>) -> MutexGuard<'_, Rest> {
+fn lock(rest: &Mutex<UnsentBytes>) -> MutexGuard<'_, UnsentBytes> {
     rest.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Large {
+impl Drop for LargeBody {
     fn drop(&mut self) {
         self.watcher.abort();
         // The task itself is dropped a little later.
@@ -128,7 +132,7 @@ impl Drop for Large {
     }
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = std::io::Error;
 
@@ -148,9 +152,9 @@ impl Body for Answer {
     }
 }
 
-/// Marks a response whose body is an [`Answer`] already.
+/// Marks a response whose body is an [`ResponseBody`] already.
 #[derive(Clone, Copy)]
-pub(crate) struct Counted;
+pub(crate) struct BodyCounted;
 
 /// Counts the body of a response that no handler has counted; one without a length is a stream, and stays as it is.
 ///
@@ -160,7 +164,7 @@ pub(crate) async fn counted(
     app: &App,
     response: Response<axum::body::Body>,
 ) -> Result<Response<axum::body::Body>> {
-    let done = response.extensions().get::<Counted>().is_some();
+    let done = response.extensions().get::<BodyCounted>().is_some();
     let known = response.body().size_hint().exact();
     let Some(bytes) = known.filter(|bytes| *bytes > FREE_BYTES_MAX && !done) else { return Ok(response) };
     let held = app.request_memory.reserve(bytes)?;
@@ -168,5 +172,5 @@ pub(crate) async fn counted(
     // It is in memory: there is nothing to wait for, and it is of one piece.
     let body = axum::body::to_bytes(body, usize::MAX).await;
     let body = body.map_err(|error| base::Error::internal(format!("an answer cannot be read: {error}")))?;
-    Ok(Response::from_parts(head, axum::body::Body::new(Answer::new(app, body, held))))
+    Ok(Response::from_parts(head, axum::body::Body::new(ResponseBody::new(app, body, held))))
 }

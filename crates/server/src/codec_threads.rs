@@ -21,22 +21,22 @@ const THREADS_MAX: usize = 16;
 
 /// What is done on these threads, as metrics name it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
+pub(crate) enum CodecStep {
     /// Decompressing a body.
-    Unpack,
+    Decompress,
     /// From a body to tensors or a request.
     Decode,
     /// From tensors to an answer.
     Encode,
 }
 
-impl Step {
+impl CodecStep {
     /// Returns the step's label.
     pub(crate) fn label(self) -> &'static str {
         match self {
-            Step::Unpack => "unpack",
-            Step::Decode => "decode",
-            Step::Encode => "encode",
+            CodecStep::Decompress => "unpack",
+            CodecStep::Decode => "decode",
+            CodecStep::Encode => "encode",
         }
     }
 }
@@ -44,18 +44,18 @@ impl Step {
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Threads "decoder-N", started as work comes.
-pub(crate) struct Decoders {
+pub(crate) struct CodecThreads {
     metrics: Arc<Metrics>,
     sender: Sender<Work>,
     receiver: Receiver<Work>,
     threads: AtomicUsize,
 }
 
-impl Decoders {
+impl CodecThreads {
     /// Makes the queue; there are no threads yet.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Decoders {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> CodecThreads {
         let (sender, receiver) = unbounded();
-        Decoders { metrics, sender, receiver, threads: AtomicUsize::new(0) }
+        CodecThreads { metrics, sender, receiver, threads: AtomicUsize::new(0) }
     }
 
     /// Does `work` on one of the threads.
@@ -64,7 +64,7 @@ impl Decoders {
     /// Those of `work`; `ResourceExhausted` if there is no thread and none can be started, `Internal` after a panic.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        step: Step,
+        step: CodecStep,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.start_one()?;
@@ -83,11 +83,11 @@ impl Decoders {
     /// Does `work` at once if it is small, and otherwise on one of the threads.
     ///
     /// # Errors
-    /// Those of [`Decoders::run`].
+    /// Those of [`CodecThreads::run`].
     pub(crate) async fn run_if<T: Send + 'static>(
         &self,
         large: bool,
-        step: Step,
+        step: CodecStep,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         if large { self.run(step, work).await } else { work() }
@@ -134,19 +134,19 @@ mod tests {
     #[tokio::test]
     async fn work_is_done_on_few_threads_and_panics_stay_in_it() {
         let metrics = Arc::new(Metrics::default());
-        let decoders = Decoders::new(metrics.clone());
+        let decoders = CodecThreads::new(metrics.clone());
         let name = || Ok(std::thread::current().name().unwrap_or_default().to_owned());
         for _ in 0..100 {
-            assert!(decoders.run(Step::Decode, name).await.unwrap().starts_with("decoder-"));
+            assert!(decoders.run(CodecStep::Decode, name).await.unwrap().starts_with("decoder-"));
         }
-        assert!(!decoders.run_if(false, Step::Decode, name).await.unwrap().starts_with("decoder-"));
+        assert!(!decoders.run_if(false, CodecStep::Decode, name).await.unwrap().starts_with("decoder-"));
         let max = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         assert!(decoders.threads.load(Ordering::Relaxed) <= max);
-        let failed = decoders.run(Step::Encode, || -> Result<()> { panic!("as asked") }).await;
+        let failed = decoders.run(CodecStep::Encode, || -> Result<()> { panic!("as asked") }).await;
         assert_eq!(failed.unwrap_err().kind(), base::ErrorKind::Internal);
-        assert_eq!(decoders.run(Step::Unpack, || Ok(7)).await, Ok(7));
-        let count = |step: Step| metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).get();
-        assert_eq!([Step::Unpack, Step::Decode, Step::Encode].map(count), [1, 100, 1]);
+        assert_eq!(decoders.run(CodecStep::Decompress, || Ok(7)).await, Ok(7));
+        let count = |step: CodecStep| metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).get();
+        assert_eq!([CodecStep::Decompress, CodecStep::Decode, CodecStep::Encode].map(count), [1, 100, 1]);
         assert_eq!(decoders.waiting(), 0);
     }
 }

@@ -9,7 +9,7 @@ use base::{Error, ErrorKind};
 use tokio::time::{Instant, Sleep};
 
 /// The limits of one wait, and how much of them is used up. A peer that is never waited for costs no timer.
-pub(crate) struct Patience {
+pub(crate) struct ProgressTimeout {
     piece: Duration,
     total: Option<Duration>,
     /// When all of it must be over; known from the first wait on.
@@ -19,24 +19,24 @@ pub(crate) struct Patience {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patience {
+impl ProgressTimeout {
     /// At most `piece` between two pieces.
-    pub(crate) fn between_pieces(piece: Duration) -> Patience {
-        Patience { piece, total: None, end: None, moved: false, timer: None }
+    pub(crate) fn between_pieces(piece: Duration) -> ProgressTimeout {
+        ProgressTimeout { piece, total: None, end: None, moved: false, timer: None }
     }
 
     /// At most `piece` between two pieces, and `total` from the first wait to the last piece.
-    pub(crate) fn new(piece: Duration, total: Duration) -> Patience {
-        Patience { total: Some(total), ..Patience::between_pieces(piece) }
+    pub(crate) fn new(piece: Duration, total: Duration) -> ProgressTimeout {
+        ProgressTimeout { total: Some(total), ..ProgressTimeout::between_pieces(piece) }
     }
 
     /// A piece has come.
-    pub(crate) fn moved(&mut self) {
+    pub(crate) fn record_progress(&mut self) {
         self.moved = true;
     }
 
     /// Nothing is there. Ready once that has lasted too long; the task is woken by then.
-    pub(crate) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.moved || self.timer.is_none() {
             self.moved = false;
             let now = Instant::now();
@@ -65,14 +65,16 @@ impl Patience {
 /// What became of a write to a peer that may take nothing for a while.
 pub(crate) fn written<T>(
     polled: Poll<io::Result<T>>,
-    patience: &mut Patience,
+    progress: &mut ProgressTimeout,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<T>> {
     if polled.is_ready() {
-        patience.moved();
+        progress.record_progress();
         return polled;
     }
-    patience.poll_over(cx).map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
+    progress
+        .poll_elapsed(cx)
+        .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
 }
 
 /// As good as without an end; timers take no more than that.
@@ -91,9 +93,9 @@ mod tests {
 
     #[test]
     fn silence_ends_after_the_piece_time() {
-        let mut patience = Patience::new(SHORT, LONG);
-        run(std::future::poll_fn(|cx| patience.poll_over(cx)));
-        let error = patience.error();
+        let mut progress = ProgressTimeout::new(SHORT, LONG);
+        run(std::future::poll_fn(|cx| progress.poll_elapsed(cx)));
+        let error = progress.error();
         assert_eq!(error.kind(), ErrorKind::ClientTimeout);
         assert!(error.message().contains("sent nothing"), "{error}");
     }
@@ -101,25 +103,25 @@ mod tests {
     /// A peer that always sends something in time is over nevertheless.
     #[test]
     fn dribbling_ends_after_the_total_time() {
-        let mut patience = Patience::new(LONG, SHORT);
+        let mut progress = ProgressTimeout::new(LONG, SHORT);
         run(async {
             loop {
-                patience.moved();
+                progress.record_progress();
                 let piece =
-                    tokio::time::timeout(SHORT / 4, std::future::poll_fn(|cx| patience.poll_over(cx)));
+                    tokio::time::timeout(SHORT / 4, std::future::poll_fn(|cx| progress.poll_elapsed(cx)));
                 if piece.await.is_ok() {
                     return;
                 }
             }
         });
-        let error = patience.error();
+        let error = progress.error();
         assert!(error.message().contains("did not arrive"), "{error}");
     }
 
     #[test]
     fn what_is_never_waited_for_has_no_timer() {
-        let mut patience = Patience::new(SHORT, LONG);
-        patience.moved();
-        assert!(patience.timer.is_none() && patience.end.is_none());
+        let mut progress = ProgressTimeout::new(SHORT, LONG);
+        progress.record_progress();
+        assert!(progress.timer.is_none() && progress.end.is_none());
     }
 }

@@ -52,9 +52,9 @@ fn an_output_is_asked_for_once() {
 fn a_body_that_dribbles_loses_its_place() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
-        config.doors.requests_max = 1;
-        config.doors.request_timeout = Duration::from_secs(1);
-        config.doors.client_timeout = Duration::from_secs(600);
+        config.listeners.requests_max = 1;
+        config.listeners.request_timeout = Duration::from_secs(1);
+        config.listeners.client_timeout = Duration::from_secs(600);
     });
     let mut stream = served.connect();
     write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n").unwrap();
@@ -167,7 +167,7 @@ fn a_load_brings_no_settings_along() {
 #[test]
 fn compressed_bodies_are_understood_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.body_bytes_max = 4096);
+    let served = served(dir.path(), |config| config.listeners.body_bytes_max = 4096);
     let gzip = |bytes: &[u8]| {
         let mut to = GzEncoder::new(Vec::new(), Compression::default());
         to.write_all(bytes).unwrap();
@@ -218,7 +218,7 @@ fn numbers(count: usize) -> String {
 #[test]
 fn all_requests_together_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.request_memory_bytes = Some(1 << 20));
+    let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(1 << 20));
     let memory = &served.app.request_memory;
     let body = numbers(4000);
     assert_eq!(served.ask("POST", INFER, "", body.as_bytes()).status, 200);
@@ -254,7 +254,7 @@ fn all_requests_together_stay_within_the_budget() {
 #[test]
 fn what_is_unpacked_and_parsed_is_counted_before_it_is_there() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.request_memory_bytes = Some(4 << 20));
+    let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(4 << 20));
     let gzip = |bytes: &[u8]| {
         let mut to = GzEncoder::new(Vec::new(), Compression::default());
         to.write_all(bytes).unwrap();
@@ -294,7 +294,7 @@ fn large_texts_are_not_handled_where_sockets_are_watched() {
 #[test]
 fn a_client_that_takes_its_answer_too_slowly_is_cut_off() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.doors.answer_window = Duration::from_secs(2));
+    let served = served(dir.path(), |config| config.listeners.answer_window = Duration::from_secs(2));
     let memory = &served.app.request_memory;
     let body = numbers(1_000_000);
     let mut stream = served.connect();

@@ -23,17 +23,17 @@ const RECEIVING_PER_ANSWERED_MAX: usize = 16;
 pub(crate) const WITHOUT_PLACE_MAX: Duration = Duration::from_secs(1);
 
 /// The places of the requests that are being received.
-pub(crate) struct Receiving {
+pub(crate) struct ReceivePermits {
     places: Arc<Semaphore>,
     max: usize,
     metrics: Arc<Metrics>,
 }
 
-impl Receiving {
+impl ReceivePermits {
     /// Makes the places for a server that answers `requests_max` requests at once.
-    pub(crate) fn new(requests_max: usize, metrics: Arc<Metrics>) -> Receiving {
+    pub(crate) fn new(requests_max: usize, metrics: Arc<Metrics>) -> ReceivePermits {
         let max = requests_max.saturating_mul(RECEIVING_PER_ANSWERED_MAX).min(Semaphore::MAX_PERMITS);
-        Receiving { places: Arc::new(Semaphore::new(max)), max, metrics }
+        ReceivePermits { places: Arc::new(Semaphore::new(max)), max, metrics }
     }
 
     /// Takes a place for a request that waits for its body; `None` if too many requests wait for theirs.

@@ -1,8 +1,8 @@
-//! Door threads that share nothing: each has its own event loop and keeps the connections it was given.
+//! Connection threads that share nothing: each has its own event loop and keeps the connections it was given.
 //!
 //! A work-stealing runtime passes its one event queue from thread to thread: whoever finds an event first wakes
 //! another thread to watch the sockets, which costs two context switches an event and is worth it only where handlers
-//! run long. A lane's thread waits, handles and waits again (ADR 0006).
+//! run long. A worker's thread waits, handles and waits again (ADR 0006).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,54 +13,57 @@ use base::{Error, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 
-/// How long a lane's thread waits at the end for what still runs on it.
+/// How long a worker's thread waits at the end for what still runs on it.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
 
-struct Lane {
+struct ConnectionThread {
     handle: Handle,
     connections: Arc<AtomicUsize>,
 }
 
-/// The lanes of a door.
-pub(crate) struct Lanes {
-    lanes: Vec<Lane>,
+/// The workers of a door.
+pub(crate) struct ConnectionThreads {
+    workers: Vec<ConnectionThread>,
     stop: watch::Sender<bool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Lanes {
-    /// Starts `count` threads called `door`.
+impl ConnectionThreads {
+    /// Starts `count` threads called `connection`.
     ///
     /// # Errors
     /// `ResourceExhausted` when a thread or its event queue cannot be made.
-    pub(crate) fn start(count: usize) -> Result<Arc<Lanes>> {
+    pub(crate) fn start(count: usize) -> Result<Arc<ConnectionThreads>> {
         let (stop, _) = watch::channel(false);
-        let failed = |e: std::io::Error| Error::exhausted(format!("the door threads cannot be started: {e}"));
-        let (mut lanes, mut threads) = (Vec::new(), Vec::new());
+        let failed =
+            |e: std::io::Error| Error::exhausted(format!("the connection threads cannot be started: {e}"));
+        let (mut workers, mut threads) = (Vec::new(), Vec::new());
         for _ in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
             let connections = Arc::new(AtomicUsize::new(0));
-            lanes.push(Lane { handle: runtime.handle().clone(), connections });
+            workers.push(ConnectionThread { handle: runtime.handle().clone(), connections });
             let mut stopped = stop.subscribe();
-            let thread = std::thread::Builder::new().name("door".into()).spawn(move || {
+            let thread = std::thread::Builder::new().name("connection".into()).spawn(move || {
                 // An error says that nobody can tell any more: the same as being told.
                 let _ = runtime.block_on(stopped.wait_for(|stop| *stop)).map(|_| ());
                 runtime.shutdown_timeout(SHUTDOWN_WAIT);
             });
             threads.push(thread.map_err(failed)?);
         }
-        Ok(Arc::new(Lanes { lanes, stop, threads: Mutex::new(threads) }))
+        Ok(Arc::new(ConnectionThreads { workers, stop, threads: Mutex::new(threads) }))
     }
 
-    /// Runs a connection on the lane that has the fewest.
+    /// Runs a connection on the worker that has the fewest.
     pub(crate) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.connections.load(Ordering::Relaxed)) else {
+        let Some(worker) =
+            self.workers.iter().min_by_key(|worker| worker.connections.load(Ordering::Relaxed))
+        else {
             return;
         };
-        let place = Place::take(&lane.connections);
-        lane.handle.spawn(async move {
+        let guard = CountGuard::take(&worker.connections);
+        worker.handle.spawn(async move {
             connection.await;
-            drop(place);
+            drop(guard);
         });
     }
 
@@ -69,29 +72,29 @@ impl Lanes {
         self.stop.send_replace(true);
         for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
             if thread.join().is_err() {
-                tracing::error!("a door thread ended by panic");
+                tracing::error!("a connection thread ended by panic");
             }
         }
     }
 }
 
-impl Drop for Lanes {
+impl Drop for ConnectionThreads {
     fn drop(&mut self) {
         self.shutdown();
     }
 }
 
-/// A connection's place on a lane.
-struct Place(Arc<AtomicUsize>);
+/// A connection's guard on a worker.
+struct CountGuard(Arc<AtomicUsize>);
 
-impl Place {
-    fn take(connections: &Arc<AtomicUsize>) -> Place {
+impl CountGuard {
+    fn take(connections: &Arc<AtomicUsize>) -> CountGuard {
         connections.fetch_add(1, Ordering::Relaxed);
-        Place(connections.clone())
+        CountGuard(connections.clone())
     }
 }
 
-impl Drop for Place {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -105,12 +108,12 @@ mod tests {
 
     #[test]
     fn connections_are_spread_and_places_come_back() {
-        let lanes = Lanes::start(2).unwrap();
+        let workers = ConnectionThreads::start(2).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let (release, held) = watch::channel(false);
         for _ in 0..4 {
             let (sender, mut held) = (sender.clone(), held.clone());
-            lanes.spawn(async move {
+            workers.spawn(async move {
                 sender.send(std::thread::current().id()).unwrap();
                 held.wait_for(|go| *go).await.unwrap();
             });
@@ -118,9 +121,9 @@ mod tests {
         let threads: Vec<_> = (0..4).map(|_| receiver.recv().unwrap()).collect();
         let first = threads.iter().filter(|&&id| id == threads[0]).count();
         assert_eq!(first, 2);
-        assert!(lanes.lanes.iter().all(|lane| lane.connections.load(Ordering::Relaxed) == 2));
+        assert!(workers.workers.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 2));
         release.send(true).unwrap();
-        lanes.shutdown();
-        assert!(lanes.lanes.iter().all(|lane| lane.connections.load(Ordering::Relaxed) == 0));
+        workers.shutdown();
+        assert!(workers.workers.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 0));
     }
 }

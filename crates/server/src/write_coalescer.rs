@@ -2,7 +2,7 @@
 //!
 //! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of some size before
 //! it takes the next frame, and it reads into what is left of its own buffer, so that most requests take two reads.
-//! Here writes are gathered until the connection's turn ends, and reads take all that has arrived (ADR 0006).
+//! Here writes are buffer until the connection's turn ends, and reads take all that has arrived (ADR 0006).
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -16,41 +16,41 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::frames::Frames;
-use crate::patience::{Patience, written};
+use crate::control_frames::FrameCounter;
+use crate::progress_timeout::{ProgressTimeout, written};
 
-/// Bytes that wait for the end of a turn; what is larger goes straight to the socket.
-const GATHERED_BYTES_MAX: usize = 64 << 10;
+/// Bytes that wait for the end of a flush; what is larger goes straight to the socket.
+const COALESCED_BYTES_MAX: usize = 64 << 10;
 /// Bytes one read takes at most.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// Frames and bytes that a connection reads before other connections of its thread get their turn. A read takes up to
+/// FrameCounter and bytes that a connection reads before other connections of its thread get their flush. A read takes up to
 /// [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.
-const TURN_FRAMES_MAX: usize = 512;
-const TURN_BYTES_MAX: usize = 1 << 20;
+const POLL_FRAMES_MAX: usize = 512;
+const POLL_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
     /// Where a read lands before it is handed on: one a thread, so that idle connections hold nothing.
-    static LANDING: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
+    static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
     /// The memory of the last writes, for the next: one a thread, as most connections have nothing to write.
-    static SPARE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static SPARE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The write side, shared by the stream and the one that ends the turn.
-struct Outgoing {
+/// The write side, shared by the stream and the one that ends the flush.
+struct PendingWrites {
     socket: OwnedWriteHalf,
-    gathered: Vec<u8>,
+    buffer: Vec<u8>,
     /// How much of it is written.
     written: usize,
-    patience: Patience,
+    progress: ProgressTimeout,
 }
 
-impl Outgoing {
-    /// Writes what is gathered.
+impl PendingWrites {
+    /// Writes what is buffer.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.written < self.gathered.len() {
-            let rest = &self.gathered[self.written..];
+        while self.written < self.buffer.len() {
+            let rest = &self.buffer[self.written..];
             let polled = Pin::new(&mut self.socket).poll_write(cx, rest);
-            match ready!(written(polled, &mut self.patience, cx)) {
+            match ready!(written(polled, &mut self.progress, cx)) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => self.written += count,
                 Err(error) => {
@@ -67,44 +67,44 @@ impl Outgoing {
     /// The memory goes back: ten thousand idle connections would otherwise hold it.
     fn clear(&mut self) {
         self.written = 0;
-        if self.gathered.capacity() == 0 {
+        if self.buffer.capacity() == 0 {
             return;
         }
-        let mut gathered = std::mem::take(&mut self.gathered);
-        gathered.clear();
-        SPARE.with_borrow_mut(|spare| {
-            if spare.capacity() < gathered.capacity() {
-                *spare = gathered;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        SPARE_BUFFER.with_borrow_mut(|spare| {
+            if spare.capacity() < buffer.capacity() {
+                *spare = buffer;
             }
         });
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        if self.gathered.len() + bytes <= GATHERED_BYTES_MAX {
-            if self.gathered.capacity() == 0 {
-                self.gathered = SPARE.take();
+        if self.buffer.len() + bytes <= COALESCED_BYTES_MAX {
+            if self.buffer.capacity() == 0 {
+                self.buffer = SPARE_BUFFER.take();
             }
-            self.gathered.reserve(bytes);
-            pieces.iter().for_each(|piece| self.gathered.extend_from_slice(piece));
+            self.buffer.reserve(bytes);
+            pieces.iter().for_each(|piece| self.buffer.extend_from_slice(piece));
             return Poll::Ready(Ok(bytes));
         }
         ready!(self.poll_drain(cx))?;
         let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, pieces);
-        written(polled, &mut self.patience, cx)
+        written(polled, &mut self.progress, cx)
     }
 }
 
-/// The gathered bytes of a connection.
+/// The buffer bytes of a connection.
 #[derive(Clone)]
-pub(crate) struct Turn(Arc<Mutex<Outgoing>>);
+pub(crate) struct Flush(Arc<Mutex<PendingWrites>>);
 
-impl Turn {
-    fn with<T>(&self, act: impl FnOnce(&mut Outgoing) -> T) -> T {
+impl Flush {
+    fn with<T>(&self, act: impl FnOnce(&mut PendingWrites) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a connection and writes what it gathered after each of its turns; `None` where the client took nothing of
+    /// Runs a connection and writes what it buffer after each of its turns; `None` where the client took nothing of
     /// that for too long.
     pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> Option<T> {
         let mut connection = pin!(connection);
@@ -116,7 +116,7 @@ impl Turn {
                 ended = Some(output);
             }
             // A socket that fails here fails the connection's next read as well.
-            let drained = self.with(|outgoing| outgoing.poll_drain(cx));
+            let drained = self.with(|pending| pending.poll_drain(cx));
             match (drained, ended.take()) {
                 (Poll::Ready(_), Some(output)) => Poll::Ready(Some(output)),
                 // This one has not failed: the client goes on sending, perhaps, and does not read.
@@ -134,29 +134,40 @@ impl Turn {
     }
 }
 
-/// A socket whose writes wait for the end of the connection's turn.
-pub(crate) struct Gather {
+/// A socket whose writes wait for the end of the connection's flush.
+pub(crate) struct WriteCoalescer {
     incoming: OwnedReadHalf,
     /// Read and not yet asked for.
     surplus: Vec<u8>,
     taken: usize,
-    turn: Turn,
-    frames: Frames,
-    /// Frames and bytes that were read since the connection last waited or yielded.
-    turn_frames: usize,
-    turn_bytes: usize,
+    flush: Flush,
+    frames: FrameCounter,
+    /// FrameCounter and bytes that were read since the connection last waited or yielded.
+    polled_frames: usize,
+    polled_bytes: usize,
 }
 
-impl Gather {
+impl WriteCoalescer {
     /// Splits `stream`; the turn must drive the connection that is given the stream. `stall` is how long a write may
     /// wait for the client. Reads fail once `frames` has seen too many control frames.
-    pub(crate) fn new(stream: TcpStream, stall: Duration, frames: Frames) -> (Gather, Turn) {
+    pub(crate) fn new(stream: TcpStream, stall: Duration, frames: FrameCounter) -> (WriteCoalescer, Flush) {
         let (incoming, socket) = stream.into_split();
-        let patience = Patience::between_pieces(stall);
-        let outgoing = Outgoing { socket, gathered: Vec::new(), written: 0, patience };
-        let turn = Turn(Arc::new(Mutex::new(outgoing)));
-        let (surplus, taken, turn_frames, turn_bytes) = (Vec::new(), 0, 0, 0);
-        (Gather { incoming, surplus, taken, turn: turn.clone(), frames, turn_frames, turn_bytes }, turn)
+        let progress = ProgressTimeout::between_pieces(stall);
+        let pending = PendingWrites { socket, buffer: Vec::new(), written: 0, progress };
+        let flush = Flush(Arc::new(Mutex::new(pending)));
+        let (surplus, taken, polled_frames, polled_bytes) = (Vec::new(), 0, 0, 0);
+        (
+            WriteCoalescer {
+                incoming,
+                surplus,
+                taken,
+                flush: flush.clone(),
+                frames,
+                polled_frames,
+                polled_bytes,
+            },
+            flush,
+        )
     }
 
     /// Counts the frames in `bytes`, which were read.
@@ -164,15 +175,15 @@ impl Gather {
     /// # Errors
     /// `ConnectionAborted` after too many control frames; the client is then told by GOAWAY.
     fn count(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.turn_bytes += bytes.len();
+        self.polled_bytes += bytes.len();
         match self.frames.received(bytes) {
             Ok(frames) => {
-                self.turn_frames += frames;
+                self.polled_frames += frames;
                 Ok(())
             }
             Err(kind) => {
                 if let Some(bytes) = self.frames.go_away() {
-                    self.turn.with(|outgoing| outgoing.gathered.extend_from_slice(&bytes));
+                    self.flush.with(|pending| pending.buffer.extend_from_slice(&bytes));
                 }
                 let text = format!("the client sent too many control frames, the last one {kind}");
                 Err(io::Error::new(io::ErrorKind::ConnectionAborted, text))
@@ -182,7 +193,7 @@ impl Gather {
 
     /// Lets other connections of the thread go first if this one has read a lot without a pause.
     fn poll_yield(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.turn_frames < TURN_FRAMES_MAX && self.turn_bytes < TURN_BYTES_MAX {
+        if self.polled_frames < POLL_FRAMES_MAX && self.polled_bytes < POLL_BYTES_MAX {
             return Poll::Ready(());
         }
         self.pause();
@@ -191,7 +202,7 @@ impl Gather {
     }
 
     fn pause(&mut self) {
-        (self.turn_frames, self.turn_bytes) = (0, 0);
+        (self.polled_frames, self.polled_bytes) = (0, 0);
     }
 
     /// Counts the first `count` bytes of `pieces`, which were written.
@@ -215,7 +226,7 @@ impl Gather {
     }
 }
 
-impl AsyncRead for Gather {
+impl AsyncRead for WriteCoalescer {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -235,7 +246,7 @@ impl AsyncRead for Gather {
             ready!(polled)?;
             return Poll::Ready(self.count(&buffer.filled()[before..]));
         }
-        LANDING.with_borrow_mut(|landing| {
+        READ_BUFFER.with_borrow_mut(|landing| {
             let mut landed = ReadBuf::new(landing);
             let polled = Pin::new(&mut self.incoming).poll_read(cx, &mut landed);
             if polled.is_pending() {
@@ -251,7 +262,7 @@ impl AsyncRead for Gather {
     }
 }
 
-impl AsyncWrite for Gather {
+impl AsyncWrite for WriteCoalescer {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }
@@ -261,7 +272,7 @@ impl AsyncWrite for Gather {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(self.turn.with(|outgoing| outgoing.poll_write(cx, pieces)))?;
+        let written = ready!(self.flush.with(|pending| pending.poll_write(cx, pieces)))?;
         self.count_sent(written, pieces);
         Poll::Ready(Ok(written))
     }
@@ -270,15 +281,15 @@ impl AsyncWrite for Gather {
         true
     }
 
-    /// Left to the end of the turn.
+    /// Left to the end of the flush.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.turn.with(|outgoing| {
-            ready!(outgoing.poll_drain(cx))?;
-            Pin::new(&mut outgoing.socket).poll_shutdown(cx)
+        self.flush.with(|pending| {
+            ready!(pending.poll_drain(cx))?;
+            Pin::new(&mut pending.socket).poll_shutdown(cx)
         })
     }
 }
@@ -298,9 +309,9 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
-    /// Frames that are not HTTP/2: one of 16 MiB, which no test ends.
-    fn any_frames() -> Frames {
-        Frames::new(&std::sync::Arc::new(metrics::Metrics::default()))
+    /// FrameCounter that are not HTTP/2: one of 16 MiB, which no test ends.
+    fn any_frames() -> FrameCounter {
+        FrameCounter::new(&std::sync::Arc::new(metrics::Metrics::default()))
     }
 
     async fn pair() -> (TcpStream, TcpStream) {
@@ -313,15 +324,20 @@ mod tests {
     fn writes_of_a_turn_arrive_together_and_in_order() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, turn) = Gather::new(server, LONG, any_frames());
-            turn.drive(async {
-                stream.write_all(b"data").await.unwrap();
-                stream.flush().await.unwrap();
-                assert_eq!(turn.with(|outgoing| outgoing.gathered.len()), 4, "nothing is sent within a turn");
-                stream.write_all(b" and trailers").await.unwrap();
-            })
-            .await;
-            drop((stream, turn));
+            let (mut stream, flush) = WriteCoalescer::new(server, LONG, any_frames());
+            flush
+                .drive(async {
+                    stream.write_all(b"data").await.unwrap();
+                    stream.flush().await.unwrap();
+                    assert_eq!(
+                        flush.with(|pending| pending.buffer.len()),
+                        4,
+                        "nothing is sent within a turn"
+                    );
+                    stream.write_all(b" and trailers").await.unwrap();
+                })
+                .await;
+            drop((stream, flush));
             let mut all = Vec::new();
             client.read_to_end(&mut all).await.unwrap();
             assert_eq!(all, b"data and trailers");
@@ -333,20 +349,29 @@ mod tests {
     fn large_and_small_writes_keep_their_order() {
         run(async {
             let (server, mut client) = pair().await;
-            let sizes =
-                [1, 100, GATHERED_BYTES_MAX - 1, GATHERED_BYTES_MAX, 3, GATHERED_BYTES_MAX + 1, 5 << 20, 7];
+            let sizes = [
+                1,
+                100,
+                COALESCED_BYTES_MAX - 1,
+                COALESCED_BYTES_MAX,
+                3,
+                COALESCED_BYTES_MAX + 1,
+                5 << 20,
+                7,
+            ];
             let sent: Vec<Vec<u8>> =
                 sizes.iter().enumerate().map(|(index, &size)| vec![index as u8; size]).collect();
             let expected = sent.concat();
             let writing = async move {
-                let (mut stream, turn) = Gather::new(server, LONG, any_frames());
-                turn.drive(async {
-                    for piece in &sent {
-                        stream.write_all(piece).await.unwrap();
-                    }
-                    stream.shutdown().await.unwrap();
-                })
-                .await;
+                let (mut stream, flush) = WriteCoalescer::new(server, LONG, any_frames());
+                flush
+                    .drive(async {
+                        for piece in &sent {
+                            stream.write_all(piece).await.unwrap();
+                        }
+                        stream.shutdown().await.unwrap();
+                    })
+                    .await;
             };
             let reading = async {
                 let mut all = Vec::new();
@@ -358,14 +383,15 @@ mod tests {
         });
     }
 
-    /// It sends all the same, which keeps neither what is gathered nor what goes straight to the socket alive.
+    /// It sends all the same, which keeps neither what is buffer nor what goes straight to the socket alive.
     #[test]
     fn a_client_that_reads_nothing_is_given_up() {
         run(async {
-            for size in [GATHERED_BYTES_MAX / 2, 2 * GATHERED_BYTES_MAX] {
+            for size in [COALESCED_BYTES_MAX / 2, 2 * COALESCED_BYTES_MAX] {
                 let (server, mut client) = pair().await;
-                let (mut stream, turn) = Gather::new(server, Duration::from_millis(50), any_frames());
-                let answering = turn.drive(async move {
+                let (mut stream, flush) =
+                    WriteCoalescer::new(server, Duration::from_millis(50), any_frames());
+                let answering = flush.drive(async move {
                     loop {
                         if stream.write_all(&vec![0; size]).await.is_err() {
                             return;
@@ -393,9 +419,9 @@ mod tests {
     fn a_connection_with_many_frames_lets_others_go_first() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, _turn) = Gather::new(server, LONG, any_frames());
+            let (mut stream, _flush) = WriteCoalescer::new(server, LONG, any_frames());
             let preface = [0; 24];
-            let frames = [0, 0, 1, 0, 0, 0, 0, 0, 1, b'x'].repeat(TURN_FRAMES_MAX);
+            let frames = [0, 0, 1, 0, 0, 0, 0, 0, 1, b'x'].repeat(POLL_FRAMES_MAX);
             client.write_all(&[&preface[..], &frames].concat()).await.unwrap();
             stream.read_exact(&mut vec![0; preface.len() + frames.len()]).await.unwrap();
             client.write_all(b"next").await.unwrap();
@@ -413,7 +439,7 @@ mod tests {
     fn small_buffers_get_everything_that_arrived() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, _turn) = Gather::new(server, LONG, any_frames());
+            let (mut stream, _flush) = WriteCoalescer::new(server, LONG, any_frames());
             let sent: Vec<u8> = (0..200_000u32).map(|index| index as u8).collect();
             let writing = async {
                 client.write_all(&sent).await.unwrap();

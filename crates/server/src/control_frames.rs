@@ -35,44 +35,44 @@ const END_STREAM: u8 = 1;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct FrameHeader {
     length: u32,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Header {
-    fn parse(bytes: [u8; HEADER_BYTES]) -> Header {
+impl FrameHeader {
+    fn parse(bytes: [u8; HEADER_BYTES]) -> FrameHeader {
         let [a, b, c, kind, flags, w, x, y, z] = bytes;
         let stream = u32::from_be_bytes([w, x, y, z]) & (u32::MAX >> 1);
-        Header { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }
+        FrameHeader { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }
     }
 
     /// Returns what the frame is.
-    fn kind(self) -> Kind {
+    fn kind(self) -> FrameKind {
         match self.kind {
-            0 if self.length > 0 => Kind::Data,
+            0 if self.length > 0 => FrameKind::Data,
             // The end of a stream, which each stream has once.
-            0 if self.flags & END_STREAM != 0 => Kind::Control("data_end"),
-            0 => Kind::Control("data_empty"),
-            1 => Kind::Headers,
-            2 => Kind::Control("priority"),
-            3 => Kind::Control("rst_stream"),
-            4 if self.flags & END_STREAM != 0 => Kind::Control("settings_ack"),
-            4 => Kind::Control("settings"),
-            6 if self.flags & END_STREAM != 0 => Kind::Control("ping_ack"),
-            6 => Kind::Control("ping"),
-            7 => Kind::Control("goaway"),
-            8 => Kind::Control("window_update"),
-            9 => Kind::Control("continuation"),
-            _ => Kind::Control("unknown"),
+            0 if self.flags & END_STREAM != 0 => FrameKind::Control("data_end"),
+            0 => FrameKind::Control("data_empty"),
+            1 => FrameKind::Headers,
+            2 => FrameKind::Control("priority"),
+            3 => FrameKind::Control("rst_stream"),
+            4 if self.flags & END_STREAM != 0 => FrameKind::Control("settings_ack"),
+            4 => FrameKind::Control("settings"),
+            6 if self.flags & END_STREAM != 0 => FrameKind::Control("ping_ack"),
+            6 => FrameKind::Control("ping"),
+            7 => FrameKind::Control("goaway"),
+            8 => FrameKind::Control("window_update"),
+            9 => FrameKind::Control("continuation"),
+            _ => FrameKind::Control("unknown"),
         }
     }
 }
 
 /// What a frame does for the credit of its connection.
-enum Kind {
+enum FrameKind {
     Headers,
     Data,
     /// The label of the metric.
@@ -81,7 +81,7 @@ enum Kind {
 
 /// Finds frame headers in a stream of bytes that comes in pieces of any size.
 #[derive(Default)]
-struct Scanner {
+struct FrameScanner {
     header: [u8; HEADER_BYTES],
     /// Bytes of `header` that have come.
     known: usize,
@@ -89,9 +89,9 @@ struct Scanner {
     skip: usize,
 }
 
-impl Scanner {
+impl FrameScanner {
     /// Calls `each` for every frame header that ends in `bytes`.
-    fn scan(&mut self, mut bytes: &[u8], mut each: impl FnMut(Header)) {
+    fn scan(&mut self, mut bytes: &[u8], mut each: impl FnMut(FrameHeader)) {
         loop {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
@@ -104,7 +104,7 @@ impl Scanner {
             self.known += taken;
             bytes = &bytes[taken..];
             if self.known == HEADER_BYTES {
-                let header = Header::parse(self.header);
+                let header = FrameHeader::parse(self.header);
                 (self.known, self.skip) = (0, header.length as usize);
                 each(header);
             }
@@ -118,9 +118,9 @@ impl Scanner {
 }
 
 /// The frames of one connection in both directions, and the credit of its client.
-pub(crate) struct Frames {
-    received: Scanner,
-    sent: Scanner,
+pub(crate) struct FrameCounter {
+    received: FrameScanner,
+    sent: FrameScanner,
     credit: u64,
     /// When time last earned credit.
     refilled: Instant,
@@ -128,12 +128,12 @@ pub(crate) struct Frames {
     metrics: Arc<Metrics>,
 }
 
-impl Frames {
+impl FrameCounter {
     /// Makes the counts of a new connection.
-    pub(crate) fn new(metrics: &Arc<Metrics>) -> Frames {
-        Frames {
-            received: Scanner { skip: PREFACE_BYTES, ..Scanner::default() },
-            sent: Scanner::default(),
+    pub(crate) fn new(metrics: &Arc<Metrics>) -> FrameCounter {
+        FrameCounter {
+            received: FrameScanner { skip: PREFACE_BYTES, ..FrameScanner::default() },
+            sent: FrameScanner::default(),
             credit: CONTROL_FRAMES_BASE_MAX,
             refilled: Instant::now(),
             last_stream: 0,
@@ -147,16 +147,16 @@ impl Frames {
     /// The kind of the control frame for which the connection had no credit left. It is counted in the metrics.
     pub(crate) fn received(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
         let (mut frames, mut over) = (0, None);
-        let Frames { received, credit, refilled, last_stream, .. } = self;
+        let FrameCounter { received, credit, refilled, last_stream, .. } = self;
         received.scan(bytes, |header| {
             frames += 1;
             match header.kind() {
-                Kind::Headers => {
+                FrameKind::Headers => {
                     *last_stream = header.stream.max(*last_stream);
                     earn(credit, CONTROL_FRAMES_PER_STREAM_MAX);
                 }
-                Kind::Data => earn(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
-                Kind::Control(kind) => {
+                FrameKind::Data => earn(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
+                FrameKind::Control(kind) => {
                     if *credit == 0 {
                         refill(credit, refilled);
                     }
@@ -176,7 +176,7 @@ impl Frames {
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let credit = &mut self.credit;
         self.sent.scan(bytes, |header| {
-            if matches!(header.kind(), Kind::Data) {
+            if matches!(header.kind(), FrameKind::Data) {
                 earn(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX);
             }
         });
@@ -223,7 +223,7 @@ mod tests {
         ]
         .concat();
         for size in [1, 2, 7, 9, 10, 100, 5000] {
-            let (mut scanner, mut found) = (Scanner::default(), Vec::new());
+            let (mut scanner, mut found) = (FrameScanner::default(), Vec::new());
             bytes.chunks(size).for_each(|piece| scanner.scan(piece, |header| found.push(header)));
             let found: Vec<_> =
                 found.iter().map(|header| (header.kind, header.stream, header.length)).collect();
@@ -243,7 +243,7 @@ mod tests {
             (99, 0, "unknown"),
         ];
         for (kind, flags, label) in kinds {
-            let mut frames = Frames::new(&metrics);
+            let mut frames = FrameCounter::new(&metrics);
             frames.refilled = Instant::now() + Duration::from_secs(3600);
             assert_eq!(frames.received(&[0; PREFACE_BYTES]), Ok(0));
             let control = frame(kind, flags, 0, &[0; 8]);
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn requests_and_data_earn_credit_and_answers_to_a_flood_do_not() {
-        let mut frames = Frames::new(&Arc::new(Metrics::default()));
+        let mut frames = FrameCounter::new(&Arc::new(Metrics::default()));
         frames.refilled = Instant::now() + Duration::from_secs(3600);
         frames.credit = 0;
         frames.received.skip = 0;
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn time_earns_credit() {
-        let mut frames = Frames::new(&Arc::new(Metrics::default()));
+        let mut frames = FrameCounter::new(&Arc::new(Metrics::default()));
         (frames.credit, frames.received.skip) = (0, 0);
         frames.refilled = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
         assert_eq!(frames.received(&frame(6, 0, 0, &[0; 8])), Ok(1));

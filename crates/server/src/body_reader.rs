@@ -12,8 +12,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 
 use crate::byte_budget::Reservation;
-use crate::patience::Patience;
-use crate::receiving::{Receiving, WITHOUT_PLACE_MAX};
+use crate::progress_timeout::ProgressTimeout;
+use crate::receive_permits::{ReceivePermits, WITHOUT_PLACE_MAX};
 
 /// Limits for one body.
 #[derive(Clone, Copy, Debug)]
@@ -42,70 +42,70 @@ impl BodyLimits {
 }
 
 /// What a body is counted in.
-pub(crate) struct Account<'a> {
+pub(crate) struct BodyAccounting<'a> {
     /// Holds the body's bytes of the budget.
     pub(crate) held: Reservation,
     /// Gives a place to a body that has to be waited for; `None` if the number of connections bounds these bodies.
-    pub(crate) receiving: Option<&'a Receiving>,
+    pub(crate) receive_permits: Option<&'a ReceivePermits>,
 }
 
 /// A body that is waited for: with a place among the requests being received, or without one for a short time.
 #[derive(Default)]
-struct Waiting {
+struct BodyWait {
     place: Option<OwnedSemaphorePermit>,
     without: Option<Pin<Box<Sleep>>>,
 }
 
-impl Waiting {
+impl BodyWait {
     /// Returns the refusal once the body was waited for too long without a place.
-    fn poll_over(&mut self, receiving: &Receiving, cx: &mut Context<'_>) -> Poll<Error> {
+    fn poll_refused(&mut self, permits: &ReceivePermits, cx: &mut Context<'_>) -> Poll<Error> {
         if self.place.is_none() && self.without.is_none() {
-            self.place = receiving.wait();
+            self.place = permits.wait();
         }
         if self.place.is_some() {
             return Poll::Pending;
         }
         let without = self.without.get_or_insert_with(|| Box::pin(tokio::time::sleep(WITHOUT_PLACE_MAX)));
-        without.as_mut().poll(cx).map(|()| receiving.refusal())
+        without.as_mut().poll(cx).map(|()| permits.refusal())
     }
 }
 
 /// A body's next frame, or its end.
 pub(crate) type Next<B> = Option<std::result::Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
 
-/// What comes of a body within `patience`; the error says what was too long.
+/// What comes of a body within `progress`; the error says what was too long.
 pub(crate) fn poll_within<B: Body + Unpin>(
     body: &mut B,
-    patience: &mut Patience,
+    progress: &mut ProgressTimeout,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Next<B>>> {
     match Pin::new(body).poll_frame(cx) {
         Poll::Ready(frame) => {
-            patience.moved();
+            progress.record_progress();
             Poll::Ready(Ok(frame))
         }
-        Poll::Pending => patience.poll_over(cx).map(|()| Err(patience.error())),
+        Poll::Pending => progress.poll_elapsed(cx).map(|()| Err(progress.error())),
     }
 }
 
 /// Returns the whole body, whose length may be `announced`; a body of one piece is not copied. It holds its bytes of the
-/// budget, as `account` says.
+/// budget, as `accounting` says.
 ///
 /// # Errors
 /// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
-/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget and of [`Receiving::refusal`].
+/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget and of [`ReceivePermits::refusal`].
 pub(crate) async fn read<B>(
     body: B,
     announced: Option<u64>,
     limits: BodyLimits,
-    account: Account<'_>,
+    accounting: BodyAccounting<'_>,
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     limits.check(announced)?;
-    read_told(body, |_| announced, limits, account).await
+    read_told(body, |_| announced, limits, accounting).await
 }
 
 /// As [`read`], for a body whose first piece may tell its length.
@@ -116,21 +116,21 @@ pub(crate) async fn read_told<B>(
     mut body: B,
     told: impl Fn(&[u8]) -> Option<u64>,
     limits: BodyLimits,
-    account: Account<'_>,
+    accounting: BodyAccounting<'_>,
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    let mut patience = Patience::new(limits.piece_timeout, limits.total_timeout);
+    let mut progress = ProgressTimeout::new(limits.piece_timeout, limits.total_timeout);
     let mut first = Bytes::new();
     let mut rest: Option<BytesMut> = None;
-    let Account { mut held, receiving } = account;
-    let mut waiting = Waiting::default();
+    let BodyAccounting { mut held, receive_permits } = accounting;
+    let mut waiting = BodyWait::default();
     let mut next = |cx: &mut Context<'_>| {
-        let polled = poll_within(&mut body, &mut patience, cx);
-        match receiving.filter(|_| polled.is_pending()) {
-            Some(receiving) => waiting.poll_over(receiving, cx).map(Err),
+        let polled = poll_within(&mut body, &mut progress, cx);
+        match receive_permits.filter(|_| polled.is_pending()) {
+            Some(permits) => waiting.poll_refused(permits, cx).map(Err),
             None => polled,
         }
     };
@@ -189,8 +189,11 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
     }
 
-    fn account<'a>(budget: &std::sync::Arc<ByteBudget>, receiving: &'a Receiving) -> Account<'a> {
-        Account { held: budget.nothing(), receiving: Some(receiving) }
+    fn accounting<'a>(
+        budget: &std::sync::Arc<ByteBudget>,
+        permits: &'a ReceivePermits,
+    ) -> BodyAccounting<'a> {
+        BodyAccounting { held: budget.nothing(), receive_permits: Some(permits) }
     }
 
     fn budget(bytes: u64) -> std::sync::Arc<ByteBudget> {
@@ -204,22 +207,22 @@ mod tests {
             let piece = || Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![7; 1000])));
             StreamBody::new(tokio_stream::iter((0..count).map(move |_| piece())))
         };
-        let (budget, receiving) = (budget(100_000), Receiving::new(1, Default::default()));
+        let (budget, permits) = (budget(100_000), ReceivePermits::new(1, Default::default()));
         let announced =
-            run(read(pieces(2), Some(100_001), limits, account(&budget, &receiving))).unwrap_err();
+            run(read(pieces(2), Some(100_001), limits, accounting(&budget, &permits))).unwrap_err();
         assert_eq!(announced.kind(), ErrorKind::TooLarge, "{announced}");
-        let grown = run(read(pieces(200), None, limits, account(&budget, &receiving))).unwrap_err();
+        let grown = run(read(pieces(200), None, limits, accounting(&budget, &permits))).unwrap_err();
         assert_eq!(grown.kind(), ErrorKind::TooLarge, "{grown}");
         assert!(budget.used() == 0 && budget.peak() <= 100_000);
-        let body = run(read(pieces(20), None, limits, account(&budget, &receiving))).unwrap();
+        let body = run(read(pieces(20), None, limits, accounting(&budget, &permits))).unwrap();
         assert!(body.len() == 20_000 && budget.used() >= 20_000);
         drop(body);
         assert_eq!(budget.used(), 0);
     }
 
     fn kind(body: &'static [u8], announced: Option<u64>) -> std::result::Result<Bytes, ErrorKind> {
-        let receiving = Receiving::new(1, Default::default());
-        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS, account(&budget(8), &receiving)))
+        let permits = ReceivePermits::new(1, Default::default());
+        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS, accounting(&budget(8), &permits)))
             .map_err(|e| e.kind())
     }
 
@@ -240,9 +243,9 @@ mod tests {
         let endless = tokio_stream::iter(std::iter::repeat_with(|| {
             Ok::<_, std::convert::Infallible>(Frame::data(Bytes::new()))
         }));
-        let receiving = Receiving::new(1, Default::default());
+        let permits = ReceivePermits::new(1, Default::default());
         let dribbling = async |stream| {
-            read(StreamBody::new(Box::pin(stream)), None, LIMITS, account(&budget(8), &receiving)).await
+            read(StreamBody::new(Box::pin(stream)), None, LIMITS, accounting(&budget(8), &permits)).await
         };
         let pause = Duration::from_millis(5);
         let read = run(async {

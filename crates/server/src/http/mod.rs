@@ -23,11 +23,13 @@ use http::{HeaderMap, StatusCode, header};
 use base::{DType, Error, Result, Signature};
 
 use crate::app::App;
-use crate::body::{self, Account, BodyLimits};
+use crate::body_reader::{self, BodyAccounting, BodyLimits};
 use crate::byte_budget::{FREE_BYTES_MAX, Reservation};
-use crate::decoders::{INLINE_BYTES_MAX, Step};
-use crate::given::Given;
-use crate::{admin, answers, api_key, exporter, host_check, images, page, qdrant, recordings, unpack};
+use crate::codec_threads::{CodecStep, INLINE_BYTES_MAX};
+use crate::request_body::RequestBody;
+use crate::{
+    admin, api_key, decompress, exporter, host_check, images, page, qdrant, recordings, response_body,
+};
 pub(crate) use reply::Reply;
 
 /// Where the metrics are.
@@ -37,18 +39,18 @@ const METRICS: &str = "/metrics";
 pub(crate) type Shared = State<Arc<App>>;
 
 /// The door's service.
-pub(crate) fn service(app: Arc<App>) -> Counting {
-    Counting { router: router(app.clone()), app }
+pub(crate) fn service(app: Arc<App>) -> HttpService {
+    HttpService { router: router(app.clone()), app }
 }
 
 /// The router, whose answers are counted in the budget.
 #[derive(Clone)]
-pub(crate) struct Counting {
+pub(crate) struct HttpService {
     router: Router,
     app: Arc<App>,
 }
 
-impl tower::Service<http::Request<Given>> for Counting {
+impl tower::Service<http::Request<RequestBody>> for HttpService {
     type Response = Response;
     type Error = std::convert::Infallible;
     type Future = Pin<Box<dyn Future<Output = std::result::Result<Response, Self::Error>> + Send>>;
@@ -58,7 +60,7 @@ impl tower::Service<http::Request<Given>> for Counting {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Given>) -> Self::Future {
+    fn call(&mut self, request: http::Request<RequestBody>) -> Self::Future {
         // Whoever watches the server must see it when the budget is used up.
         let watched = request.uri().path() == METRICS;
         let answer = self.router.call(request);
@@ -68,14 +70,14 @@ impl tower::Service<http::Request<Given>> for Counting {
             if watched {
                 return Ok(response);
             }
-            let counted = answers::counted(&app, response).await;
+            let counted = response_body::counted(&app, response).await;
             Ok(counted.unwrap_or_else(|error| Reply::error(&error).into_response()))
         })
     }
 }
 
 fn router(app: Arc<App>) -> Router {
-    let (doors, keyed) = (app.doors.clone(), app.collections.config().api_key.is_some());
+    let (listeners, keyed) = (app.listeners.clone(), app.collections.config().api_key.is_some());
     let routes = Router::new()
         .route("/", get(front))
         .route("/events", get(page::events))
@@ -108,7 +110,7 @@ fn router(app: Arc<App>) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app);
-    host_check::guarded(routes, &doors, keyed)
+    host_check::guarded(routes, &listeners, keyed)
 }
 
 /// The routes of collections and pictures, behind the key where there is one, and closed to pages of other sites.
@@ -123,7 +125,7 @@ async fn own_page(State(app): Shared, request: Request, next: Next) -> Response 
     let keyed = app.collections.config().api_key.is_some();
     let allowed = match request.method().is_safe() {
         true => Ok(()),
-        false => admin::own_page(&app.doors, keyed, request.headers()),
+        false => admin::own_page(&app.listeners, keyed, request.headers()),
     };
     match allowed {
         Ok(()) => next.run(request).await,
@@ -197,22 +199,22 @@ fn meant(method: &http::Method, path: &str) -> Option<String> {
 /// Reads a request's body within the door's limits and the budget, which hold for what is decompressed too. The bytes hold
 /// what they take of the budget until the last part of them is dropped.
 pub(crate) async fn read_body(app: &App, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
-    let coding = unpack::coding(headers)?;
+    let coding = decompress::coding(headers)?;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     let limits = BodyLimits {
-        bytes_max: app.doors.body_bytes_max,
+        bytes_max: app.listeners.body_bytes_max,
         framing_bytes: 0,
-        piece_timeout: app.doors.client_timeout,
-        total_timeout: app.doors.request_timeout,
+        piece_timeout: app.listeners.client_timeout,
+        total_timeout: app.listeners.request_timeout,
     };
     let budget = &app.request_memory;
     // A connection of HTTP/1.1 has one request at a time.
-    let account = Account { held: budget.nothing(), receiving: None };
-    let body = body::read(body, announced, limits, account).await?;
+    let accounting = BodyAccounting { held: budget.nothing(), receive_permits: None };
+    let body = body_reader::read(body, announced, limits, accounting).await?;
     let Some(coding) = coding else { return Ok(body) };
     let held = budget.nothing();
-    let unpack = move || unpack::unpack(coding, &body, limits.bytes_max, held);
-    app.decoders.run(Step::Unpack, unpack).await
+    let decompress = move || decompress::decompress(coding, &body, limits.bytes_max, held);
+    app.codec.run(CodecStep::Decompress, decompress).await
 }
 
 /// Reads a body that is JSON of no type of ours: its values are counted in the budget as well, for as long as the bytes live.
@@ -226,7 +228,7 @@ pub(crate) async fn read_json_body(app: &App, headers: &HeaderMap, body: axum::b
         held.cover(tree_bytes_max(&body))?;
         Ok(held.attach(body))
     };
-    app.decoders.run_if(large, Step::Decode, count).await
+    app.codec.run_if(large, CodecStep::Decode, count).await
 }
 
 /// Parses a JSON body, on a thread for decoding if it is large.
@@ -242,7 +244,7 @@ where
         serde_json::from_slice(&body)
             .map_err(|error| Error::invalid(format!("the body is not the expected JSON: {error}")))
     };
-    app.decoders.run_if(large, Step::Decode, parse).await
+    app.codec.run_if(large, CodecStep::Decode, parse).await
 }
 
 /// Bytes that a value of JSON takes at most besides its text while a list of such values grows: each stands before a comma,
@@ -327,7 +329,7 @@ async fn parse_tensors<T: Send + 'static>(
         held.cover(tensors.bytes_max())?;
         Ok((parse(tensors.body)?, held))
     };
-    app.decoders.run_if(large, Step::Decode, work).await
+    app.codec.run_if(large, CodecStep::Decode, work).await
 }
 
 /// Writes an answer by `write`, on a thread for encoding if its text is large. `bytes` is what the tensors and the answer
@@ -341,7 +343,7 @@ async fn write_answer<T: Send + 'static>(
     // The inputs are gone.
     held.shrink_to(0);
     held.cover(bytes)?;
-    let written = app.decoders.run_if(text > INLINE_BYTES_MAX, Step::Encode, write).await?;
+    let written = app.codec.run_if(text > INLINE_BYTES_MAX, CodecStep::Encode, write).await?;
     Ok((written, held))
 }
 

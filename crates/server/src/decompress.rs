@@ -11,7 +11,7 @@ use crate::byte_budget::Reservation;
 
 /// How a body is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Coding {
+pub(crate) enum ContentCoding {
     /// Several in a row are one.
     Gzip,
     /// What HTTP calls deflate: zlib's form of it.
@@ -22,7 +22,7 @@ pub(crate) enum Coding {
 ///
 /// # Errors
 /// `InvalidArgument` for a compression that is not offered, and for several on top of each other.
-pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<Coding>> {
+pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     coding_of(headers, header::CONTENT_ENCODING)
 }
 
@@ -30,12 +30,12 @@ pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<Coding>> {
 ///
 /// # Errors
 /// As [`coding`].
-pub(crate) fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<Coding>> {
+pub(crate) fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<ContentCoding>> {
     let Some(encoding) = headers.get(name) else { return Ok(None) };
     match encoding.as_bytes().to_ascii_lowercase().as_slice() {
         b"" | b"identity" => Ok(None),
-        b"gzip" | b"x-gzip" => Ok(Some(Coding::Gzip)),
-        b"deflate" => Ok(Some(Coding::Deflate)),
+        b"gzip" | b"x-gzip" => Ok(Some(ContentCoding::Gzip)),
+        b"deflate" => Ok(Some(ContentCoding::Deflate)),
         _ => Err(Error::invalid(
             "the body's compression is not offered; use gzip or deflate, or send it as it is",
         )),
@@ -49,15 +49,15 @@ const ROOM_MIN: usize = 64 << 10;
 ///
 /// # Errors
 /// `TooLarge` if that is more than `bytes_max`, `InvalidArgument` for a damaged body, and those of the budget.
-pub(crate) fn unpack(
-    coding: Coding,
+pub(crate) fn decompress(
+    coding: ContentCoding,
     body: &[u8],
     bytes_max: usize,
     reservation: Reservation,
 ) -> Result<Bytes> {
     match coding {
-        Coding::Gzip => read_all(MultiGzDecoder::new(body), bytes_max, reservation),
-        Coding::Deflate => read_all(ZlibDecoder::new(body), bytes_max, reservation),
+        ContentCoding::Gzip => read_all(MultiGzDecoder::new(body), bytes_max, reservation),
+        ContentCoding::Deflate => read_all(ZlibDecoder::new(body), bytes_max, reservation),
     }
 }
 
@@ -95,9 +95,9 @@ mod tests {
     use super::*;
     use crate::byte_budget::ByteBudget;
 
-    fn unpack(coding: Coding, body: &[u8], bytes_max: usize) -> Result<Bytes> {
+    fn decompress(coding: ContentCoding, body: &[u8], bytes_max: usize) -> Result<Bytes> {
         let budget = ByteBudget::new(1 << 20, Default::default());
-        let unpacked = super::unpack(coding, body, bytes_max, budget.nothing());
+        let unpacked = super::decompress(coding, body, bytes_max, budget.nothing());
         assert_eq!(budget.used() > 0, unpacked.is_ok());
         unpacked
     }
@@ -105,24 +105,24 @@ mod tests {
     #[test]
     fn a_bomb_stops_where_the_budget_ends() {
         let budget = ByteBudget::new(1 << 20, Default::default());
-        let bomb = packed(Coding::Gzip, &vec![0; 32 << 20]);
-        let error = super::unpack(Coding::Gzip, &bomb, 64 << 20, budget.nothing()).unwrap_err();
+        let bomb = packed(ContentCoding::Gzip, &vec![0; 32 << 20]);
+        let error = super::decompress(ContentCoding::Gzip, &bomb, 64 << 20, budget.nothing()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
-        let fits = packed(Coding::Gzip, &vec![0; 300_000]);
-        let bytes = super::unpack(Coding::Gzip, &fits, 64 << 20, budget.nothing()).unwrap();
+        let fits = packed(ContentCoding::Gzip, &vec![0; 300_000]);
+        let bytes = super::decompress(ContentCoding::Gzip, &fits, 64 << 20, budget.nothing()).unwrap();
         assert!(bytes.len() == 300_000 && budget.used() >= 300_000 && budget.peak() <= 1 << 20);
         drop(bytes);
         assert_eq!(budget.used(), 0);
     }
 
-    fn packed(coding: Coding, bytes: &[u8]) -> Vec<u8> {
+    fn packed(coding: ContentCoding, bytes: &[u8]) -> Vec<u8> {
         match coding {
-            Coding::Gzip => {
+            ContentCoding::Gzip => {
                 let mut to = GzEncoder::new(Vec::new(), Compression::fast());
                 to.write_all(bytes).unwrap();
                 to.finish().unwrap()
             }
-            Coding::Deflate => {
+            ContentCoding::Deflate => {
                 let mut to = ZlibEncoder::new(Vec::new(), Compression::fast());
                 to.write_all(bytes).unwrap();
                 to.finish().unwrap()
@@ -132,16 +132,16 @@ mod tests {
 
     #[test]
     fn bodies_come_back_within_the_limit() {
-        for coding in [Coding::Gzip, Coding::Deflate] {
+        for coding in [ContentCoding::Gzip, ContentCoding::Deflate] {
             let bytes = vec![7; 10_000];
             let body = packed(coding, &bytes);
-            assert_eq!(unpack(coding, &body, 10_000).unwrap(), bytes);
-            assert_eq!(unpack(coding, &body, 9_999).unwrap_err().kind(), ErrorKind::TooLarge);
-            let error = unpack(coding, &body[..body.len() / 2], 10_000).unwrap_err();
+            assert_eq!(decompress(coding, &body, 10_000).unwrap(), bytes);
+            assert_eq!(decompress(coding, &body, 9_999).unwrap_err().kind(), ErrorKind::TooLarge);
+            let error = decompress(coding, &body[..body.len() / 2], 10_000).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
-        let twice = [packed(Coding::Gzip, b"one "), packed(Coding::Gzip, b"two")].concat();
-        assert_eq!(unpack(Coding::Gzip, &twice, 100).unwrap(), &b"one two"[..]);
+        let twice = [packed(ContentCoding::Gzip, b"one "), packed(ContentCoding::Gzip, b"two")].concat();
+        assert_eq!(decompress(ContentCoding::Gzip, &twice, 100).unwrap(), &b"one two"[..]);
     }
 
     #[test]
@@ -152,8 +152,8 @@ mod tests {
             coding(&headers).map_err(|error| error.kind())
         };
         assert_eq!(coding(&HeaderMap::new()).unwrap(), None);
-        assert_eq!((with("identity"), with("GZIP")), (Ok(None), Ok(Some(Coding::Gzip))));
-        assert_eq!(with("deflate"), Ok(Some(Coding::Deflate)));
+        assert_eq!((with("identity"), with("GZIP")), (Ok(None), Ok(Some(ContentCoding::Gzip))));
+        assert_eq!(with("deflate"), Ok(Some(ContentCoding::Deflate)));
         assert_eq!(with("br"), Err(ErrorKind::InvalidArgument));
         assert_eq!(with("gzip, gzip"), Err(ErrorKind::InvalidArgument));
     }
