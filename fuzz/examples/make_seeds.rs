@@ -9,10 +9,10 @@ use bytes::Bytes;
 use engine_onnx::publish::build::{ModelBuilder, Node};
 use memory::{PoolConfig, Rate, SlotPool};
 use protocol::{Message, oip, tfs};
-use search::coarse::{Header, Kind, Metric};
+use search::coarse::{CoarseHeader, CoarseKind, Metric};
 use search::deletes::{Deletes, DeletesFile};
-use search::ingest::{Op, Point};
-use search::segment::{Encoding, Ids, RowMapBuilder, Settings};
+use search::ingest::{Op, PointRef};
+use search::segment::{VectorEncoding, SegmentIds, RowMapBuilder, SegmentSettings};
 use storage::log::Log;
 use storage::page::Packer;
 use storage::superblock::{Section, Superblock};
@@ -236,8 +236,8 @@ fn storage_files() {
     seed("log_frames", "damaged", hole);
     seed("log_frames", "torn", &bytes[..bytes.len() - 9]);
 
-    for (at, kind) in [Kind::Flat, Kind::IvfPq, Kind::Rabitq].into_iter().enumerate() {
-        let header = Header { kind, metric: Metric::L2, dims: 16, rows: 400, recall: None };
+    for (at, kind) in [CoarseKind::Flat, CoarseKind::IvfPq, CoarseKind::Rabitq].into_iter().enumerate() {
+        let header = CoarseHeader { kind, metric: Metric::L2, dims: 16, rows: 400, recall: None };
         seed("coarse_index", &format!("header-{at}"), header.encode());
         for section in 0..8 {
             let patch = chosen(&[at as u8, section, 4, 0], &[0xff, 0xff, 0, 0]);
@@ -247,7 +247,7 @@ fn storage_files() {
 }
 
 fn segment_parts() {
-    let settings = Settings { dims: 16, metric: Metric::Dot, encoding: Encoding::Bf16 };
+    let settings = SegmentSettings { dims: 16, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
     seed("segment_parts", "settings", chosen(&[0, 0], &settings.encode()));
 
     let (mut packer, mut map) = (Packer::new(), RowMapBuilder::default());
@@ -256,15 +256,15 @@ fn segment_parts() {
     }
     seed("segment_parts", "rows", chosen(&[1, 3], &map.encode()));
 
-    let (ids, order) = Ids::new(vec![30, 10, 20]).unwrap().encode();
+    let (ids, order) = SegmentIds::new(vec![30, 10, 20]).unwrap().encode();
     seed("segment_parts", "ids", chosen(&[2, 3], &[ids, order].concat()));
 
     let mut deletes = Deletes::none(40);
     deletes.insert(3);
-    let file = DeletesFile { segment: *b"0123456789abcdef", deletes, waiting: vec![5, 6] };
+    let file = DeletesFile { segment: *b"0123456789abcdef", deletes, pending_deletes: vec![5, 6] };
     seed("segment_parts", "deletes", chosen(&[3, 40], &file.encode()));
 
-    let point = Point { id: 7, embedding: &[0.5, -1.0], record: b"record", payload: b"{\"a\":1}" };
+    let point = PointRef { id: 7, embedding: &[0.5, -1.0], record: b"record", payload: b"{\"a\":1}" };
     for (name, op) in [("upsert", Op::Upsert(point)), ("delete", Op::Delete(7))] {
         let mut bytes = Vec::new();
         op.encode(&mut bytes);

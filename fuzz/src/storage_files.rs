@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use memory::{PoolConfig, Rate, SlotPool};
-use search::coarse::{self, Ask, Crew, Header, Kind, Metric, Scratch, section};
+use search::coarse::{self, CoarseRequest, BuildThreads, CoarseHeader, CoarseKind, Metric, CoarseScratch, section};
 use search::deletes::DeletesFile;
-use search::ingest::{Logged, Op, Point};
-use search::segment::{Ids, RowMap, Settings};
+use search::ingest::{LoggedOp, Op, PointRef};
+use search::segment::{SegmentIds, RowMap, SegmentSettings};
 use storage::log::Log;
 use storage::manifest::Manifest;
 use storage::page::{PAGE_BYTES, RecordPage};
@@ -159,8 +159,8 @@ pub fn log_frames(data: &[u8]) {
 ///
 /// A header that was read is written as it was read. An index that opens answers a query with rows that it has.
 pub fn coarse_index(data: &[u8]) {
-    if let Ok(header) = bounded(data, 0, || Header::decode(data)) {
-        let again = Header::decode(&header.encode()).expect("own header");
+    if let Ok(header) = bounded(data, 0, || CoarseHeader::decode(data)) {
+        let again = CoarseHeader::decode(&header.encode()).expect("own header");
         assert_eq!((again.kind, again.dims, again.rows), (header.kind, header.dims, header.rows));
     }
     let Some((&[kind, section, low, high], patch)) = data.split_first_chunk() else { return };
@@ -178,7 +178,7 @@ pub fn coarse_index(data: &[u8]) {
     let Ok(index) = bounded(data, 0, || coarse::open(&sections)) else { return };
     let query = vec![0.5; index.dims()];
     let mut hits = Vec::new();
-    let found = bounded(data, 0, || index.search(&query, &Ask::best(10), &mut Scratch::default(), &mut hits));
+    let found = bounded(data, 0, || index.search(&query, &CoarseRequest::best(10), &mut CoarseScratch::default(), &mut hits));
     if found.is_ok() {
         assert!(hits.len() <= 10 && hits.iter().all(|hit| hit.row < index.rows()), "rows that are not there");
     }
@@ -191,13 +191,13 @@ fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
     let all = BUILT.get_or_init(|| {
         let vectors: Vec<f32> =
             (0..400 * DIMS).map(|at| ((at * at * 7919) % 2003) as f32 / 1001.5 - 1.0).collect();
-        let kinds = [Kind::Flat, Kind::IvfPq, Kind::Rabitq];
+        let kinds = [CoarseKind::Flat, CoarseKind::IvfPq, CoarseKind::Rabitq];
         let build = |kind| {
-            let plan = coarse::Build {
+            let plan = coarse::CoarseBuild {
                 vectors: &vectors,
                 dims: DIMS,
                 metric: Metric::L2,
-                crew: Crew::of(1),
+                crew: BuildThreads::of(1),
                 seed: 7,
             };
             let built = coarse::build(kind, &plan).expect("an index of 400 rows");
@@ -215,8 +215,8 @@ pub fn segment_parts(data: &[u8]) {
     let rows = u32::from(rows);
     match part % 5 {
         0 => {
-            if let Ok(settings) = bounded(data, 0, || Settings::decode(rest)) {
-                assert_eq!(Settings::decode(&settings.encode()).expect("own settings"), settings);
+            if let Ok(settings) = bounded(data, 0, || SegmentSettings::decode(rest)) {
+                assert_eq!(SegmentSettings::decode(&settings.encode()).expect("own settings"), settings);
             }
         }
         1 => {
@@ -230,7 +230,7 @@ pub fn segment_parts(data: &[u8]) {
         }
         2 => {
             let (ids, order) = rest.split_at((rows as usize * 8).min(rest.len()));
-            let Ok(read) = bounded(data, 0, || Ids::decode(ids, order, rows)) else { return };
+            let Ok(read) = bounded(data, 0, || SegmentIds::decode(ids, order, rows)) else { return };
             assert_eq!(read.encode(), (ids.to_vec(), order.to_vec()));
             assert!((0..rows).all(|row| read.id(row).and_then(|id| read.find(id)) == Some(row)));
         }
@@ -249,20 +249,20 @@ fn deletes(data: &[u8], rest: &[u8], rows: u32) {
         assert!(file.deletes.count() <= rows);
         let (again, damaged) = DeletesFile::decode(&file.encode(), segment, rows).expect("own file");
         assert_eq!(
-            (again.deletes.count(), again.waiting, damaged),
-            (file.deletes.count(), file.waiting, vec![])
+            (again.deletes.count(), again.pending_deletes, damaged),
+            (file.deletes.count(), file.pending_deletes, vec![])
         );
     }
 }
 
 fn change(data: &[u8], rest: &[u8]) {
-    let Ok(logged) = bounded(data, 0, || Logged::decode(rest)) else { return };
+    let Ok(logged) = bounded(data, 0, || LoggedOp::decode(rest)) else { return };
     let mut written = Vec::new();
     match &logged {
-        Logged::Delete(id) => Op::Delete(*id).encode(&mut written),
-        Logged::Upsert(point) => {
+        LoggedOp::Delete(id) => Op::Delete(*id).encode(&mut written),
+        LoggedOp::Upsert(point) => {
             let (embedding, record, payload) = (&point.embedding[..], &point.record[..], &point.payload[..]);
-            Op::Upsert(Point { id: point.id, embedding, record, payload }).encode(&mut written);
+            Op::Upsert(PointRef { id: point.id, embedding, record, payload }).encode(&mut written);
         }
     }
     // Three bytes behind the kind mean nothing and are not read.

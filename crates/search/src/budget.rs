@@ -13,7 +13,7 @@ use base::units::format_bytes;
 use base::{Error, Result};
 
 /// A limit shared by all that belong to one collection.
-pub struct Budget {
+pub struct MemoryBudget {
     limit: u64,
     used: AtomicU64,
     peak: AtomicU64,
@@ -33,10 +33,10 @@ pub struct BudgetStats {
     pub refused: u64,
 }
 
-impl Budget {
+impl MemoryBudget {
     /// A budget of `limit` bytes, all free.
-    pub fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget {
+    pub fn new(limit: u64) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget {
             limit,
             used: AtomicU64::new(0),
             peak: AtomicU64::new(0),
@@ -48,9 +48,9 @@ impl Budget {
     ///
     /// # Errors
     /// `ResourceExhausted` where less is free.
-    pub fn reserve(self: &Arc<Budget>, bytes: u64, what: &str) -> Result<Reservation> {
+    pub fn reserve(self: &Arc<MemoryBudget>, bytes: u64, what: &str) -> Result<BudgetReservation> {
         self.take(bytes, what)?;
-        Ok(Reservation { budget: self.clone(), bytes })
+        Ok(BudgetReservation { budget: self.clone(), bytes })
     }
 
     /// Bytes that are not reserved.
@@ -92,20 +92,20 @@ impl Budget {
     }
 }
 
-impl Debug for Budget {
+impl Debug for MemoryBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stats().fmt(f)
     }
 }
 
-/// Bytes of a [`Budget`], given back when this is dropped.
+/// Bytes of a [`MemoryBudget`], given back when this is dropped.
 #[must_use = "dropping it gives the bytes back"]
-pub struct Reservation {
-    budget: Arc<Budget>,
+pub struct BudgetReservation {
+    budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Reservation {
+impl BudgetReservation {
     /// How many bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -129,7 +129,7 @@ impl Reservation {
     ///
     /// # Errors
     /// `ResourceExhausted` where this one has less.
-    pub fn split(&mut self, bytes: u64, what: &str) -> Result<Reservation> {
+    pub fn split(&mut self, bytes: u64, what: &str) -> Result<BudgetReservation> {
         if bytes > self.bytes {
             return Err(Error::exhausted(format!(
                 "{what} needs {}, but only {} are set aside for it; raise the collection's memory budget",
@@ -138,11 +138,11 @@ impl Reservation {
             )));
         }
         self.bytes -= bytes;
-        Ok(Reservation { budget: self.budget.clone(), bytes })
+        Ok(BudgetReservation { budget: self.budget.clone(), bytes })
     }
 
     /// Takes over what was [split](Self::split) off, without its being free in between.
-    pub fn join(&mut self, mut other: Reservation) {
+    pub fn join(&mut self, mut other: BudgetReservation) {
         if Arc::ptr_eq(&self.budget, &other.budget) {
             self.bytes += std::mem::take(&mut other.bytes);
         }
@@ -160,13 +160,13 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for BudgetReservation {
     fn drop(&mut self) {
         self.budget.give_back(self.bytes);
     }
 }
 
-impl Debug for Reservation {
+impl Debug for BudgetReservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Reservation({})", self.bytes)
     }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_and_changes_nothing() {
-        let budget = Budget::new(100);
+        let budget = MemoryBudget::new(100);
         let mut first = budget.reserve(60, "rows").unwrap();
         let error = budget.reserve(41, "a merge").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn bytes_change_hands_without_being_free() {
-        let budget = Budget::new(100);
+        let budget = MemoryBudget::new(100);
         let mut aside = budget.reserve(80, "sealing").unwrap();
         let segment = aside.split(50, "a segment").unwrap();
         assert!(aside.split(31, "a segment").is_err());
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn threads_never_take_more_than_there_is() {
-        let budget = Budget::new(1000);
+        let budget = MemoryBudget::new(1000);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

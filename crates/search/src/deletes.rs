@@ -26,18 +26,18 @@ const VERSION: u32 = 1;
 const FLAG_UNKNOWN: u32 = 1;
 
 /// Ids that may wait for a segment that is not open.
-pub const WAITING_MAX: usize = 1 << 20;
+pub const PENDING_DELETES_MAX: usize = 1 << 20;
 
 /// The rows of one segment that are gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deletes {
     rows: u32,
     count: u32,
-    chunks: Vec<Option<Arc<Chunk>>>,
+    chunks: Vec<Option<Arc<DeletesChunk>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Chunk {
+struct DeletesChunk {
     words: [u64; CHUNK_WORDS],
     /// What the words were is not known; they are all ones.
     unknown: bool,
@@ -74,7 +74,7 @@ impl Deletes {
             return false;
         }
         let (chunk, word, bit) = place(row);
-        let empty = || Arc::new(Chunk { words: [0; CHUNK_WORDS], unknown: false });
+        let empty = || Arc::new(DeletesChunk { words: [0; CHUNK_WORDS], unknown: false });
         Arc::make_mut(self.chunks[chunk].get_or_insert_with(empty)).words[word] |= 1 << bit;
         self.count += 1;
         true
@@ -134,7 +134,7 @@ impl Deletes {
         for row in 0..rows as usize {
             words[row / 64] |= 1 << (row % 64);
         }
-        self.chunks[chunk] = Some(Arc::new(Chunk { words, unknown: true }));
+        self.chunks[chunk] = Some(Arc::new(DeletesChunk { words, unknown: true }));
     }
 
     fn recount(&mut self) {
@@ -156,7 +156,7 @@ pub struct DeletesFile {
     /// Rows that are gone.
     pub deletes: Deletes,
     /// Ids to look up and delete once the segment is open.
-    pub waiting: Vec<u64>,
+    pub pending_deletes: Vec<u64>,
 }
 
 impl DeletesFile {
@@ -164,13 +164,13 @@ impl DeletesFile {
     pub fn encode(&self) -> Vec<u8> {
         let chunks = self.deletes.chunks.len();
         let mut out =
-            Vec::with_capacity((1 + chunks + self.waiting.len().div_ceil(CHUNK_WORDS)) * PAGE_BYTES);
+            Vec::with_capacity((1 + chunks + self.pending_deletes.len().div_ceil(CHUNK_WORDS)) * PAGE_BYTES);
         let mut header = [0; PAGE_BYTES];
         header[8..16].copy_from_slice(&MAGIC);
         header[16..20].copy_from_slice(&VERSION.to_le_bytes());
         header[20..24].copy_from_slice(&self.deletes.rows.to_le_bytes());
         header[24..40].copy_from_slice(&self.segment);
-        header[40..48].copy_from_slice(&(self.waiting.len() as u64).to_le_bytes());
+        header[40..48].copy_from_slice(&(self.pending_deletes.len() as u64).to_le_bytes());
         finish_page(&mut out, header, 0, 0);
         for chunk in &self.deletes.chunks {
             let mut page = [0; PAGE_BYTES];
@@ -181,7 +181,7 @@ impl DeletesFile {
             }
             finish_page(&mut out, page, self.page_seed(), flags);
         }
-        for ids in self.waiting.chunks(CHUNK_WORDS) {
+        for ids in self.pending_deletes.chunks(CHUNK_WORDS) {
             let mut page = [0; PAGE_BYTES];
             put_words(&mut page, ids);
             finish_page(&mut out, page, self.page_seed(), 0);
@@ -210,17 +210,20 @@ impl DeletesFile {
         if header[24..40] != segment || field(20) != rows {
             return Err(Error::data_loss("deletes: they belong to another segment"));
         }
-        let waiting = u64::from(field(40)) | u64::from(field(44)) << 32;
-        if waiting > bytes.len() as u64 / 8 {
-            return Err(Error::data_loss(format!("deletes: {waiting} ids wait in {} bytes", bytes.len())));
+        let pending_deletes = u64::from(field(40)) | u64::from(field(44)) << 32;
+        if pending_deletes > bytes.len() as u64 / 8 {
+            return Err(Error::data_loss(format!(
+                "deletes: {pending_deletes} ids wait in {} bytes",
+                bytes.len()
+            )));
         }
-        let mut file = DeletesFile { segment, deletes: Deletes::none(rows), waiting: Vec::new() };
+        let mut file = DeletesFile { segment, deletes: Deletes::none(rows), pending_deletes: Vec::new() };
         let damaged = file.read_chunks(bytes);
         let mut at = 1 + file.deletes.chunks.len();
-        while (file.waiting.len() as u64) < waiting {
+        while (file.pending_deletes.len() as u64) < pending_deletes {
             let ids = page(bytes, at, file.page_seed())?;
-            let left = waiting as usize - file.waiting.len();
-            file.waiting.extend(get_words(ids).take(left));
+            let left = pending_deletes as usize - file.pending_deletes.len();
+            file.pending_deletes.extend(get_words(ids).take(left));
             at += 1;
         }
         Ok((file, damaged))
@@ -249,7 +252,7 @@ impl DeletesFile {
                 damaged.push(chunk as u32 + 1);
                 self.deletes.lose(chunk);
             } else if words.iter().any(|&word| word != 0) {
-                self.deletes.chunks[chunk] = Some(Arc::new(Chunk { words, unknown: false }));
+                self.deletes.chunks[chunk] = Some(Arc::new(DeletesChunk { words, unknown: false }));
             }
         }
         self.deletes.recount();
@@ -337,7 +340,7 @@ mod tests {
         fn a_file_gives_back_what_it_was_made_of(
             rows in 1_u32..100_000,
             picks in prop::collection::vec(any::<u32>(), 0..300),
-            waiting in prop::collection::vec(any::<u64>(), 0..1200),
+            pending_deletes in prop::collection::vec(any::<u64>(), 0..1200),
         ) {
             let gone: BTreeSet<u32> = picks.iter().map(|pick| pick % rows).collect();
             let deletes = of(rows, &gone);
@@ -346,7 +349,7 @@ mod tests {
             for row in 0..rows {
                 prop_assert_eq!(words[row as usize / 64] >> (row % 64) & 1 == 1, gone.contains(&row));
             }
-            let file = DeletesFile { segment: SEGMENT, deletes, waiting };
+            let file = DeletesFile { segment: SEGMENT, deletes, pending_deletes };
             let (back, damaged) = DeletesFile::decode(&file.encode(), SEGMENT, rows).unwrap();
             prop_assert!(damaged.is_empty());
             prop_assert_eq!(back, file);
@@ -361,7 +364,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_loses_a_page_and_never_a_delete() {
         let gone: BTreeSet<u32> = (0..70_000).step_by(977).collect();
-        let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), waiting: vec![5, 6] };
+        let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), pending_deletes: vec![5, 6] };
         let sound = file.encode();
         assert_eq!(sound.len(), (1 + 3 + 1) * PAGE_BYTES);
         for at in (0..sound.len()).step_by(509) {
@@ -387,7 +390,7 @@ mod tests {
     #[test]
     fn pages_do_not_pass_for_one_another() {
         let gone: BTreeSet<u32> = (0..70_000).step_by(977).collect();
-        let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), waiting: vec![] };
+        let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), pending_deletes: vec![] };
         let mut bytes = file.encode();
         bytes.copy_within(PAGE_BYTES..2 * PAGE_BYTES, 2 * PAGE_BYTES);
         assert_eq!(DeletesFile::decode(&bytes, SEGMENT, 70_000).unwrap().1, [2]);

@@ -131,11 +131,11 @@ fn collections(app: &App) {
     level(&images.queries, "max", stats.queue_max as u64);
     level(&images.queries, "done", stats.done);
     level(&images.queries, "refused", stats.refused);
-    level(&images.writes, "waiting", stats.waits.waiting as u64);
-    level(&images.writes, "waited", stats.waits.waited);
-    level(&images.writes, "refused", stats.waits.refused);
-    level(&images.writes, "slowed", stats.waits.slowed);
-    level(&images.writes, "hurried", stats.waits.hurried.into());
+    level(&images.writes, "waiting", stats.stalls.waiting as u64);
+    level(&images.writes, "waited", stats.stalls.waited);
+    level(&images.writes, "refused", stats.stalls.refused);
+    level(&images.writes, "slowed", stats.stalls.slowed);
+    level(&images.writes, "hurried", stats.stalls.escalated.into());
     search_cache(&stats, &|kind, value| level(&images.cache, kind, value));
     for listed in registry.list() {
         let search::registry::ListedState::Ready(named) = listed.state else { continue };
@@ -146,7 +146,7 @@ fn collections(app: &App) {
         };
         set("points", status.points);
         set("segments", status.segments.len() as u64);
-        set("seals", status.seals);
+        set("seals", status.flushes);
         set("merges", status.merges);
         set("refused_disk_full", status.disk_refused);
     }

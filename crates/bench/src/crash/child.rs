@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result};
 use search::collection::Collection;
 use search::ingest::Op;
-use search::rerank::Shared;
+use search::rerank::SharedCaches;
 
 use super::content::{Script, point, stored};
 use super::{CrashArgs, content};
@@ -22,7 +22,7 @@ const NO_ROOM: Duration = Duration::from_millis(20);
 
 /// Opens the collection and writes to it for ever.
 pub(super) fn run(args: &CrashArgs, directory: PathBuf) -> Result<()> {
-    let shared = Arc::new(Shared::new(0, 512));
+    let shared = Arc::new(SharedCaches::new(0, 512));
     let collection = Collection::open(args.medium(directory)?, args.options(true), shared)?;
     let reports = Mutex::new(std::io::stdout());
     tell(&reports, READY, 0)?;

@@ -1,6 +1,6 @@
 //! What is written: every change follows from seed, thread and number.
 
-use search::ingest::{Point, StoredPoint};
+use search::ingest::{PointRef, StoredPoint};
 
 use crate::random;
 
@@ -51,6 +51,6 @@ pub(super) fn stored(seed: u64, id: u64, version: u64) -> StoredPoint {
 }
 
 /// The same, to be handed in.
-pub(super) fn point(stored: &StoredPoint) -> Point<'_> {
-    Point { id: stored.id, embedding: &stored.embedding, record: &stored.record, payload: &stored.payload }
+pub(super) fn point(stored: &StoredPoint) -> PointRef<'_> {
+    PointRef { id: stored.id, embedding: &stored.embedding, record: &stored.record, payload: &stored.payload }
 }

@@ -17,7 +17,7 @@ use base::{Error, Result};
 use clap::{Args, ValueEnum};
 use memory::{PoolConfig, Rate, SlotPool};
 use search::coarse::Metric;
-use search::collection::{Merging, Options};
+use search::collection::{CollectionOptions, Merging};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
 
 use crate::BenchEnv;
@@ -32,7 +32,7 @@ const IDS_MAX: u64 = 100_000;
 /// Memory for the points of the largest run.
 const MEMORY_BYTES: u64 = 64 << 20;
 /// Bytes of points that are not sealed yet: few, so that sealing and merging never stop.
-const PART_BYTES: u64 = 128 << 10;
+const MEMTABLE_BYTES: u64 = 128 << 10;
 /// Memory for a medium that keeps files in memory.
 const POOL_BYTES: u64 = 1 << 30;
 
@@ -117,12 +117,12 @@ impl CrashArgs {
     }
 
     /// The collection, with or without the threads that seal and merge.
-    fn options(&self, background: bool) -> Options {
-        Options {
-            part_bytes: PART_BYTES,
+    fn options(&self, background: bool) -> CollectionOptions {
+        CollectionOptions {
+            memtable_bytes: MEMTABLE_BYTES,
             background,
             merging: Merging { fan_in: 3, ..Merging::default() },
-            ..Options::new(content::DIMS, Metric::Cosine, MEMORY_BYTES)
+            ..CollectionOptions::new(content::DIMS, Metric::Cosine, MEMORY_BYTES)
         }
     }
 }

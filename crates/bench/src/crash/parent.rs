@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use search::collection::Collection;
-use search::rerank::Shared;
+use search::rerank::SharedCaches;
 
 use super::child::{READY, REPORT_BYTES};
 use super::content::{Script, stored};
@@ -77,7 +77,7 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
         let before = segment_files(&directory);
         let start = Instant::now();
         let medium = args.medium(directory.clone())?;
-        let collection = Collection::open(medium, args.options(false), Arc::new(Shared::new(0, 512)))?;
+        let collection = Collection::open(medium, args.options(false), Arc::new(SharedCaches::new(0, 512)))?;
         figures.open_ms_max = figures.open_ms_max.max(start.elapsed().as_secs_f64() * 1e3);
         let after = segment_files(&directory);
         figures.interrupted += u32::from(before.iter().any(|name| !after.contains(name)));

@@ -9,10 +9,10 @@ use matching::rank::{Likeness, best_first};
 use matching::{Graph, Options, Probe, Scratch};
 use memory::{PoolConfig, Rate, SlotPool};
 use search::Scorer;
-use search::coarse::{Metric, Params};
-use search::collection::{self, Collection, Query, SearchThread};
-use search::ingest::{Op, Point};
-use search::rerank::{Limits, Shared};
+use search::coarse::{Metric, ScanParams};
+use search::collection::{self, Collection, CollectionQuery, SearchThread};
+use search::ingest::{Op, PointRef};
+use search::rerank::{SearchLimits, SharedCaches};
 use storage::{DramMedium, Medium, UringMedium};
 use vision::photo::ACCEPT;
 
@@ -79,19 +79,20 @@ impl PhotoIndex {
             }
         };
         let dims = entries.first().map_or(0, |entry| entry.embedding.len());
-        let options = collection::Options {
+        let options = collection::CollectionOptions {
             background: false,
-            ..collection::Options::new(dims, Metric::Cosine, MEMORY_BYTES)
+            ..collection::CollectionOptions::new(dims, Metric::Cosine, MEMORY_BYTES)
         };
-        let shared = Arc::new(Shared::new(CACHE.0, CACHE.1));
+        let shared = Arc::new(SharedCaches::new(CACHE.0, CACHE.1));
         let collection = Collection::open(medium, options, shared)?;
         for entry in entries {
             let mut record = Vec::new();
             entry.graph.encode(&mut record);
-            let point = Point { id: entry.id, embedding: &entry.embedding, record: &record, payload: b"{}" };
+            let point =
+                PointRef { id: entry.id, embedding: &entry.embedding, record: &record, payload: b"{}" };
             collection.write(&[Op::Upsert(point)])?;
         }
-        collection.seal()?;
+        collection.flush()?;
         Ok(PhotoIndex { collection, _folder: folder })
     }
 
@@ -108,7 +109,7 @@ impl PhotoIndex {
 
     /// What one thread needs.
     pub(super) fn thread(&self) -> Result<SearchThread> {
-        self.collection.thread(Limits::default())
+        self.collection.thread(SearchLimits::default())
     }
 
     /// All candidates of a query, best first.
@@ -119,11 +120,11 @@ impl PhotoIndex {
         graph: &Graph,
         candidates: usize,
     ) -> Result<Vec<PhotoHit>> {
-        let query = Query {
+        let query = CollectionQuery {
             embedding,
             k: candidates,
             candidates,
-            params: Params::default(),
+            params: ScanParams::default(),
             filter: None,
             exact: false,
             deadline: None,
@@ -133,7 +134,7 @@ impl PhotoIndex {
         if found.partial || found.damaged > 0 {
             return Err(Error::internal("an answer of the collection is partial"));
         }
-        let likeness = |hit: &collection::Hit| Likeness { score: hit.score, coarse: hit.coarse };
+        let likeness = |hit: &collection::QueryHit| Likeness { score: hit.score, coarse: hit.coarse };
         let mut hits: Vec<PhotoHit> =
             found.hits.iter().map(|hit| PhotoHit { id: hit.id, likeness: likeness(hit) }).collect();
         hits.sort_by(|a, b| best_first(ACCEPT, a.likeness, b.likeness).then(a.id.cmp(&b.id)));

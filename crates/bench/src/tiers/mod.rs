@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use base::units::{GIB, parse_bytes};
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
-use search::rerank::{IN_FLIGHT_MAX, Limits};
+use search::rerank::{IN_FLIGHT_MAX, SearchLimits};
 use serde::{Deserialize, Serialize};
 
 use crate::BenchEnv;
@@ -98,13 +98,13 @@ pub struct TiersArgs {
     #[arg(long, default_value_t = 0.25)]
     pub near: f64,
     /// Reads that a query has in flight
-    #[arg(long, default_value_t = Limits::default().query_in_flight)]
+    #[arg(long, default_value_t = SearchLimits::default().query_in_flight)]
     pub depth: usize,
     /// Bytes of a read that joins pages side by side
-    #[arg(long, default_value_t = Limits::default().joined_bytes_max)]
+    #[arg(long, default_value_t = SearchLimits::default().joined_bytes_max)]
     pub join: usize,
     /// Unwanted bytes between two pages that are read along to join them
-    #[arg(long, default_value_t = Limits::default().gap_bytes_max)]
+    #[arg(long, default_value_t = SearchLimits::default().gap_bytes_max)]
     pub gap: usize,
     /// Disk that the segments may take; with less than they need there are fewer records. What a killed run leaves on it,
     /// the next one removes [default: what is free but 2 GiB]
@@ -136,8 +136,8 @@ pub enum RecordKind {
 }
 
 impl TiersArgs {
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> SearchLimits {
+        SearchLimits {
             queries: self.clients,
             query_in_flight: self.depth,
             in_flight: (self.depth * self.clients).min(IN_FLIGHT_MAX),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use matching::{Graph, Vertex, synthetic};
-use search::rerank::{Address, Candidate, Records};
+use search::rerank::{Address, Records, RerankCandidate};
 use storage::page::{PAGE_BYTES, Packer};
 use storage::{Medium, Sealed};
 
@@ -121,7 +121,7 @@ pub(super) struct TierQuery {
     pub(super) graph: Graph,
     /// Where that record is.
     pub(super) target: (u32, u32),
-    pub(super) candidates: Vec<Candidate>,
+    pub(super) candidates: Vec<RerankCandidate>,
 }
 
 /// The query `index` of a stream.
@@ -135,7 +135,7 @@ pub(super) fn ask(shape: &TierShape, maker: &Maker, stream: u64, index: u32) -> 
 
 /// Candidates as a coarse stage over clusters gives them: a share from the cluster that the record is in, the others
 /// spread over further clusters, which lie anywhere in the segments; within a cluster anywhere. Each once, best first.
-pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Candidate> {
+pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<RerankCandidate> {
     let mut random = RandomSequence::new(seed);
     let clusters = shape.records.div_ceil(shape.cluster).max(1);
     let wanted = shape.candidates.min(shape.records);
@@ -165,7 +165,7 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Candi
     numbers.swap(0, place);
     let candidate = |(rank, number): (usize, u32)| {
         let (segment, row) = shape.home(number);
-        Candidate { segment, row, coarse: -(rank as f32) }
+        RerankCandidate { segment, row, coarse: -(rank as f32) }
     };
     numbers.into_iter().enumerate().map(candidate).collect()
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use base::{Error, Result};
 use rustix::time::ClockId;
 use search::Scorer;
-use search::rerank::{Next, Query, Ranked, Records, Searcher, Source, all};
+use search::rerank::{NextQuery, QuerySource, Records, RerankQuery, RerankResult, Searcher, all};
 use serde::{Deserialize, Serialize};
 
 use super::scorer::clock_ns;
@@ -63,16 +63,16 @@ struct AnswerThread<'q, S, F> {
     next: &'q AtomicUsize,
     end: usize,
     came: BTreeMap<u64, Instant>,
-    answers: Vec<(usize, f64, Ranked)>,
+    answers: Vec<(usize, f64, RerankResult)>,
     scorers: std::marker::PhantomData<S>,
 }
 
-impl<'q, S: Scorer, F: Fn(usize) -> S> Source<'q, S> for AnswerThread<'q, S, F> {
-    fn next(&mut self, _wait: bool) -> Next<'q, S> {
+impl<'q, S: Scorer, F: Fn(usize) -> S> QuerySource<'q, S> for AnswerThread<'q, S, F> {
+    fn next(&mut self, _wait: bool) -> NextQuery<'q, S> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
-        let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else { return Next::End };
+        let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else { return NextQuery::End };
         self.came.insert(at as u64, Instant::now());
-        Next::Query(Query {
+        NextQuery::Query(RerankQuery {
             tag: at as u64,
             scorer: (self.scorer)(at),
             segments: self.segments.clone(),
@@ -82,7 +82,7 @@ impl<'q, S: Scorer, F: Fn(usize) -> S> Source<'q, S> for AnswerThread<'q, S, F> 
         })
     }
 
-    fn answer(&mut self, tag: u64, ranked: Ranked) {
+    fn answer(&mut self, tag: u64, ranked: RerankResult) {
         let ms = self.came.remove(&tag).map_or(0.0, |came| came.elapsed().as_secs_f64() * 1e3);
         self.answers.push((tag as usize, ms, ranked));
     }
@@ -107,7 +107,7 @@ pub(super) fn take_turn<S: Scorer>(
     let (next, barrier) = (AtomicUsize::new(0), Barrier::new(searchers.len() + 1));
     let (mut answers, mut turn) = (Vec::new(), TurnResult { queries: count, ..TurnResult::default() });
     std::thread::scope(|scope| {
-        let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, Ranked)>> {
+        let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, RerankResult)>> {
             let first = AtomicUsize::new(0);
             let line = |next, end| AnswerThread {
                 asked: stage.asked,
@@ -144,7 +144,7 @@ pub(super) fn take_turn<S: Scorer>(
 
 fn summarise(
     stage: &QueryStage<'_>,
-    mut answers: Vec<(usize, f64, Ranked)>,
+    mut answers: Vec<(usize, f64, RerankResult)>,
     turn: &mut TurnResult,
 ) -> Result<()> {
     answers.sort_by_key(|&(at, ..)| at);

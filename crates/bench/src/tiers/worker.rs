@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use clap::ValueEnum;
 use memory::{PoolConfig, Rate, SlotPool};
-use search::rerank::{Limits, Records, Searcher, Shared};
+use search::rerank::{Records, SearchLimits, Searcher, SharedCaches};
 use serde::{Deserialize, Serialize};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
 
@@ -113,8 +113,8 @@ struct TierWorker {
     medium: Arc<dyn Medium>,
     mapped: Option<Mapped>,
     segments: Arc<[Arc<dyn Records>]>,
-    shared: Arc<Shared>,
-    limits: Limits,
+    shared: Arc<SharedCaches>,
+    limits: SearchLimits,
     threads: usize,
     shape: TierShape,
     maker: Maker,
@@ -148,7 +148,7 @@ impl TierWorker {
             medium,
             mapped: mapped.map(|medium| Mapped { medium, files, bytes_max: job.mapped_bytes }),
             segments,
-            shared: Arc::new(Shared::new(job.cache_bytes, job.record_bytes)),
+            shared: Arc::new(SharedCaches::new(job.cache_bytes, job.record_bytes)),
             limits: args.limits(),
             threads: args.threads,
             shape,
@@ -159,7 +159,7 @@ impl TierWorker {
     }
 
     fn searchers(&self, queries: usize) -> Result<Vec<Searcher>> {
-        let limits = Limits { queries, ..self.limits };
+        let limits = SearchLimits { queries, ..self.limits };
         let searcher = |_| {
             let reader = self.medium.reader(limits.reader_options())?;
             Searcher::new(reader, limits, self.shared.clone())

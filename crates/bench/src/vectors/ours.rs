@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use search::coarse::{Ask, Build, Coarse, Crew, DenseVectors, Kind, Metric, Params, Scratch, build};
+use search::coarse::{
+    BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors, Metric,
+    ScanParams, build,
+};
 
 use super::curve::{Curve, VectorPoint};
 use super::data::VectorData;
@@ -28,7 +31,7 @@ pub(super) struct OurIndex {
     index: Box<dyn Coarse>,
     order: Vec<u32>,
     exact: DenseVectors,
-    kind: Kind,
+    kind: CoarseKind,
     build_s: f64,
     cells: Vec<OurSetting>,
 }
@@ -36,7 +39,7 @@ pub(super) struct OurIndex {
 /// One setting.
 struct OurSetting {
     name: String,
-    params: Params,
+    params: ScanParams,
     recall: f64,
     /// One of each pass.
     qps: Vec<f64>,
@@ -46,16 +49,16 @@ struct OurSetting {
 impl OurIndex {
     pub(super) fn build(data: &VectorData, args: &VectorsArgs) -> Result<OurIndex> {
         let kind = match args.index {
-            IndexKind::Auto => Kind::Auto,
-            IndexKind::IvfPq => Kind::IvfPq,
-            IndexKind::Rabitq => Kind::Rabitq,
-            IndexKind::Flat => Kind::Flat,
+            IndexKind::Auto => CoarseKind::Auto,
+            IndexKind::IvfPq => CoarseKind::IvfPq,
+            IndexKind::Rabitq => CoarseKind::Rabitq,
+            IndexKind::Flat => CoarseKind::Flat,
         };
-        let plan = Build {
+        let plan = CoarseBuild {
             vectors: &data.base,
             dims: data.dims,
             metric: Metric::L2,
-            crew: Crew::of(args.threads),
+            crew: BuildThreads::of(args.threads),
             seed: 1,
         };
         let started = Instant::now();
@@ -71,14 +74,14 @@ impl OurIndex {
 
     /// The settings to measure, with their recall. A flat index has only one.
     fn choose_cells(&mut self, data: &VectorData) -> Result<()> {
-        self.add_cell("own choice".into(), Params::default(), data)?;
-        if self.kind == Kind::Flat {
+        self.add_cell("own choice".into(), ScanParams::default(), data)?;
+        if self.kind == CoarseKind::Flat {
             return Ok(());
         }
         for refine in REFINE {
             for probes in PROBES {
                 let name = format!("probes {probes}, refine {refine}");
-                if self.add_cell(name, Params { probes, refine }, data)? > RECALL_ENOUGH {
+                if self.add_cell(name, ScanParams { probes, refine }, data)? > RECALL_ENOUGH {
                     break;
                 }
             }
@@ -86,9 +89,9 @@ impl OurIndex {
         Ok(())
     }
 
-    fn add_cell(&mut self, name: String, params: Params, data: &VectorData) -> Result<f64> {
-        let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
-        let ask = Ask { params, exact: Some(&self.exact), ..Ask::best(HITS) };
+    fn add_cell(&mut self, name: String, params: ScanParams, data: &VectorData) -> Result<f64> {
+        let (mut scratch, mut hits, mut found) = (CoarseScratch::default(), Vec::new(), 0);
+        let ask = CoarseRequest { params, exact: Some(&self.exact), ..CoarseRequest::best(HITS) };
         for (query, truth) in data.queries.chunks_exact(data.dims).zip(&data.truth) {
             self.index.search(query, &ask, &mut scratch, &mut hits)?;
             found += hits.iter().filter(|hit| truth.contains(&self.order[hit.row as usize])).count();
@@ -104,9 +107,13 @@ impl OurIndex {
         std::thread::scope(|scope| {
             let work = || {
                 pin(core)?;
-                let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+                let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
                 for cell in &mut self.cells {
-                    let ask = Ask { params: cell.params, exact: Some(&self.exact), ..Ask::best(HITS) };
+                    let ask = CoarseRequest {
+                        params: cell.params,
+                        exact: Some(&self.exact),
+                        ..CoarseRequest::best(HITS)
+                    };
                     let (started, processor, mut count) = (Instant::now(), processor_time(), 0);
                     while started.elapsed() < time {
                         for query in data.queries.chunks_exact(data.dims) {

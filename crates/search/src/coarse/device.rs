@@ -27,7 +27,7 @@ static SAID: AtomicBool = AtomicBool::new(false);
 
 /// What happened since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct DeviceCounters {
     /// Queries that the GPU ranked.
     pub queries: u64,
     /// Times that an index was to be brought to the GPU or ranked there, and the processor did it.
@@ -53,9 +53,9 @@ pub fn start(options: &Options) -> Result<String> {
 }
 
 /// What happened so far.
-pub fn counters() -> Counters {
+pub fn counters() -> DeviceCounters {
     let (device_bytes, pinned_bytes) = GPU.get().map_or((0, 0), |gpu| gpu.bytes());
-    Counters {
+    DeviceCounters {
         queries: SEARCHES.load(Ordering::Relaxed),
         fallbacks: FALLBACKS.load(Ordering::Relaxed),
         device_bytes,
@@ -114,8 +114,10 @@ fn fell_back(error: &Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::Crew;
-    use crate::coarse::{Ask, Build, Coarse, Hit, Kind, Metric, Scratch, build, open};
+    use crate::coarse::BuildThreads;
+    use crate::coarse::{
+        Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Metric, build, open,
+    };
 
     const DIMS: usize = 1024;
     const ROWS: usize = BYTES_MIN / DIMS + 77;
@@ -130,10 +132,15 @@ mod tests {
         (0..count).map(|_| next()).collect()
     }
 
-    fn hits(index: &dyn Coarse, queries: &[f32], allow: Option<&RowSet>) -> Vec<Vec<Hit>> {
+    fn hits(index: &dyn Coarse, queries: &[f32], allow: Option<&RowSet>) -> Vec<Vec<CoarseHit>> {
         let mut out = Vec::new();
         index
-            .search_many(queries, &Ask { allow, ..Ask::best(30) }, &mut Scratch::default(), &mut out)
+            .search_many(
+                queries,
+                &CoarseRequest { allow, ..CoarseRequest::best(30) },
+                &mut CoarseScratch::default(),
+                &mut out,
+            )
             .unwrap();
         out
     }
@@ -146,15 +153,15 @@ mod tests {
             assert!(
                 bring(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none() && !takes(ROWS, DIMS)
             );
-            assert_eq!(counters(), Counters::default());
+            assert_eq!(counters(), DeviceCounters::default());
             return println!("SKIPPED the comparison with a GPU: {error}");
         }
         let vectors = numbers(ROWS * DIMS);
         let few = RowSet::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 3 == 1));
         for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
             let built = build(
-                Kind::Auto,
-                &Build { vectors: &vectors, dims: DIMS, metric, crew: Crew::of(2), seed: 1 },
+                CoarseKind::Auto,
+                &CoarseBuild { vectors: &vectors, dims: DIMS, metric, crew: BuildThreads::of(2), seed: 1 },
             );
             let built = built.unwrap().index;
             let sections = built.sections();

@@ -14,8 +14,8 @@ use kernels::{TopK, bfloat, float, integer};
 use super::refine::{as_compared, inverse_length};
 use super::trial::Trial;
 use super::{
-    Ask, Build, Built, Coarse, Exact, Header, Hit, Kind, Metric, Params, Recall, Scratch, check_query,
-    device, section, whole_queries,
+    BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
+    Exact, Metric, Recall, ScanParams, check_query, device, section, whole_queries,
 };
 use crate::filter::RowSet;
 
@@ -41,7 +41,7 @@ const SQUARES: u32 = section::FLAT_FIRST + 3;
 
 /// How rows are stored.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Codes {
+pub enum FlatCodes {
     /// Symmetric bytes, and each row's scale.
     Bytes {
         /// `rows * dims` codes.
@@ -55,10 +55,10 @@ pub enum Codes {
 
 /// The index.
 #[derive(Clone, Debug)]
-pub struct Flat {
+pub struct FlatIndex {
     metric: Metric,
     dims: usize,
-    codes: Codes,
+    codes: FlatCodes,
     /// Squared lengths, for distances.
     squares: Vec<f32>,
     recall: Option<Recall>,
@@ -68,7 +68,7 @@ pub struct Flat {
 
 /// Working memory of one search.
 #[derive(Default)]
-struct Work {
+struct FlatScratch {
     /// Queries as compared, `dims` values each.
     queries: Vec<f32>,
     bytes: Vec<i8>,
@@ -80,11 +80,11 @@ struct Work {
     scores: Vec<f32>,
 }
 
-pub(super) fn build(build: &Build) -> Result<Built> {
+pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
     let bytes = rows * build.dims > BFLOAT_BYTES_MAX / 2;
     let vectors = as_compared(build.vectors, build.dims, build.metric);
-    let mut index = Flat {
+    let mut index = FlatIndex {
         metric: build.metric,
         dims: build.dims,
         codes: if bytes { to_bytes(&vectors, build.dims) } else { to_bfloat(&vectors) },
@@ -96,38 +96,38 @@ pub(super) fn build(build: &Build) -> Result<Built> {
     if let Some(trial) = Trial::new(&vectors, &order, build)? {
         index.recall = Some(Recall { points: vec![trial.recall(&index, 1)?] });
     }
-    Ok(Built { order, index: Box::new(index) })
+    Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
-fn to_bytes(vectors: &[f32], dims: usize) -> Codes {
+fn to_bytes(vectors: &[f32], dims: usize) -> FlatCodes {
     let mut codes = vec![0; vectors.len()];
     let rows = vectors.chunks_exact(dims).zip(codes.chunks_exact_mut(dims));
     let scales = rows.map(|(vector, codes)| integer::quantise(vector, codes)).collect();
-    Codes::Bytes { codes, scales }
+    FlatCodes::Bytes { codes, scales }
 }
 
-fn to_bfloat(vectors: &[f32]) -> Codes {
+fn to_bfloat(vectors: &[f32]) -> FlatCodes {
     let mut codes = Vec::with_capacity(vectors.len());
     bfloat::narrow(vectors, &mut codes);
-    Codes::Bfloat(codes)
+    FlatCodes::Bfloat(codes)
 }
 
-impl Flat {
+impl FlatIndex {
     /// Opens the index.
     ///
     /// # Errors
     /// `DataLoss` where a section is missing or does not fit the others.
-    pub(super) fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<Flat> {
+    pub(super) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<FlatIndex> {
         let find = |kind| section::find(sections, kind);
         let coding = section::words(find(CODING)?, 1)?.next();
         let (bytes, values) = (find(CODES)?, header.rows * header.dims);
         let codes = match coding {
-            Some(0) if bytes.len() == values => Codes::Bytes {
+            Some(0) if bytes.len() == values => FlatCodes::Bytes {
                 // The code that has no positive counterpart is not one of ours, but harmless as the next one.
                 codes: bytes.iter().map(|byte| (*byte as i8).max(integer::CODE_MIN)).collect(),
                 scales: section::floats(find(SCALES)?, header.rows)?,
             },
-            Some(1) if bytes.len() == 2 * values => Codes::Bfloat(
+            Some(1) if bytes.len() == 2 * values => FlatCodes::Bfloat(
                 bytes.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect(),
             ),
             _ => {
@@ -139,23 +139,23 @@ impl Flat {
         let squares = section::floats(find(SQUARES)?, header.rows)?;
         let (metric, dims, recall) = (header.metric, header.dims, header.recall.clone());
         let device = bring(&codes, &squares, dims, metric);
-        Ok(Flat { metric, dims, codes, squares, recall, device })
+        Ok(FlatIndex { metric, dims, codes, squares, recall, device })
     }
 
     /// How rows are stored.
-    pub fn codes(&self) -> &Codes {
+    pub fn codes(&self) -> &FlatCodes {
         &self.codes
     }
 
     fn tile_rows(&self) -> usize {
         let row = match self.codes {
-            Codes::Bytes { .. } => self.dims,
-            Codes::Bfloat(_) => 2 * self.dims,
+            FlatCodes::Bytes { .. } => self.dims,
+            FlatCodes::Bfloat(_) => 2 * self.dims,
         };
         (TILE_BYTES / row).max(1)
     }
 
-    fn prepare(&self, queries: &[f32], kept: usize, work: &mut Work) {
+    fn prepare(&self, queries: &[f32], kept: usize, work: &mut FlatScratch) {
         let count = queries.len() / self.dims;
         work.queries.clear();
         for query in queries.chunks_exact(self.dims) {
@@ -164,7 +164,7 @@ impl Flat {
         }
         work.tops.resize_with(work.tops.len().max(count), TopK::default);
         work.tops[..count].iter_mut().for_each(|top| top.reset(kept));
-        if let Codes::Bytes { .. } = self.codes {
+        if let FlatCodes::Bytes { .. } = self.codes {
             work.bytes.resize(queries.len(), 0);
             work.scales.clear();
             let pairs = work.queries.chunks_exact(self.dims).zip(work.bytes.chunks_exact_mut(self.dims));
@@ -173,15 +173,15 @@ impl Flat {
     }
 
     /// Products of all prepared queries with some rows, query by query.
-    fn products(&self, rows: std::ops::Range<usize>, work: &mut Work) {
+    fn products(&self, rows: std::ops::Range<usize>, work: &mut FlatScratch) {
         let (dims, values) = (self.dims, rows.start * self.dims..rows.end * self.dims);
         let count = work.queries.len() / dims;
         work.products.resize(count * rows.len(), 0.0);
         match &self.codes {
-            Codes::Bfloat(codes) => {
+            FlatCodes::Bfloat(codes) => {
                 bfloat::dot_block(&work.queries, &codes[values], dims, &mut work.products)
             }
-            Codes::Bytes { codes, scales } => {
+            FlatCodes::Bytes { codes, scales } => {
                 work.integers.resize(count * rows.len(), 0);
                 integer::dot_block(&work.bytes, &codes[values], dims, &mut work.integers);
                 let scales = &scales[rows.clone()];
@@ -202,7 +202,7 @@ impl Flat {
         if self.metric == Metric::L2 { self.squares[row] - 2.0 * product } else { -product }
     }
 
-    fn rank(&self, rows: std::ops::Range<usize>, allow: Option<&RowSet>, work: &mut Work) {
+    fn rank(&self, rows: std::ops::Range<usize>, allow: Option<&RowSet>, work: &mut FlatScratch) {
         self.products(rows.clone(), work);
         for (products, top) in work.products.chunks_exact(rows.len()).zip(&mut work.tops) {
             for (row, product) in rows.clone().zip(products) {
@@ -214,14 +214,14 @@ impl Flat {
     }
 
     /// Ranks on the GPU; false where that is not to be or cannot be.
-    fn rank_on_device(&self, kept: usize, allow: Option<&RowSet>, work: &mut Work) -> bool {
+    fn rank_on_device(&self, kept: usize, allow: Option<&RowSet>, work: &mut FlatScratch) -> bool {
         self.device.as_ref().is_some_and(|rows| {
             let queries = gpu::Queries::Bytes { codes: &work.bytes, scales: &work.scales };
             device::rank(rows, &queries, kept, allow, &mut work.tops)
         })
     }
 
-    fn rank_all(&self, kept: usize, allow: Option<&RowSet>, work: &mut Work) {
+    fn rank_all(&self, kept: usize, allow: Option<&RowSet>, work: &mut FlatScratch) {
         let rows = self.squares.len();
         let few = allow.is_some_and(|allow| allow.count() as usize * ONE_BY_ONE < rows);
         if !few && self.rank_on_device(kept, allow, work) {
@@ -248,8 +248,8 @@ impl Flat {
         at: usize,
         k: usize,
         exact: Option<&dyn Exact>,
-        work: &mut Work,
-        out: &mut Vec<Hit>,
+        work: &mut FlatScratch,
+        out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         out.clear();
         let ranked = work.tops[at].sorted();
@@ -258,11 +258,11 @@ impl Flat {
             work.rows.extend(ranked.map(|(_, row)| row));
             exact.scores(query, &work.rows, &mut work.scores)?;
             out.extend(
-                work.rows.iter().zip(&work.scores).map(|(row, score)| Hit { row: *row, score: *score }),
+                work.rows.iter().zip(&work.scores).map(|(row, score)| CoarseHit { row: *row, score: *score }),
             );
         } else {
             let own = if self.metric == Metric::L2 { float::dot(query, query) } else { 0.0 };
-            out.extend(ranked.map(|(cost, row)| Hit { row, score: -(cost + own) }));
+            out.extend(ranked.map(|(cost, row)| CoarseHit { row, score: -(cost + own) }));
         }
         out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
         out.truncate(k);
@@ -270,7 +270,7 @@ impl Flat {
     }
 }
 
-impl Coarse for Flat {
+impl Coarse for FlatIndex {
     fn rows(&self) -> u32 {
         self.squares.len() as u32
     }
@@ -285,15 +285,21 @@ impl Coarse for Flat {
 
     fn memory_bytes(&self) -> u64 {
         let codes = match &self.codes {
-            Codes::Bytes { codes, scales } => codes.len() + scales.len() * 4,
-            Codes::Bfloat(codes) => codes.len() * 2,
+            FlatCodes::Bytes { codes, scales } => codes.len() + scales.len() * 4,
+            FlatCodes::Bfloat(codes) => codes.len() * 2,
         };
         (codes + self.squares.len() * 4) as u64
     }
 
-    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
+    fn search(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
         out.clear();
-        let Ask { k, allow, exact, .. } = *ask;
+        let CoarseRequest { k, allow, exact, .. } = *ask;
         check_query(query, self.dims, k)?;
         if k == 0 {
             return Ok(());
@@ -308,11 +314,11 @@ impl Coarse for Flat {
     fn search_many(
         &self,
         queries: &[f32],
-        ask: &Ask<'_>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Vec<Hit>>,
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<Vec<CoarseHit>>,
     ) -> Result<()> {
-        let Ask { k, allow, exact, .. } = *ask;
+        let CoarseRequest { k, allow, exact, .. } = *ask;
         let count = whole_queries(queries, self.dims)?;
         out.clear();
         out.resize_with(count, Vec::new);
@@ -333,16 +339,16 @@ impl Coarse for Flat {
     }
 
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
-        let header = Header {
-            kind: Kind::Flat,
+        let header = CoarseHeader {
+            kind: CoarseKind::Flat,
             metric: self.metric,
             dims: self.dims,
             rows: self.squares.len(),
             recall: self.recall.clone(),
         };
         let (coding, codes): (u32, Vec<u8>) = match &self.codes {
-            Codes::Bytes { codes, .. } => (0, codes.iter().map(|code| *code as u8).collect()),
-            Codes::Bfloat(codes) => (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect()),
+            FlatCodes::Bytes { codes, .. } => (0, codes.iter().map(|code| *code as u8).collect()),
+            FlatCodes::Bfloat(codes) => (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect()),
         };
         let mut sections = vec![
             (section::HEADER, header.encode().into()),
@@ -350,7 +356,7 @@ impl Coarse for Flat {
             (CODES, codes.into()),
             (SQUARES, section::from_floats(&self.squares).into()),
         ];
-        if let Codes::Bytes { scales, .. } = &self.codes {
+        if let FlatCodes::Bytes { scales, .. } = &self.codes {
             sections.push((SCALES, section::from_floats(scales).into()));
         }
         sections
@@ -362,15 +368,15 @@ impl Coarse for Flat {
 }
 
 /// The rows on a GPU, where there is one and they are many.
-fn bring(codes: &Codes, squares: &[f32], dims: usize, metric: Metric) -> Option<Arc<gpu::DeviceRows>> {
+fn bring(codes: &FlatCodes, squares: &[f32], dims: usize, metric: Metric) -> Option<Arc<gpu::DeviceRows>> {
     // Rows are bfloat16 only where they are few.
-    let Codes::Bytes { codes, scales } = codes else { return None };
+    let FlatCodes::Bytes { codes, scales } = codes else { return None };
     let squares = (metric == Metric::L2).then_some(squares);
     device::bring(codes.len(), &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares })
 }
 
 /// Candidates to keep: those asked for, and as many again where they are compared exactly.
-fn kept(k: usize, params: &Params, exact: Option<&dyn Exact>) -> usize {
+fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     match (exact, params.refine) {
         (None, _) => k,
         (Some(_), 0) => k + k.max(EXTRA_MIN),
@@ -379,12 +385,12 @@ fn kept(k: usize, params: &Params, exact: Option<&dyn Exact>) -> usize {
 }
 
 /// This index's working memory out of the common one; replaced where another kind of index left its own.
-fn work_of(scratch: &mut Scratch) -> &mut Work {
-    if !scratch.other.as_ref().is_some_and(|other| other.is::<Work>()) {
-        scratch.other = Some(Box::new(Work::default()));
+fn work_of(scratch: &mut CoarseScratch) -> &mut FlatScratch {
+    if !scratch.other.as_ref().is_some_and(|other| other.is::<FlatScratch>()) {
+        scratch.other = Some(Box::new(FlatScratch::default()));
     }
     // The line above made sure that it is there.
-    match scratch.other.as_mut().and_then(|other| other.downcast_mut::<Work>()) {
+    match scratch.other.as_mut().and_then(|other| other.downcast_mut::<FlatScratch>()) {
         Some(work) => work,
         None => unreachable!("working memory was just put in"),
     }

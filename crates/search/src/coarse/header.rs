@@ -2,13 +2,13 @@
 
 use base::{Error, Result};
 
-use super::{DIMS_MAX, Kind, Metric, ROWS_MAX, Recall, RecallPoint};
+use super::{CoarseKind, DIMS_MAX, Metric, ROWS_MAX, Recall, RecallPoint};
 
 /// Kinds of sections that coarse indexes store.
 pub mod section {
     use base::{Error, Result};
 
-    /// [`super::Header`], of every kind of index.
+    /// [`super::CoarseHeader`], of every kind of index.
     pub const HEADER: u32 = 0x100;
     /// Inverted lists: where each cluster's rows begin (u32, one more than there are clusters).
     pub const LIST_STARTS: u32 = 0x110;
@@ -92,9 +92,9 @@ const POINTS_MAX: usize = 64;
 
 /// What every kind of index says about itself first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Header {
-    /// Which index it is; never [`Kind::Auto`].
-    pub kind: Kind,
+pub struct CoarseHeader {
+    /// Which index it is; never [`CoarseKind::Auto`].
+    pub kind: CoarseKind,
     /// What alike means.
     pub metric: Metric,
     /// Values of a vector.
@@ -105,13 +105,13 @@ pub struct Header {
     pub recall: Option<Recall>,
 }
 
-impl Header {
+impl CoarseHeader {
     /// The bytes of the section: version, kind, metric, dims, rows, number of points, then the points.
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
-            Kind::Flat => 0_u32,
-            Kind::IvfPq | Kind::Auto => 1,
-            Kind::Rabitq => 2,
+            CoarseKind::Flat => 0_u32,
+            CoarseKind::IvfPq | CoarseKind::Auto => 1,
+            CoarseKind::Rabitq => 2,
         };
         let metric = match self.metric {
             Metric::Cosine => 0_u32,
@@ -135,7 +135,7 @@ impl Header {
     ///
     /// # Errors
     /// `DataLoss` where the bytes are not a header; `Unimplemented` where they are one of a later version.
-    pub fn decode(bytes: &[u8]) -> Result<Header> {
+    pub fn decode(bytes: &[u8]) -> Result<CoarseHeader> {
         let wrong = |what: &str| Error::data_loss(format!("the coarse index's header: {what}"));
         let (fixed, points) = bytes.split_at_checked(FIXED_BYTES).ok_or_else(|| wrong("too short"))?;
         let fixed: Vec<u32> = section::words(fixed, FIXED_BYTES / 4)?.collect();
@@ -146,9 +146,9 @@ impl Header {
             )));
         }
         let kind = match kind {
-            0 => Kind::Flat,
-            1 => Kind::IvfPq,
-            2 => Kind::Rabitq,
+            0 => CoarseKind::Flat,
+            1 => CoarseKind::IvfPq,
+            2 => CoarseKind::Rabitq,
             _ => return Err(wrong("unknown kind")),
         };
         let metric = match metric {
@@ -168,7 +168,7 @@ impl Header {
             return Err(wrong("a recall outside 0 to 1"));
         }
         let recall = (!points.is_empty()).then_some(Recall { points });
-        Ok(Header { kind, metric, dims, rows, recall })
+        Ok(CoarseHeader { kind, metric, dims, rows, recall })
     }
 }
 
@@ -181,8 +181,9 @@ mod tests {
     fn a_header_survives_being_written() {
         let recall = Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
         for recall in [None, Some(recall)] {
-            let header = Header { kind: Kind::IvfPq, metric: Metric::Dot, dims: 128, rows: 9, recall };
-            assert_eq!(Header::decode(&header.encode()).unwrap(), header);
+            let header =
+                CoarseHeader { kind: CoarseKind::IvfPq, metric: Metric::Dot, dims: 128, rows: 9, recall };
+            assert_eq!(CoarseHeader::decode(&header.encode()).unwrap(), header);
         }
     }
 
@@ -192,7 +193,7 @@ mod tests {
             if version && bytes.len() > 3 {
                 bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
             }
-            let _ = Header::decode(&bytes);
+            let _ = CoarseHeader::decode(&bytes);
         }
     }
 }

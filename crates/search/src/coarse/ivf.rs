@@ -12,13 +12,14 @@ use kernels::TopK;
 use kernels::float;
 use kernels::pq::{BLOCK, Table};
 
-use super::kmeans::{self, Draw, Plan};
-use super::pq::{Books, Codes, Shape, TRAINING_MAX, subtract};
+use super::kmeans::{self, KmeansPlan, RandomDraws};
+use super::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
 use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
 use super::section::{self, *};
-use super::tune::{self, Choice};
+use super::tune::{self, ScanChoice};
 use super::{
-    Ask, Build, Built, Coarse, Crew, HITS_MAX, Header, Hit, Kind, Metric, Recall, Scratch, check_query,
+    BuildThreads, BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest,
+    CoarseScratch, HITS_MAX, Metric, Recall, check_query,
 };
 use crate::filter::RowSet;
 
@@ -46,18 +47,18 @@ pub struct IvfPq {
     /// First block of each cluster, and the number of blocks.
     block_starts: Vec<u32>,
     centres: Vec<f32>,
-    directory: Directory,
-    books: Books,
-    codes: Codes,
+    directory: ListDirectory,
+    books: Codebooks,
+    codes: PqCodes,
     bytes: ByteVectors,
     recall: Option<Recall>,
 }
 
 /// The centres once more, encoded, as one list around their middle.
-struct Directory {
+struct ListDirectory {
     middle: Vec<f32>,
-    books: Books,
-    codes: Codes,
+    books: Codebooks,
+    codes: PqCodes,
 }
 
 /// Working memory of one search.
@@ -75,14 +76,16 @@ pub struct IvfScratch {
 /// Builds the index.
 ///
 /// # Errors
-/// What [`Build::check`] and [`kmeans::train`] refuse.
-pub(super) fn build(build: &Build) -> Result<Built> {
+/// What [`CoarseBuild::check`] and [`kmeans::train`] refuse.
+pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
     let vectors = as_compared(build.vectors, build.dims, build.metric);
     let (dims, inner) = (build.dims, inner_metric(build.metric));
     let clusters = clusters_for(rows);
-    let sample = gather(&vectors, dims, &Draw::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows));
-    let plan = Plan { dims, clusters, iterations: kmeans::ITERATIONS, crew: build.crew, seed: build.seed };
+    let sample =
+        gather(&vectors, dims, &RandomDraws::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows));
+    let plan =
+        KmeansPlan { dims, clusters, iterations: kmeans::ITERATIONS, crew: build.crew, seed: build.seed };
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
     let nearest = kmeans::assign(&vectors, &centres, dims, build.crew)?;
@@ -93,13 +96,13 @@ pub(super) fn build(build: &Build) -> Result<Built> {
     for row in &order {
         bytes.extend(&vectors[*row as usize * dims..][..dims]);
     }
-    let directory = Directory::build(&centres, dims, inner, build)?;
+    let directory = ListDirectory::build(&centres, dims, inner, build)?;
     let block_starts = block_starts(&starts);
     let metric = build.metric;
     let mut index =
         IvfPq { metric, dims, starts, block_starts, centres, directory, books, codes, bytes, recall: None };
     index.recall = tune::measure(&index, &vectors, &order, build)?;
-    Ok(Built { order, index: Box::new(index) })
+    Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
 /// Vectors of unit length are ranked by distance as by cosine, so the cosine needs nothing of its own here.
@@ -152,15 +155,15 @@ fn train_books(
     dims: usize,
     centres: &[f32],
     nearest: &[(u32, f32)],
-    build: &Build,
-) -> Result<Books> {
-    let sample = Draw::new(build.seed ^ 1).sample(TRAINING_MAX, nearest.len());
+    build: &CoarseBuild,
+) -> Result<Codebooks> {
+    let sample = RandomDraws::new(build.seed ^ 1).sample(TRAINING_MAX, nearest.len());
     let mut residuals = Vec::with_capacity(sample.len() * dims);
     for row in sample {
         let cluster = nearest[row as usize].0 as usize;
         subtract(&vectors[row as usize * dims..][..dims], &centres[cluster * dims..][..dims], &mut residuals);
     }
-    Books::train(&residuals, Shape::new(dims), build.crew, build.seed)
+    Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)
 }
 
 fn encode(
@@ -168,23 +171,23 @@ fn encode(
     dims: usize,
     centres: &[f32],
     (order, starts): (&[u32], &[u32]),
-    books: &Books,
+    books: &Codebooks,
     metric: Metric,
-    crew: Crew<'_>,
-) -> Result<Codes> {
-    let mut lists: Vec<Codes> = vec![Codes::default(); starts.len() - 1];
+    crew: BuildThreads<'_>,
+) -> Result<PqCodes> {
+    let mut lists: Vec<PqCodes> = vec![PqCodes::default(); starts.len() - 1];
     crew.share(lists.iter_mut().enumerate(), |(cluster, list)| {
         let rows = &order[starts[cluster] as usize..starts[cluster + 1] as usize];
         let centre = &centres[cluster * dims..][..dims];
-        *list = Codes::encode(&gather(vectors, dims, rows), centre, books, metric);
+        *list = PqCodes::encode(&gather(vectors, dims, rows), centre, books, metric);
     })?;
-    let mut all = Codes::default();
+    let mut all = PqCodes::default();
     lists.iter().for_each(|list| all.append(list));
     Ok(all)
 }
 
-impl Directory {
-    fn build(centres: &[f32], dims: usize, metric: Metric, build: &Build) -> Result<Directory> {
+impl ListDirectory {
+    fn build(centres: &[f32], dims: usize, metric: Metric, build: &CoarseBuild) -> Result<ListDirectory> {
         let count = (centres.len() / dims).max(1) as f64;
         let mut sums = vec![0.0_f64; dims];
         for centre in centres.chunks_exact(dims) {
@@ -193,9 +196,9 @@ impl Directory {
         let middle: Vec<f32> = sums.iter().map(|sum| (sum / count) as f32).collect();
         let mut residuals = Vec::with_capacity(centres.len());
         subtract(centres, &middle, &mut residuals);
-        let books = Books::train(&residuals, Shape::new(dims), build.crew, build.seed)?;
-        let codes = Codes::encode(centres, &middle, &books, metric);
-        Ok(Directory { middle, books, codes })
+        let books = Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)?;
+        let codes = PqCodes::encode(centres, &middle, &books, metric);
+        Ok(ListDirectory { middle, books, codes })
     }
 }
 
@@ -204,9 +207,9 @@ impl IvfPq {
     ///
     /// # Errors
     /// `DataLoss` where a section is missing or has another length than the header says.
-    pub fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
+    pub fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
         let find = |kind| section::find(sections, kind);
-        let (dims, shape) = (header.dims, Shape::new(header.dims));
+        let (dims, shape) = (header.dims, PqShape::new(header.dims));
         let starts = find(LIST_STARTS)?;
         let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
         let clusters = starts.len().saturating_sub(1);
@@ -223,18 +226,18 @@ impl IvfPq {
             metric: header.metric,
             dims,
             centres,
-            directory: Directory {
+            directory: ListDirectory {
                 middle: section::floats(find(DIRECTORY_MIDDLE)?, dims)?,
-                books: Books::open(find(DIRECTORY_BOOKS)?, shape)?,
-                codes: Codes::open(
+                books: Codebooks::open(find(DIRECTORY_BOOKS)?, shape)?,
+                codes: PqCodes::open(
                     find(DIRECTORY_CODES)?,
                     find(DIRECTORY_TERMS)?,
                     clusters.div_ceil(BLOCK),
                     shape,
                 )?,
             },
-            books: Books::open(find(CODEBOOKS)?, shape)?,
-            codes: Codes::open(find(CODES)?, find(TERMS)?, blocks, shape)?,
+            books: Codebooks::open(find(CODEBOOKS)?, shape)?,
+            codes: PqCodes::open(find(CODES)?, find(TERMS)?, blocks, shape)?,
             bytes: ByteVectors::open(find(BYTE_SCALE)?, find(BYTE_CODES)?, header.rows, dims)?,
             starts,
             block_starts,
@@ -248,7 +251,7 @@ impl IvfPq {
     }
 
     /// The query as it is compared, in the scratch.
-    fn prepare(&self, query: &[f32], scratch: &mut Scratch) {
+    fn prepare(&self, query: &[f32], scratch: &mut CoarseScratch) {
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         scratch.query.clear();
         scratch.query.extend(query.iter().map(|value| value * scale));
@@ -263,7 +266,7 @@ impl IvfPq {
         if clusters <= CENTRES_EXACT_MAX || considered >= clusters {
             scratch.near.extend(0..clusters as u32);
         } else {
-            let Directory { middle, books, codes } = &self.directory;
+            let ListDirectory { middle, books, codes } = &self.directory;
             books.table(query, inner, &mut scratch.table);
             let base = match inner {
                 Metric::Dot => -float::dot(query, middle),
@@ -318,9 +321,9 @@ impl IvfPq {
         probes: usize,
         refine: usize,
         allow: Option<&RowSet>,
-        scratch: &mut Scratch,
+        scratch: &mut CoarseScratch,
     ) {
-        let Scratch { ivf, query, rows, .. } = scratch;
+        let CoarseScratch { ivf, query, rows, .. } = scratch;
         let mut probes = probes;
         loop {
             self.find_clusters(query, probes, ivf);
@@ -338,7 +341,13 @@ impl IvfPq {
     }
 
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly where that is another thing.
-    fn rank(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
+    fn rank(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
         let k = ask.k.min(HITS_MAX);
         let exact = ask.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
         let ivf = &mut scratch.ivf;
@@ -346,7 +355,7 @@ impl IvfPq {
         ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
         self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| ivf.top.push(cost, row));
         let Some(exact) = exact else {
-            out.extend(ivf.top.sorted().map(|(cost, row)| Hit { row, score: -cost }));
+            out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
             return Ok(());
         };
         scratch.rows.clear();
@@ -368,7 +377,7 @@ impl IvfPq {
         }
         ivf.top.reset(k);
         scratch.rows.iter().zip(&scratch.scores).for_each(|(row, score)| ivf.top.push(-score, *row));
-        out.extend(ivf.top.sorted().map(|(cost, row)| Hit { row, score: -cost }));
+        out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
         Ok(())
     }
 }
@@ -395,17 +404,23 @@ impl Coarse for IvfPq {
             + (numbers + books) as u64 * 4
     }
 
-    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
-        let Ask { k, allow, .. } = *ask;
+    fn search(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
+        let CoarseRequest { k, allow, .. } = *ask;
         check_query(query, self.dims, k)?;
         out.clear();
-        let choice = Choice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
+        let choice = ScanChoice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
         let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
         if k == 0 || allowed == 0 || self.rows() == 0 {
             return Ok(());
         }
         self.prepare(query, scratch);
-        let Choice { probes, refine } = choice.for_share(allowed, self.rows() as usize, self.clusters());
+        let ScanChoice { probes, refine } = choice.for_share(allowed, self.rows() as usize, self.clusters());
         let looked_into = self.rows() as usize / self.clusters() * probes;
         scratch.rows.clear();
         match allow {
@@ -418,15 +433,15 @@ impl Coarse for IvfPq {
     }
 
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
-        let header = Header {
-            kind: Kind::IvfPq,
+        let header = CoarseHeader {
+            kind: CoarseKind::IvfPq,
             metric: self.metric,
             dims: self.dims,
             rows: self.rows() as usize,
             recall: self.recall.clone(),
         };
         let starts: Vec<u8> = self.starts.iter().flat_map(|start| start.to_le_bytes()).collect();
-        let Directory { middle, books, codes } = &self.directory;
+        let ListDirectory { middle, books, codes } = &self.directory;
         vec![
             (HEADER, Cow::Owned(header.encode())),
             (LIST_STARTS, Cow::Owned(starts)),

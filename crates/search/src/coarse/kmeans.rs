@@ -6,7 +6,7 @@
 use base::{Error, Result};
 use kernels::float::Panels;
 
-use super::Crew;
+use super::BuildThreads;
 
 /// Lloyd's iterations for coarse clusters; later ones move the centres by little.
 pub const ITERATIONS: usize = 8;
@@ -18,12 +18,12 @@ const SPLIT: f32 = 1.0 / 1024.0;
 /// A small generator of reproducible random numbers (Steele, Lea, Flood, "Fast splittable pseudorandom number
 /// generators", 2014).
 #[derive(Clone, Debug)]
-pub struct Draw(u64);
+pub struct RandomDraws(u64);
 
-impl Draw {
+impl RandomDraws {
     /// Starts from `seed`.
-    pub fn new(seed: u64) -> Draw {
-        Draw(seed)
+    pub fn new(seed: u64) -> RandomDraws {
+        RandomDraws(seed)
     }
 
     /// The next 64 bits.
@@ -55,7 +55,7 @@ impl Draw {
 
 /// What to cluster, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan<'a> {
+pub struct KmeansPlan<'a> {
     /// Values of a point.
     pub dims: usize,
     /// Centres wanted.
@@ -63,7 +63,7 @@ pub struct Plan<'a> {
     /// Lloyd's iterations.
     pub iterations: usize,
     /// Who works on it.
-    pub crew: Crew<'a>,
+    pub crew: BuildThreads<'a>,
     /// What the first centres are drawn with.
     pub seed: u64,
 }
@@ -73,10 +73,10 @@ pub struct Plan<'a> {
 ///
 /// # Errors
 /// `InvalidArgument` where the points are not whole or hold a value that is not a finite number, `Cancelled`.
-pub fn train(points: &[f32], plan: &Plan<'_>) -> Result<Vec<f32>> {
+pub fn train(points: &[f32], plan: &KmeansPlan<'_>) -> Result<Vec<f32>> {
     let count = check(points, plan.dims)?;
     let clusters = plan.clusters.min(count);
-    let mut draw = Draw::new(plan.seed);
+    let mut draw = RandomDraws::new(plan.seed);
     let first = draw.sample(clusters, count);
     let mut centres: Vec<f32> = Vec::with_capacity(clusters * plan.dims);
     for point in first {
@@ -109,7 +109,12 @@ fn check(points: &[f32], dims: usize) -> Result<usize> {
 ///
 /// # Errors
 /// `Cancelled`.
-pub fn assign(points: &[f32], centres: &[f32], dims: usize, crew: Crew<'_>) -> Result<Vec<(u32, f32)>> {
+pub fn assign(
+    points: &[f32],
+    centres: &[f32],
+    dims: usize,
+    crew: BuildThreads<'_>,
+) -> Result<Vec<(u32, f32)>> {
     if centres.is_empty() {
         return Ok(Vec::new());
     }
@@ -168,12 +173,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn plan(clusters: usize, threads: usize) -> Plan<'static> {
-        Plan { dims: 2, clusters, iterations: 10, crew: Crew::of(threads), seed: 7 }
+    fn plan(clusters: usize, threads: usize) -> KmeansPlan<'static> {
+        KmeansPlan { dims: 2, clusters, iterations: 10, crew: BuildThreads::of(threads), seed: 7 }
     }
 
     fn blobs(rows: usize) -> Vec<f32> {
-        let mut draw = Draw::new(1);
+        let mut draw = RandomDraws::new(1);
         (0..rows)
             .flat_map(|row| {
                 let mut near = |centre: f32| centre + draw.below(100) as f32 / 100.0;
@@ -184,7 +189,12 @@ mod tests {
 
     fn cost(points: &[f32], centres: &[f32]) -> f32 {
         let lengths: f32 = points.iter().map(|value| value * value).sum();
-        lengths + assign(points, centres, 2, Crew::of(1)).unwrap().iter().map(|(_, cost)| cost).sum::<f32>()
+        lengths
+            + assign(points, centres, 2, BuildThreads::of(1))
+                .unwrap()
+                .iter()
+                .map(|(_, cost)| cost)
+                .sum::<f32>()
     }
 
     #[test]
@@ -192,7 +202,7 @@ mod tests {
         let points = blobs(600);
         let centres = train(&points, &plan(12, 1)).unwrap();
         assert!(cost(&points, &centres) / 600.0 < 0.3);
-        let worse = train(&points, &Plan { iterations: 0, ..plan(12, 1) }).unwrap();
+        let worse = train(&points, &KmeansPlan { iterations: 0, ..plan(12, 1) }).unwrap();
         assert!(cost(&points, &centres) < cost(&points, &worse));
     }
 
@@ -205,7 +215,7 @@ mod tests {
     #[test]
     fn few_equal_and_zero_points_are_harmless() {
         assert!(train(&[], &plan(4, 1)).unwrap().is_empty());
-        assert!(assign(&[], &[], 2, Crew::of(1)).unwrap().is_empty());
+        assert!(assign(&[], &[], 2, BuildThreads::of(1)).unwrap().is_empty());
         assert_eq!(train(&[1.0, 2.0, 3.0, 4.0], &plan(9, 2)).unwrap(), [1.0, 2.0, 3.0, 4.0]);
         for value in [0.0, 5.0] {
             let centres = train(&[value; 80], &plan(4, 1)).unwrap();
@@ -223,7 +233,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_sample_is_without_repetition_and_whole(count in 0_usize..60, end in 0_usize..50, seed in any::<u64>()) {
-            let sample = Draw::new(seed).sample(count, end);
+            let sample = RandomDraws::new(seed).sample(count, end);
             prop_assert_eq!(sample.len(), count.min(end));
             prop_assert!(sample.is_sorted_by(|a, b| a < b) && sample.iter().all(|number| (*number as usize) < end));
         }

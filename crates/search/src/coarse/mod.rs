@@ -11,7 +11,7 @@
 //! last few candidates are scored with them; without, scores are those of the finest codes the index has. Vectors are dear to
 //! read, so bounds on what a row can score decide which are.
 
-mod crew;
+mod build_threads;
 pub mod device;
 mod flat;
 mod header;
@@ -28,9 +28,9 @@ use std::cmp::Ordering;
 
 use base::{Error, Result};
 
-pub use crew::Crew;
-pub use flat::{Codes as FlatCodes, Flat};
-pub use header::{Header, section};
+pub use build_threads::BuildThreads;
+pub use flat::{FlatCodes, FlatIndex};
+pub use header::{CoarseHeader, section};
 pub use ivf::{IvfPq, IvfScratch};
 pub use rabitq::Rabitq;
 pub use refine::DenseVectors;
@@ -44,9 +44,9 @@ pub const DIMS_MAX: usize = 4096;
 pub const ROWS_MAX: usize = 1 << 30;
 /// Hits that one search may ask for at most.
 pub const HITS_MAX: usize = 16_384;
-/// Below this many rows [`Kind::Auto`] compares exactly: clustering would cost more than it saves.
+/// Below this many rows [`CoarseKind::Auto`] compares exactly: clustering would cost more than it saves.
 const FLAT_ROWS: usize = 2048;
-/// From this many dimensions on [`Kind::Auto`] takes one-bit codes: their error shrinks with the square root of the
+/// From this many dimensions on [`CoarseKind::Auto`] takes one-bit codes: their error shrinks with the square root of the
 /// dimensions (Gao and Long, "RaBitQ", SIGMOD 2024), and below it product quantisation is better.
 const RABITQ_DIMS: usize = 384;
 
@@ -63,7 +63,7 @@ pub enum Metric {
 
 /// A row that was found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hit {
+pub struct CoarseHit {
     /// The row, in the index's own order.
     pub row: u32,
     /// Higher is more alike: the cosine, the inner product, or minus the squared distance.
@@ -72,7 +72,7 @@ pub struct Hit {
 
 /// What an index is built from.
 #[derive(Clone, Copy, Debug)]
-pub struct Build<'a> {
+pub struct CoarseBuild<'a> {
     /// `rows * dims` values, row by row.
     pub vectors: &'a [f32],
     /// Values of one vector.
@@ -80,12 +80,12 @@ pub struct Build<'a> {
     /// What alike means.
     pub metric: Metric,
     /// Who builds it.
-    pub crew: Crew<'a>,
+    pub crew: BuildThreads<'a>,
     /// The same vectors, settings and seed give the same index, with any number of threads.
     pub seed: u64,
 }
 
-impl Build<'_> {
+impl CoarseBuild<'_> {
     /// The number of rows, after every value was looked at.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Build<'_> {
 }
 
 /// An index and the order it gave its rows.
-pub struct Built {
+pub struct BuiltIndex {
     /// `order[new row]` is the row of the input; a permutation, laid out by coarse cluster.
     pub order: Vec<u32>,
     /// Speaks new rows.
@@ -126,7 +126,7 @@ pub struct Built {
 
 /// How hard a search shall look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Params {
+pub struct ScanParams {
     /// Clusters to look into; 0: what the index found best when it was built.
     pub probes: usize,
     /// Candidates that are compared with finer codes or exactly; 0: what the index found best.
@@ -135,11 +135,11 @@ pub struct Params {
 
 /// What one search wants.
 #[derive(Clone, Copy)]
-pub struct Ask<'a> {
+pub struct CoarseRequest<'a> {
     /// Rows to find.
     pub k: usize,
     /// How hard to look.
-    pub params: Params,
+    pub params: ScanParams,
     /// The rows that may be found; all, where there is no filter.
     pub allow: Option<&'a RowSet>,
     /// What gives exact scores; without, they are those of the finest codes.
@@ -149,16 +149,16 @@ pub struct Ask<'a> {
     pub floor: f32,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> CoarseRequest<'a> {
     /// The best `k` of all rows, by codes alone, looking as hard as the index found best.
-    pub fn best(k: usize) -> Ask<'a> {
-        Ask { k, params: Params::default(), allow: None, exact: None, floor: f32::NEG_INFINITY }
+    pub fn best(k: usize) -> CoarseRequest<'a> {
+        CoarseRequest { k, params: ScanParams::default(), allow: None, exact: None, floor: f32::NEG_INFINITY }
     }
 }
 
 /// Working memory of one searching thread, reused from query to query so that a search allocates nothing.
 #[derive(Default)]
-pub struct Scratch {
+pub struct CoarseScratch {
     /// What the inverted lists with product quantisation need.
     pub ivf: IvfScratch,
     /// The query as the metric wants it.
@@ -174,7 +174,7 @@ pub struct Scratch {
 /// Exact scores of rows: vectors in memory, or read from a medium.
 pub trait Exact {
     /// Puts the exact score of each of `rows` into `out` (cleared first), in their order; higher is more alike, as
-    /// in [`Hit::score`].
+    /// in [`CoarseHit::score`].
     ///
     /// # Errors
     /// Where a row is not there or its vector cannot be read.
@@ -196,12 +196,18 @@ pub trait Coarse: Send + Sync {
     fn memory_bytes(&self) -> u64;
 
     /// The best rows that may be found into `out` (cleared first), best first, equal scores by row; fewer than
-    /// [`Ask::k`] where fewer may be found.
+    /// [`CoarseRequest::k`] where fewer may be found.
     ///
     /// # Errors
-    /// `InvalidArgument` where the query has other dimensions or a value that is not a finite number, or [`Ask::k`] is
-    /// over [`HITS_MAX`]; what [`Ask::exact`] returns.
-    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()>;
+    /// `InvalidArgument` where the query has other dimensions or a value that is not a finite number, or [`CoarseRequest::k`] is
+    /// over [`HITS_MAX`]; what [`CoarseRequest::exact`] returns.
+    fn search(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()>;
 
     /// [`Coarse::search`] for several queries, `dims` values each; `out` gets one list a query. An index overrides
     /// this where going through its codes once for several queries pays.
@@ -211,9 +217,9 @@ pub trait Coarse: Send + Sync {
     fn search_many(
         &self,
         queries: &[f32],
-        ask: &Ask<'_>,
-        scratch: &mut Scratch,
-        out: &mut Vec<Vec<Hit>>,
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<Vec<CoarseHit>>,
     ) -> Result<()> {
         let count = whole_queries(queries, self.dims())?;
         out.resize_with(count, Vec::new);
@@ -232,7 +238,7 @@ pub trait Coarse: Send + Sync {
 
 /// Which index to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CoarseKind {
     /// Chosen by rows and dimensions.
     Auto,
     /// Inverted lists with 4-bit product quantisation.
@@ -243,13 +249,13 @@ pub enum Kind {
     Flat,
 }
 
-impl Kind {
-    /// What [`Kind::Auto`] means for this many rows of this many dimensions.
-    pub fn resolved(self, rows: usize, dims: usize) -> Kind {
+impl CoarseKind {
+    /// What [`CoarseKind::Auto`] means for this many rows of this many dimensions.
+    pub fn resolved(self, rows: usize, dims: usize) -> CoarseKind {
         match self {
-            Kind::Auto if rows < FLAT_ROWS => Kind::Flat,
-            Kind::Auto if dims >= RABITQ_DIMS => Kind::Rabitq,
-            Kind::Auto => Kind::IvfPq,
+            CoarseKind::Auto if rows < FLAT_ROWS => CoarseKind::Flat,
+            CoarseKind::Auto if dims >= RABITQ_DIMS => CoarseKind::Rabitq,
+            CoarseKind::Auto => CoarseKind::IvfPq,
             chosen => chosen,
         }
     }
@@ -262,21 +268,21 @@ pub const SQUARE_MAX: f32 = 1e36;
 /// Builds an index.
 ///
 /// # Errors
-/// What [`Build::check`] refuses.
-pub fn build(kind: Kind, build: &Build) -> Result<Built> {
+/// What [`CoarseBuild::check`] refuses.
+pub fn build(kind: CoarseKind, build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
     // What the GPU takes is compared whole; where it is gone later, the processor does that.
-    let flat = kind == Kind::Auto && (device::takes(rows, build.dims) || is_extreme(build));
-    let kind = if flat { Kind::Flat } else { kind };
+    let flat = kind == CoarseKind::Auto && (device::takes(rows, build.dims) || is_extreme(build));
+    let kind = if flat { CoarseKind::Flat } else { kind };
     match kind.resolved(rows, build.dims) {
-        Kind::IvfPq | Kind::Auto => ivf::build(build),
-        Kind::Rabitq => rabitq::build(build),
-        Kind::Flat => flat::build(build),
+        CoarseKind::IvfPq | CoarseKind::Auto => ivf::build(build),
+        CoarseKind::Rabitq => rabitq::build(build),
+        CoarseKind::Flat => flat::build(build),
     }
 }
 
 /// Whether a vector is so long that inverted lists cannot be made: such ones are refused today, but were not always.
-fn is_extreme(build: &Build) -> bool {
+fn is_extreme(build: &CoarseBuild) -> bool {
     let long = |vector: &[f32]| {
         kernels::float::dot(vector, vector).partial_cmp(&SQUARE_MAX).is_none_or(Ordering::is_gt)
     };
@@ -289,11 +295,11 @@ fn is_extreme(build: &Build) -> bool {
 /// # Errors
 /// `DataLoss` where a section is missing or is not what it should be.
 pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
-    let header = Header::decode(section::find(sections, section::HEADER)?)?;
+    let header = CoarseHeader::decode(section::find(sections, section::HEADER)?)?;
     match header.kind {
-        Kind::IvfPq | Kind::Auto => Ok(Box::new(IvfPq::open(&header, sections)?)),
-        Kind::Rabitq => Ok(Box::new(Rabitq::open(&header, sections)?)),
-        Kind::Flat => Ok(Box::new(Flat::open(&header, sections)?)),
+        CoarseKind::IvfPq | CoarseKind::Auto => Ok(Box::new(IvfPq::open(&header, sections)?)),
+        CoarseKind::Rabitq => Ok(Box::new(Rabitq::open(&header, sections)?)),
+        CoarseKind::Flat => Ok(Box::new(FlatIndex::open(&header, sections)?)),
     }
 }
 

@@ -13,9 +13,9 @@ use base::{Error, Result};
 use kernels::float;
 use kernels::pq::{BLOCK, Table, VALUES, block_bytes, pack, scan};
 
-use super::kmeans::{self, Plan};
+use super::kmeans::{self, KmeansPlan};
 use super::section;
-use super::{Crew, Metric};
+use super::{BuildThreads, Metric};
 
 /// Residuals that a code book is trained with at most.
 pub const TRAINING_MAX: usize = 32_768;
@@ -26,17 +26,17 @@ const TWO_DIMS_MAX: usize = 256;
 
 /// How vectors are cut into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct PqShape {
     /// Values of a vector.
     pub dims: usize,
     /// Values of a part.
     pub part_dims: usize,
 }
 
-impl Shape {
+impl PqShape {
     /// Two dimensions a part, as long as that is not more than 128 parts; then as few as make 128 parts.
-    pub fn new(dims: usize) -> Shape {
-        Shape { dims, part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) } }
+    pub fn new(dims: usize) -> PqShape {
+        PqShape { dims, part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) } }
     }
 
     /// Parts of a vector.
@@ -57,25 +57,25 @@ impl Shape {
 
 /// The 16 values of every part.
 #[derive(Clone, Debug)]
-pub struct Books {
-    shape: Shape,
+pub struct Codebooks {
+    shape: PqShape,
     /// Part after part, dimension after dimension of a part, 16 values.
     values: Vec<f32>,
 }
 
-impl Books {
+impl Codebooks {
     /// Trains them with `residuals`, of which at most [`TRAINING_MAX`] should come.
     ///
     /// # Errors
     /// What [`kmeans::train`] refuses.
-    pub fn train(residuals: &[f32], shape: Shape, crew: Crew<'_>, seed: u64) -> Result<Books> {
+    pub fn train(residuals: &[f32], shape: PqShape, crew: BuildThreads<'_>, seed: u64) -> Result<Codebooks> {
         let mut values = vec![0.0; shape.book_values()];
         let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
         let failed = std::sync::Mutex::new(None);
         crew.share(books, |(part, book)| {
             let mut points = Vec::new();
             gather(residuals, shape, part, &mut points);
-            let plan = Plan {
+            let plan = KmeansPlan {
                 dims: shape.part_dims,
                 clusters: VALUES,
                 iterations: ITERATIONS,
@@ -93,7 +93,7 @@ impl Books {
         })?;
         match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(Books { shape, values }),
+            None => Ok(Codebooks { shape, values }),
         }
     }
 
@@ -101,8 +101,8 @@ impl Books {
     ///
     /// # Errors
     /// `DataLoss` where it has another length.
-    pub fn open(bytes: &[u8], shape: Shape) -> Result<Books> {
-        Ok(Books { shape, values: section::floats(bytes, shape.book_values())? })
+    pub fn open(bytes: &[u8], shape: PqShape) -> Result<Codebooks> {
+        Ok(Codebooks { shape, values: section::floats(bytes, shape.book_values())? })
     }
 
     /// The bytes of the section.
@@ -111,7 +111,7 @@ impl Books {
     }
 
     /// How vectors are cut.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> PqShape {
         self.shape
     }
 
@@ -160,7 +160,7 @@ impl Books {
 }
 
 /// The values of one part of every vector, zero beyond the last dimension.
-fn gather(vectors: &[f32], shape: Shape, part: usize, points: &mut Vec<f32>) {
+fn gather(vectors: &[f32], shape: PqShape, part: usize, points: &mut Vec<f32>) {
     for vector in vectors.chunks_exact(shape.dims) {
         let values = vector.chunks(shape.part_dims).nth(part).unwrap_or(&[]);
         points.extend_from_slice(values);
@@ -170,15 +170,15 @@ fn gather(vectors: &[f32], shape: Shape, part: usize, points: &mut Vec<f32>) {
 
 /// Rows of one list after another, in whole blocks.
 #[derive(Clone, Debug, Default)]
-pub struct Codes {
+pub struct PqCodes {
     blocks: Vec<u8>,
     /// What is added to the sum of each row; infinite for rows that only fill a block.
     terms: Vec<f32>,
 }
 
-impl Codes {
+impl PqCodes {
     /// Encodes one list: `vectors` whose centre is `centre`. Gives whole blocks.
-    pub fn encode(vectors: &[f32], centre: &[f32], books: &Books, metric: Metric) -> Codes {
+    pub fn encode(vectors: &[f32], centre: &[f32], books: &Codebooks, metric: Metric) -> PqCodes {
         let shape = books.shape();
         let mut residuals = Vec::with_capacity(vectors.len());
         subtract(vectors, centre, &mut residuals);
@@ -186,7 +186,7 @@ impl Codes {
         books.encode(&residuals, &mut codes);
         let parts = shape.parts();
         let blocks = (vectors.len() / shape.dims).div_ceil(BLOCK);
-        let mut encoded = Codes {
+        let mut encoded = PqCodes {
             blocks: vec![0; blocks * shape.block_bytes()],
             terms: vec![f32::INFINITY; blocks * BLOCK],
         };
@@ -205,7 +205,7 @@ impl Codes {
     }
 
     /// Puts another list behind.
-    pub fn append(&mut self, other: &Codes) {
+    pub fn append(&mut self, other: &PqCodes) {
         self.blocks.extend_from_slice(&other.blocks);
         self.terms.extend_from_slice(&other.terms);
     }
@@ -214,14 +214,14 @@ impl Codes {
     ///
     /// # Errors
     /// `DataLoss` where a section has another length.
-    pub fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: Shape) -> Result<Codes> {
+    pub fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: PqShape) -> Result<PqCodes> {
         if codes.len() != blocks * shape.block_bytes() {
             return Err(Error::data_loss(format!(
                 "the coarse index has {} bytes of codes, {blocks} blocks were expected",
                 codes.len()
             )));
         }
-        Ok(Codes { blocks: codes.to_vec(), terms: section::floats(terms, blocks * BLOCK)? })
+        Ok(PqCodes { blocks: codes.to_vec(), terms: section::floats(terms, blocks * BLOCK)? })
     }
 
     /// The bytes of the codes' section.
@@ -244,7 +244,7 @@ impl Codes {
     #[allow(clippy::too_many_arguments, reason = "each is another thing that the inner loop needs")]
     pub fn scan(
         &self,
-        shape: Shape,
+        shape: PqShape,
         blocks: std::ops::Range<usize>,
         table: &Table,
         base: f32,
@@ -259,7 +259,7 @@ impl Codes {
 
     /// Asks for the first blocks of a list ahead of their use; the processor follows a stream by itself.
     #[inline]
-    pub fn prefetch(&self, shape: Shape, block: usize) {
+    pub fn prefetch(&self, shape: PqShape, block: usize) {
         let codes = &self.blocks[(block * shape.block_bytes()).min(self.blocks.len())..];
         kernels::prefetch(&codes[..codes.len().min(2048)]);
         let terms = &self.terms[(block * BLOCK).min(self.terms.len())..];
@@ -277,22 +277,22 @@ pub fn subtract(vectors: &[f32], centre: &[f32], out: &mut Vec<f32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::kmeans::Draw;
+    use crate::coarse::kmeans::RandomDraws;
     use kernels::TopK;
 
     #[test]
     fn costs_are_close_to_the_true_ones_for_any_shape() {
         for (dims, metric) in [(7, Metric::L2), (8, Metric::Dot), (300, Metric::L2), (1, Metric::L2)] {
-            let mut draw = Draw::new(dims as u64);
+            let mut draw = RandomDraws::new(dims as u64);
             let mut value = || draw.below(2000) as f32 / 1000.0 - 1.0;
             let vectors: Vec<f32> = (0..90 * dims).map(|_| 3.0 + value()).collect();
             let query: Vec<f32> = (0..dims).map(|_| 3.0 + value()).collect();
             let centre = vec![3.0; dims];
             let mut residuals = Vec::new();
             subtract(&vectors, &centre, &mut residuals);
-            let shape = Shape::new(dims);
-            let books = Books::train(&residuals, shape, Crew::of(2), 5).unwrap();
-            let codes = Codes::encode(&vectors, &centre, &books, metric);
+            let shape = PqShape::new(dims);
+            let books = Codebooks::train(&residuals, shape, BuildThreads::of(2), 5).unwrap();
+            let codes = PqCodes::encode(&vectors, &centre, &books, metric);
             let mut table = Table::default();
             books.table(&query, metric, &mut table);
             let base = match metric {
@@ -318,13 +318,13 @@ mod tests {
 
     #[test]
     fn sections_of_another_length_are_refused() {
-        let shape = Shape::new(6);
+        let shape = PqShape::new(6);
         let codes = vec![0; 2 * shape.block_bytes()];
         let terms = section::from_floats(&[0.0; 2 * BLOCK]);
-        assert!(Codes::open(&codes, &terms, 2, shape).is_ok());
-        assert!(Codes::open(&codes, &terms, 3, shape).is_err());
-        assert!(Codes::open(&codes, &terms[4..], 2, shape).is_err());
-        assert!(Codes::open(&codes[1..], &terms, 2, shape).is_err());
-        assert!(Books::open(&[0; 12], shape).is_err());
+        assert!(PqCodes::open(&codes, &terms, 2, shape).is_ok());
+        assert!(PqCodes::open(&codes, &terms, 3, shape).is_err());
+        assert!(PqCodes::open(&codes, &terms[4..], 2, shape).is_err());
+        assert!(PqCodes::open(&codes[1..], &terms, 2, shape).is_err());
+        assert!(Codebooks::open(&[0; 12], shape).is_err());
     }
 }

@@ -21,12 +21,14 @@ use base::Result;
 use kernels::float;
 use kernels::rabitq::block_bytes;
 
-use self::codes::Codes;
+use self::codes::RabitqCodes;
 use self::rotation::Rotation;
-use self::scan::{Candidate, Found, List, Query, Smallest, squared_distance};
+use self::scan::{RabitqCandidate, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
 use super::refine::inverse_length;
-use super::tune::{self, Choice};
-use super::{Ask, Build, Coarse, Exact, Hit, Metric, Recall, Scratch, check_query};
+use super::tune::{self, ScanChoice};
+use super::{
+    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, check_query,
+};
 use crate::filter::RowSet;
 
 pub(super) use build::build;
@@ -56,17 +58,17 @@ pub struct Rabitq {
     /// Rotated.
     centres: Vec<f32>,
     /// The centres' codes.
-    directory: Codes,
-    codes: Codes,
+    directory: RabitqCodes,
+    codes: RabitqCodes,
     recall: Option<Recall>,
 }
 
 /// Working memory of one search.
 #[derive(Default)]
-struct Work {
-    query: Query,
+struct RabitqScratch {
+    query: RabitqQuery,
     shifted: Vec<f32>,
-    found: Found,
+    found: RabitqScan,
     /// Clusters to look into: cost of the centre, number.
     probed: Vec<(f32, u32)>,
     rows: Vec<u32>,
@@ -76,12 +78,12 @@ struct Work {
 
 impl Rabitq {
     fn assemble(
-        build: &Build,
+        build: &CoarseBuild,
         mean: Vec<f32>,
         rotation: Rotation,
         starts: Vec<u32>,
         centres: Vec<f32>,
-        codes: Codes,
+        codes: RabitqCodes,
     ) -> Rabitq {
         Rabitq {
             metric: build.metric,
@@ -103,7 +105,7 @@ impl Rabitq {
         self.block_starts.len()
     }
 
-    fn prepare(&self, query: &[f32], work: &mut Work) {
+    fn prepare(&self, query: &[f32], work: &mut RabitqScratch) {
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         work.shifted.clear();
         work.shifted.extend(query.iter().zip(&self.mean).map(|(value, mean)| value * scale - mean));
@@ -113,9 +115,9 @@ impl Rabitq {
     }
 
     /// Puts the `probes` nearest clusters into `work.probed`, nearest first.
-    fn find_clusters(&self, probes: usize, work: &mut Work) {
+    fn find_clusters(&self, probes: usize, work: &mut RabitqScratch) {
         let length_squared = float::dot(&work.query.turned, &work.query.turned);
-        let all = List {
+        let all = ScannedList {
             rows: (0, self.clusters() as u32),
             first_block: 0,
             offset: if self.metric == Metric::Dot { 0.0 } else { length_squared },
@@ -151,11 +153,11 @@ impl Rabitq {
     }
 
     /// How the query sees a cluster. `constant` belongs to the query alone.
-    fn list(&self, query: &Query, constant: f32, cluster: u32) -> List {
+    fn list(&self, query: &RabitqQuery, constant: f32, cluster: u32) -> ScannedList {
         let (cluster, padded) = (cluster as usize, self.rotation.padded());
         let centre = &self.centres[cluster * padded..(cluster + 1) * padded];
         let square = squared_distance(query, centre);
-        List {
+        ScannedList {
             rows: (self.starts[cluster], self.starts[cluster + 1]),
             first_block: self.block_starts[cluster] as usize,
             offset: match self.metric {
@@ -181,7 +183,7 @@ impl Rabitq {
         mut probes: usize,
         wanted: usize,
         allow: Option<&RowSet>,
-        work: &mut Work,
+        work: &mut RabitqScratch,
     ) {
         loop {
             self.find_clusters(probes, work);
@@ -201,8 +203,8 @@ impl Rabitq {
     }
 
     /// Looks at the four bits of every allowed row: for filters that leave few.
-    fn through_allowed(&self, constant: f32, allow: &RowSet, work: &mut Work) {
-        let mut list: Option<List> = None;
+    fn through_allowed(&self, constant: f32, allow: &RowSet, work: &mut RabitqScratch) {
+        let mut list: Option<ScannedList> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
             if list.is_none_or(|list| row >= list.rows.1) {
                 let cluster = self.starts.partition_point(|start| *start <= row) - 1;
@@ -237,8 +239,8 @@ impl Rabitq {
         (k, floor): (usize, f32),
         refine: usize,
         exact: &dyn Exact,
-        work: &mut Work,
-        out: &mut Vec<Hit>,
+        work: &mut RabitqScratch,
+        out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         work.exact.reset(k);
         let most = self.cost_of_score(floor);
@@ -262,7 +264,7 @@ impl Rabitq {
             exact.scores(query, &work.rows, &mut work.scores)?;
             for (row, score) in work.rows.iter().zip(&work.scores) {
                 work.exact.push(self.cost_of_score(*score));
-                out.push(Hit { row: *row, score: *score });
+                out.push(CoarseHit { row: *row, score: *score });
             }
         }
         Ok(())
@@ -286,15 +288,21 @@ impl Coarse for Rabitq {
         self.codes.memory_bytes() + store::other_bytes(self)
     }
 
-    fn search(&self, query: &[f32], ask: &Ask<'_>, scratch: &mut Scratch, out: &mut Vec<Hit>) -> Result<()> {
+    fn search(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
         out.clear();
-        let Ask { k, allow, exact, .. } = *ask;
+        let CoarseRequest { k, allow, exact, .. } = *ask;
         check_query(query, self.dims, k)?;
         let count = allow.map_or(self.rows(), |allow| allow.count().min(self.rows())) as usize;
         if k == 0 || count == 0 {
             return Ok(());
         }
-        let choice = Choice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
+        let choice = ScanChoice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
         let work = work_of(scratch);
         self.prepare(query, work);
         let constant = self.constant(query);
@@ -317,7 +325,7 @@ impl Coarse for Rabitq {
                 work.found
                     .candidates
                     .iter()
-                    .map(|one| Hit { row: one.row, score: self.score_of_cost(one.cost) }),
+                    .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
             ),
         }
         out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
@@ -334,17 +342,17 @@ impl Coarse for Rabitq {
     }
 }
 
-fn nearer(one: &Candidate, other: &Candidate) -> std::cmp::Ordering {
+fn nearer(one: &RabitqCandidate, other: &RabitqCandidate) -> std::cmp::Ordering {
     one.cost.total_cmp(&other.cost).then(one.row.cmp(&other.row))
 }
 
 /// This index's working memory out of the common one; replaced where another kind of index left its own.
-fn work_of(scratch: &mut Scratch) -> &mut Work {
-    if !scratch.other.as_ref().is_some_and(|other| other.is::<Work>()) {
-        scratch.other = Some(Box::new(Work::default()));
+fn work_of(scratch: &mut CoarseScratch) -> &mut RabitqScratch {
+    if !scratch.other.as_ref().is_some_and(|other| other.is::<RabitqScratch>()) {
+        scratch.other = Some(Box::new(RabitqScratch::default()));
     }
     // The line above made sure that it is there.
-    match scratch.other.as_mut().and_then(|other| other.downcast_mut::<Work>()) {
+    match scratch.other.as_mut().and_then(|other| other.downcast_mut::<RabitqScratch>()) {
         Some(work) => work,
         None => unreachable!("working memory was just put in"),
     }

@@ -3,7 +3,7 @@
 use base::Result;
 
 use super::tune::{MEASURED_HITS, held_out, nearest_rows, recall_of};
-use super::{Ask, Build, Coarse, DenseVectors, Exact, Params, RecallPoint};
+use super::{Coarse, CoarseBuild, CoarseRequest, DenseVectors, Exact, RecallPoint, ScanParams};
 
 /// Exact comparisons at most, for each hit. A search for few hits makes fewer anyway; the cap is for outliers.
 const REFINE_FACTOR: usize = 32;
@@ -22,7 +22,7 @@ impl Trial {
     ///
     /// # Errors
     /// Where `order` names rows that are not there.
-    pub(super) fn new(vectors: &[f32], order: &[u32], build: &Build) -> Result<Option<Trial>> {
+    pub(super) fn new(vectors: &[f32], order: &[u32], build: &CoarseBuild) -> Result<Option<Trial>> {
         if order.len() <= MEASURED_HITS {
             return Ok(None);
         }
@@ -41,8 +41,8 @@ impl Trial {
     /// Those of the search.
     pub(super) fn recall(&self, index: &dyn Coarse, probes: usize) -> Result<RecallPoint> {
         let refine = MEASURED_HITS * REFINE_FACTOR;
-        let (params, exact) = (Params { probes, refine }, Some(&self.exact as &dyn Exact));
-        let ask = Ask { params, exact, ..Ask::best(MEASURED_HITS + 1) };
+        let (params, exact) = (ScanParams { probes, refine }, Some(&self.exact as &dyn Exact));
+        let ask = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
         let recall = recall_of(index, &self.queries, &self.own, &self.truth, &ask)?;
         Ok(RecallPoint { k: MEASURED_HITS as u32, recall, probes: probes as u32, refine: refine as u32 })
     }

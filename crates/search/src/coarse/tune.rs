@@ -9,8 +9,10 @@ use base::Result;
 use kernels::TopK;
 use kernels::float::{self, Panels};
 
-use super::kmeans::Draw;
-use super::{Ask, Build, Coarse, HITS_MAX, Hit, IvfPq, Metric, Params, Scratch};
+use super::kmeans::RandomDraws;
+use super::{
+    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric, ScanParams,
+};
 
 /// Recalls that settings are chosen for.
 pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
@@ -77,14 +79,19 @@ impl Recall {
 
 /// What a search will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct ScanChoice {
     pub(super) probes: usize,
     pub(super) refine: usize,
 }
 
-impl Choice {
+impl ScanChoice {
     /// What the caller asks for, and where it does not, what was measured.
-    pub(super) fn resolve(params: &Params, recall: Option<&Recall>, k: usize, clusters: usize) -> Choice {
+    pub(super) fn resolve(
+        params: &ScanParams,
+        recall: Option<&Recall>,
+        k: usize,
+        clusters: usize,
+    ) -> ScanChoice {
         let measured = recall.and_then(|recall| recall.settings_for(DEFAULT_RECALL));
         let probes = match (params.probes, measured) {
             (0, Some(point)) => {
@@ -98,13 +105,13 @@ impl Choice {
             (0, None) => REFINE_UNMEASURED + more_candidates(k, MEASURED_HITS),
             (asked, _) => asked,
         };
-        Choice { probes: probes.clamp(1, clusters.max(1)), refine: refine.clamp(k.max(1), 4 * HITS_MAX) }
+        ScanChoice { probes: probes.clamp(1, clusters.max(1)), refine: refine.clamp(k.max(1), 4 * HITS_MAX) }
     }
 
     /// The same where only `allowed` of `rows` count: clusters are looked into until as many allowed rows were seen.
-    pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> Choice {
+    pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> ScanChoice {
         let probes = (self.probes as u128 * rows as u128).div_ceil(allowed.max(1) as u128);
-        Choice { probes: probes.min(clusters as u128).max(1) as usize, ..self }
+        ScanChoice { probes: probes.min(clusters as u128).max(1) as usize, ..self }
     }
 }
 
@@ -125,7 +132,7 @@ pub(super) fn kept_for_exact(k: usize) -> usize {
 
 /// The rows that serve as queries, of an index's own.
 pub(super) fn held_out(rows: usize, seed: u64) -> Vec<u32> {
-    Draw::new(seed ^ 2).sample((rows / ROWS_A_QUERY).clamp(QUERIES_MIN, QUERIES_MAX), rows)
+    RandomDraws::new(seed ^ 2).sample((rows / ROWS_A_QUERY).clamp(QUERIES_MIN, QUERIES_MAX), rows)
 }
 
 /// Measures an index just built from `vectors` (as compared), laid out in `order`.
@@ -133,7 +140,7 @@ pub(super) fn measure(
     index: &IvfPq,
     vectors: &[f32],
     order: &[u32],
-    build: &Build,
+    build: &CoarseBuild,
 ) -> Result<Option<Recall>> {
     let dims = build.dims;
     if order.len() <= MEASURED_HITS {
@@ -152,7 +159,10 @@ pub(super) fn measure(
         let mut probes = 1;
         loop {
             build.crew.check()?;
-            let ask = Ask { params: Params { probes, refine }, ..Ask::best(MEASURED_HITS + 1) };
+            let ask = CoarseRequest {
+                params: ScanParams { probes, refine },
+                ..CoarseRequest::best(MEASURED_HITS + 1)
+            };
             let recall = recall_of(index, &queries, &held_out, &truth, &ask)?;
             trials.push(RecallPoint {
                 k: MEASURED_HITS as u32,
@@ -187,7 +197,7 @@ pub(super) fn nearest_rows(
     own: &[u32],
     vectors: &[f32],
     order: &[u32],
-    build: &Build,
+    build: &CoarseBuild,
 ) -> Result<Vec<Vec<u32>>> {
     let (dims, count) = (build.dims, own.len());
     let panels = Panels::new(queries, dims);
@@ -240,9 +250,9 @@ pub(super) fn recall_of(
     queries: &[f32],
     own: &[u32],
     truth: &[Vec<u32>],
-    ask: &Ask<'_>,
+    ask: &CoarseRequest<'_>,
 ) -> Result<f32> {
-    let (mut scratch, mut hits) = (Scratch::default(), Vec::<Hit>::new());
+    let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::<CoarseHit>::new());
     let (mut found, mut wanted) = (0, 0);
     for ((query, own), truth) in queries.chunks_exact(index.dims()).zip(own).zip(truth) {
         index.search(query, ask, &mut scratch, &mut hits)?;
@@ -256,7 +266,7 @@ pub(super) fn recall_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::{Crew, Kind, build};
+    use crate::coarse::{BuildThreads, CoarseKind, build};
 
     fn point(recall: f32, probes: u32) -> RecallPoint {
         RecallPoint { k: 10, recall, probes, refine: 40 }
@@ -274,26 +284,28 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_done_and_more_hits_look_into_more() {
         let recall = Recall { points: vec![point(0.96, 8)] };
-        let choose = |probes, refine, k| Choice::resolve(&Params { probes, refine }, Some(&recall), k, 100);
-        assert_eq!(choose(5, 70, 10), Choice { probes: 5, refine: 70 });
-        assert_eq!(choose(500, 3, 10), Choice { probes: 100, refine: 10 });
-        assert_eq!(choose(0, 0, 10), Choice { probes: 8, refine: 40 });
-        assert_eq!(choose(0, 0, 160), Choice { probes: 16, refine: 265 });
-        assert_eq!(choose(0, 0, 1), Choice { probes: 8, refine: 40 });
-        let none = Choice::resolve(&Params::default(), None, 1, 0);
-        assert_eq!(none, Choice { probes: 1, refine: REFINE_UNMEASURED });
-        assert_eq!(choose(5, 70, 10).for_share(250, 1000, 100), Choice { probes: 20, refine: 70 });
+        let choose =
+            |probes, refine, k| ScanChoice::resolve(&ScanParams { probes, refine }, Some(&recall), k, 100);
+        assert_eq!(choose(5, 70, 10), ScanChoice { probes: 5, refine: 70 });
+        assert_eq!(choose(500, 3, 10), ScanChoice { probes: 100, refine: 10 });
+        assert_eq!(choose(0, 0, 10), ScanChoice { probes: 8, refine: 40 });
+        assert_eq!(choose(0, 0, 160), ScanChoice { probes: 16, refine: 265 });
+        assert_eq!(choose(0, 0, 1), ScanChoice { probes: 8, refine: 40 });
+        let none = ScanChoice::resolve(&ScanParams::default(), None, 1, 0);
+        assert_eq!(none, ScanChoice { probes: 1, refine: REFINE_UNMEASURED });
+        assert_eq!(choose(5, 70, 10).for_share(250, 1000, 100), ScanChoice { probes: 20, refine: 70 });
         assert_eq!(choose(5, 70, 10).for_share(0, 1000, 100).probes, 100);
     }
 
     #[test]
     fn recall_is_measured_and_what_was_measured_is_reached() {
         let (dims, rows) = (12, 3000);
-        let mut draw = Draw::new(4);
+        let mut draw = RandomDraws::new(4);
         let mut near = |centre: usize| centre as f32 + draw.below(1000) as f32 / 400.0;
         let vectors: Vec<f32> = (0..rows * dims).map(|at| near((at / dims * 7 + at % dims) % 23)).collect();
-        let plan = Build { vectors: &vectors, dims, metric: Metric::L2, crew: Crew::of(2), seed: 3 };
-        let built = build(Kind::IvfPq, &plan).unwrap();
+        let plan =
+            CoarseBuild { vectors: &vectors, dims, metric: Metric::L2, crew: BuildThreads::of(2), seed: 3 };
+        let built = build(CoarseKind::IvfPq, &plan).unwrap();
         let recall = built.index.recall().unwrap();
         assert!(recall.points.is_sorted_by(|a, b| a.recall <= b.recall));
         assert!(recall.settings_for(DEFAULT_RECALL).unwrap().recall >= DEFAULT_RECALL, "{recall:?}");
@@ -305,9 +317,9 @@ mod tests {
             .copied()
             .collect();
         let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan).unwrap();
-        let (mut scratch, mut hits, mut found) = (Scratch::default(), Vec::new(), 0);
+        let (mut scratch, mut hits, mut found) = (CoarseScratch::default(), Vec::new(), 0);
         for ((query, own), truth) in queries.chunks_exact(dims).zip(&own).zip(&truth) {
-            built.index.search(query, &Ask::best(11), &mut scratch, &mut hits).unwrap();
+            built.index.search(query, &CoarseRequest::best(11), &mut scratch, &mut hits).unwrap();
             let rows = others(hits.iter().map(|hit| hit.row), *own);
             found += truth.iter().filter(|row| rows.contains(row)).count();
         }

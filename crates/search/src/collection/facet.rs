@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use base::{Error, Result};
 use serde_json::Value;
 
-use super::filters::{Turns, value_of};
-use super::inner::Inner;
-use crate::budget::Reservation;
+use super::filters::{PayloadScan, value_of};
+use super::inner::CollectionInner;
+use crate::budget::BudgetReservation;
 use crate::filter::{Filter, each_value};
 
 /// Different values that one call counts at most.
@@ -52,19 +52,19 @@ pub struct Facet {
 }
 
 /// Counts, and what they take.
-struct Counts {
+struct FacetCounts {
     counts: HashMap<FacetValue, u64>,
     text_bytes: usize,
     /// The values of one point: it counts once for each, however often its list has it.
     of_point: Vec<FacetValue>,
-    held: Reservation,
+    held: BudgetReservation,
     /// Why no more is counted.
     refusal: Option<Error>,
 }
 
-impl Counts {
-    fn new(held: Reservation) -> Counts {
-        Counts { counts: HashMap::new(), text_bytes: 0, of_point: Vec::new(), held, refusal: None }
+impl FacetCounts {
+    fn new(held: BudgetReservation) -> FacetCounts {
+        FacetCounts { counts: HashMap::new(), text_bytes: 0, of_point: Vec::new(), held, refusal: None }
     }
 
     fn add(&mut self, payload: &Value, key: &str) {
@@ -112,7 +112,7 @@ impl Counts {
     }
 }
 
-impl Inner {
+impl CollectionInner {
     /// How many of the points that `clause` allows have which value under `key`; the `max` most frequent values. Every
     /// payload is read.
     pub(super) fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
@@ -120,13 +120,13 @@ impl Inner {
             return Err(Error::invalid("a facet names no field; give its key"));
         }
         let state = self.state();
-        let mut counts = Counts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
+        let mut counts = FacetCounts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
         let mut partial = self.is_partial(&state);
         for (_, _, view) in state.open() {
             self.go_on()?;
             let filtered = self.filtered(clause, view, &mut partial)?;
             let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-            let (mut unreadable, mut turns) = (false, Turns::new());
+            let (mut unreadable, mut turns) = (false, PayloadScan::new());
             let lost = view.segment.payloads(&mut |row, bytes| {
                 if !turns.go_on()
                     || counts.refusal.is_some()
@@ -143,7 +143,7 @@ impl Inner {
             partial |= lost > 0 || unreadable;
             counts.check()?;
         }
-        for row in state.parts.iter().flat_map(|part| part.live().map(|(_, row)| row)) {
+        for row in state.memtables.iter().flat_map(|memtable| memtable.live().map(|(_, row)| row)) {
             match value_of(&row.payload) {
                 Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
                     counts.add(&payload, key);
@@ -160,12 +160,12 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::Budget;
+    use crate::budget::MemoryBudget;
     use base::ErrorKind;
     use serde_json::json;
 
-    fn counts(budget: u64) -> Counts {
-        Counts::new(Budget::new(budget).reserve(0, "a test").unwrap())
+    fn counts(budget: u64) -> FacetCounts {
+        FacetCounts::new(MemoryBudget::new(budget).reserve(0, "a test").unwrap())
     }
 
     #[test]

@@ -12,9 +12,9 @@ use base::{Error, Result};
 use serde_json::Value;
 
 use super::inner::lock;
-use crate::budget::{Budget, Reservation};
+use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::filter::{Filter, RowSet};
-use crate::ingest::Row;
+use crate::ingest::MemtableRow;
 use crate::segment::Segment;
 
 /// Clauses whose filters are kept. The memory limit may allow fewer.
@@ -32,7 +32,7 @@ const WARMED_MAX: usize = 8;
 
 /// What a clause allows of one segment.
 #[derive(Debug)]
-pub(super) struct Selected {
+pub(super) struct SelectedRows {
     pub(super) filter: RowSet,
     /// Rows whose payloads could not be read; they are not allowed.
     pub(super) lost: u32,
@@ -57,15 +57,15 @@ pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
 }
 
 /// A reading of payloads that ends early if nobody waits for it.
-pub(super) struct Turns {
+pub(super) struct PayloadScan {
     deadline: Option<Instant>,
     rows: u32,
     late: bool,
 }
 
-impl Turns {
-    pub(super) fn new() -> Turns {
-        Turns { deadline: DEADLINE.get(), rows: 0, late: false }
+impl PayloadScan {
+    pub(super) fn new() -> PayloadScan {
+        PayloadScan { deadline: DEADLINE.get(), rows: 0, late: false }
     }
 
     /// Counts a row, and says whether it is to be looked at.
@@ -93,43 +93,43 @@ impl Turns {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Filters {
+pub(super) struct FilterCache {
     /// The clause used last comes last.
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Mutex<VecDeque<CachedFilter>>,
 }
 
 /// A clause and what it allows of segments.
 #[derive(Debug)]
-struct Kept {
+struct CachedFilter {
     clause: Arc<Filter>,
     /// The memory that the clause takes.
-    _held: Reservation,
+    _held: BudgetReservation,
     /// The segment used last comes last.
-    segments: VecDeque<OfSegment>,
+    segments: VecDeque<CachedRows>,
 }
 
 #[derive(Debug)]
-struct OfSegment {
+struct CachedRows {
     uuid: [u8; 16],
-    selected: Arc<Selected>,
+    selected: Arc<SelectedRows>,
     /// The memory it takes.
-    held: Reservation,
+    held: BudgetReservation,
 }
 
-impl Kept {
+impl CachedFilter {
     fn bytes(&self) -> u64 {
         self.segments.iter().map(|of| of.held.bytes()).sum()
     }
 }
 
-impl Filters {
+impl FilterCache {
     /// What `clause` allows of a segment. The first time every payload is read.
     pub(super) fn select(
         &self,
         segment: &Segment,
         clause: &Filter,
-        budget: &Arc<Budget>,
-    ) -> Result<Arc<Selected>> {
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Arc<SelectedRows>> {
         let uuid = segment.uuid();
         if let Some(selected) = self.find(uuid, clause) {
             return Ok(selected);
@@ -145,7 +145,7 @@ impl Filters {
     }
 
     /// Finds what is kept, which becomes what was used last.
-    fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<Selected>> {
+    fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
         let mut kept = lock(&self.kept);
         let place = kept.iter().position(|kept| *kept.clause == *clause)?;
         let mut found = kept.remove(place)?;
@@ -163,16 +163,16 @@ impl Filters {
         &self,
         segment: [u8; 16],
         clause: &Filter,
-        selected: Arc<Selected>,
-        held: Reservation,
-        budget: &Arc<Budget>,
+        selected: Arc<SelectedRows>,
+        held: BudgetReservation,
+        budget: &Arc<MemoryBudget>,
     ) {
         let bytes = clause.memory_bytes();
         if bytes > CLAUSE_BYTES_MAX {
             return;
         }
         let mut kept = lock(&self.kept);
-        let of = OfSegment { uuid: segment, selected, held };
+        let of = CachedRows { uuid: segment, selected, held };
         match kept.iter_mut().find(|kept| *kept.clause == *clause) {
             Some(known) => {
                 known.segments.retain(|of| of.uuid != segment);
@@ -184,10 +184,10 @@ impl Filters {
             None => {
                 let Ok(held) = budget.reserve(bytes, "a filter's conditions") else { return };
                 let clause = Arc::new(clause.clone());
-                kept.push_back(Kept { clause, _held: held, segments: VecDeque::from([of]) });
+                kept.push_back(CachedFilter { clause, _held: held, segments: VecDeque::from([of]) });
             }
         }
-        let mut total: u64 = kept.iter().map(Kept::bytes).sum();
+        let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
         while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
             total -= kept.pop_front().map_or(0, |kept| kept.bytes());
         }
@@ -195,7 +195,7 @@ impl Filters {
 
     /// Makes the filters of the clauses used last for a segment that is about to be searched, so that no query has to
     /// read all its payloads. Where it fails, a query does it.
-    pub(super) fn warm(&self, segment: &Segment, budget: &Arc<Budget>) {
+    pub(super) fn warm(&self, segment: &Segment, budget: &Arc<MemoryBudget>) {
         let clauses: Vec<Arc<Filter>> =
             lock(&self.kept).iter().rev().take(WARMED_MAX).map(|kept| kept.clause.clone()).collect();
         for clause in &clauses {
@@ -212,9 +212,9 @@ impl Filters {
     }
 }
 
-fn read(segment: &Segment, clause: &Filter) -> Result<Selected> {
+fn read(segment: &Segment, clause: &Filter) -> Result<SelectedRows> {
     let mut filter = RowSet::none(segment.rows());
-    let (mut unreadable, mut turns) = (0, Turns::new());
+    let (mut unreadable, mut turns) = (0, PayloadScan::new());
     let mut each = |row: u32, value: Option<Value>| match (segment.ids().id(row), value) {
         (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
         (Some(_), Some(_)) => {}
@@ -231,7 +231,7 @@ fn read(segment: &Segment, clause: &Filter) -> Result<Selected> {
         0
     };
     turns.check()?;
-    Ok(Selected { filter, lost: lost + unreadable })
+    Ok(SelectedRows { filter, lost: lost + unreadable })
 }
 
 /// A payload; `None` for what is not JSON.
@@ -240,7 +240,7 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
 }
 
 /// Whether a clause allows a point that is not sealed yet.
-pub(super) fn allows(clause: &Filter, row: &Row) -> bool {
+pub(super) fn allows(clause: &Filter, row: &MemtableRow) -> bool {
     value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
 }
 
@@ -261,11 +261,11 @@ mod tests {
 
     #[test]
     fn clauses_are_kept_with_all_their_segments() {
-        let (filters, budget) = (Filters::default(), Budget::new(1 << 30));
+        let (filters, budget) = (FilterCache::default(), MemoryBudget::new(1 << 30));
         let clauses = CLAUSES_MAX as u64 + 44;
         for number in 0..clauses {
             for of in 0..20 {
-                let selected = Arc::new(Selected { filter: RowSet::none(64), lost: 0 });
+                let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
                 let held = budget.reserve(8, "a test").unwrap();
                 filters.keep(segment(of), &clause(number), selected, held, &budget);
             }
@@ -284,9 +284,9 @@ mod tests {
 
     #[test]
     fn filters_together_have_a_limit() {
-        let (filters, budget) = (Filters::default(), Budget::new(1 << 30));
+        let (filters, budget) = (FilterCache::default(), MemoryBudget::new(1 << 30));
         for number in 0..5 {
-            let selected = Arc::new(Selected { filter: RowSet::none(64), lost: 0 });
+            let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
             let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
             filters.keep(segment(1), &clause(number), selected, held, &budget);
         }
@@ -298,13 +298,13 @@ mod tests {
     #[test]
     fn a_reading_ends_at_its_deadline_and_only_within_the_work_it_is_for() {
         let late = until(Instant::now(), || {
-            let mut turns = Turns::new();
+            let mut turns = PayloadScan::new();
             assert!(!turns.go_on() && !turns.go_on());
             turns.check().unwrap_err()
         });
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
-        let mut turns = Turns::new();
+        let mut turns = PayloadScan::new();
         assert!(turns.go_on() && turns.check().is_ok(), "the deadline went with the work");
-        until(Instant::now() + Duration::from_secs(3600), || assert!(Turns::new().go_on()));
+        until(Instant::now() + Duration::from_secs(3600), || assert!(PayloadScan::new().go_on()));
     }
 }

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use base::{Error, ErrorKind, Result};
 
-use super::catalog::new_uuid;
-use super::hurry::Pace;
-use super::inner::{Inner, lock, outlive};
-use super::names::File;
+use super::inner::{CollectionInner, lock, outlive};
+use super::manifest::new_uuid;
+use super::names::CollectionFile;
 use super::options::Merging;
-use super::state::{Content, Slot, State, View};
-use crate::coarse::Crew;
+use super::stall::Urgency;
+use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
+use crate::coarse::BuildThreads;
 use crate::deletes::Deletes;
 use crate::rerank::Records;
 use crate::segment::{self, PageCache, RowSource};
@@ -25,7 +25,7 @@ const BEHIND: usize = 2;
 
 /// A segment that may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Size {
+struct SegmentSize {
     number: u64,
     rows: u32,
     live: u32,
@@ -33,8 +33,9 @@ struct Size {
 
 /// Which segments to write anew as one: one that has lost many rows, or several of about the same size, small ones
 /// first. `rows_max` is what memory and settings allow for all together.
-fn choose(sizes: &[Size], merging: &Merging, rows_max: u32) -> Option<Vec<Size>> {
-    let worn = |size: &&Size| f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share;
+fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
+    let worn =
+        |size: &&SegmentSize| f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share;
     if let Some(size) = sizes.iter().find(|size| worn(size) && size.live <= rows_max) {
         return Some(vec![*size]);
     }
@@ -43,13 +44,13 @@ fn choose(sizes: &[Size], merging: &Merging, rows_max: u32) -> Option<Vec<Size>>
     let factor = merging.fan_in.max(2) as u32;
     for (first, smallest) in sorted.iter().enumerate() {
         // "About the same size": within a factor of the fan-in.
-        let alike = sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
+        let similarity = sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
         let mut total = 0_u32;
-        let fits = |size: &&Size| {
+        let fits = |size: &&SegmentSize| {
             total = total.saturating_add(size.live);
             total <= rows_max
         };
-        let chosen: Vec<Size> = alike.take_while(fits).copied().collect();
+        let chosen: Vec<SegmentSize> = similarity.take_while(fits).copied().collect();
         if chosen.len() >= merging.fan_in {
             return Some(chosen);
         }
@@ -59,16 +60,16 @@ fn choose(sizes: &[Size], merging: &Merging, rows_max: u32) -> Option<Vec<Size>>
 
 /// The live rows of several segments.
 struct MergeSource<'a> {
-    inner: &'a Inner,
-    views: Vec<View>,
+    inner: &'a CollectionInner,
+    views: Vec<SegmentView>,
     /// Which view, and which row of it.
     rows: Vec<(u32, u32)>,
     cache: PageCache,
-    pace: Pace,
+    pace: Urgency,
 }
 
 impl MergeSource<'_> {
-    fn place(&self, row: u32) -> Result<(&View, u32)> {
+    fn place(&self, row: u32) -> Result<(&SegmentView, u32)> {
         let found =
             self.rows.get(row as usize).and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
         found.ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
@@ -110,18 +111,18 @@ impl RowSource for MergeSource<'_> {
     }
 }
 
-impl Inner {
+impl CollectionInner {
     /// For a thread that does not give way: merges where segments pile up; false where they do not.
-    pub(super) fn merge_in_hurry(&self) -> Result<bool> {
+    pub(super) fn merge_if_behind(&self) -> Result<bool> {
         let state = self.state();
         let chosen = self.chosen(&state, &BTreeSet::new());
         drop(state);
         if chosen.is_none_or(|chosen| chosen.len() < BEHIND * self.options.merging.fan_in) {
             return Ok(false);
         }
-        self.merging_hurried.store(true, Ordering::Relaxed);
-        let outcome = self.merge_once(Pace::Full);
-        self.merging_hurried.store(false, Ordering::Relaxed);
+        self.merging_escalated.store(true, Ordering::Relaxed);
+        let outcome = self.merge_once(Urgency::Escalated);
+        self.merging_escalated.store(false, Ordering::Relaxed);
         outcome
     }
 
@@ -131,11 +132,11 @@ impl Inner {
     /// # Errors
     /// What the medium says. A damaged page ends the merge, and the segment is not merged again: copying it without the
     /// page would make the loss final.
-    pub(super) fn merge_once(&self, pace: Pace) -> Result<bool> {
+    pub(super) fn merge_once(&self, pace: Urgency) -> Result<bool> {
         let mut damaged = lock(&self.merging);
         let state = self.state();
         let Some(chosen) = self.chosen(&state, &damaged) else { return Ok(false) };
-        let views: Vec<View> = state
+        let views: Vec<SegmentView> = state
             .open()
             .filter(|(_, slot, _)| chosen.contains(&slot.number))
             .map(|(_, _, view)| view.clone())
@@ -153,11 +154,11 @@ impl Inner {
                 damaged.insert(*number);
             }
         }
-        let mut noted = lock(&self.noted);
-        noted.merges += u64::from(outcome.is_ok());
-        noted.merge_error = outcome.as_ref().err().cloned();
-        drop(noted);
-        self.events.tell();
+        let mut health = lock(&self.health);
+        health.merges += u64::from(outcome.is_ok());
+        health.merge_error = outcome.as_ref().err().cloned();
+        drop(health);
+        self.events.notify();
         if outcome.is_ok() {
             views.iter().for_each(|view| outlive(&view.segment));
         }
@@ -165,12 +166,13 @@ impl Inner {
     }
 
     /// The numbers of the segments to merge, in their order in the state.
-    fn chosen(&self, state: &State, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
-        let mergeable = |slot: &Slot, view: &View| !damaged.contains(&slot.number) && !view.is_damaged();
-        let sizes: Vec<Size> = state
+    fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
+        let mergeable =
+            |slot: &SegmentSlot, view: &SegmentView| !damaged.contains(&slot.number) && !view.is_damaged();
+        let sizes: Vec<SegmentSize> = state
             .open()
             .filter(|(_, slot, view)| mergeable(slot, view))
-            .map(|(_, slot, view)| Size { number: slot.number, rows: slot.rows, live: view.live() })
+            .map(|(_, slot, view)| SegmentSize { number: slot.number, rows: slot.rows, live: view.live() })
             .collect();
         let dims = self.options.shape.dims;
         // Half of what is free, since the merged segment has to be opened beside the old ones.
@@ -178,11 +180,11 @@ impl Inner {
         let a_row = segment::working_bytes(1, dims) - fixed;
         let fits = u32::try_from((self.budget.free() / 2).saturating_sub(fixed) / a_row).unwrap_or(u32::MAX);
         let chosen = choose(&sizes, &self.options.merging, fits.min(self.options.merging.rows_max))?;
-        let wanted = |slot: &&Slot| chosen.iter().any(|size| size.number == slot.number);
+        let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
 
-    fn merge(&self, numbers: &[u64], views: Vec<View>, pace: Pace) -> Result<()> {
+    fn merge(&self, numbers: &[u64], views: Vec<SegmentView>, pace: Urgency) -> Result<()> {
         let rows: Vec<(u32, u32)> = (0..)
             .zip(&views)
             .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
@@ -197,10 +199,10 @@ impl Inner {
         let needed = segment::working_bytes(rows.len() as u64, self.options.shape.dims);
         let working = self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
         let number = self.number();
-        let busy = self.busy(File::Segment(number));
+        let busy = self.busy(CollectionFile::Segment(number));
         let uuid = new_uuid();
         let mut source = MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES), pace };
-        let crew = Crew { threads: self.options.build_threads, go_on: &|| self.keeps_merging(pace) };
+        let crew = BuildThreads { threads: self.options.build_threads, go_on: &|| self.keeps_merging(pace) };
         let written =
             self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.merge_step(bytes, pace))?;
         drop(working);
@@ -210,9 +212,11 @@ impl Inner {
         let mut deletes = Deletes::none(segment.rows());
         // Queries wait for this lock, and this thread may be of low priority: only what changed meanwhile is looked at.
         let mut live = lock(&self.live);
-        let now: Vec<Option<&View>> = numbers
+        let now: Vec<Option<&SegmentView>> = numbers
             .iter()
-            .map(|number| live.state.segments.iter().find(|slot| slot.number == *number).and_then(Slot::view))
+            .map(|number| {
+                live.state.segments.iter().find(|slot| slot.number == *number).and_then(SegmentSlot::view)
+            })
             .collect();
         if now.iter().any(Option::is_none) {
             busy.remove();
@@ -226,9 +230,9 @@ impl Inner {
                 }
             }
         }
-        let view = View::new(segment, Arc::new(deletes));
+        let view = SegmentView::new(segment, Arc::new(deletes));
         let rows = view.segment.rows();
-        live.merged(numbers, Some(Slot { number, uuid, rows, content: Content::Open(view) }));
+        live.merged(numbers, Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }));
         drop(live);
         source.views.iter().for_each(|view| self.shared.forget(view.segment.file().id()));
         self.publish()
@@ -239,11 +243,11 @@ impl Inner {
 mod tests {
     use super::*;
 
-    fn sizes(live: &[u32]) -> Vec<Size> {
-        live.iter().zip(0..).map(|(&live, number)| Size { number, rows: live, live }).collect()
+    fn sizes(live: &[u32]) -> Vec<SegmentSize> {
+        live.iter().zip(0..).map(|(&live, number)| SegmentSize { number, rows: live, live }).collect()
     }
 
-    fn chosen(sizes: &[Size], rows_max: u32) -> Option<Vec<u64>> {
+    fn chosen(sizes: &[SegmentSize], rows_max: u32) -> Option<Vec<u64>> {
         choose(sizes, &Merging::default(), rows_max)
             .map(|chosen| chosen.iter().map(|size| size.number).collect())
     }

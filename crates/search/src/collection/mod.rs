@@ -23,12 +23,13 @@
 //! An acknowledged change is in a log that the manifest's list covers, or in a file that the list names. Nothing that
 //! a list names is removed before two newer lists are durable. Memory never exceeds the budget.
 
-mod catalog;
+mod disk;
 mod facet;
 mod filters;
-mod hurry;
+mod flush;
 mod inner;
-mod look;
+mod lookup;
+mod manifest;
 mod merge;
 mod names;
 mod options;
@@ -36,9 +37,8 @@ mod progress;
 mod publish;
 mod recover;
 mod resources;
-mod room;
-mod seal;
 mod search;
+mod stall;
 mod state;
 mod status;
 mod threads;
@@ -50,35 +50,37 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use storage::Medium;
 
-use self::hurry::Pace;
-use self::inner::{Inner, lock};
-use self::names::File;
-use self::state::{Closed, Content, Found as FoundPoint};
+use self::inner::{CollectionInner, lock};
+use self::names::CollectionFile;
+use self::stall::Urgency;
+use self::state::{ClosedSegment, PointLocation, SegmentContent};
 use self::threads::Threads;
-use self::write::Room;
-use crate::budget::Budget;
-use crate::coarse::Scratch;
+use self::write::RoomPolicy;
+use crate::budget::MemoryBudget;
+use crate::coarse::CoarseScratch;
 use crate::filter::Filter;
-use crate::ingest::{Op, Point, StoredPoint};
-use crate::rerank::{Limits, Scorer, Searcher, Shared};
+use crate::ingest::{Op, PointRef, StoredPoint};
+use crate::rerank::{Scorer, SearchLimits, Searcher, SharedCaches};
 use crate::segment::{PageCache, reader_options};
 
+pub(crate) use disk::check_room_to_create;
 pub use facet::{FACET_VALUES_MAX, Facet, FacetValue};
 pub use filters::until;
-pub use hurry::Waits;
-pub use look::{Count, IDS_MAX, IdList, Parts};
-pub use options::{CANDIDATES_MAX, Merging, Options, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Shape};
+pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
+pub use options::{
+    CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX,
+};
 pub(crate) use recover::may_pass;
 pub use resources::Resources;
-pub(crate) use room::check_room_to_create;
-pub use search::{Found, Hit, Query, SearchThread};
+pub use search::{CollectionQuery, QueryHit, QueryResult, SearchThread};
+pub use stall::StallStats;
 pub use status::{SegmentStatus, Status};
 pub(crate) use threads::OPEN_AGAIN;
 pub use write::Applied;
 
 /// A set of points of one shape on one medium, shared by threads.
 pub struct Collection {
-    inner: Arc<Inner>,
+    inner: Arc<CollectionInner>,
     /// Ended and joined when the collection is closed.
     _threads: Threads,
 }
@@ -91,18 +93,22 @@ impl Collection {
     /// `InvalidArgument` for options that cannot work, `FailedPrecondition` where the collection has another shape or
     /// was written by a newer program, `DataLoss` where its manifest is lost, `ResourceExhausted` where its log does not
     /// fit the memory, otherwise what the medium says.
-    pub fn open(medium: Arc<dyn Medium>, options: Options, shared: Arc<Shared>) -> Result<Collection> {
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        options: CollectionOptions,
+        shared: Arc<SharedCaches>,
+    ) -> Result<Collection> {
         let options = options.resolved()?;
-        let budget = Budget::new(options.memory_bytes);
-        let resources = Resources::new(budget, options.part_bytes, options.background_rate)?;
-        let inner = Inner::open(medium, options, &resources, false, shared)?;
+        let budget = MemoryBudget::new(options.memory_bytes);
+        let resources = Resources::new(budget, options.memtable_bytes, options.background_rate)?;
+        let inner = CollectionInner::open(medium, options, &resources, false, shared)?;
         let threads = Threads::start(&inner)?;
         Ok(Collection { inner, _threads: threads })
     }
 
     /// Opens a collection that shares its memory and its background work with others. It has no threads: somebody calls
-    /// [`Collection::open_segments`] once, and [`Collection::seal_oldest`] and [`Collection::merge`] as long as they find
-    /// something to do, on threads of low priority, [`Collection::seal_in_hurry`] and [`Collection::merge_in_hurry`] on
+    /// [`Collection::open_segments`] once, and [`Collection::flush_oldest`] and [`Collection::merge`] as long as they find
+    /// something to do, on threads of low priority, [`Collection::flush_if_stalled`] and [`Collection::merge_if_behind`] on
     /// others; [`Resources::events`] says when to look. A write waits
     /// for that where it finds no room. Of the options, memory, threads and rate are those of `resources`.
     ///
@@ -110,14 +116,18 @@ impl Collection {
     /// As [`Collection::open`].
     pub fn open_with(
         medium: Arc<dyn Medium>,
-        options: Options,
+        options: CollectionOptions,
         resources: &Resources,
-        shared: Arc<Shared>,
+        shared: Arc<SharedCaches>,
     ) -> Result<Collection> {
         let memory_bytes = resources.memory().limit;
-        let options =
-            Options { memory_bytes, part_bytes: resources.part_bytes, background: false, ..options };
-        let inner = Inner::open(medium, options.resolved()?, resources, true, shared)?;
+        let options = CollectionOptions {
+            memory_bytes,
+            memtable_bytes: resources.memtable_bytes,
+            background: false,
+            ..options
+        };
+        let inner = CollectionInner::open(medium, options.resolved()?, resources, true, shared)?;
         let threads = Threads::start(&inner)?;
         Ok(Collection { inner, _threads: threads })
     }
@@ -132,7 +142,7 @@ impl Collection {
     pub fn close(&self) {
         self.inner.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.inner.record_progress_now();
-        self.inner.events.tell();
+        self.inner.events.notify();
     }
 
     /// Waits until each segment is open, or could not be opened at the first try; false where that takes longer than
@@ -141,8 +151,8 @@ impl Collection {
         let deadline = Instant::now() + patience;
         loop {
             let seen = self.inner.events.count();
-            let tried = |closed: &Closed| closed.reason.is_some() || closed.delayed.is_some();
-            let opening = |content: &Content| matches!(content, Content::Closed(closed) if !tried(closed));
+            let tried = |closed: &ClosedSegment| closed.reason.is_some() || closed.delayed.is_some();
+            let opening = |content: &SegmentContent| matches!(content, SegmentContent::Closed(closed) if !tried(closed));
             if !self.inner.state().segments.iter().any(|slot| opening(&slot.content)) {
                 return true;
             }
@@ -159,7 +169,7 @@ impl Collection {
     /// no memory for it (with advice, and when to come again if that may help), `FailedPrecondition` where a segment
     /// that cannot be opened has too many ids waiting for it, otherwise what the medium says. After an error the
     /// change may have been made or not.
-    pub fn upsert(&self, point: Point<'_>) -> Result<()> {
+    pub fn upsert(&self, point: PointRef<'_>) -> Result<()> {
         self.inner.write(&[Op::Upsert(point)])
     }
 
@@ -194,13 +204,13 @@ impl Collection {
         };
         match found {
             None => doubt.map_or(Ok(None), Err),
-            Some(FoundPoint::Fresh(row)) => Ok(Some(StoredPoint {
+            Some(PointLocation::Memtable(row)) => Ok(Some(StoredPoint {
                 id,
                 embedding: row.embedding.to_vec(),
                 record: row.record.to_vec(),
                 payload: row.payload.to_vec(),
             })),
-            Some(FoundPoint::Sealed(view, row)) => {
+            Some(PointLocation::Segment(view, row)) => {
                 let mut point = StoredPoint { id, ..StoredPoint::default() };
                 let mut cache = PageCache::new(1);
                 view.segment.vector(row, &mut point.embedding)?;
@@ -217,14 +227,14 @@ impl Collection {
     /// # Errors
     /// As [`Collection::upsert`].
     pub fn apply(&self, changes: &[Op<'_>]) -> Result<Applied> {
-        self.inner.apply(changes, Room::Awaited)
+        self.inner.apply(changes, RoomPolicy::Wait)
     }
 
     /// Waits, where points come faster than they are sealed, for as long as it takes that they do not, a second at most: many
     /// short waits instead of one of seconds when memory is full. For callers of [`Collection::apply`], before they take a
     /// lock.
-    pub fn keep_pace(&self) {
-        self.inner.keep_pace();
+    pub fn throttle(&self) {
+        self.inner.throttle();
     }
 
     /// The same as [`Collection::apply`] for callers whom nobody waits for: where memory has no room they are refused at
@@ -233,12 +243,12 @@ impl Collection {
     /// # Errors
     /// As [`Collection::upsert`].
     pub fn try_apply(&self, changes: &[Op<'_>]) -> Result<Applied> {
-        self.inner.apply(changes, Room::IfAny)
+        self.inner.apply(changes, RoomPolicy::Refuse)
     }
 
     /// The wanted parts of several points, in the order of `ids`, all as they were at one moment; `None` for ids without
     /// a point. One that is damaged fails alone, as in [`Collection::get`].
-    pub fn points(&self, ids: &[u64], parts: Parts) -> Vec<Result<Option<StoredPoint>>> {
+    pub fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         self.inner.points(ids, parts)
     }
 
@@ -260,7 +270,7 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`].
-    pub fn count_where(&self, filter: Option<&Filter>) -> Result<Count> {
+    pub fn count_where(&self, filter: Option<&Filter>) -> Result<PointCount> {
         self.inner.count_where(filter)
     }
 
@@ -298,19 +308,19 @@ impl Collection {
     ///
     /// # Errors
     /// What the medium says, `InvalidArgument` for limits that cannot work.
-    pub fn thread(&self, limits: Limits) -> Result<SearchThread> {
+    pub fn thread(&self, limits: SearchLimits) -> Result<SearchThread> {
         let medium = &self.inner.medium;
         let reader = medium.reader(limits.reader_options())?;
         let vectors = medium.reader(reader_options(self.inner.options.shape.dims))?;
         let searcher = Searcher::new(reader, limits, self.inner.shared.clone())?;
-        Ok(SearchThread { scratch: Scratch::default(), hits: Vec::new(), searcher, vectors })
+        Ok(SearchThread { scratch: CoarseScratch::default(), hits: Vec::new(), searcher, vectors })
     }
 
     /// The points whose embeddings are most alike.
     ///
     /// # Errors
     /// `InvalidArgument` for a query that does not fit the collection. What is damaged makes the answer partial.
-    pub fn nearest(&self, thread: &mut SearchThread, query: &Query<'_>) -> Result<Found> {
+    pub fn nearest(&self, thread: &mut SearchThread, query: &CollectionQuery<'_>) -> Result<QueryResult> {
         self.inner.nearest(thread, query)
     }
 
@@ -321,9 +331,9 @@ impl Collection {
     pub fn search<S: Scorer>(
         &self,
         thread: &mut SearchThread,
-        query: &Query<'_>,
+        query: &CollectionQuery<'_>,
         scorer: &S,
-    ) -> Result<Found> {
+    ) -> Result<QueryResult> {
         self.inner.search(thread, query, scorer)
     }
 
@@ -331,22 +341,22 @@ impl Collection {
     ///
     /// # Errors
     /// What the medium says; nothing is lost then.
-    pub fn seal_oldest(&self) -> Result<bool> {
-        self.inner.seal_oldest(Pace::Gentle)
+    pub fn flush_oldest(&self) -> Result<bool> {
+        self.inner.flush_oldest(Urgency::Paced)
     }
 
     /// The same for a thread of ordinary priority, which takes over where writers, of this collection or of another one that
     /// shares its resources, or a full part have waited for the one that gives way; false also where none have.
     ///
     /// # Errors
-    /// As [`Collection::seal_oldest`].
-    pub fn seal_in_hurry(&self) -> Result<bool> {
-        self.inner.seal_in_hurry()
+    /// As [`Collection::flush_oldest`].
+    pub fn flush_if_stalled(&self) -> Result<bool> {
+        self.inner.flush_if_stalled()
     }
 
     /// Bytes of memory that points take which are not sealed.
-    pub fn unsealed_bytes(&self) -> u64 {
-        self.inner.state().parts.iter().map(|part| part.bytes()).sum()
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.inner.state().memtables.iter().map(|memtable| memtable.bytes()).sum()
     }
 
     /// Ends the part that takes changes, so that it can be sealed although it is not full: for when memory is short.
@@ -358,7 +368,7 @@ impl Collection {
         let mut writer = lock(&self.inner.writer);
         let wait = {
             let live = lock(&self.inner.live);
-            live.state.parts.len() > 1 || live.active().rows() == 0
+            live.state.memtables.len() > 1 || live.active().rows() == 0
         };
         if wait { Ok(()) } else { self.inner.freeze(&mut writer) }
     }
@@ -367,8 +377,8 @@ impl Collection {
     ///
     /// # Errors
     /// What the medium says; nothing is lost then.
-    pub fn seal(&self) -> Result<()> {
-        self.inner.seal_down_to(1)?;
+    pub fn flush(&self) -> Result<()> {
+        self.inner.flush_down_to(1)?;
         {
             let mut writer = lock(&self.inner.writer);
             let empty = lock(&self.inner.live).active().rows() == 0;
@@ -378,7 +388,7 @@ impl Collection {
             }
             self.inner.freeze(&mut writer)?;
         }
-        self.inner.seal_down_to(1)
+        self.inner.flush_down_to(1)
     }
 
     /// Merges once what is worth it most; false where nothing is. Paced, on the calling thread.
@@ -386,15 +396,15 @@ impl Collection {
     /// # Errors
     /// What the medium says; nothing is lost then.
     pub fn merge(&self) -> Result<bool> {
-        self.inner.merge_once(Pace::Gentle)
+        self.inner.merge_once(Urgency::Paced)
     }
 
     /// The same for a thread of ordinary priority, which takes over where segments pile up; false also where they do not.
     ///
     /// # Errors
     /// As [`Collection::merge`].
-    pub fn merge_in_hurry(&self) -> Result<bool> {
-        self.inner.merge_in_hurry()
+    pub fn merge_if_behind(&self) -> Result<bool> {
+        self.inner.merge_if_behind()
     }
 
     /// Records how far the logs are durable, if that was not done in the last second. For threads that have nothing else
@@ -408,18 +418,19 @@ impl Collection {
     ///
     /// # Errors
     /// `NotFound` where there is no such segment, `FailedPrecondition` for one that is served or is still being opened.
-    pub fn give_up(&self, name: &str) -> Result<()> {
+    pub fn abandon(&self, name: &str) -> Result<()> {
         let inner = &self.inner;
-        if let Some(File::Log(number)) = File::of(name) {
-            return inner.give_up_log(number);
+        if let Some(CollectionFile::Log(number)) = CollectionFile::of(name) {
+            return inner.abandon_log(number);
         }
         {
             let mut live = lock(&inner.live);
-            let slot = live.state.segments.iter().find(|slot| File::Segment(slot.number).name() == name);
+            let slot =
+                live.state.segments.iter().find(|slot| CollectionFile::Segment(slot.number).name() == name);
             let slot = slot.ok_or_else(|| Error::not_found(format!("there is no segment {name}")))?;
             let number = slot.number;
             match &slot.content {
-                Content::Closed(closed) if closed.reason.is_some() => live.merged(&[number], None),
+                SegmentContent::Closed(closed) if closed.reason.is_some() => live.merged(&[number], None),
                 _ => {
                     return Err(Error::precondition(format!(
                         "{name} is not damaged; nothing of it need be given up"

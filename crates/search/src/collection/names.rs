@@ -2,7 +2,7 @@
 
 /// What a file is, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum File {
+pub(super) enum CollectionFile {
     /// Changes that are not all sealed.
     Log(u64),
     /// A segment.
@@ -10,37 +10,38 @@ pub(super) enum File {
     /// Which rows of a segment are gone.
     Deletes(u64),
     /// Ids that a segment which is not open shall forget.
-    Waiting(u64),
+    PendingDeletes(u64),
 }
 
-impl File {
+impl CollectionFile {
     /// What `name` is; `None` for a file that is not a collection's.
-    pub(super) fn of(name: &str) -> Option<File> {
+    pub(super) fn of(name: &str) -> Option<CollectionFile> {
         let (kind, digits) = name.split_once('-').filter(|(_, digits)| digits.len() == 12)?;
         let number = digits.parse().ok()?;
         match kind {
-            "log" => Some(File::Log(number)),
-            "segment" => Some(File::Segment(number)),
-            "deletes" => Some(File::Deletes(number)),
-            "waiting" => Some(File::Waiting(number)),
+            "log" => Some(CollectionFile::Log(number)),
+            "segment" => Some(CollectionFile::Segment(number)),
+            "deletes" => Some(CollectionFile::Deletes(number)),
+            "waiting" => Some(CollectionFile::PendingDeletes(number)),
             _ => None,
         }
     }
 
     pub(super) fn number(self) -> u64 {
         match self {
-            File::Log(number) | File::Segment(number) | File::Deletes(number) | File::Waiting(number) => {
-                number
-            }
+            CollectionFile::Log(number)
+            | CollectionFile::Segment(number)
+            | CollectionFile::Deletes(number)
+            | CollectionFile::PendingDeletes(number) => number,
         }
     }
 
     pub(super) fn name(self) -> String {
         let kind = match self {
-            File::Log(_) => "log",
-            File::Segment(_) => "segment",
-            File::Deletes(_) => "deletes",
-            File::Waiting(_) => "waiting",
+            CollectionFile::Log(_) => "log",
+            CollectionFile::Segment(_) => "segment",
+            CollectionFile::Deletes(_) => "deletes",
+            CollectionFile::PendingDeletes(_) => "waiting",
         };
         format!("{kind}-{:012}", self.number())
     }
@@ -52,8 +53,13 @@ mod tests {
 
     #[test]
     fn names_come_back() {
-        for file in [File::Log(0), File::Segment(7), File::Deletes(123_456_789_012), File::Waiting(1)] {
-            assert_eq!(File::of(&file.name()), Some(file));
+        for file in [
+            CollectionFile::Log(0),
+            CollectionFile::Segment(7),
+            CollectionFile::Deletes(123_456_789_012),
+            CollectionFile::PendingDeletes(1),
+        ] {
+            assert_eq!(CollectionFile::of(&file.name()), Some(file));
         }
         for foreign in [
             "manifest",
@@ -63,7 +69,7 @@ mod tests {
             "log-00000000000x",
             "segment-0000000000001",
         ] {
-            assert_eq!(File::of(foreign), None, "{foreign}");
+            assert_eq!(CollectionFile::of(foreign), None, "{foreign}");
         }
     }
 }

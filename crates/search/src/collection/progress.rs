@@ -11,10 +11,10 @@ use storage::log::{Damage, Log, Mark, Replay};
 use storage::page::PAGE_BYTES;
 use storage::watermark::{Marks, Watermark};
 
-use super::catalog::{Catalog, DamagedLog};
-use super::inner::{Inner, Writer, lock};
-use super::names::File;
-use super::state::Live;
+use super::inner::{CollectionInner, LogWriter, lock};
+use super::manifest::{DamagedLog, ManifestContent};
+use super::names::CollectionFile;
+use super::state::LiveState;
 use crate::segment::Quarantined;
 
 /// How often it is recorded how far the logs are durable, at most.
@@ -29,7 +29,7 @@ const NAMED_MAX: usize = 8;
 const REASONS_MAX: usize = 16;
 
 /// Where it is recorded how far the logs are durable.
-pub(super) struct Progress {
+pub(super) struct LogProgress {
     watermark: Watermark,
     recorded: Option<Instant>,
 }
@@ -48,14 +48,14 @@ pub(super) struct Logs {
     problem: Option<String>,
 }
 
-impl Progress {
+impl LogProgress {
     /// Opens the watermark, and compares the logs that there are with those that there must be.
     pub(super) fn open(
         medium: &Arc<dyn Medium>,
-        catalog: &Catalog,
+        catalog: &ManifestContent,
         is_new: bool,
         found: &[(String, u64)],
-    ) -> Result<(Progress, Logs)> {
+    ) -> Result<(LogProgress, Logs)> {
         let (watermark, recorded) = Watermark::open(medium)?;
         let lost = recorded.is_none() && !catalog.logs.is_empty();
         let problem = lost.then(|| {
@@ -75,8 +75,8 @@ impl Progress {
             // It was made before the list that names it.
             marks.entry(catalog.first_log).or_insert(Mark { bytes: EMPTY_LOG_BYTES, next: 1 });
         }
-        let log = |(name, bytes): &(String, u64)| match File::of(name) {
-            Some(File::Log(number)) if number >= catalog.first_log => Some((number, *bytes)),
+        let log = |(name, bytes): &(String, u64)| match CollectionFile::of(name) {
+            Some(CollectionFile::Log(number)) if number >= catalog.first_log => Some((number, *bytes)),
             _ => None,
         };
         let bytes: BTreeMap<u64, u64> = found.iter().filter_map(log).collect();
@@ -88,11 +88,11 @@ impl Progress {
         let mut numbers: Vec<u64> = bytes.keys().copied().filter(|number| !empty.contains(number)).collect();
         numbers.extend(marks.keys().copied().filter(|number| held(*number) && !bytes.contains_key(number)));
         numbers.sort_unstable();
-        Ok((Progress { watermark, recorded: None }, Logs { numbers, marks, bytes, empty, problem }))
+        Ok((LogProgress { watermark, recorded: None }, Logs { numbers, marks, bytes, empty, problem }))
     }
 }
 
-impl Inner {
+impl CollectionInner {
     /// Records up to where the logs are durable, unless that was done less than a second ago or is under way. After a
     /// failure it is tried again the next time.
     pub(super) fn record_progress(&self) {
@@ -109,7 +109,7 @@ impl Inner {
         self.record(&mut lock(&self.progress));
     }
 
-    fn record(&self, progress: &mut Progress) {
+    fn record(&self, progress: &mut LogProgress) {
         let marks = self.log_marks();
         progress.recorded = Some(Instant::now());
         if let Err(error) = progress.watermark.record(marks) {
@@ -127,7 +127,7 @@ impl Inner {
     pub(super) fn replay_logs(&self, logs: &Logs) -> Result<()> {
         self.remove_empty(&logs.empty);
         for &number in &logs.numbers {
-            let name = File::Log(number).name();
+            let name = CollectionFile::Log(number).name();
             let mark = logs.marks.get(&number).copied().unwrap_or_default();
             // Whatever fails here may work at the next start. To go on without the log would lose what is in it.
             let (log, replay) = Log::open_at(&self.medium, &name, mark)?;
@@ -151,7 +151,7 @@ impl Inner {
             }
             losses.into_iter().rev().for_each(|(_, keys)| self.lose(number, keys));
         }
-        lock(&self.noted).mended.extend(logs.problem.clone());
+        lock(&self.health).mended.extend(logs.problem.clone());
         let mut writer = lock(&self.writer);
         if !writer.logs.is_empty() {
             return Ok(());
@@ -160,7 +160,7 @@ impl Inner {
         let number = self.number();
         {
             let mut live = lock(&self.live);
-            let Live { state, tables, .. } = Live::new(live.state.segments.clone(), number);
+            let LiveState { state, tables, .. } = LiveState::new(live.state.segments.clone(), number);
             (live.state, live.tables) = (state, tables);
         }
         match self.ensure_log(&mut writer) {
@@ -174,10 +174,10 @@ impl Inner {
     }
 
     /// Makes the log of the active part if there is no log at all: no room was left for one at the start.
-    pub(super) fn ensure_log(&self, writer: &mut Writer) -> Result<()> {
+    pub(super) fn ensure_log(&self, writer: &mut LogWriter) -> Result<()> {
         if writer.logs.is_empty() {
             let number = lock(&self.live).active().log;
-            let (log, _) = Log::open(&self.medium, &File::Log(number).name())?;
+            let (log, _) = Log::open(&self.medium, &CollectionFile::Log(number).name())?;
             writer.logs.push((number, Arc::new(log)));
         }
         Ok(())
@@ -186,7 +186,7 @@ impl Inner {
     /// Costs only space where it fails.
     fn remove_empty(&self, logs: &[u64]) {
         for &number in logs {
-            let name = File::Log(number).name();
+            let name = CollectionFile::Log(number).name();
             if let Err(error) = self.medium.remove(&name) {
                 tracing::warn!(%error, name, "an empty log stays");
             }
@@ -207,12 +207,12 @@ impl Inner {
             let page = Some(damage.offset / PAGE_BYTES as u64);
             let is_end = replay.cut && damage.lost.end >= replay.next;
             if damage.lost.is_empty() && !is_end {
-                let name = File::Log(number).name();
+                let name = CollectionFile::Log(number).name();
                 let note = format!(
                     "{name}: {} bytes at {} are damaged, no change is lost",
                     damage.bytes, damage.offset
                 );
-                lock(&self.noted).mended.push(note);
+                lock(&self.health).mended.push(note);
                 continue;
             }
             let keys = replay.keys_of(damage).filter(|_| !damage.lost.is_empty());
@@ -240,11 +240,11 @@ impl Inner {
     }
 
     fn log_damaged(&self, number: u64, page: Option<u64>, reason: &str) {
-        let file = File::Log(number).name();
+        let file = CollectionFile::Log(number).name();
         self.quarantine(Quarantined { file, page, reason: reason.to_owned() });
         lock(&self.publisher).kept_logs.insert(number);
-        let mut noted = lock(&self.noted);
-        let reasons = noted.damaged_logs.entry(number).or_default();
+        let mut health = lock(&self.health);
+        let reasons = health.damaged_logs.entry(number).or_default();
         if reasons.len() < REASONS_MAX {
             reasons.push(reason.to_owned());
         }
@@ -252,13 +252,13 @@ impl Inner {
 
     /// Takes over what earlier starts found damaged of logs that are sealed since. Logs that are still read say anew
     /// what is damaged of them.
-    pub(super) fn restore_damaged(&self, catalog: &Catalog) {
+    pub(super) fn restore_damaged(&self, catalog: &ManifestContent) {
         for damaged in catalog.damaged_logs.iter().filter(|damaged| damaged.log < catalog.first_log) {
             for reason in &damaged.reasons {
-                let file = File::Log(damaged.log).name();
+                let file = CollectionFile::Log(damaged.log).name();
                 self.quarantine(Quarantined { file, page: None, reason: reason.clone() });
             }
-            lock(&self.noted).damaged_logs.insert(damaged.log, damaged.reasons.clone());
+            lock(&self.health).damaged_logs.insert(damaged.log, damaged.reasons.clone());
             let mut live = lock(&self.live);
             live.unknown.extend(damaged.unknown.iter().map(|id| (*id, damaged.log)));
             if damaged.doubtful {
@@ -276,7 +276,7 @@ impl Inner {
             live.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
             (unknown, live.doubtful.clone())
         };
-        let logs = lock(&self.noted).damaged_logs.clone();
+        let logs = lock(&self.health).damaged_logs.clone();
         let mut damaged = Vec::new();
         for (log, reasons) in logs {
             let mut unknown = unknown.remove(&log).unwrap_or_default();
@@ -292,15 +292,15 @@ impl Inner {
     }
 
     fn forget_damaged(&self, log: u64) {
-        lock(&self.noted).damaged_logs.remove(&log);
-        self.quarantined_no_more(&File::Log(log).name());
+        lock(&self.health).damaged_logs.remove(&log);
+        self.quarantined_no_more(&CollectionFile::Log(log).name());
     }
 
     /// Gives up what a damaged log has lost: points that are unknown because of it are taken for removed, and what is
     /// left of the log is not kept.
-    pub(super) fn give_up_log(&self, number: u64) -> Result<()> {
-        let name = File::Log(number).name();
-        if !lock(&self.noted).damaged_logs.contains_key(&number) {
+    pub(super) fn abandon_log(&self, number: u64) -> Result<()> {
+        let name = CollectionFile::Log(number).name();
+        if !lock(&self.health).damaged_logs.contains_key(&number) {
             return Err(Error::not_found(format!("there is no damaged log {name}")));
         }
         {
@@ -311,7 +311,7 @@ impl Inner {
         }
         // So that no list names it any more.
         while lock(&self.writer).logs.iter().any(|(log, _)| *log <= number) {
-            if !self.seal_oldest(super::hurry::Pace::Full)? {
+            if !self.flush_oldest(super::stall::Urgency::Escalated)? {
                 break;
             }
         }

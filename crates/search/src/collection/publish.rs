@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering;
 
 use base::Result;
 
-use super::catalog::{Catalog, Entry, NamedLog, uuid_text};
-use super::inner::{Inner, Publisher, lock};
-use super::names::File;
-use super::state::{Content, Slot, State};
+use super::inner::{CollectionInner, Publisher, lock};
+use super::manifest::{ManifestContent, NamedLog, SegmentEntry, uuid_text};
+use super::names::CollectionFile;
+use super::state::{CollectionState, SegmentContent, SegmentSlot};
 use crate::deletes::{Deletes, DeletesFile};
 
 /// Damaged logs that are kept after what could be read of them is sealed.
 const KEPT_LOGS_MAX: usize = 16;
 
-impl Inner {
+impl CollectionInner {
     /// Publishes the current state. It may be called at any time; once it returns, a start finds this state or a later
     /// one.
     ///
@@ -34,7 +34,7 @@ impl Inner {
             self.ensure_log(&mut writer)?;
             (self.state(), writer.logs.clone())
         };
-        let first_log = state.parts.iter().map(|part| part.log).min().unwrap_or(0);
+        let first_log = state.memtables.iter().map(|memtable| memtable.log).min().unwrap_or(0);
         for (_, log) in logs.iter().filter(|(number, _)| *number >= first_log) {
             if log.next() > 1 {
                 log.commit(log.next() - 1)?;
@@ -56,18 +56,23 @@ impl Inner {
     }
 
     /// Writes new versions of what changed and says which files there are now.
-    fn write_catalog(&self, publisher: &mut Publisher, state: &State, first_log: u64) -> Result<Catalog> {
+    fn write_catalog(
+        &self,
+        publisher: &mut Publisher,
+        state: &CollectionState,
+        first_log: u64,
+    ) -> Result<ManifestContent> {
         let mut entries = Vec::with_capacity(state.segments.len());
         for slot in &state.segments {
             self.write_beside(publisher, slot)?;
             let files = publisher.files.entry(slot.number).or_default();
-            entries.push(Entry {
+            entries.push(SegmentEntry {
                 number: slot.number,
                 uuid: uuid_text(slot.uuid),
                 rows: slot.rows,
                 deletes: files.deletes,
-                waiting: files.waiting,
-                waiting_unread: files.waiting_unread.clone(),
+                pending_deletes: files.pending_deletes,
+                unread_pending: files.unread_pending.clone(),
             });
         }
         publisher.files.retain(|number, _| state.segments.iter().any(|slot| slot.number == *number));
@@ -75,39 +80,45 @@ impl Inner {
             publisher.kept_logs.pop_first();
         }
         let next = self.next.load(Ordering::Relaxed);
-        let mut catalog = Catalog::new(&self.options.shape, first_log, next, entries);
+        let mut catalog = ManifestContent::new(&self.options.shape, first_log, next, entries);
         catalog.kept_logs.clone_from(&publisher.kept_logs);
         Ok(catalog)
     }
 
-    fn write_beside(&self, publisher: &mut Publisher, slot: &Slot) -> Result<()> {
+    fn write_beside(&self, publisher: &mut Publisher, slot: &SegmentSlot) -> Result<()> {
         let files = publisher.files.entry(slot.number).or_default();
         match &slot.content {
-            Content::Open(view) => {
+            SegmentContent::Open(view) => {
                 let written = files.deletes_written.as_ref();
                 let same = written.map_or(view.deletes.count() == 0, |w| Arc::ptr_eq(w, &view.deletes));
                 if !same {
                     let file = self.number();
                     let deletes = (*view.deletes).clone();
-                    self.write_deletes(File::Deletes(file), slot.uuid, deletes, Vec::new())?;
+                    self.write_deletes(CollectionFile::Deletes(file), slot.uuid, deletes, Vec::new())?;
                     files.deletes = Some(file);
                     files.deletes_written = Some(view.deletes.clone());
                 }
                 // Those that waited are among the deletes since the segment was opened.
-                files.waiting = None;
-                files.waiting_written = None;
-                files.waiting_unread.clear();
+                files.pending_deletes = None;
+                files.pending_written = None;
+                files.unread_pending.clear();
             }
-            Content::Closed(closed) => {
-                let written = files.waiting_written.as_ref();
-                let same = written.map_or(closed.waiting.is_empty(), |w| Arc::ptr_eq(w, &closed.waiting));
+            SegmentContent::Closed(closed) => {
+                let written = files.pending_written.as_ref();
+                let same = written
+                    .map_or(closed.pending_deletes.is_empty(), |w| Arc::ptr_eq(w, &closed.pending_deletes));
                 if !same {
                     let file = self.number();
-                    let mut waiting: Vec<u64> = closed.waiting.iter().copied().collect();
-                    waiting.sort_unstable();
-                    self.write_deletes(File::Waiting(file), slot.uuid, Deletes::none(0), waiting)?;
-                    files.waiting = Some(file);
-                    files.waiting_written = Some(closed.waiting.clone());
+                    let mut pending_deletes: Vec<u64> = closed.pending_deletes.iter().copied().collect();
+                    pending_deletes.sort_unstable();
+                    self.write_deletes(
+                        CollectionFile::PendingDeletes(file),
+                        slot.uuid,
+                        Deletes::none(0),
+                        pending_deletes,
+                    )?;
+                    files.pending_deletes = Some(file);
+                    files.pending_written = Some(closed.pending_deletes.clone());
                 }
             }
         }
@@ -116,13 +127,13 @@ impl Inner {
 
     fn write_deletes(
         &self,
-        file: File,
+        file: CollectionFile,
         segment: [u8; 16],
         deletes: Deletes,
-        waiting: Vec<u64>,
+        pending_deletes: Vec<u64>,
     ) -> Result<()> {
         let busy = self.busy(file);
-        let bytes = DeletesFile { segment, deletes, waiting }.encode();
+        let bytes = DeletesFile { segment, deletes, pending_deletes }.encode();
         let written = self.medium.create(&busy.name).and_then(|mut writer| {
             writer.append(&bytes)?;
             writer.persist()
@@ -135,25 +146,30 @@ impl Inner {
 
     /// Removes files of the collection that `catalog` does not name and nobody is writing. Costs only space where it
     /// fails.
-    pub(super) fn remove_leftovers(&self, catalog: &Catalog) {
+    pub(super) fn remove_leftovers(&self, catalog: &ManifestContent) {
         let entries = &catalog.segments;
         let named: BTreeSet<String> = entries
             .iter()
             .flat_map(|entry| {
-                let beside = [entry.deletes.map(File::Deletes), entry.waiting.map(File::Waiting)];
-                let unread = entry.waiting_unread.iter().copied().map(File::Waiting);
-                beside.into_iter().flatten().chain(unread).chain([File::Segment(entry.number)])
+                let beside = [
+                    entry.deletes.map(CollectionFile::Deletes),
+                    entry.pending_deletes.map(CollectionFile::PendingDeletes),
+                ];
+                let unread = entry.unread_pending.iter().copied().map(CollectionFile::PendingDeletes);
+                beside.into_iter().flatten().chain(unread).chain([CollectionFile::Segment(entry.number)])
             })
-            .map(File::name)
+            .map(CollectionFile::name)
             .collect();
         let files = match self.medium.list() {
             Ok(files) => files,
             Err(error) => return tracing::warn!(%error, "leftover files stay"),
         };
         for (name, _) in files {
-            let leftover = match File::of(&name) {
+            let leftover = match CollectionFile::of(&name) {
                 None => false,
-                Some(File::Log(number)) => number < catalog.first_log && !catalog.kept_logs.contains(&number),
+                Some(CollectionFile::Log(number)) => {
+                    number < catalog.first_log && !catalog.kept_logs.contains(&number)
+                }
                 Some(_) => !named.contains(&name) && !lock(&self.busy).contains(&name),
             };
             if leftover && let Err(error) = self.medium.remove(&name) {

@@ -10,73 +10,74 @@ use base::{Error, ErrorKind, Result};
 use storage::Medium;
 use storage::manifest::Manifest;
 
-use super::catalog::{Catalog, Entry, uuid_of};
-use super::filters::Filters;
-use super::inner::{Files, Inner, Noted, Publisher, Writer, lock};
-use super::names::File;
-use super::options::Options;
-use super::progress::Progress;
+use super::disk::DiskGuard;
+use super::filters::FilterCache;
+use super::inner::{CollectionHealth, CollectionInner, LogWriter, Publisher, SegmentFiles, lock};
+use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
+use super::names::CollectionFile;
+use super::options::CollectionOptions;
+use super::progress::LogProgress;
 use super::resources::Resources;
-use super::room::Disk;
-use super::state::{Closed, Content, KnownIds, Live, Slot, View};
+use super::state::{ClosedSegment, KnownIds, LiveState, SegmentContent, SegmentSlot, SegmentView};
 use crate::deletes::{Deletes, DeletesFile};
-use crate::rerank::Shared;
-use crate::segment::{self, Ids, Quarantined, Segment};
+use crate::rerank::SharedCaches;
+use crate::segment::{self, Quarantined, Segment, SegmentIds};
 
 /// Until it is known how long sealing takes: two cores of a virtual machine seal some 13 MB of points a second, and 4 beside
 /// queries without pause.
 const SEALED_BYTES_A_SECOND: f64 = 4e6;
 
-impl Inner {
+impl CollectionInner {
     /// Opens the collection on `medium`, or makes one. Segments are not open yet.
     pub(super) fn open(
         medium: Arc<dyn Medium>,
-        options: Options,
+        options: CollectionOptions,
         resources: &Resources,
         outside: bool,
-        shared: Arc<Shared>,
-    ) -> Result<Arc<Inner>> {
+        shared: Arc<SharedCaches>,
+    ) -> Result<Arc<CollectionInner>> {
         let (manifest, catalog) = read_list(&medium, &options)?;
         let problems = manifest.problems().to_vec();
         let is_new = catalog.is_none();
-        let catalog = catalog.unwrap_or_else(|| Catalog::new(&options.shape, 0, 0, Vec::new()));
+        let catalog = catalog.unwrap_or_else(|| ManifestContent::new(&options.shape, 0, 0, Vec::new()));
         let list = medium.list()?;
-        let found: Vec<File> = list.iter().filter_map(|(name, _)| File::of(name)).collect();
-        if is_new && found.iter().any(|file| matches!(file, File::Segment(_))) {
+        let found: Vec<CollectionFile> =
+            list.iter().filter_map(|(name, _)| CollectionFile::of(name)).collect();
+        if is_new && found.iter().any(|file| matches!(file, CollectionFile::Segment(_))) {
             return Err(Error::data_loss("there are segments and no manifest; restore it from a copy"));
         }
-        let (progress, logs) = Progress::open(&medium, &catalog, is_new, &list)?;
+        let (progress, logs) = LogProgress::open(&medium, &catalog, is_new, &list)?;
         // No file gets the number of a log that is gone.
         let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
         let next = AtomicU64::new(catalog.next.max(numbers.max().map_or(0, |highest| highest + 1)));
         let first = logs.numbers.first().copied().unwrap_or(catalog.first_log);
         let (slots, files) = closed(&catalog);
-        let there = |log: &&u64| found.contains(&File::Log(**log));
+        let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
         let kept_logs = catalog.kept_logs.iter().filter(there).copied().collect();
-        let first_seconds = options.part_bytes as f64 / SEALED_BYTES_A_SECOND;
-        let inner = Arc::new(Inner {
+        let first_seconds = options.memtable_bytes as f64 / SEALED_BYTES_A_SECOND;
+        let inner = Arc::new(CollectionInner {
             medium,
             pacer: resources.pacer.clone(),
-            disk: Disk::new(options.disk_reserve),
+            disk: DiskGuard::new(options.disk_reserve),
             options,
             budget: resources.budget.clone(),
-            writer: Mutex::new(Writer { logs: Vec::new(), unused: None }),
-            live: Mutex::new(Live::new(slots, first)),
+            writer: Mutex::new(LogWriter { logs: Vec::new(), unused: None }),
+            live: Mutex::new(LiveState::new(slots, first)),
             publisher: Mutex::new(Publisher { manifest, files, kept_logs }),
-            sealing: resources.sealing.clone(),
+            flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
-            filters: Filters::default(),
+            filters: FilterCache::default(),
             next,
             busy: Mutex::default(),
             events: resources.events.clone(),
             outside,
-            hurry: resources.hurry.clone(),
-            sealed_in: Mutex::new(Duration::from_secs_f64(first_seconds)),
-            merging_hurried: AtomicBool::new(false),
+            stall: resources.stall.clone(),
+            flush_time: Mutex::new(Duration::from_secs_f64(first_seconds)),
+            merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
             shared,
-            noted: Mutex::new(Noted::default()),
+            health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
         });
         inner.remove_leftovers(&catalog);
@@ -88,7 +89,7 @@ impl Inner {
         if is_new || logs.numbers.is_empty() || !problems.is_empty() {
             inner.publish_first(is_new)?;
         }
-        lock(&inner.noted).mended.extend(problems);
+        lock(&inner.health).mended.extend(problems);
         Ok(inner)
     }
 
@@ -105,29 +106,29 @@ impl Inner {
 
     /// Reads which ids wait for which segment. Where that is lost, the segment is not served: it would give back points
     /// that were removed.
-    fn read_waiting(&self, catalog: &Catalog) {
+    fn read_waiting(&self, catalog: &ManifestContent) {
         for entry in &catalog.segments {
             let uuid = uuid_of(&entry.uuid).unwrap_or_default();
-            let (mut waiting, mut unread, mut failure) = (HashSet::new(), Vec::new(), None);
-            for &file in entry.waiting.iter().chain(&entry.waiting_unread) {
-                let name = File::Waiting(file).name();
+            let (mut pending_deletes, mut unread, mut failure) = (HashSet::new(), Vec::new(), None);
+            for &file in entry.pending_deletes.iter().chain(&entry.unread_pending) {
+                let name = CollectionFile::PendingDeletes(file).name();
                 match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0)) {
-                    Ok((found, _)) => waiting.extend(found.waiting),
+                    Ok((found, _)) => pending_deletes.extend(found.pending_deletes),
                     Err(error) => {
                         unread.push(file);
                         failure = Some(error.context(name));
                     }
                 }
             }
-            let waiting = Arc::new(waiting);
+            let pending_deletes = Arc::new(pending_deletes);
             if let Some(files) = lock(&self.publisher).files.get_mut(&entry.number) {
-                files.waiting = entry.waiting.filter(|file| !unread.contains(file));
+                files.pending_deletes = entry.pending_deletes.filter(|file| !unread.contains(file));
                 // What is in several files is written anew, as one.
-                let same = files.waiting.is_some() && unread == entry.waiting_unread;
-                files.waiting_written = same.then(|| waiting.clone());
-                files.waiting_unread = unread;
+                let same = files.pending_deletes.is_some() && unread == entry.unread_pending;
+                files.pending_written = same.then(|| pending_deletes.clone());
+                files.unread_pending = unread;
             }
-            lock(&self.live).waits(entry.number, waiting);
+            lock(&self.live).stall_stats(entry.number, pending_deletes);
             if let Some(error) = failure {
                 self.close_for_good(entry.number, &error);
             }
@@ -142,25 +143,25 @@ impl Inner {
             if self.go_on().is_err() {
                 return false;
             }
-            if matches!(&slot.content, Content::Closed(closed) if closed.reason.is_none()) {
+            if matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none()) {
                 match self.open_segment(slot) {
                     Ok(()) => {}
                     Err(error) if may_pass(&error) => {
-                        let name = File::Segment(slot.number).name();
+                        let name = CollectionFile::Segment(slot.number).name();
                         tracing::warn!(%error, name, "a segment cannot be opened now, and is tried again");
                         lock(&self.live).delayed(slot.number, error);
                         again = true;
                     }
                     Err(error) => self.close_for_good(slot.number, &error),
                 }
-                self.events.tell();
+                self.events.notify();
             }
         }
         again
     }
 
-    fn open_segment(&self, slot: &Slot) -> Result<()> {
-        let name = File::Segment(slot.number).name();
+    fn open_segment(&self, slot: &SegmentSlot) -> Result<()> {
+        let name = CollectionFile::Segment(slot.number).name();
         let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget)?;
         if segment.uuid() != slot.uuid || segment.rows() != slot.rows {
             return Err(Error::data_loss(format!("{name} is not the segment that the manifest names")));
@@ -181,12 +182,12 @@ impl Inner {
         if let Some(files) = publisher.files.get_mut(&slot.number) {
             files.deletes_written = files.deletes.map(|_| deletes.clone());
         }
-        lock(&self.live).opened(slot.number, Ok(View::new(Arc::new(segment), deletes)));
+        lock(&self.live).opened(slot.number, Ok(SegmentView::new(Arc::new(segment), deletes)));
         Ok(())
     }
 
-    fn read_deletes(&self, file: u64, slot: &Slot) -> Result<Deletes> {
-        let name = File::Deletes(file).name();
+    fn read_deletes(&self, file: u64, slot: &SegmentSlot) -> Result<Deletes> {
+        let name = CollectionFile::Deletes(file).name();
         let bytes = self.medium.load(&name)?;
         let decoded = DeletesFile::decode(&bytes, slot.uuid, slot.rows);
         let (found, damaged) = decoded.map_err(|error| error.context(&name))?;
@@ -198,7 +199,7 @@ impl Inner {
     }
 
     fn close_for_good(&self, number: u64, error: &Error) {
-        let file = File::Segment(number).name();
+        let file = CollectionFile::Segment(number).name();
         let reason = Quarantined { file, page: None, reason: error.message().to_owned() };
         self.quarantine(reason.clone());
         let slot = self.state().segments.iter().find(|slot| slot.number == number).cloned();
@@ -207,10 +208,10 @@ impl Inner {
     }
 
     /// The ids of a segment that cannot be opened, where at least those can be read.
-    fn ids_alone(&self, slot: &Slot) -> Result<Arc<KnownIds>> {
-        let name = File::Segment(slot.number).name();
+    fn ids_alone(&self, slot: &SegmentSlot) -> Result<Arc<KnownIds>> {
+        let name = CollectionFile::Segment(slot.number).name();
         let file = self.medium.open(&name)?;
-        let mut held = self.budget.reserve(2 * Ids::bytes_of(slot.rows), &name)?;
+        let mut held = self.budget.reserve(2 * SegmentIds::bytes_of(slot.rows), &name)?;
         let ids = segment::ids_alone(&*file, slot.uuid, slot.rows)?;
         held.resize(ids.memory_bytes(), &name)?;
         Ok(Arc::new(KnownIds { ids, _held: held }))
@@ -218,9 +219,12 @@ impl Inner {
 }
 
 /// Opens the manifest and reads the list that counts, if there is one.
-fn read_list(medium: &Arc<dyn Medium>, options: &Options) -> Result<(Manifest, Option<Catalog>)> {
+fn read_list(
+    medium: &Arc<dyn Medium>,
+    options: &CollectionOptions,
+) -> Result<(Manifest, Option<ManifestContent>)> {
     let (manifest, payload) = Manifest::open(medium)?;
-    let catalog = payload.as_deref().map(Catalog::decode).transpose()?;
+    let catalog = payload.as_deref().map(ManifestContent::decode).transpose()?;
     if let Some(catalog) = &catalog
         && catalog.shape()? != options.shape
     {
@@ -247,17 +251,19 @@ pub(crate) fn may_pass(error: &Error) -> bool {
 }
 
 /// The catalog's segments, none of them open, and the files beside them.
-fn closed(catalog: &Catalog) -> (Vec<Slot>, BTreeMap<u64, Files>) {
-    let slot = |entry: &Entry| Slot {
+fn closed(catalog: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, SegmentFiles>) {
+    let slot = |entry: &SegmentEntry| SegmentSlot {
         number: entry.number,
         // A uuid that cannot be read is no segment's, so opening it will say so.
         uuid: uuid_of(&entry.uuid).unwrap_or_default(),
         rows: entry.rows,
-        content: Content::Closed(Closed::default()),
+        content: SegmentContent::Closed(ClosedSegment::default()),
     };
-    let beside = |entry: &Entry| {
-        let (deletes, waiting, unread) = (entry.deletes, entry.waiting, entry.waiting_unread.clone());
-        let files = Files { deletes, waiting, waiting_unread: unread, ..Files::default() };
+    let beside = |entry: &SegmentEntry| {
+        let (deletes, pending_deletes, unread) =
+            (entry.deletes, entry.pending_deletes, entry.unread_pending.clone());
+        let files =
+            SegmentFiles { deletes, pending_deletes, unread_pending: unread, ..SegmentFiles::default() };
         (entry.number, files)
     };
     (catalog.segments.iter().map(slot).collect(), catalog.segments.iter().map(beside).collect())

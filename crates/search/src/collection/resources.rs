@@ -6,39 +6,39 @@ use std::time::{Duration, Instant};
 use base::Result;
 use memory::{Pacer, Rate};
 
-use super::hurry::{Hurry, Waits};
-use super::inner::Events;
+use super::inner::EventCounter;
 use super::options::headroom_bytes;
-use crate::budget::{Budget, BudgetStats, Reservation};
+use super::stall::{StallStats, WriteStall};
+use crate::budget::{BudgetReservation, BudgetStats, MemoryBudget};
 
 /// Shared by the collections that were opened with it ([`super::Collection::open_with`]). One of them seals at a time,
 /// with memory that is set aside for it here, so that a hundred small collections set aside no more than one large one.
 #[derive(Clone)]
 pub struct Resources {
-    pub(super) budget: Arc<Budget>,
-    pub(super) sealing: Arc<Mutex<Reservation>>,
+    pub(super) budget: Arc<MemoryBudget>,
+    pub(super) flushing: Arc<Mutex<BudgetReservation>>,
     pub(super) pacer: Arc<Pacer>,
-    pub(super) events: Arc<Events>,
+    pub(super) events: Arc<EventCounter>,
     /// Of all together: a writer of one may wait for what another one is doing.
-    pub(super) hurry: Arc<Hurry>,
-    pub(super) part_bytes: u64,
+    pub(super) stall: Arc<WriteStall>,
+    pub(super) memtable_bytes: u64,
 }
 
 impl Resources {
-    /// Within `budget`, for collections with at most `part_bytes` of unsealed points in a part, whose background work
+    /// Within `budget`, for collections with at most `memtable_bytes` of unsealed points in a part, whose background work
     /// reads and writes at `rate` together.
     ///
     /// # Errors
     /// `ResourceExhausted` where the budget has no room for what is set aside.
-    pub fn new(budget: Arc<Budget>, part_bytes: u64, rate: Rate) -> Result<Resources> {
-        let headroom = budget.reserve(headroom_bytes(part_bytes), "sealing")?;
+    pub fn new(budget: Arc<MemoryBudget>, memtable_bytes: u64, rate: Rate) -> Result<Resources> {
+        let headroom = budget.reserve(headroom_bytes(memtable_bytes), "sealing")?;
         Ok(Resources {
             budget,
-            sealing: Arc::new(Mutex::new(headroom)),
+            flushing: Arc::new(Mutex::new(headroom)),
             pacer: Arc::new(Pacer::new(rate)),
             events: Arc::default(),
-            hurry: Arc::default(),
-            part_bytes,
+            stall: Arc::default(),
+            memtable_bytes,
         })
     }
 
@@ -48,18 +48,18 @@ impl Resources {
     }
 
     /// Writes that found no room.
-    pub fn waits(&self) -> Waits {
-        self.hurry.waits()
+    pub fn stall_stats(&self) -> StallStats {
+        self.stall.stats()
     }
 
     /// The limit that all share.
-    pub fn budget(&self) -> &Arc<Budget> {
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
     }
 
     /// Bytes of a part of unsealed points, after which it is sealed.
-    pub fn part_bytes(&self) -> u64 {
-        self.part_bytes
+    pub fn memtable_bytes(&self) -> u64 {
+        self.memtable_bytes
     }
 
     /// A number that changes with every event of one of the collections: a part is full, a segment was sealed.
@@ -73,8 +73,8 @@ impl Resources {
     }
 
     /// Wakes all who wait.
-    pub fn tell(&self) {
-        self.events.tell();
+    pub fn notify(&self) {
+        self.events.notify();
     }
 }
 

@@ -8,18 +8,18 @@ use base::{Error, Result};
 use storage::Reader;
 
 use super::filters::allows;
-use super::inner::{Inner, lock};
+use super::inner::{CollectionInner, lock};
 use super::options::CANDIDATES_MAX;
-use super::state::{State, View};
-use crate::coarse::{self, Ask, Coarse, Params, Scratch};
+use super::state::{CollectionState, SegmentView};
+use crate::coarse::{self, Coarse, CoarseRequest, CoarseScratch, ScanParams};
 use crate::filter::{Filter, RowSet};
-use crate::ingest::{Asked, Row};
-use crate::rerank::{self, Candidate, Records, Scorer, Searcher};
-use crate::segment::alike;
+use crate::ingest::{MemtableRow, SketchQuery};
+use crate::rerank::{self, Records, RerankCandidate, Scorer, Searcher};
+use crate::segment::similarity;
 
 /// A query.
 #[derive(Clone, Copy, Debug)]
-pub struct Query<'a> {
+pub struct CollectionQuery<'a> {
     /// What to look for.
     pub embedding: &'a [f32],
     /// Hits wanted.
@@ -27,7 +27,7 @@ pub struct Query<'a> {
     /// How many points the exact stage compares; as many as `k`, at least.
     pub candidates: usize,
     /// How hard the coarse stage looks.
-    pub params: Params,
+    pub params: ScanParams,
     /// Which points may be found.
     pub filter: Option<&'a Filter>,
     /// Whether the coarse stage reads embeddings from the medium to rank candidates exactly. Where a scorer decides in
@@ -37,17 +37,17 @@ pub struct Query<'a> {
     pub deadline: Option<Instant>,
 }
 
-impl<'a> Query<'a> {
+impl<'a> CollectionQuery<'a> {
     /// The `k` points whose embeddings are most alike, ranked exactly.
-    pub fn nearest(embedding: &'a [f32], k: usize) -> Query<'a> {
-        let params = Params::default();
-        Query { embedding, k, candidates: k, params, filter: None, exact: true, deadline: None }
+    pub fn nearest(embedding: &'a [f32], k: usize) -> CollectionQuery<'a> {
+        let params = ScanParams::default();
+        CollectionQuery { embedding, k, candidates: k, params, filter: None, exact: true, deadline: None }
     }
 }
 
 /// A point that was found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hit {
+pub struct QueryHit {
     /// What it is called by.
     pub id: u64,
     /// The scorer's score, or where there is no scorer the coarse one; higher is more alike.
@@ -58,9 +58,9 @@ pub struct Hit {
 
 /// The answer to a query.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct QueryResult {
     /// Best first, equal scores by id.
-    pub hits: Vec<Hit>,
+    pub hits: Vec<QueryHit>,
     /// Whether something that might belong here is missing, because it is damaged, not open yet, or came too late.
     pub partial: bool,
     /// Points that the exact stage was to compare.
@@ -75,8 +75,8 @@ pub struct Found {
 
 /// What one searching thread owns: readers of the medium and working memory.
 pub struct SearchThread {
-    pub(super) scratch: Scratch,
-    pub(super) hits: Vec<coarse::Hit>,
+    pub(super) scratch: CoarseScratch,
+    pub(super) hits: Vec<coarse::CoarseHit>,
     pub(super) searcher: Searcher,
     pub(super) vectors: Box<dyn Reader>,
 }
@@ -89,33 +89,33 @@ impl SearchThread {
 }
 
 /// A candidate of either kind.
-struct Ranked<'s> {
+struct RankedPoint<'s> {
     coarse: f32,
     id: u64,
-    place: Place<'s>,
+    place: HitLocation<'s>,
 }
 
-enum Place<'s> {
+enum HitLocation<'s> {
     /// Which of the open segments, and which row.
-    Sealed(u32, u32),
-    Fresh(&'s Arc<Row>),
+    Segment(u32, u32),
+    Memtable(&'s Arc<MemtableRow>),
 }
 
 /// Candidates beyond twice as many as wanted that wait to be forgotten.
 const OFFERED: usize = 64;
 
 /// The best candidates so far.
-struct Best<'s> {
+struct BestPoints<'s> {
     count: usize,
-    ranked: Vec<Ranked<'s>>,
+    ranked: Vec<RankedPoint<'s>>,
     /// What the last of them scores, once there are as many as wanted.
     floor: f32,
 }
 
-impl<'s> Best<'s> {
+impl<'s> BestPoints<'s> {
     /// Takes one that may be among the best.
     #[inline]
-    fn offer(&mut self, one: Ranked<'s>) {
+    fn offer(&mut self, one: RankedPoint<'s>) {
         if one.coarse >= self.floor {
             self.ranked.push(one);
             if self.ranked.len() >= 2 * self.count + OFFERED {
@@ -129,13 +129,13 @@ impl<'s> Best<'s> {
         if self.count == 0 || self.ranked.len() < self.count {
             return self.ranked.truncate(self.count);
         }
-        self.ranked.select_nth_unstable_by(self.count - 1, by_likeness);
+        self.ranked.select_nth_unstable_by(self.count - 1, by_similarity);
         self.ranked.truncate(self.count);
         self.floor = self.ranked[self.count - 1].coarse;
     }
 }
 
-fn by_likeness(a: &Ranked<'_>, b: &Ranked<'_>) -> Ordering {
+fn by_similarity(a: &RankedPoint<'_>, b: &RankedPoint<'_>) -> Ordering {
     better((a.coarse, a.id), (b.coarse, b.id))
 }
 
@@ -144,14 +144,19 @@ fn better(a: (f32, u64), b: (f32, u64)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-impl Inner {
+impl CollectionInner {
     /// Ranks by embedding alone.
-    pub(super) fn nearest(&self, thread: &mut SearchThread, query: &Query<'_>) -> Result<Found> {
+    pub(super) fn nearest(
+        &self,
+        thread: &mut SearchThread,
+        query: &CollectionQuery<'_>,
+    ) -> Result<QueryResult> {
         let state = self.state();
-        let views: Vec<&View> = state.open().map(|(_, _, view)| view).collect();
+        let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
         let ranked = self.coarse(thread, query, &state, &views, query.k, &mut found)?;
-        found.hits = ranked.iter().map(|it| Hit { id: it.id, score: it.coarse, coarse: it.coarse }).collect();
+        found.hits =
+            ranked.iter().map(|it| QueryHit { id: it.id, score: it.coarse, coarse: it.coarse }).collect();
         Ok(found)
     }
 
@@ -159,16 +164,16 @@ impl Inner {
     pub(super) fn search<S: Scorer>(
         &self,
         thread: &mut SearchThread,
-        query: &Query<'_>,
+        query: &CollectionQuery<'_>,
         scorer: &S,
-    ) -> Result<Found> {
+    ) -> Result<QueryResult> {
         let state = self.state();
-        let views: Vec<&View> = state.open().map(|(_, _, view)| view).collect();
+        let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
         let ranked = self.coarse(thread, query, &state, &views, query.candidates.max(query.k), &mut found)?;
         found.candidates = ranked.len() as u64;
-        let mut hits = score_fresh(&ranked, scorer, query, &mut found);
-        let candidates: Vec<Candidate> = ranked.iter().filter_map(sealed).collect();
+        let mut hits = score_memtable_hits(&ranked, scorer, query, &mut found);
+        let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(sealed).collect();
         if !candidates.is_empty() {
             self.rerank(thread, query, scorer, &views, candidates, &mut hits, &mut found)?;
         }
@@ -178,24 +183,27 @@ impl Inner {
         Ok(found)
     }
 
-    fn begin(&self, state: &State) -> Found {
-        Found { partial: state.is_partial() || lock(&self.noted).log_damaged(), ..Found::default() }
+    fn begin(&self, state: &CollectionState) -> QueryResult {
+        QueryResult {
+            partial: state.is_partial() || lock(&self.health).log_damaged(),
+            ..QueryResult::default()
+        }
     }
 
     #[allow(clippy::too_many_arguments, reason = "what one query carries from stage to stage")]
     fn rerank<S: Scorer>(
         &self,
         thread: &mut SearchThread,
-        query: &Query<'_>,
+        query: &CollectionQuery<'_>,
         scorer: &S,
-        views: &[&View],
-        candidates: Vec<Candidate>,
-        hits: &mut Vec<Hit>,
-        found: &mut Found,
+        views: &[&SegmentView],
+        candidates: Vec<RerankCandidate>,
+        hits: &mut Vec<QueryHit>,
+        found: &mut QueryResult,
     ) -> Result<()> {
         let segments: Arc<[Arc<dyn Records>]> =
             views.iter().map(|view| view.segment.clone() as Arc<dyn Records>).collect();
-        let answer = thread.searcher.one(rerank::Query {
+        let answer = thread.searcher.one(rerank::RerankQuery {
             tag: 0,
             scorer,
             segments,
@@ -212,7 +220,7 @@ impl Inner {
         for (candidate, score) in &answer.hits {
             let view = views.get(candidate.segment as usize);
             if let Some(id) = view.and_then(|view| view.segment.ids().id(candidate.row)) {
-                hits.push(Hit { id, score: *score, coarse: candidate.coarse });
+                hits.push(QueryHit { id, score: *score, coarse: candidate.coarse });
             }
         }
         found.partial |= answer.partial;
@@ -226,12 +234,12 @@ impl Inner {
     fn coarse<'s>(
         &self,
         thread: &mut SearchThread,
-        query: &Query<'_>,
-        state: &'s State,
-        views: &[&View],
+        query: &CollectionQuery<'_>,
+        state: &'s CollectionState,
+        views: &[&SegmentView],
         count: usize,
-        found: &mut Found,
-    ) -> Result<Vec<Ranked<'s>>> {
+        found: &mut QueryResult,
+    ) -> Result<Vec<RankedPoint<'s>>> {
         coarse::check_query(query.embedding, self.options.shape.dims, count)?;
         if count > CANDIDATES_MAX {
             return Err(Error::invalid(format!("{count} candidates are more than {CANDIDATES_MAX}")));
@@ -239,21 +247,21 @@ impl Inner {
         if let Some(clause) = query.filter {
             clause.check()?;
         }
-        let mut best = Best { count, ranked: Vec::new(), floor: f32::NEG_INFINITY };
+        let mut best = BestPoints { count, ranked: Vec::new(), floor: f32::NEG_INFINITY };
         let metric = self.options.shape.metric;
-        let asked = Asked::new(metric, query.embedding);
-        for part in &state.parts {
-            part.scan(&asked, best.floor, |row| {
+        let asked = SketchQuery::new(metric, query.embedding);
+        for memtable in &state.memtables {
+            memtable.scan(&asked, best.floor, |row| {
                 if query.filter.is_none_or(|clause| allows(clause, row)) {
-                    let coarse = alike(metric, query.embedding, &row.embedding);
-                    best.offer(Ranked { coarse, id: row.id, place: Place::Fresh(row) });
+                    let coarse = similarity(metric, query.embedding, &row.embedding);
+                    best.offer(RankedPoint { coarse, id: row.id, place: HitLocation::Memtable(row) });
                 }
                 best.floor
             });
         }
         best.keep();
         // What the largest have is most of the answer, so that the others have little to read.
-        let mut order: Vec<(u32, &View)> = (0..).zip(views.iter().copied()).collect();
+        let mut order: Vec<(u32, &SegmentView)> = (0..).zip(views.iter().copied()).collect();
         order.sort_by_key(|(_, view)| std::cmp::Reverse(view.segment.index().rows()));
         for (at, view) in order {
             self.coarse_segment(thread, query, view, (count, best.floor), found)?;
@@ -262,12 +270,16 @@ impl Inner {
                 // Rows whose exact score could not be read score minus infinity.
                 let id = ids.id(hit.row).filter(|_| hit.score > f32::NEG_INFINITY);
                 if let Some(id) = id {
-                    best.offer(Ranked { coarse: hit.score, id, place: Place::Sealed(at, hit.row) });
+                    best.offer(RankedPoint {
+                        coarse: hit.score,
+                        id,
+                        place: HitLocation::Segment(at, hit.row),
+                    });
                 }
             }
             best.keep();
         }
-        best.ranked.sort_unstable_by(by_likeness);
+        best.ranked.sort_unstable_by(by_similarity);
         Ok(best.ranked)
     }
 
@@ -275,10 +287,10 @@ impl Inner {
     fn coarse_segment(
         &self,
         thread: &mut SearchThread,
-        query: &Query<'_>,
-        view: &View,
+        query: &CollectionQuery<'_>,
+        view: &SegmentView,
         (count, floor): (usize, f32),
-        found: &mut Found,
+        found: &mut QueryResult,
     ) -> Result<()> {
         let SearchThread { scratch, hits, vectors, .. } = thread;
         hits.clear();
@@ -288,12 +300,12 @@ impl Inner {
             return Ok(());
         }
         let index: &dyn Coarse = view.segment.index();
-        let ask = Ask { params: query.params, allow, floor, ..Ask::best(count) };
+        let ask = CoarseRequest { params: query.params, allow, floor, ..CoarseRequest::best(count) };
         if !query.exact {
             return index.search(query.embedding, &ask, scratch, hits);
         }
         let exact = view.segment.exact(&mut **vectors);
-        index.search(query.embedding, &Ask { exact: Some(&exact), ..ask }, scratch, hits)?;
+        index.search(query.embedding, &CoarseRequest { exact: Some(&exact), ..ask }, scratch, hits)?;
         if exact.lost() > 0 {
             found.partial = true;
             found.damaged += exact.lost();
@@ -302,30 +314,30 @@ impl Inner {
     }
 }
 
-fn sealed(ranked: &Ranked<'_>) -> Option<Candidate> {
+fn sealed(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
     match ranked.place {
-        Place::Sealed(segment, row) => Some(Candidate { segment, row, coarse: ranked.coarse }),
-        Place::Fresh(_) => None,
+        HitLocation::Segment(segment, row) => Some(RerankCandidate { segment, row, coarse: ranked.coarse }),
+        HitLocation::Memtable(_) => None,
     }
 }
 
 /// Scores what is in memory.
-fn score_fresh<S: Scorer>(
-    ranked: &[Ranked<'_>],
+fn score_memtable_hits<S: Scorer>(
+    ranked: &[RankedPoint<'_>],
     scorer: &S,
-    query: &Query<'_>,
-    found: &mut Found,
-) -> Vec<Hit> {
+    query: &CollectionQuery<'_>,
+    found: &mut QueryResult,
+) -> Vec<QueryHit> {
     let mut scratch = None;
     let mut hits = Vec::new();
     for it in ranked {
-        let Place::Fresh(row) = &it.place else { continue };
+        let HitLocation::Memtable(row) = &it.place else { continue };
         if query.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             found.partial = true;
             break;
         }
         match scorer.score(&row.record, scratch.get_or_insert_with(|| scorer.scratch())) {
-            Ok(score) => hits.push(Hit { id: it.id, score, coarse: it.coarse }),
+            Ok(score) => hits.push(QueryHit { id: it.id, score, coarse: it.coarse }),
             Err(_) => {
                 found.partial = true;
                 found.damaged += 1;

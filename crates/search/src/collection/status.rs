@@ -2,9 +2,9 @@
 
 use base::Error;
 
-use super::inner::{Inner, Noted, lock};
-use super::names::File;
-use super::state::{Closed, Content, Slot};
+use super::inner::{CollectionHealth, CollectionInner, lock};
+use super::names::CollectionFile;
+use super::state::{ClosedSegment, SegmentContent, SegmentSlot};
 use crate::budget::BudgetStats;
 use crate::segment::Quarantined;
 
@@ -14,7 +14,7 @@ pub struct Status {
     /// Points that can be found.
     pub points: u64,
     /// Points of them that are not sealed yet.
-    pub unsealed: u64,
+    pub unflushed: u64,
     /// Its segments.
     pub segments: Vec<SegmentStatus>,
     /// What is not served, by name.
@@ -30,11 +30,11 @@ pub struct Status {
     /// Memory.
     pub memory: BudgetStats,
     /// Segments made since the start.
-    pub seals: u64,
+    pub flushes: u64,
     /// Merges since the start.
     pub merges: u64,
     /// Why sealing failed the last time, where it did.
-    pub seal_error: Option<String>,
+    pub flush_error: Option<String>,
     /// Why merging failed the last time, where it did.
     pub merge_error: Option<String>,
     /// Why changes are refused: the disk has less space left than is kept free. Gone once there is room.
@@ -61,55 +61,57 @@ pub struct SegmentStatus {
 }
 
 /// A segment that could not be opened yet.
-fn delayed(slot: &Slot) -> Option<Quarantined> {
-    let Content::Closed(Closed { reason: None, delayed: Some(error), .. }) = &slot.content else {
+fn delayed(slot: &SegmentSlot) -> Option<Quarantined> {
+    let SegmentContent::Closed(ClosedSegment { reason: None, delayed: Some(error), .. }) = &slot.content
+    else {
         return None;
     };
     let reason = format!("{}; it is tried again", error.message());
-    Some(Quarantined { file: File::Segment(slot.number).name(), page: None, reason })
+    Some(Quarantined { file: CollectionFile::Segment(slot.number).name(), page: None, reason })
 }
 
 /// Why the last log takes no more changes. The next change begins another one, if there is room.
-fn write_error(inner: &Inner, noted: &Noted) -> Option<Error> {
+fn write_error(inner: &CollectionInner, health: &CollectionHealth) -> Option<Error> {
     let (number, log) = lock(&inner.writer).logs.last().cloned()?;
-    log.failure().filter(|_| !noted.damaged_logs.contains_key(&number))
+    log.failure().filter(|_| !health.damaged_logs.contains_key(&number))
 }
 
-pub(super) fn of(inner: &Inner) -> Status {
+pub(super) fn of(inner: &CollectionInner) -> Status {
     let state = inner.state();
     let segments = state.segments.iter().map(|slot| {
         let view = slot.view();
         SegmentStatus {
-            name: File::Segment(slot.number).name(),
+            name: CollectionFile::Segment(slot.number).name(),
             rows: slot.rows,
             deleted: view.map_or(0, |view| view.deletes.count()),
             bytes: view.map_or(0, |view| view.segment.file_bytes()),
-            open: matches!(slot.content, Content::Open(_)),
+            open: matches!(slot.content, SegmentContent::Open(_)),
         }
     });
     let segments = segments.collect();
     let pages: Vec<Quarantined> = state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
-    let noted = lock(&inner.noted).clone();
-    let write_error = noted.write_error.clone().or_else(|| write_error(inner, &noted));
-    let log_damaged = noted.log_damaged();
+    let health = lock(&inner.health).clone();
+    let write_error = health.write_error.clone().or_else(|| write_error(inner, &health));
+    let log_damaged = health.log_damaged();
     let delayed: Vec<Quarantined> = state.segments.iter().filter_map(delayed).collect();
-    let quarantined_count = noted.quarantined_count + (pages.len() + delayed.len()) as u64;
-    let quarantined: Vec<Quarantined> = noted.quarantined.into_iter().chain(pages).chain(delayed).collect();
-    let unsealed = state.parts.iter().map(|part| u64::from(part.rows() - part.dead())).sum();
+    let quarantined_count = health.quarantined_count + (pages.len() + delayed.len()) as u64;
+    let quarantined: Vec<Quarantined> = health.quarantined.into_iter().chain(pages).chain(delayed).collect();
+    let unflushed =
+        state.memtables.iter().map(|memtable| u64::from(memtable.rows() - memtable.deleted())).sum();
     Status {
         points: state.live(),
-        unsealed,
+        unflushed,
         segments,
         partial: state.is_partial() || log_damaged || !quarantined.is_empty(),
         quarantined,
         quarantined_count,
         log_damaged,
-        mended: noted.mended,
+        mended: health.mended,
         memory: inner.budget.stats(),
-        seals: noted.seals,
-        merges: noted.merges,
-        seal_error: noted.seal_error.map(|error| error.to_string()),
-        merge_error: noted.merge_error.map(|error| error.to_string()),
+        flushes: health.flushes,
+        merges: health.merges,
+        flush_error: health.flush_error.map(|error| error.to_string()),
+        merge_error: health.merge_error.map(|error| error.to_string()),
         low_disk: inner.low_disk(),
         write_error: write_error.map(|error| error.to_string()),
         disk_refused: inner.disk.refused(),

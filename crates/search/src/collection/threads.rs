@@ -1,5 +1,5 @@
 //! The threads of a collection: one opens segments and ends, two seal and two merge
-//! ([`super::hurry`]).
+//! ([`super::stall`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-use super::hurry::Pace;
-use super::inner::Inner;
+use super::inner::CollectionInner;
+use super::stall::Urgency;
 
 /// How long a thread waits before it looks again without being told to.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -22,13 +22,13 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Joined when dropped.
 pub(super) struct Threads {
-    inner: Arc<Inner>,
+    inner: Arc<CollectionInner>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Threads {
     /// Starts what the options ask for.
-    pub(super) fn start(inner: &Arc<Inner>) -> Result<Threads> {
+    pub(super) fn start(inner: &Arc<CollectionInner>) -> Result<Threads> {
         let mut threads = Threads { inner: inner.clone(), handles: Vec::new() };
         if inner.outside {
             return Ok(threads);
@@ -40,25 +40,27 @@ impl Threads {
         })?;
         if inner.options.background {
             threads.spawn("segment-seal", |inner| {
-                memory::thread::enter_low_priority("sealing");
-                repeat(inner, "sealing", |inner| inner.seal_oldest(Pace::Gentle));
+                memory::thread::enter_low_priority("flushing");
+                repeat(inner, "flushing", |inner| inner.flush_oldest(Urgency::Paced));
             })?;
             threads.spawn("segment-hurry-s", |inner| {
-                repeat(inner, "sealing", |inner| {
+                repeat(inner, "flushing", |inner| {
                     inner.record_progress();
-                    inner.seal_in_hurry()
+                    inner.flush_if_stalled()
                 });
             })?;
             threads.spawn("segment-merge", |inner| {
                 memory::thread::enter_low_priority("merging");
-                repeat(inner, "merging", |inner| inner.merge_once(Pace::Gentle));
+                repeat(inner, "merging", |inner| inner.merge_once(Urgency::Paced));
             })?;
-            threads.spawn("segment-hurry-m", |inner| repeat(inner, "merging", Inner::merge_in_hurry))?;
+            threads.spawn("segment-hurry-m", |inner| {
+                repeat(inner, "merging", CollectionInner::merge_if_behind)
+            })?;
         }
         Ok(threads)
     }
 
-    fn spawn(&mut self, name: &str, work: impl FnOnce(&Inner) + Send + 'static) -> Result<()> {
+    fn spawn(&mut self, name: &str, work: impl FnOnce(&CollectionInner) + Send + 'static) -> Result<()> {
         let inner = self.inner.clone();
         let run = move || work(&inner);
         let handle = std::thread::Builder::new()
@@ -71,7 +73,7 @@ impl Threads {
 }
 
 /// Does `work` as long as there is some, then waits to be told of more.
-fn repeat(inner: &Inner, doing: &str, work: impl Fn(&Inner) -> Result<bool>) {
+fn repeat(inner: &CollectionInner, doing: &str, work: impl Fn(&CollectionInner) -> Result<bool>) {
     let mut retry = RETRY_MIN;
     while inner.go_on().is_ok() {
         let seen = inner.events.count();
@@ -94,7 +96,7 @@ fn repeat(inner: &Inner, doing: &str, work: impl Fn(&Inner) -> Result<bool>) {
 }
 
 /// Waits for an event, or after a failure for its time; ends early when the collection is closed.
-fn pause(inner: &Inner, mut seen: u64, wait: Duration, whole: bool) {
+fn pause(inner: &CollectionInner, mut seen: u64, wait: Duration, whole: bool) {
     let deadline = Instant::now() + wait;
     while inner.go_on().is_ok() && inner.events.wait_past(seen, deadline) && whole {
         seen = inner.events.count();
@@ -104,7 +106,7 @@ fn pause(inner: &Inner, mut seen: u64, wait: Duration, whole: bool) {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.inner.stop.store(true, Ordering::Relaxed);
-        self.inner.events.tell();
+        self.inner.events.notify();
         for handle in self.handles.drain(..) {
             if handle.join().is_err() {
                 tracing::error!("a thread of a collection ended in a panic");

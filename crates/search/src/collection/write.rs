@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use storage::log::{LOG_BYTES_MAX, Log};
 
-use super::hurry::Pace;
-use super::inner::{Inner, Writer, lock};
-use super::names::File;
+use super::inner::{CollectionInner, LogWriter, lock};
+use super::names::CollectionFile;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
-use super::state::Live;
+use super::stall::Urgency;
+use super::state::LiveState;
 use crate::coarse::{Metric, SQUARE_MAX};
-use crate::ingest::{Logged, Op, PART_ROWS_MAX, Point, Row, StoredPoint, row_bytes};
+use crate::ingest::{LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes};
 
 /// Parts that wait to be sealed while another one is written to.
 pub(super) const FROZEN_MAX: usize = 1;
@@ -44,66 +44,66 @@ impl Applied {
 
 /// What a change does that finds no room in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum RoomPolicy {
     /// Waits for it, which hurries sealing.
-    Awaited,
+    Wait,
     /// Gives up at once.
-    IfAny,
+    Refuse,
 }
 
 /// What became of a change.
-enum Tried {
+enum WriteOutcome {
     /// It is in memory, and in this log under this number.
     Done(Arc<Log>, u64),
     /// Not now; once something is sealed it may go.
     NoRoom(Error),
 }
 
-impl Inner {
+impl CollectionInner {
     /// Applies changes in order and waits until all are durable. Where one fails, those before it may have been applied,
     /// and none is acknowledged.
     pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        self.apply(ops, Room::Awaited)?.commit()
+        self.apply(ops, RoomPolicy::Wait)?.commit()
     }
 
     /// Waits while a part fills up faster than the one before it is sealed.
-    pub(super) fn keep_pace(&self) {
-        let give_up = Instant::now() + SLOWED_MAX;
+    pub(super) fn throttle(&self) {
+        let give_up_at = Instant::now() + SLOWED_MAX;
         let mut slowed = false;
         loop {
             let seen = self.events.count();
             let Some(due) = self.next_write() else { return };
             let now = Instant::now();
-            if now >= due.min(give_up) || self.go_on().is_err() {
+            if now >= due.min(give_up_at) || self.go_on().is_err() {
                 return;
             }
             if !slowed {
                 slowed = true;
-                if self.hurry.slow_down() {
+                if self.stall.record_slowdown() {
                     // Those who hurry do not know yet.
-                    self.events.tell();
+                    self.events.notify();
                     continue;
                 }
             }
-            self.events.wait_past(seen, due.min(give_up));
+            self.events.wait_past(seen, due.min(give_up_at));
         }
     }
 
     /// When the next change may come at the earliest; `None` where no part waits to be sealed.
     fn next_write(&self) -> Option<Instant> {
-        let sealed_in = *lock(&self.sealed_in);
+        let flush_time = *lock(&self.flush_time);
         let live = lock(&self.live);
-        if live.state.parts.len() <= FROZEN_MAX {
+        if live.state.memtables.len() <= FROZEN_MAX {
             return None;
         }
-        let part = live.active();
-        let filled = part.bytes() as f64 / self.options.part_bytes.max(1) as f64;
-        Some(part.begun() + sealed_in.mul_f64(MARGIN * filled.min(1.0)))
+        let memtable = live.active();
+        let filled = memtable.bytes() as f64 / self.options.memtable_bytes.max(1) as f64;
+        Some(memtable.begun() + flush_time.mul_f64(MARGIN * filled.min(1.0)))
     }
 
     /// Applies changes in order, to the log and to memory. They are acknowledged by [`Applied::commit`], which need not
     /// be called under a lock that keeps changes in order.
-    pub(super) fn apply(&self, ops: &[Op<'_>], room: Room) -> Result<Applied> {
+    pub(super) fn apply(&self, ops: &[Op<'_>], room: RoomPolicy) -> Result<Applied> {
         self.check_room(ops)?;
         for op in ops {
             self.check(op)?;
@@ -121,7 +121,7 @@ impl Inner {
 
     /// Refuses what can never be written.
     fn check(&self, op: &Op<'_>) -> Result<()> {
-        let Op::Upsert(Point { id, embedding, record, payload }) = op else { return Ok(()) };
+        let Op::Upsert(PointRef { id, embedding, record, payload }) = op else { return Ok(()) };
         let dims = self.options.shape.dims;
         if embedding.len() != dims || embedding.iter().any(|value| !value.is_finite()) {
             let values = embedding.len();
@@ -145,11 +145,11 @@ impl Inner {
             return Err(Error::invalid(format!("point {id}: its payload is not a JSON object")));
         }
         let bytes = row_bytes(dims, record.len(), payload.len());
-        if bytes > self.options.part_bytes {
+        if bytes > self.options.memtable_bytes {
             return Err(Error::too_large(format!(
-                "point {id}: {bytes} bytes are more than the {} for unsealed points; raise the collection's memory \
+                "point {id}: {bytes} bytes are more than the {} for unflushed points; raise the collection's memory \
                  budget",
-                self.options.part_bytes
+                self.options.memtable_bytes
             )));
         }
         Ok(())
@@ -171,87 +171,87 @@ impl Inner {
         )))
     }
 
-    fn write_one(&self, op: &Op<'_>, room: Room) -> Result<(Arc<Log>, u64)> {
+    fn write_one(&self, op: &Op<'_>, room: RoomPolicy) -> Result<(Arc<Log>, u64)> {
         let mut frame = Vec::new();
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
         let mut asked = false;
         // One wait, however often it is told of something: what other collections do must not begin it anew.
-        let mut waiting = None;
+        let mut pending_deletes = None;
         loop {
             let mut seen = self.events.count();
             let refusal = match self.try_write(op, &frame)? {
-                Tried::Done(log, number) => return Ok((log, number)),
-                Tried::NoRoom(refusal) => refusal,
+                WriteOutcome::Done(log, number) => return Ok((log, number)),
+                WriteOutcome::NoRoom(refusal) => refusal,
             };
             if !self.options.background && !self.outside {
-                self.seal_oldest(Pace::Full)?;
+                self.flush_oldest(Urgency::Escalated)?;
                 continue;
             }
             self.go_on()?;
             if self.outside && !asked {
                 // Those who seal for all collections may not know yet that memory is short.
                 asked = true;
-                self.events.tell();
+                self.events.notify();
                 seen += 1;
             }
-            if room == Room::IfAny {
+            if room == RoomPolicy::Refuse {
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
-            waiting.get_or_insert_with(|| self.hurry.wait());
+            pending_deletes.get_or_insert_with(|| self.stall.wait());
             if !self.events.wait_past(seen, deadline) {
-                self.hurry.refuse();
+                self.stall.refuse();
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
         }
     }
 
-    fn try_write(&self, op: &Op<'_>, frame: &[u8]) -> Result<Tried> {
+    fn try_write(&self, op: &Op<'_>, frame: &[u8]) -> Result<WriteOutcome> {
         let mut writer = lock(&self.writer);
-        if let Some(slot) = lock(&self.live).waiting_is_full() {
-            let name = File::Segment(slot.number).name();
+        if let Some(slot) = lock(&self.live).full_pending_deletes() {
+            let name = CollectionFile::Segment(slot.number).name();
             return Err(Error::precondition(format!(
                 "{name} cannot be opened and too much was changed since; put its file back from a \
                  copy and start anew, or give it up"
             )));
         }
         if writer.logs.len() > LOGS_MAX {
-            return Ok(Tried::NoRoom(self.no_room()));
+            return Ok(WriteOutcome::NoRoom(self.no_room()));
         }
         let row = match op {
             Op::Delete(_) => None,
             Op::Upsert(point) => match self.reserve(&mut writer, point)? {
                 Ok(row) => Some(row),
-                Err(refusal) => return Ok(Tried::NoRoom(refusal)),
+                Err(refusal) => return Ok(WriteOutcome::NoRoom(refusal)),
             },
         };
-        let (Op::Upsert(Point { id, .. }) | Op::Delete(id)) = op;
+        let (Op::Upsert(PointRef { id, .. }) | Op::Delete(id)) = op;
         let (log, number) = match self.append(&mut writer, frame, *id)? {
             Ok(appended) => appended,
-            Err(refusal) => return Ok(Tried::NoRoom(refusal)),
+            Err(refusal) => return Ok(WriteOutcome::NoRoom(refusal)),
         };
         let mut live = lock(&self.live);
         let completed = match (op, row) {
             (Op::Upsert(_), Some(row)) => live.upsert(row),
-            (Op::Delete(id), _) | (Op::Upsert(Point { id, .. }), None) => {
+            (Op::Delete(id), _) | (Op::Upsert(PointRef { id, .. }), None) => {
                 live.delete(*id);
                 None
             }
         };
         drop(live);
         completed.into_iter().for_each(|block| block.sketch());
-        Ok(Tried::Done(log, number))
+        Ok(WriteOutcome::Done(log, number))
     }
 
     /// Room for a point in the active part, or in a new one. The inner error is for a refusal that may pass.
-    fn reserve(&self, writer: &mut Writer, point: &Point<'_>) -> Result<Result<Row>> {
+    fn reserve(&self, writer: &mut LogWriter, point: &PointRef<'_>) -> Result<Result<MemtableRow>> {
         let bytes = row_bytes(self.options.shape.dims, point.record.len(), point.payload.len());
-        let (full, part_bytes, parts) = {
+        let (full, memtable_bytes, memtables) = {
             let live = lock(&self.live);
-            (self.is_full(&live, bytes), live.active().bytes(), live.state.parts.len())
+            (self.is_full(&live, bytes), live.active().bytes(), live.state.memtables.len())
         };
         if full {
-            if parts > FROZEN_MAX {
+            if memtables > FROZEN_MAX {
                 return Ok(Err(self.no_room()));
             }
             self.freeze(writer)?;
@@ -259,8 +259,8 @@ impl Inner {
         let held = match self.budget.reserve(bytes, "a point") {
             Ok(held) => held,
             // Sealing turns rows into codes, which frees memory; but not for a handful of rows.
-            Err(refusal) if full || parts > FROZEN_MAX => return Ok(Err(refusal)),
-            Err(refusal) if part_bytes >= self.options.part_bytes / 4 => {
+            Err(refusal) if full || memtables > FROZEN_MAX => return Ok(Err(refusal)),
+            Err(refusal) if memtable_bytes >= self.options.memtable_bytes / 4 => {
                 self.freeze(writer)?;
                 return Ok(Err(refusal));
             }
@@ -271,21 +271,22 @@ impl Inner {
         let mut embedding: Box<[f32]> = point.embedding.into();
         self.options.shape.encoding.round(&mut embedding);
         let (record, payload) = (point.record.into(), point.payload.into());
-        Ok(Ok(Row { id: point.id, embedding, record, payload, held }))
+        Ok(Ok(MemtableRow { id: point.id, embedding, record, payload, held }))
     }
 
-    fn is_full(&self, live: &Live, bytes: u64) -> bool {
-        let part = live.active();
-        part.rows() >= PART_ROWS_MAX || (part.rows() > 0 && part.bytes() + bytes > self.options.part_bytes)
+    fn is_full(&self, live: &LiveState, bytes: u64) -> bool {
+        let memtable = live.active();
+        memtable.rows() >= MEMTABLE_ROWS_MAX
+            || (memtable.rows() > 0 && memtable.bytes() + bytes > self.options.memtable_bytes)
     }
 
     /// Takes a change into the log, or into a new one where the log has failed or is long enough.
-    fn append(&self, writer: &mut Writer, frame: &[u8], id: u64) -> Result<Result<(Arc<Log>, u64)>> {
+    fn append(&self, writer: &mut LogWriter, frame: &[u8], id: u64) -> Result<Result<(Arc<Log>, u64)>> {
         self.ensure_log(writer)?;
         let mut refusal = Error::internal("there is no log");
         for _ in 0..2 {
             let Some((_, log)) = writer.logs.last() else { break };
-            let can_freeze = lock(&self.live).state.parts.len() <= FROZEN_MAX;
+            let can_freeze = lock(&self.live).state.memtables.len() <= FROZEN_MAX;
             if log.bytes() < self.log_bytes_max() || !can_freeze {
                 refusal = match log.append_keyed(frame, id) {
                     Ok(number) => return Ok(Ok((log.clone(), number))),
@@ -310,28 +311,28 @@ impl Inner {
     /// A log is read whole at the start, in memory that is set aside for sealing. One of only removals ends by this. The
     /// points of a part fit in one log with what it holds besides.
     fn log_bytes_max(&self) -> u64 {
-        (self.options.part_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
+        (self.options.memtable_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
     }
 
     fn no_room(&self) -> Error {
-        let why = lock(&self.noted).seal_error.clone();
+        let why = lock(&self.health).flush_error.clone();
         let why = why.map_or_else(String::new, |error| format!(" (sealing failed: {error})"));
         Error::exhausted(format!(
             "{} of unsealed points wait to be sealed{why}; write more slowly",
-            base::units::format_bytes(self.options.part_bytes)
+            base::units::format_bytes(self.options.memtable_bytes)
         ))
     }
 
     /// Ends the active part; what comes now goes to a new one with a log of its own.
-    pub(super) fn freeze(&self, writer: &mut Writer) -> Result<()> {
+    pub(super) fn freeze(&self, writer: &mut LogWriter) -> Result<()> {
         let number = *writer.unused.get_or_insert_with(|| self.number());
-        let opened = Log::open(&self.medium, &File::Log(number).name());
-        lock(&self.noted).write_error = opened.as_ref().err().cloned();
+        let opened = Log::open(&self.medium, &CollectionFile::Log(number).name());
+        lock(&self.health).write_error = opened.as_ref().err().cloned();
         let (log, _) = opened?;
         writer.unused = None;
         writer.logs.push((number, Arc::new(log)));
         lock(&self.live).freeze(number);
-        self.events.tell();
+        self.events.notify();
         Ok(())
     }
 
@@ -339,10 +340,10 @@ impl Inner {
     ///
     /// # Errors
     /// `DataLoss` where it is not.
-    pub(super) fn decoded(&self, frame: &[u8]) -> Result<Logged> {
-        let change = Logged::decode(frame)?;
+    pub(super) fn decoded(&self, frame: &[u8]) -> Result<LoggedOp> {
+        let change = LoggedOp::decode(frame)?;
         match &change {
-            Logged::Upsert(point) if point.embedding.len() != self.options.shape.dims => {
+            LoggedOp::Upsert(point) if point.embedding.len() != self.options.shape.dims => {
                 Err(Error::data_loss(format!("point {} has {} dimensions", point.id, point.embedding.len())))
             }
             _ => Ok(change),
@@ -353,19 +354,19 @@ impl Inner {
     ///
     /// # Errors
     /// What sealing says, where that is needed to have room, and `ResourceExhausted` where there is none.
-    pub(super) fn replay(&self, log: u64, change: Logged) -> Result<()> {
+    pub(super) fn replay(&self, log: u64, change: LoggedOp) -> Result<()> {
         let point = match change {
-            Logged::Delete(id) => {
+            LoggedOp::Delete(id) => {
                 lock(&self.live).delete(id);
                 return Ok(());
             }
-            Logged::Upsert(point) => point,
+            LoggedOp::Upsert(point) => point,
         };
         let StoredPoint { id, embedding, record, payload } = point;
         let bytes = row_bytes(embedding.len(), record.len(), payload.len());
         let full = self.is_full(&lock(&self.live), bytes);
         if full {
-            match self.seal_down_to(FROZEN_MAX) {
+            match self.flush_down_to(FROZEN_MAX) {
                 // Without room for segments the points stay in memory, as long as that has room.
                 Err(error) if error.kind() != ErrorKind::StorageFull => return Err(error),
                 _ => {}
@@ -376,22 +377,22 @@ impl Inner {
             Ok(held) => held,
             Err(_) => {
                 lock(&self.live).freeze(log);
-                self.seal_down_to(1)?;
+                self.flush_down_to(1)?;
                 self.budget.reserve(bytes, "a point of the log")?
             }
         };
         let mut embedding = embedding.into_boxed_slice();
         self.options.shape.encoding.round(&mut embedding);
-        let row = Row { id, embedding, record: record.into(), payload: payload.into(), held };
+        let row = MemtableRow { id, embedding, record: record.into(), payload: payload.into(), held };
         let completed = lock(&self.live).upsert(row);
         completed.into_iter().for_each(|block| block.sketch());
         Ok(())
     }
 
     /// Seals until there are so many parts, the active one included.
-    pub(super) fn seal_down_to(&self, parts: usize) -> Result<()> {
-        while lock(&self.live).state.parts.len() > parts {
-            self.seal_oldest(Pace::Full)?;
+    pub(super) fn flush_down_to(&self, memtables: usize) -> Result<()> {
+        while lock(&self.live).state.memtables.len() > memtables {
+            self.flush_oldest(Urgency::Escalated)?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! What is not sealed yet: the changes in the log, and the points in memory that they make.
 
+mod memtable;
 mod op;
-mod part;
 mod sketch;
 
-pub use op::{Logged, Op, Point, StoredPoint};
-pub use part::{Block, PART_ROWS_MAX, Part, Row, row_bytes};
-pub use sketch::Asked;
+pub use memtable::{MEMTABLE_ROWS_MAX, Memtable, MemtableRow, RowBlock, row_bytes};
+pub use op::{LoggedOp, Op, PointRef, StoredPoint};
+pub use sketch::SketchQuery;

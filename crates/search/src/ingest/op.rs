@@ -12,7 +12,7 @@ const KIND_DELETE: u8 = 2;
 
 /// A point as it is handed in.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point<'a> {
+pub struct PointRef<'a> {
     /// What it is called by.
     pub id: u64,
     /// Its embedding.
@@ -27,7 +27,7 @@ pub struct Point<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op<'a> {
     /// Adds a point, or replaces the one of its id.
-    Upsert(Point<'a>),
+    Upsert(PointRef<'a>),
     /// Removes the point of this id, if there is one.
     Delete(u64),
 }
@@ -55,7 +55,7 @@ impl Op<'_> {
 
 /// A change as it was read back.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Logged {
+pub enum LoggedOp {
     /// Adds or replaces.
     Upsert(StoredPoint),
     /// Removes.
@@ -75,12 +75,12 @@ pub struct StoredPoint {
     pub payload: Vec<u8>,
 }
 
-impl Logged {
+impl LoggedOp {
     /// Reads what [`Op::encode`] wrote.
     ///
     /// # Errors
     /// `DataLoss` for anything else.
-    pub fn decode(bytes: &[u8]) -> Result<Logged> {
+    pub fn decode(bytes: &[u8]) -> Result<LoggedOp> {
         let odd =
             || Error::data_loss(format!("{} bytes of the log are no change to a collection", bytes.len()));
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or_else(odd)?;
@@ -91,13 +91,15 @@ impl Logged {
         let (dims, record, payload) = (field(4), field(16), field(20));
         let body = &bytes[HEADER_BYTES..];
         match header[0] {
-            KIND_DELETE if body.is_empty() && (dims, record, payload) == (0, 0, 0) => Ok(Logged::Delete(id)),
+            KIND_DELETE if body.is_empty() && (dims, record, payload) == (0, 0, 0) => {
+                Ok(LoggedOp::Delete(id))
+            }
             KIND_UPSERT if dims as u64 * 4 + record as u64 + payload as u64 == body.len() as u64 => {
                 let (embedding, rest) = body.split_at(dims * 4);
                 let (record, payload) = rest.split_at(record);
                 let embedding =
                     embedding.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
-                Ok(Logged::Upsert(StoredPoint {
+                Ok(LoggedOp::Upsert(StoredPoint {
                     id,
                     embedding,
                     record: record.to_vec(),
@@ -121,7 +123,7 @@ mod tests {
         for at in [4, 16, 20] {
             let mut other = bytes.clone();
             other[at] = 1;
-            assert_eq!(Logged::decode(&other).unwrap_err().kind(), base::ErrorKind::DataLoss, "byte {at}");
+            assert_eq!(LoggedOp::decode(&other).unwrap_err().kind(), base::ErrorKind::DataLoss, "byte {at}");
         }
     }
 
@@ -133,15 +135,15 @@ mod tests {
             record in prop::collection::vec(any::<u8>(), 0..50),
             payload in prop::collection::vec(any::<u8>(), 0..50),
         ) {
-            let point = Point { id, embedding: &embedding, record: &record, payload: &payload };
+            let point = PointRef { id, embedding: &embedding, record: &record, payload: &payload };
             let mut bytes = Vec::new();
             Op::Upsert(point).encode(&mut bytes);
             let stored = StoredPoint { id, embedding: embedding.clone(), record: record.clone(), payload: payload.clone() };
-            prop_assert_eq!(Logged::decode(&bytes), Ok(Logged::Upsert(stored)));
-            prop_assert!(Logged::decode(&bytes[..bytes.len() - 1]).is_err());
+            prop_assert_eq!(LoggedOp::decode(&bytes), Ok(LoggedOp::Upsert(stored)));
+            prop_assert!(LoggedOp::decode(&bytes[..bytes.len() - 1]).is_err());
             bytes.clear();
             Op::Delete(id).encode(&mut bytes);
-            prop_assert_eq!(Logged::decode(&bytes), Ok(Logged::Delete(id)));
+            prop_assert_eq!(LoggedOp::decode(&bytes), Ok(LoggedOp::Delete(id)));
         }
 
         #[test]
@@ -149,7 +151,7 @@ mod tests {
             if let Some(first) = bytes.first_mut() {
                 *first = kind;
             }
-            let _ = Logged::decode(&bytes);
+            let _ = LoggedOp::decode(&bytes);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kernels::{float, integer};
 
-use super::Row;
+use super::MemtableRow;
 use crate::coarse::Metric;
 
 /// What sums of rounded products may be off by, as a share of the largest they could be: far more than they are.
@@ -18,7 +18,7 @@ const SQUARES: std::ops::Range<f32> = 1e-18..1e18;
 
 /// A vector as codes.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct VectorScale {
     /// What a code of 1 stands for.
     scale: f32,
     /// The length of the difference between the vector and its codes, at most.
@@ -28,59 +28,59 @@ struct Shape {
     square: f32,
 }
 
-impl Shape {
+impl VectorScale {
     /// Turns `values` into `codes`; `None` where they are too large or too small for bounds.
-    fn of(values: &[f32], codes: &mut [i8]) -> Option<Shape> {
+    fn of(values: &[f32], codes: &mut [i8]) -> Option<VectorScale> {
         let scale = integer::quantise(values, codes);
         let square = float::dot(values, values);
         let left_out = |(value, code): (&f32, &i8)| value - scale * f32::from(*code);
         let left_out: f32 = values.iter().zip(&*codes).map(left_out).map(|left| left * left).sum();
         let doubt = left_out.sqrt() * (1.0 + DOUBT_ROUNDING);
-        SQUARES.contains(&square).then(|| Shape { scale, doubt, length: square.sqrt(), square })
+        SQUARES.contains(&square).then(|| VectorScale { scale, doubt, length: square.sqrt(), square })
     }
 }
 
 /// A query, made ready for comparison with sketches.
 #[derive(Debug)]
-pub struct Asked {
+pub struct SketchQuery {
     metric: Metric,
     codes: Vec<i8>,
-    shape: Option<Shape>,
+    shape: Option<VectorScale>,
 }
 
-impl Asked {
+impl SketchQuery {
     /// For the points most like `embedding`.
-    pub fn new(metric: Metric, embedding: &[f32]) -> Asked {
+    pub fn new(metric: Metric, embedding: &[f32]) -> SketchQuery {
         let mut codes = vec![0; embedding.len()];
-        let shape = Shape::of(embedding, &mut codes);
-        Asked { metric, codes, shape }
+        let shape = VectorScale::of(embedding, &mut codes);
+        SketchQuery { metric, codes, shape }
     }
 }
 
 /// The rows of a block.
 #[derive(Clone, Debug)]
-pub(super) struct Sketch {
+pub(super) struct BlockSketch {
     dims: usize,
     codes: Vec<i8>,
-    shapes: Vec<Option<Shape>>,
+    shapes: Vec<Option<VectorScale>>,
 }
 
-impl Sketch {
+impl BlockSketch {
     /// Bytes of memory of a row.
     pub(super) const fn row_bytes(dims: usize) -> usize {
-        dims + size_of::<Option<Shape>>()
+        dims + size_of::<Option<VectorScale>>()
     }
 
-    pub(super) fn of(rows: &[Arc<Row>]) -> Sketch {
+    pub(super) fn of(rows: &[Arc<MemtableRow>]) -> BlockSketch {
         let dims = rows.first().map_or(0, |row| row.embedding.len());
         let mut codes = vec![0; rows.len() * dims];
         let shapes = rows.iter().zip(codes.chunks_exact_mut(dims.max(1)));
-        let shapes = shapes.map(|(row, codes)| Shape::of(&row.embedding, codes)).collect();
-        Sketch { dims, codes, shapes }
+        let shapes = shapes.map(|(row, codes)| VectorScale::of(&row.embedding, codes)).collect();
+        BlockSketch { dims, codes, shapes }
     }
 
     /// For each row how alike to the query it is at most.
-    pub(super) fn at_most(&self, asked: &Asked, out: &mut [f32]) {
+    pub(super) fn at_most(&self, asked: &SketchQuery, out: &mut [f32]) {
         let Some(query) = asked.shape.filter(|_| self.dims == asked.codes.len()) else {
             return out.fill(f32::INFINITY);
         };
@@ -109,32 +109,32 @@ impl Sketch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::Budget;
-    use crate::ingest::{Part, row_bytes};
-    use crate::segment::alike;
+    use crate::budget::MemoryBudget;
+    use crate::ingest::{Memtable, row_bytes};
+    use crate::segment::similarity;
     use proptest::prelude::*;
 
-    fn part(vectors: &[Vec<f32>]) -> Part {
-        let budget = Budget::new(1 << 30);
-        let mut part = Part::new(1);
+    fn memtable(vectors: &[Vec<f32>]) -> Memtable {
+        let budget = MemoryBudget::new(1 << 30);
+        let mut memtable = Memtable::new(1);
         for (id, vector) in (0..).zip(vectors) {
             let held = budget.reserve(row_bytes(vector.len(), 0, 0), "a row").unwrap();
             let embedding = vector.clone().into();
-            let row = Row { id, embedding, record: Box::default(), payload: Box::default(), held };
-            part.push(Arc::new(row));
-            part.completed().into_iter().for_each(|block| block.sketch());
+            let row = MemtableRow { id, embedding, record: Box::default(), payload: Box::default(), held };
+            memtable.push(Arc::new(row));
+            memtable.completed().into_iter().for_each(|block| block.sketch());
         }
-        part
+        memtable
     }
 
     /// The best `k`, and how many rows were compared for them.
-    fn best(part: &Part, metric: Metric, query: &[f32], k: usize) -> (Vec<(f32, u64)>, usize) {
+    fn best(memtable: &Memtable, metric: Metric, query: &[f32], k: usize) -> (Vec<(f32, u64)>, usize) {
         let (mut all, mut compared): (Vec<(f32, u64)>, usize) = (Vec::new(), 0);
-        part.scan(&Asked::new(metric, query), f32::NEG_INFINITY, |row| {
+        memtable.scan(&SketchQuery::new(metric, query), f32::NEG_INFINITY, |row| {
             compared += 1;
-            all.push((alike(metric, query, &row.embedding), row.id));
+            all.push((similarity(metric, query, &row.embedding), row.id));
             // Where squares overflow; a collection's queries leave that out too.
-            all.retain(|(likeness, _)| !likeness.is_nan());
+            all.retain(|(similarity, _)| !similarity.is_nan());
             all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             all.truncate(k);
             all.get(k - 1).map_or(f32::NEG_INFINITY, |last| last.0)
@@ -144,8 +144,8 @@ mod tests {
 
     fn naive(vectors: &[Vec<f32>], metric: Metric, query: &[f32], k: usize) -> Vec<(f32, u64)> {
         let mut all: Vec<(f32, u64)> =
-            (0..).zip(vectors).map(|(id, vector)| (alike(metric, query, vector), id)).collect();
-        all.retain(|(likeness, _)| !likeness.is_nan());
+            (0..).zip(vectors).map(|(id, vector)| (similarity(metric, query, vector), id)).collect();
+        all.retain(|(similarity, _)| !similarity.is_nan());
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         all.truncate(k);
         all
@@ -153,7 +153,7 @@ mod tests {
 
     /// Values that look random, around `middle`.
     fn vectors(count: usize, dims: usize, middle: f32, size: f32, seed: u64) -> Vec<Vec<f32>> {
-        let mut draw = crate::coarse::kmeans::Draw::new(seed);
+        let mut draw = crate::coarse::kmeans::RandomDraws::new(seed);
         let mut value = || middle + size * (draw.below(20_001) as f32 / 10_000.0 - 1.0);
         (0..count).map(|_| (0..dims).map(|_| value()).collect()).collect()
     }
@@ -170,11 +170,11 @@ mod tests {
             all[300].fill(-1e-40);
             all[400] = all[401].clone();
             all[402] = all[401].clone();
-            let part = part(&all);
+            let memtable = memtable(&all);
             let queries = [all[401].clone(), all[5].clone(), all[6].clone()];
             for query in vectors(3, dims, middle * size, size, seed ^ 1).iter().chain(&queries) {
                 for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
-                    let (found, _) = best(&part, metric, query, k);
+                    let (found, _) = best(&memtable, metric, query, k);
                     let wanted = naive(&all, metric, query, k);
                     prop_assert!(
                         found.iter().zip(&wanted).all(|(a, b)| a.0.total_cmp(&b.0).is_eq() && a.1 == b.1),
@@ -188,10 +188,10 @@ mod tests {
     #[test]
     fn few_rows_are_compared_themselves() {
         let all = vectors(20_000, 64, 0.0, 1.0, 7);
-        let part = part(&all);
+        let memtable = memtable(&all);
         for query in vectors(5, 64, 0.0, 1.0, 8) {
             for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
-                let (found, compared) = best(&part, metric, &query, 10);
+                let (found, compared) = best(&memtable, metric, &query, 10);
                 assert_eq!(found, naive(&all, metric, &query, 10));
                 assert!(compared < 1000, "{compared} of 20,000");
             }

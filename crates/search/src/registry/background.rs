@@ -7,39 +7,39 @@ use std::time::Duration;
 
 use base::{Error, Result};
 
-use super::core::Core;
-use super::named::{Chore, Named};
+use super::core::RegistryCore;
+use super::named::{BackgroundTask, NamedCollection};
 
 /// How long a thread waits before it looks again without being told to.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Unsealed points of a collection take at least this much before they are sealed because memory is short.
 const RELIEF_BYTES_MIN: u64 = 256 << 10;
 
-pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
-    let spawn = |name: &str, work: fn(&Core)| {
+pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
+    let spawn = |name: &str, work: fn(&RegistryCore)| {
         let core = core.clone();
         let spawned = std::thread::Builder::new().name(name.into()).spawn(move || work(&core));
         spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))
     };
     let threads = [
-        spawn("search-open", Core::open_all)?,
-        spawn("search-seal", |core| {
-            memory::thread::enter_low_priority("sealing");
-            repeat(core, Chore::Seal, |named| named.collection().seal_oldest(), relieve);
+        spawn("search-open", RegistryCore::open_all)?,
+        spawn("search-flush", |core| {
+            memory::thread::enter_low_priority("flushing");
+            repeat(core, BackgroundTask::Flush, |named| named.collection().flush_oldest(), relieve);
         })?,
-        spawn("search-hurry-s", |core| {
-            let work = |named: &Named| {
+        spawn("search-flush-hi", |core| {
+            let work = |named: &NamedCollection| {
                 named.collection().record_progress();
-                named.collection().seal_in_hurry()
+                named.collection().flush_if_stalled()
             };
-            repeat(core, Chore::Seal, work, |_| false);
+            repeat(core, BackgroundTask::Flush, work, |_| false);
         })?,
         spawn("search-merge", |core| {
             memory::thread::enter_low_priority("merging");
-            repeat(core, Chore::Merge, |named| named.collection().merge(), |_| false);
+            repeat(core, BackgroundTask::Merge, |named| named.collection().merge(), |_| false);
         })?,
-        spawn("search-hurry-m", |core| {
-            repeat(core, Chore::Merge, |named| named.collection().merge_in_hurry(), |_| false);
+        spawn("search-merge-hi", |core| {
+            repeat(core, BackgroundTask::Merge, |named| named.collection().merge_if_behind(), |_| false);
         })?,
     ];
     Ok(threads.into())
@@ -47,10 +47,10 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
 
 /// Does what there is to do, and where there is nothing what is `otherwise`, then waits to be told of more.
 fn repeat(
-    core: &Core,
-    chore: Chore,
-    one: impl Fn(&Named) -> Result<bool>,
-    otherwise: impl Fn(&Core) -> bool,
+    core: &RegistryCore,
+    chore: BackgroundTask,
+    one: impl Fn(&NamedCollection) -> Result<bool>,
+    otherwise: impl Fn(&RegistryCore) -> bool,
 ) {
     while !core.stopped() {
         let seen = core.resources.events();
@@ -70,18 +70,18 @@ fn repeat(
 
 /// Where memory is short, has the collection with the most unsealed points seal them although they are few: many small
 /// collections must not fill the memory with what none of them would seal. Whether there was one.
-fn relieve(core: &Core) -> bool {
+fn relieve(core: &RegistryCore) -> bool {
     let memory = core.resources.memory();
     if memory.used < memory.limit / 4 * 3 {
         return false;
     }
-    let sizes = core.ready().into_iter().filter(|named| named.may(Chore::Seal));
+    let sizes = core.ready().into_iter().filter(|named| named.may(BackgroundTask::Flush));
     let largest =
-        sizes.map(|named| (named.collection().unsealed_bytes(), named)).max_by_key(|(bytes, _)| *bytes);
+        sizes.map(|named| (named.collection().unflushed_bytes(), named)).max_by_key(|(bytes, _)| *bytes);
     match largest.filter(|(bytes, _)| *bytes >= RELIEF_BYTES_MIN) {
         Some((_, named)) => {
             let frozen = named.collection().freeze().map(|()| true);
-            named.tried(Chore::Seal, &frozen);
+            named.tried(BackgroundTask::Flush, &frozen);
             frozen.is_ok()
         }
         None => false,

@@ -12,13 +12,15 @@ use base::{Error, ErrorKind, Result};
 use memory::private;
 
 use super::aliases::{self, AliasChange, Aliases};
-use super::files::{self, Settings, Stored, check_name};
-use super::named::Named;
+use super::files::{self, CollectionSettings, StoredSettings, check_name};
+use super::named::NamedCollection;
 use super::options::{Media, RegistryOptions};
-use super::{Listed, ListedState};
-use crate::budget::{Budget, Reservation};
-use crate::collection::{Collection, OPEN_AGAIN, Options, Resources, check_room_to_create, may_pass};
-use crate::rerank::Shared;
+use super::{ListedCollection, ListedState};
+use crate::budget::{BudgetReservation, MemoryBudget};
+use crate::collection::{
+    Collection, CollectionOptions, OPEN_AGAIN, Resources, check_room_to_create, may_pass,
+};
+use crate::rerank::SharedCaches;
 
 /// A collection's settings in its directory.
 pub(super) const SETTINGS: &str = "settings";
@@ -28,20 +30,20 @@ const OPENING_RETRY: Duration = Duration::from_secs(1);
 /// A collection that could not be opened is tried again after so many times [`OPEN_AGAIN`]: its whole log is read anew.
 const BROKEN_ROUNDS: u32 = 6;
 /// Points of one collection that are not sealed take twice this much at most.
-const PART_BYTES_MAX: u64 = 32 << 20;
+const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
 /// A part's share of the memory: two parts of a few collections, and what sealing needs, leave most of it for codes.
-const PART_SHARE: u64 = 20;
+const MEMTABLE_SHARE: u64 = 20;
 /// The memory below which nothing works.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
 /// Records that the cache is made for: keypoint graphs of photographs.
 const RECORD_BYTES: u32 = 8 << 10;
 
-pub(super) struct Core {
+pub(super) struct RegistryCore {
     pub(super) options: RegistryOptions,
     pub(super) resources: Resources,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedCaches>,
     media: Media,
-    map: RwLock<Map>,
+    map: RwLock<CollectionMap>,
     /// Read while points change under a name, written while aliases change, before `changing`: no acknowledged change
     /// ends up in a collection that the name no longer stands for.
     writers: parking_lot::RwLock<()>,
@@ -54,25 +56,25 @@ pub(super) struct Core {
     /// What was being made or removed when the process before ended.
     leftovers: Mutex<Vec<PathBuf>>,
     _lock: File,
-    _cache: Reservation,
+    _cache: BudgetReservation,
 }
 
 /// Keeps aliases as they are.
 pub(super) type AliasesKept<'a> = parking_lot::RwLockReadGuard<'a, ()>;
 
-struct Map {
-    entries: BTreeMap<String, Entry>,
+struct CollectionMap {
+    entries: BTreeMap<String, RegistryEntry>,
     aliases: Aliases,
 }
 
-enum Entry {
+enum RegistryEntry {
     Opening,
-    Ready(Arc<Named>),
+    Ready(Arc<NamedCollection>),
     Broken(Error),
 }
 
-impl Core {
-    pub(super) fn open(options: RegistryOptions) -> Result<Arc<Core>> {
+impl RegistryCore {
+    pub(super) fn open(options: RegistryOptions) -> Result<Arc<RegistryCore>> {
         if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2 {
             return Err(Error::invalid(format!(
                 "collections need {MEMORY_BYTES_MIN} bytes of memory at least, and their cache may have half of it, \
@@ -85,19 +87,19 @@ impl Core {
         let lock = files::lock(directory)?;
         let leftovers = leftovers(directory);
         let (media, memory_bytes) = Media::new(options.medium, options.memory_bytes)?;
-        let budget = Budget::new(memory_bytes);
-        let shared = Arc::new(Shared::new(options.cache_bytes, RECORD_BYTES));
+        let budget = MemoryBudget::new(memory_bytes);
+        let shared = Arc::new(SharedCaches::new(options.cache_bytes, RECORD_BYTES));
         let cache = budget.reserve(shared.cache_bytes(), "the record cache")?;
-        let part_bytes = (budget.free() / PART_SHARE).min(PART_BYTES_MAX);
-        let resources = Resources::new(budget, part_bytes, options.background_rate)?;
+        let memtable_bytes = (budget.free() / MEMTABLE_SHARE).min(MEMTABLE_BYTES_MAX);
+        let resources = Resources::new(budget, memtable_bytes, options.background_rate)?;
         let names = collections(directory)?;
         let aliases = sound_aliases(directory, &names)?;
-        let entries = names.into_iter().map(|name| (name, Entry::Opening)).collect();
-        Ok(Arc::new(Core {
+        let entries = names.into_iter().map(|name| (name, RegistryEntry::Opening)).collect();
+        Ok(Arc::new(RegistryCore {
             resources,
             shared,
             media,
-            map: RwLock::new(Map { entries, aliases }),
+            map: RwLock::new(CollectionMap { entries, aliases }),
             writers: parking_lot::RwLock::new(()),
             changing: Mutex::new(()),
             opened: AtomicBool::new(false),
@@ -110,11 +112,11 @@ impl Core {
         }))
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Map> {
+    fn read(&self) -> RwLockReadGuard<'_, CollectionMap> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Map> {
+    fn write(&self) -> RwLockWriteGuard<'_, CollectionMap> {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +133,7 @@ impl Core {
             return;
         }
         self.opened.store(true, Ordering::Relaxed);
-        self.resources.tell();
+        self.resources.notify();
         // Behind everything else: there may be a million files.
         let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
         leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
@@ -150,21 +152,21 @@ impl Core {
 
     /// Opens collections: those of which segments could not be opened yet are added to `again`, those that may be opened
     /// later as a whole to `broken`.
-    fn open_each(&self, names: Vec<String>, again: &mut Vec<Arc<Named>>, broken: &mut Vec<String>) {
+    fn open_each(&self, names: Vec<String>, again: &mut Vec<Arc<NamedCollection>>, broken: &mut Vec<String>) {
         for name in names {
             if self.stopped() {
                 return;
             }
             let opened = self.open_one(&name);
             let entry = match &opened {
-                Ok(named) => Entry::Ready(named.clone()),
+                Ok(named) => RegistryEntry::Ready(named.clone()),
                 Err(error) => {
                     tracing::error!(collection = name, %error, "a collection is not served");
-                    Entry::Broken(error.clone())
+                    RegistryEntry::Broken(error.clone())
                 }
             };
             self.write().entries.insert(name.clone(), entry);
-            self.resources.tell();
+            self.resources.notify();
             match opened {
                 Ok(named) if named.collection().open_segments() => again.push(named),
                 Err(error) if may_pass(&error) => broken.push(name),
@@ -176,8 +178,8 @@ impl Core {
     /// Takes a broken collection for one that is being opened; false where it is not broken any more, but removed, say.
     fn begins_anew(&self, name: &str) -> bool {
         match self.write().entries.get_mut(name) {
-            Some(entry @ Entry::Broken(_)) => {
-                *entry = Entry::Opening;
+            Some(entry @ RegistryEntry::Broken(_)) => {
+                *entry = RegistryEntry::Opening;
                 true
             }
             _ => false,
@@ -191,25 +193,25 @@ impl Core {
         }
     }
 
-    fn open_one(&self, name: &str) -> Result<Arc<Named>> {
+    fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let directory = self.options.directory.join(name);
-        let stored: Option<Stored> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
+        let stored: Option<StoredSettings> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
         let stored = stored.ok_or_else(|| {
             Error::data_loss(format!("{} has no settings; restore them from a copy", directory.display()))
         })?;
         let settings = stored.settings()?;
         let medium = self.media.medium(&directory.join(&stored.points))?;
-        let options = Options {
+        let options = CollectionOptions {
             disk_reserve: self.options.disk_reserve,
-            ..Options::new(settings.dims, settings.metric, self.resources.memory().limit)
+            ..CollectionOptions::new(settings.dims, settings.metric, self.resources.memory().limit)
         };
         let collection = Collection::open_with(medium, options, &self.resources, self.shared.clone())?;
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let hash = self.options.uuid_hash;
-        Ok(Arc::new(Named::new(name, directory, settings, stored.points, collection, hash, serial)))
+        Ok(Arc::new(NamedCollection::new(name, directory, settings, stored.points, collection, hash, serial)))
     }
 
-    pub(super) fn create(&self, name: &str, settings: Settings) -> Result<Arc<Named>> {
+    pub(super) fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
         check_name(name)?;
         settings.check()?;
         let _changing = self.change();
@@ -237,12 +239,12 @@ impl Core {
             self.set_aside(name).map(remove_directory)?;
         }
         let named = opened?;
-        self.write().entries.insert(name.to_owned(), Entry::Ready(named.clone()));
+        self.write().entries.insert(name.to_owned(), RegistryEntry::Ready(named.clone()));
         Ok(named)
     }
 
     /// Makes the directory of a collection aside, and puts it in its place.
-    fn make_directory(&self, name: &str, settings: &Settings) -> Result<()> {
+    fn make_directory(&self, name: &str, settings: &CollectionSettings) -> Result<()> {
         let root = &self.options.directory;
         let (aside, place) = (self.aside("new"), root.join(name));
         if place.exists() {
@@ -256,7 +258,7 @@ impl Core {
             .and_then(|()| private::create_dir(&aside.join(&points)))
             .map_err(|error| Error::io(&aside, &error))
             .and_then(|()| {
-                files::replace(SETTINGS_KIND, &aside.join(SETTINGS), &Stored::new(settings, &points))
+                files::replace(SETTINGS_KIND, &aside.join(SETTINGS), &StoredSettings::new(settings, &points))
             })
             .and_then(|()| std::fs::rename(&aside, &place).map_err(|error| Error::io(&place, &error)));
         if made.is_err() {
@@ -285,20 +287,20 @@ impl Core {
                 let mut map = self.write();
                 match map.entries.entry(name.to_owned()) {
                     MapEntry::Vacant(_) => return Ok(false),
-                    MapEntry::Occupied(entry) if matches!(entry.get(), Entry::Opening) => {
+                    MapEntry::Occupied(entry) if matches!(entry.get(), RegistryEntry::Opening) => {
                         return Err(opening(name));
                     }
                     MapEntry::Occupied(entry) => entry.remove(),
                 }
             };
-            if let Entry::Ready(named) = &entry {
+            if let RegistryEntry::Ready(named) = &entry {
                 named.retire();
             }
             let aside = match self.set_aside(name) {
                 Ok(aside) => aside,
                 Err(error) => {
                     let broken = error.clone().context("it could not be removed");
-                    self.write().entries.insert(name.to_owned(), Entry::Broken(broken));
+                    self.write().entries.insert(name.to_owned(), RegistryEntry::Broken(broken));
                     return Err(error);
                 }
             };
@@ -317,15 +319,17 @@ impl Core {
         Ok(true)
     }
 
-    pub(super) fn get(&self, name: &str) -> Result<Arc<Named>> {
+    pub(super) fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let map = self.read();
         // A collection's own name comes first: an alias must not hide it, wherever it is from.
         let alias = map.aliases.get(name).filter(|_| !map.entries.contains_key(name));
         let name = alias.map_or(name, String::as_str);
         match map.entries.get(name) {
-            Some(Entry::Ready(named)) => Ok(named.clone()),
-            Some(Entry::Opening) => Err(opening(name)),
-            Some(Entry::Broken(error)) => Err(error.clone().context(format!("collection \"{name}\""))),
+            Some(RegistryEntry::Ready(named)) => Ok(named.clone()),
+            Some(RegistryEntry::Opening) => Err(opening(name)),
+            Some(RegistryEntry::Broken(error)) => {
+                Err(error.clone().context(format!("collection \"{name}\"")))
+            }
             None => {
                 let shown: String = name.chars().take(80).collect();
                 Err(Error::not_found(format!("there is no collection {shown:?}")))
@@ -333,14 +337,17 @@ impl Core {
         }
     }
 
-    pub(super) fn list(&self) -> Vec<Listed> {
-        let state = |entry: &Entry| match entry {
-            Entry::Opening => ListedState::Opening,
-            Entry::Ready(named) => ListedState::Ready(named.clone()),
-            Entry::Broken(error) => ListedState::Broken(error.clone()),
+    pub(super) fn list(&self) -> Vec<ListedCollection> {
+        let state = |entry: &RegistryEntry| match entry {
+            RegistryEntry::Opening => ListedState::Opening,
+            RegistryEntry::Ready(named) => ListedState::Ready(named.clone()),
+            RegistryEntry::Broken(error) => ListedState::Broken(error.clone()),
         };
         let map = self.read();
-        map.entries.iter().map(|(name, entry)| Listed { name: name.clone(), state: state(entry) }).collect()
+        map.entries
+            .iter()
+            .map(|(name, entry)| ListedCollection { name: name.clone(), state: state(entry) })
+            .collect()
     }
 
     /// How many are being opened, ready and broken.
@@ -348,9 +355,9 @@ impl Core {
         let mut counts = [0; 3];
         for entry in self.read().entries.values() {
             let at = match entry {
-                Entry::Opening => 0,
-                Entry::Ready(_) => 1,
-                Entry::Broken(_) => 2,
+                RegistryEntry::Opening => 0,
+                RegistryEntry::Ready(_) => 1,
+                RegistryEntry::Broken(_) => 2,
             };
             counts[at] += 1;
         }
@@ -358,10 +365,10 @@ impl Core {
     }
 
     /// The collections that are served.
-    pub(super) fn ready(&self) -> Vec<Arc<Named>> {
+    pub(super) fn ready(&self) -> Vec<Arc<NamedCollection>> {
         let map = self.read();
-        let ready = |entry: &Entry| match entry {
-            Entry::Ready(named) => Some(named.clone()),
+        let ready = |entry: &RegistryEntry| match entry {
+            RegistryEntry::Ready(named) => Some(named.clone()),
             _ => None,
         };
         map.entries.values().filter_map(ready).collect()
@@ -372,7 +379,7 @@ impl Core {
     }
 
     /// The collection of a name, and what keeps aliases as they are.
-    pub(super) fn writing(&self, name: &str) -> Result<(Arc<Named>, AliasesKept<'_>)> {
+    pub(super) fn writing(&self, name: &str) -> Result<(Arc<NamedCollection>, AliasesKept<'_>)> {
         let guard = self.writers.read();
         Ok((self.get(name)?, guard))
     }
@@ -414,7 +421,7 @@ impl Core {
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.ready().iter().for_each(|named| named.collection().close());
-        self.resources.tell();
+        self.resources.notify();
     }
 }
 
@@ -486,10 +493,10 @@ mod tests {
             cache_bytes: 0,
             ..RegistryOptions::new(directory.path())
         };
-        let core = Core::open(options).unwrap();
-        drop(core.create("a", Settings::new(2, Metric::L2)).unwrap());
+        let core = RegistryCore::open(options).unwrap();
+        drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
         assert!(!core.begins_anew("a"), "it is served");
-        core.write().entries.insert("a".into(), Entry::Broken(Error::exhausted("no memory")));
+        core.write().entries.insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
         assert!(core.begins_anew("a") && !core.begins_anew("a"), "once");
         assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable, "not while it is opened");
         let (mut again, mut broken) = (Vec::new(), Vec::new());

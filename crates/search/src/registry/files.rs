@@ -27,7 +27,7 @@ const ASIDE: &str = ".tmp";
 
 /// What a collection is.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct CollectionSettings {
     /// Values of an embedding.
     pub dims: usize,
     /// What alike means.
@@ -38,10 +38,10 @@ pub struct Settings {
     pub extra: Value,
 }
 
-impl Settings {
+impl CollectionSettings {
     /// Of embeddings of `dims` values.
-    pub fn new(dims: usize, metric: Metric) -> Settings {
-        Settings { dims, metric, vector_name: String::new(), extra: Value::Null }
+    pub fn new(dims: usize, metric: Metric) -> CollectionSettings {
+        CollectionSettings { dims, metric, vector_name: String::new(), extra: Value::Null }
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -60,7 +60,7 @@ impl Settings {
 
 /// Settings as they are stored, and where the points lie.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Stored {
+pub(super) struct StoredSettings {
     dims: usize,
     metric: String,
     #[serde(default)]
@@ -72,14 +72,14 @@ pub(super) struct Stored {
     pub(super) points: String,
 }
 
-impl Stored {
-    pub(super) fn new(settings: &Settings, points: &str) -> Stored {
+impl StoredSettings {
+    pub(super) fn new(settings: &CollectionSettings, points: &str) -> StoredSettings {
         let metric = match settings.metric {
             Metric::Cosine => "cosine",
             Metric::Dot => "dot",
             Metric::L2 => "l2",
         };
-        Stored {
+        StoredSettings {
             dims: settings.dims,
             metric: metric.into(),
             vector_name: settings.vector_name.clone(),
@@ -88,7 +88,7 @@ impl Stored {
         }
     }
 
-    pub(super) fn settings(&self) -> Result<Settings> {
+    pub(super) fn settings(&self) -> Result<CollectionSettings> {
         let metric = match self.metric.as_str() {
             "cosine" => Metric::Cosine,
             "dot" => Metric::Dot,
@@ -100,7 +100,7 @@ impl Stored {
             return Err(Error::data_loss("the settings do not say where the points are"));
         }
         let (vector_name, extra) = (self.vector_name.clone(), self.extra.clone());
-        let settings = Settings { dims: self.dims, metric, vector_name, extra };
+        let settings = CollectionSettings { dims: self.dims, metric, vector_name, extra };
         settings.check().map_err(|error| Error::data_loss(error.message()))?;
         Ok(settings)
     }
@@ -122,7 +122,7 @@ pub(super) fn check_name(name: &str) -> Result<()> {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct FileHead {
     millpond: String,
     version: u32,
     crc32c: String,
@@ -140,7 +140,7 @@ pub(super) fn encode(kind: &str, content: &impl Serialize) -> Result<Vec<u8>> {
         )));
     }
     let crc32c = format!("{:08x}", crc32c::crc32c(&body));
-    let head = Head { millpond: kind.into(), version: VERSION, crc32c };
+    let head = FileHead { millpond: kind.into(), version: VERSION, crc32c };
     let mut text = serde_json::to_vec(&head).map_err(broken)?;
     text.push(b'\n');
     text.extend_from_slice(&body);
@@ -157,7 +157,7 @@ pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> 
         |why: String| Error::data_loss(format!("the {kind} cannot be read: {why}; restore them from a copy"));
     let at = text.iter().position(|&byte| byte == b'\n').ok_or_else(|| odd("no second line".into()))?;
     let (head, body) = (&text[..at], &text[at + 1..]);
-    let head: Head = serde_json::from_slice(head).map_err(|error| odd(error.to_string()))?;
+    let head: FileHead = serde_json::from_slice(head).map_err(|error| odd(error.to_string()))?;
     if head.millpond != kind {
         return Err(odd(format!("they are {:?}", head.millpond)));
     }
@@ -249,9 +249,14 @@ mod tests {
     #[test]
     fn settings_come_back_and_damage_is_found() {
         let extra = json!({"model": "m", "float": 0.1, "list": [1, {"a": null}]});
-        let settings = Settings { vector_name: "image".into(), extra, ..Settings::new(7, Metric::Dot) };
-        let text = encode("settings", &Stored::new(&settings, "points-1")).unwrap();
-        let back = |text: &[u8]| decode::<Stored>("settings", text).and_then(|stored| stored.settings());
+        let settings = CollectionSettings {
+            vector_name: "image".into(),
+            extra,
+            ..CollectionSettings::new(7, Metric::Dot)
+        };
+        let text = encode("settings", &StoredSettings::new(&settings, "points-1")).unwrap();
+        let back =
+            |text: &[u8]| decode::<StoredSettings>("settings", text).and_then(|stored| stored.settings());
         assert_eq!(back(&text), Ok(settings));
         for at in 0..text.len() {
             let mut damaged = text.clone();
@@ -264,7 +269,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            prop_assert!(decode::<Stored>("settings", &bytes).is_err());
+            prop_assert!(decode::<StoredSettings>("settings", &bytes).is_err());
         }
     }
 }

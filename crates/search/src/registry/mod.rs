@@ -13,8 +13,8 @@
 //! are served, and the start goes on.
 //!
 //! # Threads
-//! `search-N` run queries ([`Registry::submit`]); `search-open`, `search-seal` and `search-merge` work for all
-//! collections, the latter two at low priority; `search-hurry-s` and `search-hurry-m` take over where that is too little. A thousand collections need no more threads than one.
+//! `search-N` run queries ([`Registry::submit`]); `search-open`, `search-flush` and `search-merge` work for all
+//! collections, the latter two at low priority; `search-stall-s` and `search-stall-m` take over where that is too little. A thousand collections need no more threads than one.
 
 mod aliases;
 mod background;
@@ -31,21 +31,21 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-use self::core::Core;
-use self::pool::Pool;
+use self::core::RegistryCore;
+use self::pool::SearchPool;
 use crate::budget::BudgetStats;
-use crate::collection::Waits;
+use crate::collection::StallStats;
 use crate::rerank::{BlockStats, CacheStats};
 
 pub use self::aliases::{ALIASES_MAX, AliasChange};
-pub use self::files::{NAME_BYTES_MAX, SETTINGS_BYTES_MAX, Settings};
-pub use self::named::{Counted, Named, Scrolled};
+pub use self::files::{CollectionSettings, NAME_BYTES_MAX, SETTINGS_BYTES_MAX};
+pub use self::named::{NamedCollection, ScrollPage};
 pub use self::options::{MediumChoice, RegistryOptions};
-pub use self::pool::Work;
+pub use self::pool::PoolTask;
 
 /// A collection's name and how it is.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct ListedCollection {
     /// Its name.
     pub name: String,
     /// How it is.
@@ -58,7 +58,7 @@ pub enum ListedState {
     /// Its log is being read.
     Opening,
     /// It is served. Its segments may still be opened one by one, which its status tells.
-    Ready(Arc<Named>),
+    Ready(Arc<NamedCollection>),
     /// It is not served, for this reason.
     Broken(Error),
 }
@@ -77,7 +77,7 @@ pub struct RegistryStats {
     /// Work refused since the start because too much waited.
     pub refused: u64,
     /// Writes that found no room.
-    pub waits: Waits,
+    pub stalls: StallStats,
     /// Memory of all collections and the caches.
     pub memory: BudgetStats,
     /// The record cache, where there is one.
@@ -87,23 +87,23 @@ pub struct RegistryStats {
 }
 
 /// A collection whose points are being changed, under a name that goes on standing for it meanwhile.
-pub struct Writing<'a> {
-    named: Arc<Named>,
+pub struct WritingCollection<'a> {
+    named: Arc<NamedCollection>,
     _aliases: core::AliasesKept<'a>,
 }
 
-impl std::ops::Deref for Writing<'_> {
-    type Target = Named;
+impl std::ops::Deref for WritingCollection<'_> {
+    type Target = NamedCollection;
 
-    fn deref(&self) -> &Named {
+    fn deref(&self) -> &NamedCollection {
         &self.named
     }
 }
 
 /// All collections of one directory.
 pub struct Registry {
-    core: Arc<Core>,
-    pool: Pool,
+    core: Arc<RegistryCore>,
+    pool: SearchPool,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -116,8 +116,8 @@ impl Registry {
     /// otherwise what the file system says.
     pub fn open(options: RegistryOptions) -> Result<Arc<Registry>> {
         let (threads, queue_max) = (options.threads(), options.queue_max);
-        let core = Core::open(options)?;
-        let pool = Pool::start(core.clone(), threads, queue_max)?;
+        let core = RegistryCore::open(options)?;
+        let pool = SearchPool::start(core.clone(), threads, queue_max)?;
         let threads = background::start(&core)?;
         Ok(Arc::new(Registry { core, pool, threads }))
     }
@@ -127,7 +127,7 @@ impl Registry {
     /// # Errors
     /// `AlreadyExists` where a collection or an alias has the name, `InvalidArgument` for a name or settings that cannot
     /// be, `ResourceExhausted` where there are too many collections, otherwise what the file system says.
-    pub fn create(&self, name: &str, settings: Settings) -> Result<Arc<Named>> {
+    pub fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
         self.core.create(name, settings)
     }
 
@@ -144,12 +144,12 @@ impl Registry {
     ///
     /// # Errors
     /// `NotFound`; `Unavailable` with advice when to come again while it is being opened; for a broken one the reason.
-    pub fn get(&self, name: &str) -> Result<Arc<Named>> {
+    pub fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         self.core.get(name)
     }
 
     /// All collections, by name.
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<ListedCollection> {
         self.core.list()
     }
 
@@ -182,9 +182,9 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::get`].
-    pub fn writing(&self, name: &str) -> Result<Writing<'_>> {
+    pub fn writing(&self, name: &str) -> Result<WritingCollection<'_>> {
         let (named, aliases) = self.core.writing(name)?;
-        Ok(Writing { named, _aliases: aliases })
+        Ok(WritingCollection { named, _aliases: aliases })
     }
 
     /// Has a search thread do `work` on a collection. Work that cannot be done, because the thread finds no memory for
@@ -192,7 +192,7 @@ impl Registry {
     ///
     /// # Errors
     /// `ResourceExhausted` with advice when to come again where too much waits already.
-    pub fn submit(&self, named: &Arc<Named>, work: Work) -> Result<()> {
+    pub fn submit(&self, named: &Arc<NamedCollection>, work: PoolTask) -> Result<()> {
         self.pool.submit(named, work)
     }
 
@@ -220,7 +220,7 @@ impl Registry {
             queue_max,
             done,
             refused,
-            waits: self.core.resources.waits(),
+            stalls: self.core.resources.stall_stats(),
             memory: self.core.resources.memory(),
             cache: self.core.shared.cache_stats(),
             blocks: self.core.shared.block_stats(),

@@ -9,8 +9,8 @@ use base::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use super::core::{SETTINGS, SETTINGS_KIND};
-use super::files::{self, Settings, Stored};
-use crate::collection::{Collection, Facet, IDS_MAX, Parts, SearchThread};
+use super::files::{self, CollectionSettings, StoredSettings};
+use crate::collection::{Collection, Facet, IDS_MAX, PointCount, PointParts, SearchThread};
 use crate::filter::Filter;
 use crate::ingest::StoredPoint;
 use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
@@ -20,12 +20,9 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 /// up to this.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// How many points a filter allows.
-pub type Counted = crate::collection::Count;
-
 /// Some points in the order of their internal ids: numbers, then UUIDs by their hash.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scrolled {
+pub struct ScrollPage {
     /// The points.
     pub points: Vec<FetchedPoint>,
     /// The one after the last, to begin with the next time.
@@ -38,11 +35,11 @@ pub struct Scrolled {
 }
 
 /// A collection with a name, and points called by what clients call them by.
-pub struct Named {
+pub struct NamedCollection {
     name: String,
     directory: PathBuf,
     points: String,
-    settings: Mutex<Arc<Settings>>,
+    settings: Mutex<Arc<CollectionSettings>>,
     collection: Collection,
     hash: fn(&[u8; 16]) -> u64,
     serial: u64,
@@ -56,8 +53,8 @@ pub struct Named {
 
 /// Background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chore {
-    Seal = 0,
+pub(super) enum BackgroundTask {
+    Flush = 0,
     Merge = 1,
 }
 
@@ -65,17 +62,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Named {
+impl NamedCollection {
     pub(super) fn new(
         name: &str,
         directory: PathBuf,
-        settings: Settings,
+        settings: CollectionSettings,
         points: String,
         collection: Collection,
         hash: fn(&[u8; 16]) -> u64,
         serial: u64,
-    ) -> Named {
-        Named {
+    ) -> NamedCollection {
+        NamedCollection {
             name: name.to_owned(),
             directory,
             points,
@@ -101,7 +98,7 @@ impl Named {
     }
 
     /// What it is.
-    pub fn settings(&self) -> Arc<Settings> {
+    pub fn settings(&self) -> Arc<CollectionSettings> {
         lock(&self.settings).clone()
     }
 
@@ -119,13 +116,17 @@ impl Named {
     /// Changes what doors keep with it, one caller after the other; durable once this returns.
     ///
     /// # Errors
-    /// What `change` returns, and nothing is changed then; as [`Named::set_extra`].
+    /// What `change` returns, and nothing is changed then; as [`NamedCollection::set_extra`].
     pub fn change_extra(&self, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
         let mut settings = lock(&self.settings);
         self.check_there()?;
-        let mut new = Settings::clone(&settings);
+        let mut new = CollectionSettings::clone(&settings);
         change(&mut new.extra)?;
-        files::replace(SETTINGS_KIND, &self.directory.join(SETTINGS), &Stored::new(&new, &self.points))?;
+        files::replace(
+            SETTINGS_KIND,
+            &self.directory.join(SETTINGS),
+            &StoredSettings::new(&new, &self.points),
+        )?;
         *settings = Arc::new(new);
         Ok(())
     }
@@ -151,12 +152,12 @@ impl Named {
     /// What clients call the point of an internal id by. For a UUID its payload is read.
     ///
     /// # Errors
-    /// `NotFound` where there is no such point any more, otherwise as [`Named::get`].
+    /// `NotFound` where there is no such point any more, otherwise as [`NamedCollection::get`].
     pub fn external(&self, internal: u64) -> Result<PointId> {
         if internal < NUMBERS_MAX {
             return Ok(PointId::Number(internal));
         }
-        let mut found = self.resolve(&[internal], Parts::NONE).into_iter();
+        let mut found = self.resolve(&[internal], PointParts::NONE).into_iter();
         let found = found.next().unwrap_or(Ok(None))?;
         found.map(|point| point.id).ok_or_else(|| Error::not_found("the point was removed since"))
     }
@@ -167,12 +168,12 @@ impl Named {
     /// `DataLoss` where it, or what would tell whether there is one, is damaged; `Unavailable` where a segment that may
     /// have it is still being opened.
     pub fn get(&self, id: &PointId) -> Result<Option<FetchedPoint>> {
-        self.get_parts(std::slice::from_ref(id), Parts::ALL).into_iter().next().unwrap_or(Ok(None))
+        self.get_parts(std::slice::from_ref(id), PointParts::ALL).into_iter().next().unwrap_or(Ok(None))
     }
 
     /// The wanted parts of several points, in the order of `ids`, as they were at one moment. One that is damaged fails
     /// alone.
-    pub fn get_parts(&self, ids: &[PointId], parts: Parts) -> Vec<Result<Option<FetchedPoint>>> {
+    pub fn get_parts(&self, ids: &[PointId], parts: PointParts) -> Vec<Result<Option<FetchedPoint>>> {
         let internal: Vec<u64> = ids.iter().map(|id| self.internal(id)).collect();
         let mut found = self.resolve(&internal, parts);
         for (found, id) in found.iter_mut().zip(ids) {
@@ -186,9 +187,9 @@ impl Named {
 
     /// The wanted parts of the points of internal ids, such as a search's hits, in their order: `None` for a point that
     /// was removed since. Neighbours share reads.
-    pub fn resolve(&self, internal: &[u64], parts: Parts) -> Vec<Result<Option<FetchedPoint>>> {
+    pub fn resolve(&self, internal: &[u64], parts: PointParts) -> Vec<Result<Option<FetchedPoint>>> {
         let hashed = internal.iter().any(|&id| id >= NUMBERS_MAX);
-        let read = Parts { payload: parts.payload || hashed, ..parts };
+        let read = PointParts { payload: parts.payload || hashed, ..parts };
         let points = self.collection.points(internal, read);
         points.into_iter().map(|point| point?.map(|point| given(point, parts)).transpose()).collect()
     }
@@ -217,15 +218,15 @@ impl Named {
         from: Option<&PointId>,
         limit: usize,
         filter: Option<&Filter>,
-        parts: Parts,
-    ) -> Result<Scrolled> {
+        parts: PointParts,
+    ) -> Result<ScrollPage> {
         if limit >= IDS_MAX {
             return Err(Error::invalid(format!(
                 "{limit} points are more than the {} of one page",
                 IDS_MAX - 1
             )));
         }
-        let mut scrolled = Scrolled::default();
+        let mut scrolled = ScrollPage::default();
         let mut from = from.map_or(0, |id| self.internal(id));
         loop {
             let list = self.collection.ids_from(from, limit - scrolled.points.len(), filter)?;
@@ -276,8 +277,8 @@ impl Named {
     /// How many points `filter` allows.
     ///
     /// # Errors
-    /// As [`Named::scroll`].
-    pub fn count(&self, filter: Option<&Filter>) -> Result<Counted> {
+    /// As [`NamedCollection::scroll`].
+    pub fn count(&self, filter: Option<&Filter>) -> Result<PointCount> {
         self.collection.count_where(filter)
     }
 
@@ -297,10 +298,10 @@ impl Named {
     /// The ids of the first points that `filter` allows, at most `max`.
     ///
     /// # Errors
-    /// As [`Named::scroll`].
+    /// As [`NamedCollection::scroll`].
     pub fn ids_where(&self, filter: Option<&Filter>, max: usize) -> Result<Vec<PointId>> {
         let list = self.collection.ids_from(0, max, filter)?;
-        let found = self.resolve(&list.ids, Parts::NONE).into_iter();
+        let found = self.resolve(&list.ids, PointParts::NONE).into_iter();
         found.filter_map(|point| point.map(|point| point.map(|point| point.id)).transpose()).collect()
     }
 
@@ -342,12 +343,12 @@ impl Named {
     }
 
     /// Whether a chore may be tried, as far as earlier failures are concerned.
-    pub(super) fn may(&self, chore: Chore) -> bool {
+    pub(super) fn may(&self, chore: BackgroundTask) -> bool {
         !self.removed() && lock(&self.retry)[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
     }
 
     /// Remembers how a chore went.
-    pub(super) fn tried(&self, chore: Chore, outcome: &Result<bool>) {
+    pub(super) fn tried(&self, chore: BackgroundTask, outcome: &Result<bool>) {
         let place = &mut lock(&self.retry)[chore as usize];
         match outcome {
             // One thread that finds nothing to do says nothing of how another fares.
@@ -370,14 +371,14 @@ fn is_lost(error: &Error) -> bool {
 }
 
 /// A point as clients see it.
-fn given(point: StoredPoint, parts: Parts) -> Result<FetchedPoint> {
+fn given(point: StoredPoint, parts: PointParts) -> Result<FetchedPoint> {
     let StoredPoint { id, embedding, record, payload } = point;
     let (id, payload) = points::decode(id, &payload)?;
     let payload = if parts.payload { payload } else { serde_json::Map::new() };
     Ok(FetchedPoint { id, embedding, record, payload })
 }
 
-impl std::fmt::Debug for Named {
+impl std::fmt::Debug for NamedCollection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Named").field("name", &self.name).finish_non_exhaustive()
     }

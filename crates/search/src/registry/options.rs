@@ -52,7 +52,7 @@ pub struct RegistryOptions {
     pub uuid_hash: fn(&[u8; 16]) -> u64,
     /// How long a change of aliases waits for writes under way, and holds up new ones meanwhile.
     pub alias_wait_max: Duration,
-    /// Bytes of the disk that stay free, as [`crate::collection::Options::disk_reserve`].
+    /// Bytes of the disk that stay free, as [`crate::collection::CollectionOptions::disk_reserve`].
     pub disk_reserve: Option<u64>,
 }
 

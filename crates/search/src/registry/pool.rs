@@ -10,11 +10,11 @@ use std::time::Duration;
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 
-use super::core::Core;
-use super::named::Named;
-use crate::budget::Reservation;
+use super::core::RegistryCore;
+use super::named::NamedCollection;
+use crate::budget::BudgetReservation;
 use crate::collection::SearchThread;
-use crate::rerank::{BLOCK_BYTES, Limits};
+use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
 /// Collections for which a thread keeps readers.
 const KEPT_MAX: usize = 4;
@@ -27,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// When a caller who was refused is advised to come again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// One query at a time: the thread's queue has many.
-const LIMITS: Limits = Limits {
+const LIMITS: SearchLimits = SearchLimits {
     queries: 1,
     query_in_flight: 32,
     in_flight: 32,
@@ -37,29 +37,29 @@ const LIMITS: Limits = Limits {
 };
 
 /// What a search thread does: given the collection and what is kept for it.
-pub type Work = Box<dyn FnOnce(&Named, &mut SearchThread) + Send>;
+pub type PoolTask = Box<dyn FnOnce(&NamedCollection, &mut SearchThread) + Send>;
 
-struct Job {
-    named: Arc<Named>,
-    work: Work,
+struct PoolJob {
+    named: Arc<NamedCollection>,
+    work: PoolTask,
 }
 
 #[derive(Default)]
-struct Counts {
+struct PoolCounts {
     done: AtomicU64,
     refused: AtomicU64,
 }
 
 /// The queue and its threads, which end with it.
-pub(super) struct Pool {
-    queue: Option<Sender<Job>>,
+pub(super) struct SearchPool {
+    queue: Option<Sender<PoolJob>>,
     queue_max: usize,
-    counts: Arc<Counts>,
+    counts: Arc<PoolCounts>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Pool {
-    pub(super) fn start(core: Arc<Core>, threads: usize, queue_max: usize) -> Result<Pool> {
+impl SearchPool {
+    pub(super) fn start(core: Arc<RegistryCore>, threads: usize, queue_max: usize) -> Result<SearchPool> {
         if !(1..=THREADS_MAX).contains(&threads) || !(1..=QUEUE_MAX).contains(&queue_max) {
             return Err(Error::invalid(format!(
                 "1 to {THREADS_MAX} search threads and a queue of 1 to {QUEUE_MAX} can be had, not {threads} and \
@@ -67,9 +67,10 @@ impl Pool {
             )));
         }
         let (queue, jobs) = bounded(queue_max);
-        let mut pool = Pool { queue: Some(queue), queue_max, counts: Arc::default(), threads: Vec::new() };
+        let mut pool =
+            SearchPool { queue: Some(queue), queue_max, counts: Arc::default(), threads: Vec::new() };
         for number in 0..threads {
-            let mut worker = Worker {
+            let mut worker = PoolWorker {
                 core: core.clone(),
                 jobs: jobs.clone(),
                 kept: Vec::new(),
@@ -82,9 +83,9 @@ impl Pool {
         Ok(pool)
     }
 
-    pub(super) fn submit(&self, named: &Arc<Named>, work: Work) -> Result<()> {
+    pub(super) fn submit(&self, named: &Arc<NamedCollection>, work: PoolTask) -> Result<()> {
         let queue = self.queue.as_ref().ok_or_else(|| Error::unavailable("the server is stopping"))?;
-        match queue.try_send(Job { named: named.clone(), work }) {
+        match queue.try_send(PoolJob { named: named.clone(), work }) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => {
                 self.counts.refused.fetch_add(1, Ordering::Relaxed);
@@ -98,12 +99,12 @@ impl Pool {
     /// Waiting, most that may wait, done, refused.
     pub(super) fn stats(&self) -> (usize, usize, u64, u64) {
         let queued = self.queue.as_ref().map_or(0, Sender::len);
-        let Counts { done, refused } = &*self.counts;
+        let PoolCounts { done, refused } = &*self.counts;
         (queued, self.queue_max, done.load(Ordering::Relaxed), refused.load(Ordering::Relaxed))
     }
 }
 
-impl Drop for Pool {
+impl Drop for SearchPool {
     fn drop(&mut self) {
         self.queue = None;
         for thread in self.threads.drain(..) {
@@ -115,22 +116,22 @@ impl Drop for Pool {
 }
 
 /// What a thread keeps for a collection.
-struct Kept {
+struct KeptReaders {
     serial: u64,
-    named: Weak<Named>,
+    named: Weak<NamedCollection>,
     thread: SearchThread,
-    _held: Reservation,
+    _held: BudgetReservation,
 }
 
-struct Worker {
-    core: Arc<Core>,
-    jobs: Receiver<Job>,
+struct PoolWorker {
+    core: Arc<RegistryCore>,
+    jobs: Receiver<PoolJob>,
     /// The one used last comes last.
-    kept: Vec<Kept>,
-    counts: Arc<Counts>,
+    kept: Vec<KeptReaders>,
+    counts: Arc<PoolCounts>,
 }
 
-impl Worker {
+impl PoolWorker {
     fn run(&mut self) {
         loop {
             match self.jobs.recv_timeout(LOOK_AGAIN) {
@@ -144,7 +145,7 @@ impl Worker {
         }
     }
 
-    fn work(&mut self, Job { named, work }: Job) {
+    fn work(&mut self, PoolJob { named, work }: PoolJob) {
         let mut kept = match self.take(&named) {
             Ok(kept) => kept,
             Err(error) => {
@@ -169,7 +170,7 @@ impl Worker {
     }
 
     /// What was kept for the collection, or new: then others make room.
-    fn take(&mut self, named: &Arc<Named>) -> Result<Kept> {
+    fn take(&mut self, named: &Arc<NamedCollection>) -> Result<KeptReaders> {
         if let Some(at) = self.kept.iter().position(|kept| kept.serial == named.serial()) {
             return Ok(self.kept.remove(at));
         }
@@ -188,6 +189,6 @@ impl Worker {
             }
         };
         let thread = named.collection().thread(LIMITS)?;
-        Ok(Kept { serial: named.serial(), named: Arc::downgrade(named), thread, _held: held })
+        Ok(KeptReaders { serial: named.serial(), named: Arc::downgrade(named), thread, _held: held })
     }
 }

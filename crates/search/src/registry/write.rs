@@ -5,16 +5,16 @@ use std::collections::HashMap;
 
 use base::{Error, ErrorKind, Result};
 
-use super::named::Named;
-use crate::collection::{Applied, Collection, IDS_MAX, IdList, Parts};
+use super::named::NamedCollection;
+use crate::collection::{Applied, Collection, IDS_MAX, IdList, PointParts};
 use crate::filter::{Condition, Filter};
-use crate::ingest::{Op, Point};
+use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
 
 /// Points that one payload change or removal by filter holds the lock for. Others get their turn in between.
 const CHUNK: usize = 256;
 
-impl Named {
+impl NamedCollection {
     /// Adds points, or replaces those of their ids, with one flush for all. Once this returns they survive a loss of
     /// power. They are no transaction: after an error or a crash some may be there without the others.
     ///
@@ -22,14 +22,14 @@ impl Named {
     /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the reserved key,
     /// `FailedPrecondition` for a UUID whose hash another point's UUID has, `NotFound` where the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
-        self.collection().keep_pace();
+        self.collection().throttle();
         self.upsert_by(new, Collection::apply)
     }
 
     /// The same for callers whom nobody waits for, as [`Collection::try_apply`].
     ///
     /// # Errors
-    /// As [`Named::upsert`].
+    /// As [`NamedCollection::upsert`].
     pub fn try_upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
         self.upsert_by(new, Collection::try_apply)
     }
@@ -46,7 +46,7 @@ impl Named {
             .zip(&payloads)
             .map(|(point, payload)| {
                 let NewPoint { id, embedding, record, .. } = *point;
-                Op::Upsert(Point { id: self.internal(&id), embedding, record, payload })
+                Op::Upsert(PointRef { id: self.internal(&id), embedding, record, payload })
             })
             .collect();
         let ids: Vec<PointId> = new.iter().map(|point| point.id).collect();
@@ -63,12 +63,12 @@ impl Named {
     /// Removes the points of ids, and tells how many there were; durable once this returns.
     ///
     /// # Errors
-    /// As [`Named::upsert`].
+    /// As [`NamedCollection::upsert`].
     pub fn delete(&self, ids: &[PointId]) -> Result<u64> {
         let (applied, count) = {
             let _changes = self.lock_changes()?;
             let mut ops = Vec::new();
-            for (id, found) in ids.iter().zip(self.get_parts(ids, Parts::NONE)) {
+            for (id, found) in ids.iter().zip(self.get_parts(ids, PointParts::NONE)) {
                 match found {
                     // A UUID of another point's hash, or nothing.
                     Ok(None) => {}
@@ -92,7 +92,7 @@ impl Named {
     /// meanwhile may stay.
     ///
     /// # Errors
-    /// As [`Named::upsert`], and `InvalidArgument` for a filter that is too large. `Unavailable` while segments are being
+    /// As [`NamedCollection::upsert`], and `InvalidArgument` for a filter that is too large. `Unavailable` while segments are being
     /// opened, and `DataLoss` where something cannot be read: points that the filter allows would stay. Nothing is removed
     /// then.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
@@ -119,8 +119,8 @@ impl Named {
     /// change of another caller is lost, and none is seen half.
     ///
     /// # Errors
-    /// As [`Named::upsert`]; `TooLarge` where a payload would become that; points before it are changed then. With a filter
-    /// also those of [`Named::delete_where`].
+    /// As [`NamedCollection::upsert`]; `TooLarge` where a payload would become that; points before it are changed then. With a filter
+    /// also those of [`NamedCollection::delete_where`].
     pub fn change_payload(&self, which: PointSelection<'_>, change: &PayloadChange) -> Result<u64> {
         change.check()?;
         match which {
@@ -164,11 +164,11 @@ impl Named {
         filter: Option<&Filter>,
         change: &PayloadChange,
     ) -> Result<u64> {
-        self.collection().keep_pace();
+        self.collection().throttle();
         let applied = {
             let _changes = self.lock_changes()?;
             let mut changed = Vec::new();
-            for (at, point) in self.collection().points(internal, Parts::ALL).into_iter().enumerate() {
+            for (at, point) in self.collection().points(internal, PointParts::ALL).into_iter().enumerate() {
                 let Some(mut point) = point? else { continue };
                 let (id, mut payload) = points::decode(point.id, &point.payload)?;
                 let is_other = ids.and_then(|ids| ids.get(at)).is_some_and(|wanted| *wanted != id);
@@ -187,7 +187,7 @@ impl Named {
                 .iter()
                 .map(|point| {
                     let (embedding, record, payload) = (&point.embedding, &point.record, &point.payload);
-                    Op::Upsert(Point { id: point.id, embedding, record, payload })
+                    Op::Upsert(PointRef { id: point.id, embedding, record, payload })
                 })
                 .collect();
             let applied = self.collection().apply(&ops);
@@ -213,7 +213,7 @@ impl Named {
             }
         }
         let internal: Vec<u64> = seen.keys().copied().collect();
-        for (at, found) in internal.iter().zip(self.resolve(&internal, Parts::NONE)) {
+        for (at, found) in internal.iter().zip(self.resolve(&internal, PointParts::NONE)) {
             match (found, seen.get(at)) {
                 (Ok(Some(point)), Some(id)) if point.id != *id => return Err(taken(id, &point.id)),
                 // What is lost cannot be told from it, and must not keep new points out for ever.

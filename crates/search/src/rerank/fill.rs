@@ -17,7 +17,7 @@ pub(super) fn is_fill(tag: u64) -> bool {
 }
 
 /// One part of a block to be read.
-pub(super) struct Part {
+pub(super) struct BlockRead {
     pub(super) tag: u64,
     pub(super) file: Arc<dyn Sealed>,
     pub(super) offset: u64,
@@ -28,13 +28,13 @@ pub(super) struct Part {
 /// after their queries are answered stay of use.
 #[derive(Debug, Default)]
 pub(super) struct Filler {
-    job: Option<Job>,
+    job: Option<BlockFill>,
     /// Where the next block goes: its own, or one that another left.
     buffer: Option<Box<[u8]>>,
 }
 
 #[derive(Debug)]
-struct Job {
+struct BlockFill {
     key: BlockKey,
     file: Arc<dyn Sealed>,
     bytes: usize,
@@ -55,17 +55,17 @@ impl Filler {
         let bytes = left - left % PAGE_BYTES;
         if bytes > 0 {
             let file = file.clone();
-            self.job = Some(Job { key, file, bytes, submitted: 0, in_flight: 0, failed: false });
+            self.job = Some(BlockFill { key, file, bytes, submitted: 0, in_flight: 0, failed: false });
         }
     }
 
     /// The next part to be read, of `bytes_max` at most. It must be submitted, or [`arrive`](Filler::arrive) be told.
-    pub(super) fn next_part(&mut self, bytes_max: usize) -> Option<Part> {
+    pub(super) fn next_part(&mut self, bytes_max: usize) -> Option<BlockRead> {
         let job = self.job.as_mut().filter(|job| !job.failed && job.submitted < job.bytes)?;
         let (at, bytes) = (job.submitted, (job.bytes - job.submitted).min(bytes_max));
         job.submitted += bytes;
         job.in_flight += 1;
-        Some(Part {
+        Some(BlockRead {
             tag: FILL_TAG | at as u64,
             file: job.file.clone(),
             offset: job.key.start() + at as u64,

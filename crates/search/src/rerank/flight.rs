@@ -7,16 +7,16 @@ use std::time::Instant;
 use base::{Error, Result};
 use storage::page::{PAGE_BYTES, RecordPage};
 
-use super::blocks::{Block, BlockKey, Look};
-use super::cache::{Found, Key};
+use super::blocks::{BlockKey, BlockLookup, CachedBlock};
+use super::cache::{RecordKey, RecordPosition};
 use super::checked::Checked;
 use super::fill::Filler;
-use super::limits::{Limits, Shared};
-use super::plan::{Extent, Plan, Wanted};
-use super::query::{Progress, Query, Ranked};
+use super::limits::{SearchLimits, SharedCaches};
+use super::plan::{Extent, ReadPlan, WantedRecord};
+use super::query::{ChunkProgress, RerankQuery, RerankResult};
 use super::ranking::Ranking;
 use super::reads::{PendingRead, Reads};
-use super::{Address, Candidate, Records, Scorer};
+use super::{Address, Records, RerankCandidate, Scorer};
 
 /// While a record in memory is scored, the one so many behind it is fetched into the core's cache,
 const RECORD_AHEAD: usize = 1;
@@ -26,7 +26,7 @@ const PAGE_AHEAD: usize = 4;
 const LINE_BYTES: usize = 64;
 
 /// A record that was read and is not scored yet.
-type Arrived = (Wanted, Vec<u8>);
+type ArrivedRecord = (WantedRecord, Vec<u8>);
 
 /// Buffers for records between reading and scoring, used again and again.
 pub(super) type Buffers = Vec<Vec<u8>>;
@@ -34,27 +34,27 @@ pub(super) type Buffers = Vec<Vec<u8>>;
 pub(super) struct Flight<'a, S: Scorer> {
     /// Its number among all of its searcher.
     pub(super) serial: u64,
-    pub(super) query: Query<'a, S>,
+    pub(super) query: RerankQuery<'a, S>,
     /// For each segment, where its file is in memory: which pages were verified.
     in_place: Vec<Option<Arc<Checked>>>,
     ranking: Ranking,
-    pub(super) ranked: Ranked,
+    pub(super) ranked: RerankResult,
     /// Whether all candidates have come.
     ended: bool,
-    chunk: Vec<Candidate>,
-    fresh: Vec<Wanted>,
+    chunk: Vec<RerankCandidate>,
+    fresh: Vec<WantedRecord>,
     /// Reads to be submitted.
-    plan: Plan,
+    plan: ReadPlan,
     /// In memory, read, in a cached block, in the record cache: to be scored.
-    direct: VecDeque<Wanted>,
-    arrived: VecDeque<Arrived>,
-    kept: VecDeque<(Wanted, Arc<Block>)>,
-    hits: VecDeque<(Wanted, Found)>,
+    direct: VecDeque<WantedRecord>,
+    arrived: VecDeque<ArrivedRecord>,
+    kept: VecDeque<(WantedRecord, Arc<CachedBlock>)>,
+    hits: VecDeque<(WantedRecord, RecordPosition)>,
     pub(super) in_flight: usize,
 }
 
 impl<'a, S: Scorer> Flight<'a, S> {
-    pub(super) fn new(serial: u64, query: Query<'a, S>, shared: &Shared) -> Flight<'a, S> {
+    pub(super) fn new(serial: u64, query: RerankQuery<'a, S>, shared: &SharedCaches) -> Flight<'a, S> {
         let in_place = |records: &Arc<dyn Records>| {
             let file = records.file();
             file.in_place().map(|_| shared.checked.of(file.as_ref()))
@@ -63,11 +63,11 @@ impl<'a, S: Scorer> Flight<'a, S> {
             serial,
             in_place: query.segments.iter().map(in_place).collect(),
             ranking: Ranking::new(query.k),
-            ranked: Ranked::default(),
+            ranked: RerankResult::default(),
             ended: query.k == 0,
             chunk: Vec::new(),
             fresh: Vec::new(),
-            plan: Plan::default(),
+            plan: ReadPlan::default(),
             direct: VecDeque::new(),
             arrived: VecDeque::new(),
             kept: VecDeque::new(),
@@ -78,7 +78,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Asks for candidates until there are reads to submit for a while. With `wait`, until there are any.
-    pub(super) fn gather(&mut self, limits: &Limits, reads: &mut Reads, wait: bool) {
+    pub(super) fn gather(&mut self, limits: &SearchLimits, reads: &mut Reads, wait: bool) {
         let mut wait = wait;
         while !self.ended && self.plan.len() < limits.query_in_flight && self.direct.is_empty() {
             self.chunk.clear();
@@ -92,15 +92,15 @@ impl<'a, S: Scorer> Flight<'a, S> {
             self.chunk = chunk;
             wait = false;
             match progress {
-                Progress::More => {}
-                Progress::Later => break,
-                Progress::End => self.ended = true,
+                ChunkProgress::More => {}
+                ChunkProgress::Later => break,
+                ChunkProgress::End => self.ended = true,
             }
         }
     }
 
     /// Finds out where a candidate's record is, and puts it in the right line.
-    fn sort_in(&mut self, candidate: Candidate, limits: &Limits, reads: &mut Reads) {
+    fn sort_in(&mut self, candidate: RerankCandidate, limits: &SearchLimits, reads: &mut Reads) {
         if !self.open_to(candidate) {
             self.ranked.skipped += 1;
             return;
@@ -109,7 +109,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             Ok(address) => address,
             Err(error) => return self.ranked.damage(candidate, None, error),
         };
-        let wanted = Wanted { candidate, address };
+        let wanted = WantedRecord { candidate, address };
         if self.in_place.get(candidate.segment as usize).is_some_and(Option::is_some) {
             self.direct.push_back(wanted);
         } else if self.in_flight == 0 || !reads.attach(self.serial, wanted) {
@@ -117,12 +117,12 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    fn records(&self, candidate: Candidate) -> Option<&dyn Records> {
+    fn records(&self, candidate: RerankCandidate) -> Option<&dyn Records> {
         self.query.segments.get(candidate.segment as usize).map(AsRef::as_ref)
     }
 
-    fn locate(&self, candidate: Candidate, limits: &Limits) -> Result<Address> {
-        let Candidate { segment, row, .. } = candidate;
+    fn locate(&self, candidate: RerankCandidate, limits: &SearchLimits) -> Result<Address> {
+        let RerankCandidate { segment, row, .. } = candidate;
         let records = self.records(candidate).ok_or_else(|| {
             Error::internal(format!("a candidate of segment {segment}, which was not given"))
         })?;
@@ -146,16 +146,16 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Whether a candidate can still get among the hits.
-    fn open_to(&self, candidate: Candidate) -> bool {
+    fn open_to(&self, candidate: RerankCandidate) -> bool {
         self.ranking.open_to(self.query.scorer.bound(candidate.coarse))
     }
 
     /// Whether reads shall be submitted now: when half of those it may have are done, so that they go in batches.
-    pub(super) fn wants_reads(&self, limits: &Limits) -> bool {
+    pub(super) fn wants_reads(&self, limits: &SearchLimits) -> bool {
         !self.plan.is_empty() && self.outstanding() <= limits.query_in_flight / 2
     }
 
-    pub(super) fn may_read(&self, limits: &Limits) -> bool {
+    pub(super) fn may_read(&self, limits: &SearchLimits) -> bool {
         self.outstanding() < limits.query_in_flight
     }
 
@@ -168,14 +168,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
     /// up to be scored and not read, where that spares a read worth sparing.
     pub(super) fn next_read(
         &mut self,
-        shared: &Shared,
+        shared: &SharedCaches,
         reads: &mut Reads,
         filler: &mut Filler,
     ) -> Option<(u64, Extent)> {
         loop {
             let (planned, wanted) = self.plan.peek()?;
             let scorer = &self.query.scorer;
-            let open = |wanted: &&Wanted| self.ranking.open_to(scorer.bound(wanted.candidate.coarse));
+            let open = |wanted: &&WantedRecord| self.ranking.open_to(scorer.bound(wanted.candidate.coarse));
             self.fresh.clear();
             self.fresh.extend(wanted.iter().filter(open));
             self.ranked.skipped += (wanted.len() - self.fresh.len()) as u64;
@@ -209,22 +209,22 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Lines up those of `fresh`, which are of one segment and by page, that lie in cached blocks.
-    fn take_from_blocks(&mut self, shared: &Shared, filler: &mut Filler) {
+    fn take_from_blocks(&mut self, shared: &SharedCaches, filler: &mut Filler) {
         let Some(blocks) = &shared.blocks else { return };
         let (segments, kept) = (&self.query.segments, &mut self.kept);
-        let mut last: Option<(BlockKey, Option<Arc<Block>>)> = None;
+        let mut last: Option<(BlockKey, Option<Arc<CachedBlock>>)> = None;
         self.fresh.retain(|&wanted| {
-            let Wanted { candidate, address } = wanted;
+            let WantedRecord { candidate, address } = wanted;
             let Some(records) = segments.get(candidate.segment as usize) else { return true };
             let key = BlockKey::of(records.file().id(), address.offset);
             if last.as_ref().is_none_or(|(of, _)| *of != key) {
-                let block = match blocks.look(key, filler.is_idle()) {
-                    Look::Here(block) => Some(block),
-                    Look::Fill => {
+                let block = match blocks.lookup(key, filler.is_idle()) {
+                    BlockLookup::Here(block) => Some(block),
+                    BlockLookup::Fill => {
                         filler.begin(key, records.file());
                         None
                     }
-                    Look::Absent => None,
+                    BlockLookup::Absent => None,
                 };
                 last = Some((key, block));
             }
@@ -242,7 +242,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         &mut self,
         read: &PendingRead,
         result: Result<&[u8]>,
-        shared: &Shared,
+        shared: &SharedCaches,
         buffers: &mut Buffers,
     ) {
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -259,11 +259,11 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    fn unpack(&mut self, read: &PendingRead, bytes: &[u8], shared: &Shared, buffers: &mut Buffers) {
+    fn unpack(&mut self, read: &PendingRead, bytes: &[u8], shared: &SharedCaches, buffers: &mut Buffers) {
         let mut page: Option<(u64, Result<RecordPage<'_>>)> = None;
         let cache = shared.cache.as_ref().filter(|_| read.sparse);
         for &wanted in &read.wanted {
-            let Wanted { candidate, address } = wanted;
+            let WantedRecord { candidate, address } = wanted;
             if page.as_ref().is_none_or(|(offset, _)| *offset != address.offset) {
                 let start = address.offset.saturating_sub(read.extent.offset) as usize;
                 let part = bytes.get(start..start + address.bytes as usize).unwrap_or(&[]);
@@ -303,7 +303,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
     /// reads; those in the caches fill the time while reads fly.
     pub(super) fn score_one(
         &mut self,
-        shared: &Shared,
+        shared: &SharedCaches,
         buffers: &mut Buffers,
         scratch: &mut S::Scratch,
     ) -> bool {
@@ -330,12 +330,12 @@ impl<'a, S: Scorer> Flight<'a, S> {
         true
     }
 
-    fn score_in_place(&mut self, wanted: Wanted, scratch: &mut S::Scratch) {
+    fn score_in_place(&mut self, wanted: WantedRecord, scratch: &mut S::Scratch) {
         fetch_page(self.direct.get(PAGE_AHEAD).and_then(|&ahead| in_place(&self.query, ahead)));
         if let Some(&ahead) = self.direct.get(RECORD_AHEAD) {
             fetch_record(in_place(&self.query, ahead), ahead.address);
         }
-        let Wanted { candidate, address } = wanted;
+        let WantedRecord { candidate, address } = wanted;
         let part = in_place(&self.query, wanted).unwrap_or(&[]);
         let checked = self.in_place.get(candidate.segment as usize).and_then(Option::as_ref);
         let page = if checked.is_some_and(|checked| checked.is(address.offset)) {
@@ -356,14 +356,20 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Scores a record of a cached block where it lies.
-    fn score_in_block(&mut self, wanted: Wanted, block: &Block, shared: &Shared, scratch: &mut S::Scratch) {
+    fn score_in_block(
+        &mut self,
+        wanted: WantedRecord,
+        block: &CachedBlock,
+        shared: &SharedCaches,
+        scratch: &mut S::Scratch,
+    ) {
         if let Some((ahead, block)) = self.kept.get(PAGE_AHEAD) {
             fetch_page(block.part(ahead.address.offset, ahead.address.bytes));
         }
         if let Some((ahead, block)) = self.kept.get(RECORD_AHEAD) {
             fetch_record(block.part(ahead.address.offset, ahead.address.bytes), ahead.address);
         }
-        let Wanted { candidate, address } = wanted;
+        let WantedRecord { candidate, address } = wanted;
         let part = block.part(address.offset, address.bytes).unwrap_or(&[]);
         let page = if block.is_checked(address.offset) {
             RecordPage::trusted(part)
@@ -425,27 +431,27 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// The answer.
-    pub(super) fn finish(mut self, reads: &Reads) -> (u64, Ranked) {
+    pub(super) fn finish(mut self, reads: &Reads) -> (u64, RerankResult) {
         self.ranked.skipped += reads.of(self.serial).map(|read| read.wanted.len() as u64).sum::<u64>();
         self.ranked.hits = self.ranking.into_hits();
         (self.query.tag, self.ranked)
     }
 }
 
-fn key(segments: &[Arc<dyn Records>], candidate: Candidate) -> Option<Key> {
+fn key(segments: &[Arc<dyn Records>], candidate: RerankCandidate) -> Option<RecordKey> {
     let records = segments.get(candidate.segment as usize)?;
-    Some(Key { file: records.file().id(), row: candidate.row })
+    Some(RecordKey { file: records.file().id(), row: candidate.row })
 }
 
 fn judge<S: Scorer>(
     scorer: &S,
     ranking: &mut Ranking,
-    ranked: &mut Ranked,
-    wanted: Wanted,
+    ranked: &mut RerankResult,
+    wanted: WantedRecord,
     record: &[u8],
     scratch: &mut S::Scratch,
 ) {
-    let Wanted { candidate, .. } = wanted;
+    let WantedRecord { candidate, .. } = wanted;
     if !ranking.open_to(scorer.bound(candidate.coarse)) {
         ranked.skipped += 1;
         return;
@@ -461,7 +467,7 @@ fn judge<S: Scorer>(
 }
 
 /// The bytes in memory of a record's page.
-fn in_place<'q, S: Scorer>(query: &'q Query<'_, S>, wanted: Wanted) -> Option<&'q [u8]> {
+fn in_place<'q, S: Scorer>(query: &'q RerankQuery<'_, S>, wanted: WantedRecord) -> Option<&'q [u8]> {
     let whole = query.segments.get(wanted.candidate.segment as usize)?.file().in_place()?;
     let start = wanted.address.offset as usize;
     whole.get(start..start + wanted.address.bytes as usize)

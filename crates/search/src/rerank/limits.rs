@@ -5,7 +5,7 @@ use storage::ReaderOptions;
 use storage::page::PAGE_BYTES;
 
 use super::blocks::{BlockStats, Blocks};
-use super::cache::{Cache, CacheStats};
+use super::cache::{CacheStats, RecordCache};
 use super::checked::CheckedFiles;
 use super::plan::Joining;
 
@@ -18,7 +18,7 @@ pub const READ_BYTES_MAX: usize = (1 << 20) + PAGE_BYTES;
 
 /// What one searcher may have under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SearchLimits {
     /// Queries at once, up to [`QUERIES_MAX`]. While the oldest waits for its first reads, the next ones are scored.
     pub queries: usize,
     /// Reads in flight for one query. They are submitted by the half of it, and a batch costs the processor more than
@@ -36,9 +36,9 @@ pub struct Limits {
     pub gap_bytes_max: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for SearchLimits {
+    fn default() -> SearchLimits {
+        SearchLimits {
             queries: 3,
             query_in_flight: 64,
             in_flight: 192,
@@ -49,7 +49,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl SearchLimits {
     /// What to ask a medium's [`storage::Medium::reader`] for.
     pub fn reader_options(&self) -> ReaderOptions {
         ReaderOptions { depth: self.in_flight, read_bytes_max: self.read_bytes_max }
@@ -89,24 +89,24 @@ const RECORDS_SHARE: u64 = 4;
 
 /// What the searchers of a process share.
 #[derive(Debug)]
-pub struct Shared {
-    pub(super) cache: Option<Cache>,
+pub struct SharedCaches {
+    pub(super) cache: Option<RecordCache>,
     pub(super) blocks: Option<Blocks>,
     pub(super) checked: CheckedFiles,
     cache_bytes: u64,
 }
 
-impl Shared {
+impl SharedCaches {
     /// A cache of `cache_bytes` (0, or too few for a record: none) for records of about `record_bytes`: a part of it for
     /// single records, whose memory is taken now, the other for blocks, whose memory is taken as they come. Where it is
     /// too small for some blocks, it is all for records. Files in memory have a bit for each page beside it.
-    pub fn new(cache_bytes: u64, record_bytes: u32) -> Shared {
+    pub fn new(cache_bytes: u64, record_bytes: u32) -> SharedCaches {
         let for_blocks = cache_bytes - cache_bytes / RECORDS_SHARE;
         let blocks = Blocks::new(for_blocks);
         let for_records = if blocks.is_some() { cache_bytes - for_blocks } else { cache_bytes };
-        let cache = Cache::new(for_records, record_bytes);
+        let cache = RecordCache::new(for_records, record_bytes);
         let cache_bytes = if cache.is_some() || blocks.is_some() { cache_bytes } else { 0 };
-        Shared { cache, blocks, checked: CheckedFiles::default(), cache_bytes }
+        SharedCaches { cache, blocks, checked: CheckedFiles::default(), cache_bytes }
     }
 
     /// Bytes that the caches may take; 0 where there are none.
@@ -116,7 +116,7 @@ impl Shared {
 
     /// What the record cache has done; `None` where there is none.
     pub fn cache_stats(&self) -> Option<CacheStats> {
-        self.cache.as_ref().map(Cache::stats)
+        self.cache.as_ref().map(RecordCache::stats)
     }
 
     /// What the block cache has done; `None` where there is none.

@@ -3,7 +3,7 @@
 //! # How a slow medium keeps up with a fast one
 //! All candidates of a query are known before the first is scored, so their reads need not wait for each other. A
 //! [`Searcher`] makes one read of those that share a page or lie side by side, leaves out what the cache of whole
-//! [blocks] of a file has, looks up those for which that is still a read of few in the record [`Cache`](cache::Cache),
+//! [blocks] of a file has, looks up those for which that is still a read of few in the record [`RecordCache`](cache::Cache),
 //! keeps a bounded number of reads in flight, scores what the caches had meanwhile, and what has arrived in the order
 //! in which it arrived. Two to four queries are under way at once, the oldest first, so that the
 //! processor has something to score while a query waits for its first reads. A record whose bound is below the k-th
@@ -38,9 +38,12 @@ use base::Result;
 use storage::Sealed;
 
 pub use blocks::{BLOCK_BYTES, BlockStats};
-pub use cache::{Cache, CacheStats, Key};
-pub use limits::{IN_FLIGHT_MAX, Limits, QUERIES_MAX, READ_BYTES_MAX, Shared};
-pub use query::{Chunks, DAMAGED_MAX, Damage, Next, Progress, Query, Ranked, Source, all};
+pub use cache::{CacheStats, RecordCache, RecordKey};
+pub use limits::{IN_FLIGHT_MAX, QUERIES_MAX, READ_BYTES_MAX, SearchLimits, SharedCaches};
+pub use query::{
+    CandidateChunks, ChunkProgress, DAMAGED_MAX, DamagedRecord, NextQuery, QuerySource, RerankQuery,
+    RerankResult, all,
+};
 pub use searcher::Searcher;
 
 /// How a query scores a record. One scorer serves one query; threads bring their own scratch.
@@ -122,7 +125,7 @@ pub trait Records: Send + Sync {
 
 /// What the coarse stage found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
+pub struct RerankCandidate {
     /// Which of the query's segments.
     pub segment: u32,
     /// Which row of it.

@@ -1,11 +1,11 @@
 //! Which reads fetch the records that are wanted: one for all that share a page, one for pages side by side.
 
-use super::{Address, Candidate};
+use super::{Address, RerankCandidate};
 
 /// A record to be read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Wanted {
-    pub(super) candidate: Candidate,
+pub(super) struct WantedRecord {
+    pub(super) candidate: RerankCandidate,
     pub(super) address: Address,
 }
 
@@ -18,7 +18,7 @@ pub(super) struct Extent {
     pub(super) offset: u64,
     /// How much is read.
     pub(super) bytes: u32,
-    /// Which of [`Plan::wanted`] it serves: from here,
+    /// Which of [`ReadPlan::wanted`] it serves: from here,
     pub(super) first: usize,
     /// to before here.
     pub(super) end: usize,
@@ -43,18 +43,18 @@ pub(super) struct Joining {
 
 /// Reads to be submitted, the ones with the most promising candidates first.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct ReadPlan {
     /// By page.
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedRecord>,
     extents: Vec<Extent>,
     next: usize,
     /// Order of coming of each of `wanted`, while they are sorted.
-    keyed: Vec<(u32, Wanted)>,
+    keyed: Vec<(u32, WantedRecord)>,
 }
 
-impl Plan {
+impl ReadPlan {
     /// The next read and what it is for.
-    pub(super) fn peek(&self) -> Option<(Extent, &[Wanted])> {
+    pub(super) fn peek(&self) -> Option<(Extent, &[WantedRecord])> {
         let extent = *self.extents.get(self.next)?;
         Some((extent, self.wanted.get(extent.first..extent.end)?))
     }
@@ -82,7 +82,7 @@ impl Plan {
 
     /// Takes `more`, in the order in which they promise most, and plans anew with what was not submitted yet. Those
     /// that come twice are dropped.
-    pub(super) fn add(&mut self, more: &[Wanted], joining: Joining) {
+    pub(super) fn add(&mut self, more: &[WantedRecord], joining: Joining) {
         self.keyed.clear();
         for (at, extent) in self.extents.iter().enumerate().skip(self.next) {
             // What waits already came before, in the order of its reads.
@@ -91,10 +91,10 @@ impl Plan {
         }
         let before = self.extents.len() as u32;
         self.keyed.extend(more.iter().enumerate().map(|(at, &wanted)| (before + at as u32, wanted)));
-        self.keyed.sort_unstable_by_key(|&(at, Wanted { candidate, address })| {
+        self.keyed.sort_unstable_by_key(|&(at, WantedRecord { candidate, address })| {
             (candidate.segment, address.offset, address.slot, candidate.row, at)
         });
-        self.keyed.dedup_by_key(|(_, Wanted { candidate, address })| {
+        self.keyed.dedup_by_key(|(_, WantedRecord { candidate, address })| {
             (candidate.segment, address.offset, address.slot, candidate.row)
         });
         self.wanted.clear();
@@ -103,7 +103,7 @@ impl Plan {
     }
 
     /// Adds a read of its own for each of `more`, behind all others: for what could not be had with its neighbours.
-    pub(super) fn add_apart(&mut self, more: &[Wanted]) {
+    pub(super) fn add_apart(&mut self, more: &[WantedRecord]) {
         for &wanted in more {
             let (candidate, address) = (wanted.candidate, wanted.address);
             let at = self.wanted.len();
@@ -124,7 +124,7 @@ impl Plan {
         self.extents.clear();
         self.next = 0;
         let mut firsts: Vec<u32> = Vec::with_capacity(self.keyed.len());
-        for (at, &(came, Wanted { candidate, address })) in self.keyed.iter().enumerate() {
+        for (at, &(came, WantedRecord { candidate, address })) in self.keyed.iter().enumerate() {
             let page = Extent {
                 segment: candidate.segment,
                 offset: address.offset,
@@ -171,12 +171,12 @@ mod tests {
 
     const JOINING: Joining = Joining { bytes_max: 16384, gap_max: 4096 };
 
-    fn wanted(segment: u32, page: u64, slot: u16) -> Wanted {
-        let candidate = Candidate { segment, row: (page * 8) as u32 + u32::from(slot), coarse: 0.0 };
-        Wanted { candidate, address: Address { offset: page * 4096, bytes: 4096, slot } }
+    fn wanted(segment: u32, page: u64, slot: u16) -> WantedRecord {
+        let candidate = RerankCandidate { segment, row: (page * 8) as u32 + u32::from(slot), coarse: 0.0 };
+        WantedRecord { candidate, address: Address { offset: page * 4096, bytes: 4096, slot } }
     }
 
-    fn taken(plan: &mut Plan) -> Vec<(Extent, Vec<Wanted>)> {
+    fn taken(plan: &mut ReadPlan) -> Vec<(Extent, Vec<WantedRecord>)> {
         let mut all = Vec::new();
         while let Some((extent, wanted)) = plan.peek() {
             all.push((extent, wanted.to_vec()));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_most_promising_read_goes_first() {
-        let mut plan = Plan::default();
+        let mut plan = ReadPlan::default();
         plan.add(&[wanted(0, 90, 1), wanted(0, 10, 0), wanted(0, 50, 0), wanted(0, 10, 3)], JOINING);
         let offsets: Vec<u64> = taken(&mut plan).iter().map(|(extent, _)| extent.offset / 4096).collect();
         assert_eq!(offsets, [90, 10, 50]);
@@ -195,9 +195,9 @@ mod tests {
 
     #[test]
     fn pages_side_by_side_and_over_a_small_gap_are_one_read() {
-        let mut plan = Plan::default();
+        let mut plan = ReadPlan::default();
         let pages = [5, 6, 8, 11, 12, 13, 14, 15];
-        let records: Vec<Wanted> = pages.iter().map(|&page| wanted(0, page, 0)).collect();
+        let records: Vec<WantedRecord> = pages.iter().map(|&page| wanted(0, page, 0)).collect();
         plan.add(&records, JOINING);
         let reads: Vec<(u64, u32)> =
             taken(&mut plan).iter().map(|(extent, _)| (extent.offset / 4096, extent.bytes / 4096)).collect();
@@ -210,13 +210,13 @@ mod tests {
             chunks in proptest::collection::vec(
                 (proptest::collection::vec((0u32..2, 0u64..30, 0u16..4), 0..20), 0usize..5), 1..5),
         ) {
-            let (mut plan, mut read, mut asked) = (Plan::default(), Vec::new(), BTreeSet::new());
+            let (mut plan, mut read, mut asked) = (ReadPlan::default(), Vec::new(), BTreeSet::new());
             for (chunk, submit) in chunks {
                 // A chunk may ask again for what waits, not for what was submitted: the flight sees to that.
-                let fresh: Vec<Wanted> = chunk
+                let fresh: Vec<WantedRecord> = chunk
                     .iter()
                     .map(|&(segment, page, slot)| wanted(segment, page, slot))
-                    .filter(|w| !read.iter().any(|r: &Wanted| r == w))
+                    .filter(|w| !read.iter().any(|r: &WantedRecord| r == w))
                     .collect();
                 asked.extend(fresh.iter().map(|w| (w.candidate.segment, w.candidate.row)));
                 plan.add(&fresh, JOINING);

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use base::Error;
 
-use super::{Candidate, Records, Scorer};
+use super::{Records, RerankCandidate, Scorer};
 
-/// What [`Chunks::next`] did.
+/// What [`CandidateChunks::next`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum ChunkProgress {
     /// There may be more; ask again.
     More,
     /// Nothing yet, the coarse stage is still at it.
@@ -20,47 +20,47 @@ pub enum Progress {
 
 /// Candidates as the coarse stage finds them. Best first is quickest, because the k-th best score rises soonest then,
 /// but any order gives the same answer. A candidate that comes twice is ranked once.
-pub trait Chunks: Send {
+pub trait CandidateChunks: Send {
     /// Appends the next candidates to `out`. With `wait` the caller has nothing else to do, and it may block until
     /// there are some; without it must return at once.
-    fn next(&mut self, out: &mut Vec<Candidate>, wait: bool) -> Progress;
+    fn next(&mut self, out: &mut Vec<RerankCandidate>, wait: bool) -> ChunkProgress;
 }
 
-struct All(Vec<Candidate>);
+struct KnownCandidates(Vec<RerankCandidate>);
 
-impl Chunks for All {
-    fn next(&mut self, out: &mut Vec<Candidate>, _wait: bool) -> Progress {
+impl CandidateChunks for KnownCandidates {
+    fn next(&mut self, out: &mut Vec<RerankCandidate>, _wait: bool) -> ChunkProgress {
         out.append(&mut self.0);
-        Progress::End
+        ChunkProgress::End
     }
 }
 
 /// Candidates that are known already.
-pub fn all<'a>(candidates: Vec<Candidate>) -> Box<dyn Chunks + 'a> {
-    Box::new(All(candidates))
+pub fn all<'a>(candidates: Vec<RerankCandidate>) -> Box<dyn CandidateChunks + 'a> {
+    Box::new(KnownCandidates(candidates))
 }
 
 /// One query for the exact stage.
-pub struct Query<'a, S: Scorer> {
+pub struct RerankQuery<'a, S: Scorer> {
     /// What its answer is called by.
     pub tag: u64,
     /// How records are scored.
     pub scorer: S,
-    /// What [`Candidate::segment`] counts.
+    /// What [`RerankCandidate::segment`] counts.
     pub segments: Arc<[Arc<dyn Records>]>,
     /// How many hits are wanted.
     pub k: usize,
     /// Where candidates come from.
-    pub candidates: Box<dyn Chunks + 'a>,
+    pub candidates: Box<dyn CandidateChunks + 'a>,
     /// What is not scored by then is left out, and the answer is partial.
     pub deadline: Option<Instant>,
 }
 
 /// A record that could not be scored.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Damage {
+pub struct DamagedRecord {
     /// Whose it is.
-    pub candidate: Candidate,
+    pub candidate: RerankCandidate,
     /// The offset of its page in the segment's file; `None` where the segment does not know the row, or the page is sound
     /// and the scorer refuses the record.
     pub page: Option<u64>,
@@ -73,15 +73,15 @@ pub const DAMAGED_MAX: usize = 64;
 
 /// The answer to a query.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ranked {
+pub struct RerankResult {
     /// The best, best first; equal scores by segment and row. Fewer than `k` where there were fewer candidates.
-    pub hits: Vec<(Candidate, f32)>,
+    pub hits: Vec<(RerankCandidate, f32)>,
     /// Whether a record that might have belonged among the hits is missing: damaged, or not scored by the deadline.
     pub partial: bool,
     /// Whether the deadline passed.
     pub late: bool,
     /// What was damaged, up to [`DAMAGED_MAX`].
-    pub damaged: Vec<Damage>,
+    pub damaged: Vec<DamagedRecord>,
     /// How many records were damaged.
     pub damaged_count: u64,
     /// Records scored, candidates that came twice included.
@@ -96,20 +96,20 @@ pub struct Ranked {
     pub read_bytes: u64,
 }
 
-impl Ranked {
-    pub(super) fn damage(&mut self, candidate: Candidate, page: Option<u64>, error: Error) {
+impl RerankResult {
+    pub(super) fn damage(&mut self, candidate: RerankCandidate, page: Option<u64>, error: Error) {
         self.partial = true;
         self.damaged_count += 1;
         if self.damaged.len() < DAMAGED_MAX {
-            self.damaged.push(Damage { candidate, page, error });
+            self.damaged.push(DamagedRecord { candidate, page, error });
         }
     }
 }
 
-/// What [`Source::next`] gives.
-pub enum Next<'a, S: Scorer> {
+/// What [`QuerySource::next`] gives.
+pub enum NextQuery<'a, S: Scorer> {
     /// A query.
-    Query(Query<'a, S>),
+    Query(RerankQuery<'a, S>),
     /// None now; ask again.
     Later,
     /// There will be no more.
@@ -117,11 +117,11 @@ pub enum Next<'a, S: Scorer> {
 }
 
 /// Where a searcher's queries come from and its answers go to.
-pub trait Source<'a, S: Scorer> {
+pub trait QuerySource<'a, S: Scorer> {
     /// The next query. With `wait` the searcher has nothing else to do, and it may block until there is one; without
     /// it must return at once.
-    fn next(&mut self, wait: bool) -> Next<'a, S>;
+    fn next(&mut self, wait: bool) -> NextQuery<'a, S>;
 
     /// Takes the answer to the query called `tag`. Answers come as they are ready, not in the order of the queries.
-    fn answer(&mut self, tag: u64, ranked: Ranked);
+    fn answer(&mut self, tag: u64, ranked: RerankResult);
 }

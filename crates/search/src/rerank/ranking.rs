@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::Candidate;
+use super::RerankCandidate;
 
 /// Keeps the k best, in an order that does not depend on when they came: higher scores first, equal ones by segment
 /// and row.
@@ -11,10 +11,10 @@ pub(super) struct Ranking {
     k: usize,
     /// Best first. Re-ranking asks for tens of hits, and most candidates end at the comparison with the last one, so
     /// a sorted list is quicker than a heap.
-    best: Vec<(Candidate, f32)>,
+    best: Vec<(RerankCandidate, f32)>,
 }
 
-fn order(a: &(Candidate, f32), b: &(Candidate, f32)) -> Ordering {
+fn order(a: &(RerankCandidate, f32), b: &(RerankCandidate, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then_with(|| (a.0.segment, a.0.row).cmp(&(b.0.segment, b.0.row)))
 }
 
@@ -25,7 +25,7 @@ impl Ranking {
     }
 
     /// Takes note of a score. A candidate that is in already stays there once.
-    pub(super) fn add(&mut self, candidate: Candidate, score: f32) {
+    pub(super) fn add(&mut self, candidate: RerankCandidate, score: f32) {
         let new = (candidate, score);
         if self.best.len() >= self.k && self.best.last().is_none_or(|last| order(last, &new).is_le()) {
             return;
@@ -51,7 +51,7 @@ impl Ranking {
     }
 
     /// The hits, best first.
-    pub(super) fn into_hits(self) -> Vec<(Candidate, f32)> {
+    pub(super) fn into_hits(self) -> Vec<(RerankCandidate, f32)> {
         self.best
     }
 }
@@ -69,7 +69,7 @@ mod tests {
             // Few different scores, so that many are equal; doubles come with the same score.
             let scored: Vec<_> = rows
                 .iter()
-                .map(|&(segment, row)| (Candidate { segment, row, coarse: 0.0 }, (row % 5) as f32))
+                .map(|&(segment, row)| (RerankCandidate { segment, row, coarse: 0.0 }, (row % 5) as f32))
                 .collect();
             let mut ranking = Ranking::new(k);
             for &(candidate, score) in &scored {

@@ -1,6 +1,6 @@
 //! Reads in flight: what each is for.
 
-use super::plan::{Extent, Wanted};
+use super::plan::{Extent, WantedRecord};
 
 /// A read in flight.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub(super) struct PendingRead {
     /// What is read.
     pub(super) extent: Extent,
     /// What for, by page.
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<WantedRecord>,
     /// Whether its records were looked for in the cache, so that keeping them may spare it the next time.
     pub(super) sparse: bool,
     busy: bool,
@@ -55,7 +55,13 @@ pub(super) struct Reads {
 
 impl Reads {
     /// Takes note of a read and gives its tag.
-    pub(super) fn begin(&mut self, flight: u64, extent: Extent, wanted: &[Wanted], sparse: bool) -> u64 {
+    pub(super) fn begin(
+        &mut self,
+        flight: u64,
+        extent: Extent,
+        wanted: &[WantedRecord],
+        sparse: bool,
+    ) -> u64 {
         let tag = self.free.pop().unwrap_or(self.slots.len() as u32);
         if let Some(slot) = self.slots.get_mut(tag as usize) {
             (slot.flight, slot.extent, slot.sparse, slot.busy) = (flight, extent, sparse, true);
@@ -81,7 +87,7 @@ impl Reads {
     }
 
     /// Adds a record to a read that fetches its page already. False where there is none.
-    pub(super) fn attach(&mut self, flight: u64, wanted: Wanted) -> bool {
+    pub(super) fn attach(&mut self, flight: u64, wanted: WantedRecord) -> bool {
         let (start, end) = (wanted.address.offset, wanted.address.offset + u64::from(wanted.address.bytes));
         let fetches = |slot: &&mut PendingRead| {
             let Extent { segment, offset, bytes, .. } = slot.extent;

@@ -8,10 +8,10 @@ use base::{Error, Result};
 use storage::{Read, Reader};
 
 use super::Scorer;
-use super::fill::{Filler, Part, is_fill};
+use super::fill::{BlockRead, Filler, is_fill};
 use super::flight::{Buffers, Flight};
-use super::limits::{Limits, Shared};
-use super::query::{Next, Query, Ranked, Source};
+use super::limits::{SearchLimits, SharedCaches};
+use super::query::{NextQuery, QuerySource, RerankQuery, RerankResult};
 use super::reads::Reads;
 
 /// Records scored between two looks at what else there is to do.
@@ -27,8 +27,8 @@ const BUFFERS_MAX: usize = 1024;
 /// any of it is scored.
 pub struct Searcher {
     reader: Box<dyn Reader>,
-    limits: Limits,
-    shared: Arc<Shared>,
+    limits: SearchLimits,
+    shared: Arc<SharedCaches>,
     reads: Reads,
     filler: Filler,
     buffers: Buffers,
@@ -38,11 +38,11 @@ pub struct Searcher {
 }
 
 impl Searcher {
-    /// A searcher that reads through `reader`, which was made with [`Limits::reader_options`].
+    /// A searcher that reads through `reader`, which was made with [`SearchLimits::reader_options`].
     ///
     /// # Errors
     /// `InvalidArgument` for limits out of range.
-    pub fn new(reader: Box<dyn Reader>, limits: Limits, shared: Arc<Shared>) -> Result<Searcher> {
+    pub fn new(reader: Box<dyn Reader>, limits: SearchLimits, shared: Arc<SharedCaches>) -> Result<Searcher> {
         limits.check()?;
         Ok(Searcher {
             reader,
@@ -61,12 +61,12 @@ impl Searcher {
     /// # Errors
     /// What the reader says where its queue fails. The queries under way are then answered as partial first, and the
     /// searcher is of no further use: make another.
-    pub fn run<'a, S: Scorer>(&mut self, source: &mut dyn Source<'a, S>) -> Result<()> {
+    pub fn run<'a, S: Scorer>(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
         if self.broken {
             return Err(Error::precondition("the reader of this searcher has failed; make another searcher"));
         }
         let mut run =
-            Run { searcher: self, flights: VecDeque::new(), scratch: None, ended: false, scored: 0 };
+            SearcherRun { searcher: self, flights: VecDeque::new(), scratch: None, ended: false, scored: 0 };
         let outcome = run.go(source);
         if outcome.is_err() {
             run.abandon(source);
@@ -101,13 +101,13 @@ impl Searcher {
     ///
     /// # Errors
     /// As [`Searcher::run`].
-    pub fn one<'a, S: Scorer>(&mut self, query: Query<'a, S>) -> Result<Ranked> {
-        struct One<'a, S: Scorer>(Option<Query<'a, S>>, Option<Ranked>);
-        impl<'a, S: Scorer> Source<'a, S> for One<'a, S> {
-            fn next(&mut self, _wait: bool) -> Next<'a, S> {
-                self.0.take().map_or(Next::End, Next::Query)
+    pub fn one<'a, S: Scorer>(&mut self, query: RerankQuery<'a, S>) -> Result<RerankResult> {
+        struct One<'a, S: Scorer>(Option<RerankQuery<'a, S>>, Option<RerankResult>);
+        impl<'a, S: Scorer> QuerySource<'a, S> for One<'a, S> {
+            fn next(&mut self, _wait: bool) -> NextQuery<'a, S> {
+                self.0.take().map_or(NextQuery::End, NextQuery::Query)
             }
-            fn answer(&mut self, _tag: u64, ranked: Ranked) {
+            fn answer(&mut self, _tag: u64, ranked: RerankResult) {
                 self.1 = Some(ranked);
             }
         }
@@ -117,7 +117,7 @@ impl Searcher {
     }
 }
 
-struct Run<'s, 'a, S: Scorer> {
+struct SearcherRun<'s, 'a, S: Scorer> {
     searcher: &'s mut Searcher,
     /// The oldest first.
     flights: VecDeque<Flight<'a, S>>,
@@ -128,8 +128,8 @@ struct Run<'s, 'a, S: Scorer> {
     scored: usize,
 }
 
-impl<'a, S: Scorer> Run<'_, 'a, S> {
-    fn go(&mut self, source: &mut dyn Source<'a, S>) -> Result<()> {
+impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
+    fn go(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
         loop {
             self.admit(source);
             if self.flights.is_empty() {
@@ -150,18 +150,18 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
         }
     }
 
-    fn admit(&mut self, source: &mut dyn Source<'a, S>) {
+    fn admit(&mut self, source: &mut dyn QuerySource<'a, S>) {
         while !self.ended && self.flights.len() < self.searcher.limits.queries {
             match source.next(self.flights.is_empty()) {
-                Next::Query(query) => {
+                NextQuery::Query(query) => {
                     let scratch = &mut self.scratch;
                     scratch.get_or_insert_with(|| query.scorer.scratch());
                     self.searcher.serial += 1;
                     let flight = Flight::new(self.searcher.serial, query, &self.searcher.shared);
                     self.flights.push_back(flight);
                 }
-                Next::Later => break,
-                Next::End => self.ended = true,
+                NextQuery::Later => break,
+                NextQuery::End => self.ended = true,
             }
         }
     }
@@ -196,7 +196,7 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
         let Searcher { reader, limits, shared, filler, .. } = &mut *self.searcher;
         let mut submitted = false;
         while !filler.is_idle() && reader.room() > 0 && reader.in_flight() < limits.in_flight {
-            let Some(Part { tag, file, offset, bytes }) = filler.next_part(limits.read_bytes_max) else {
+            let Some(BlockRead { tag, file, offset, bytes }) = filler.next_part(limits.read_bytes_max) else {
                 break;
             };
             submitted = true;
@@ -246,7 +246,7 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
     }
 
     /// Hands out the answers that are ready.
-    fn answer(&mut self, source: &mut dyn Source<'a, S>) {
+    fn answer(&mut self, source: &mut dyn QuerySource<'a, S>) {
         if self.flights.iter().any(|flight| flight.query.deadline.is_some()) {
             let now = Instant::now();
             self.flights.iter_mut().for_each(|flight| flight.expire(now));
@@ -272,7 +272,7 @@ impl<'a, S: Scorer> Run<'_, 'a, S> {
     }
 
     /// Answers what is under way with what there is.
-    fn abandon(&mut self, source: &mut dyn Source<'a, S>) {
+    fn abandon(&mut self, source: &mut dyn QuerySource<'a, S>) {
         for mut flight in self.flights.drain(..) {
             flight.give_up();
             let (tag, mut ranked) = flight.finish(&Reads::default());

@@ -4,11 +4,11 @@ use base::{Error, Result};
 use storage::Medium;
 use storage::page::{Packer, RECORD_BYTES_MAX};
 
-use super::file::{FileWriter, Step};
-use super::ids::Ids;
-use super::layout::{Settings, kind};
+use super::file::{IoStep, SegmentFileWriter};
+use super::ids::SegmentIds;
+use super::layout::{SegmentSettings, kind};
 use super::rows::RowMapBuilder;
-use crate::coarse::{self, Crew, Kind};
+use crate::coarse::{self, BuildThreads, CoarseKind};
 
 /// Bytes of finished pages that are collected before they go to the file.
 const DRAIN_BYTES: usize = 1 << 18;
@@ -42,27 +42,27 @@ pub trait RowSource {
 
 /// How to make a segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan<'a> {
+pub struct SegmentPlan<'a> {
     /// What the rows are.
-    pub settings: Settings,
+    pub settings: SegmentSettings,
     /// Which coarse index.
-    pub kind: Kind,
+    pub kind: CoarseKind,
     /// Who builds it.
-    pub crew: Crew<'a>,
+    pub crew: BuildThreads<'a>,
     /// Which segment it is.
     pub uuid: [u8; 16],
 }
 
 /// What was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenSegment {
     /// `order[row]` is the source's row.
     pub order: Vec<u32>,
     /// The file's length.
     pub bytes: u64,
 }
 
-impl Written {
+impl WrittenSegment {
     /// The rows by the source's rows: the other way round than `order`.
     pub fn rows(&self) -> Vec<u32> {
         let mut rows = vec![0; self.order.len()];
@@ -88,11 +88,11 @@ pub fn working_bytes(rows: u64, dims: usize) -> u64 {
 pub fn write(
     medium: &dyn Medium,
     name: &str,
-    plan: &Plan<'_>,
+    plan: &SegmentPlan<'_>,
     source: &mut dyn RowSource,
-    step: Step<'_>,
-) -> Result<Written> {
-    let Settings { dims, metric, encoding } = plan.settings;
+    step: IoStep<'_>,
+) -> Result<WrittenSegment> {
+    let SegmentSettings { dims, metric, encoding } = plan.settings;
     let mut vectors = Vec::with_capacity(source.rows() as usize * dims);
     source.vectors(&mut vectors)?;
     if vectors.len() != source.rows() as usize * dims {
@@ -104,9 +104,9 @@ pub fn write(
     }
     encoding.round(&mut vectors);
     let seed = u64::from(crc32c::crc32c(&plan.uuid));
-    let build = coarse::Build { vectors: &vectors, dims, metric, crew: plan.crew, seed };
-    let coarse::Built { order, index } = coarse::build(plan.kind, &build)?;
-    let mut file = FileWriter::create(medium, name, step)?;
+    let build = coarse::CoarseBuild { vectors: &vectors, dims, metric, crew: plan.crew, seed };
+    let coarse::BuiltIndex { order, index } = coarse::build(plan.kind, &build)?;
+    let mut file = SegmentFileWriter::create(medium, name, step)?;
     file.section(kind::SETTINGS, &plan.settings.encode())?;
     for (kind, bytes) in index.sections() {
         file.section(kind, &bytes)?;
@@ -114,7 +114,7 @@ pub fn write(
     drop(index);
     write_vectors(&mut file, &plan.settings, &vectors, &order)?;
     drop(vectors);
-    let ids = Ids::new(order.iter().map(|&row| source.id(row)).collect())?;
+    let ids = SegmentIds::new(order.iter().map(|&row| source.id(row)).collect())?;
     let (by_row, by_id) = ids.encode();
     file.section(kind::IDS, &by_row)?;
     file.section(kind::ID_ORDER, &by_id)?;
@@ -124,12 +124,12 @@ pub fn write(
     let payloads = write_pages(&mut file, kind::PAYLOADS, &order, |row, out| source.payload(row, out))?;
     file.section(kind::PAYLOAD_MAP, &payloads.encode())?;
     let bytes = file.finish(plan.uuid, order.len() as u32)?;
-    Ok(Written { order, bytes })
+    Ok(WrittenSegment { order, bytes })
 }
 
 fn write_vectors(
-    file: &mut FileWriter<'_>,
-    settings: &Settings,
+    file: &mut SegmentFileWriter<'_>,
+    settings: &SegmentSettings,
     vectors: &[f32],
     order: &[u32],
 ) -> Result<()> {
@@ -147,7 +147,7 @@ fn write_vectors(
 }
 
 fn write_pages(
-    file: &mut FileWriter<'_>,
+    file: &mut SegmentFileWriter<'_>,
     kind: u32,
     order: &[u32],
     mut read: impl FnMut(u32, &mut Vec<u8>) -> Result<()>,

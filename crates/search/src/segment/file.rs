@@ -13,13 +13,13 @@ use super::layout::{kind, kind_name};
 const STEP_BYTES: usize = 1 << 20;
 
 /// Called before every so many bytes of input or output: to pace, and to stop.
-pub type Step<'a> = &'a dyn Fn(u64) -> Result<()>;
+pub type IoStep<'a> = &'a dyn Fn(u64) -> Result<()>;
 
 /// A segment's file while it is written. The superblock comes last, so that a file that was cut off is never taken for
 /// a segment.
-pub(super) struct FileWriter<'a> {
+pub(super) struct SegmentFileWriter<'a> {
     writer: Box<dyn Writer>,
-    step: Step<'a>,
+    step: IoStep<'a>,
     /// Bytes of the current section that are not written yet; they start on a page.
     buffer: Vec<u8>,
     sections: Vec<Section>,
@@ -37,13 +37,20 @@ struct Current {
     first_check: u64,
 }
 
-impl<'a> FileWriter<'a> {
+impl<'a> SegmentFileWriter<'a> {
     /// A new file.
-    pub(super) fn create(medium: &dyn Medium, name: &str, step: Step<'a>) -> Result<FileWriter<'a>> {
+    pub(super) fn create(medium: &dyn Medium, name: &str, step: IoStep<'a>) -> Result<SegmentFileWriter<'a>> {
         let mut writer = medium.create(name)?;
         writer.append(&[0; PAGE_BYTES])?;
         let buffer = Vec::with_capacity(STEP_BYTES + PAGE_BYTES);
-        Ok(FileWriter { writer, step, buffer, sections: Vec::new(), checks: Vec::new(), current: None })
+        Ok(SegmentFileWriter {
+            writer,
+            step,
+            buffer,
+            sections: Vec::new(),
+            checks: Vec::new(),
+            current: None,
+        })
     }
 
     /// A whole section whose pages do not check themselves.
@@ -116,14 +123,14 @@ impl<'a> FileWriter<'a> {
 
 /// What a segment's file says about itself: superblock and page checksums, both checked.
 #[derive(Debug)]
-pub(super) struct Contents {
+pub(super) struct SegmentContents {
     pub(super) superblock: Superblock,
     checks: Vec<u32>,
 }
 
-impl Contents {
+impl SegmentContents {
     /// Reads and checks them.
-    pub(super) fn read(file: &dyn Sealed) -> Result<Contents> {
+    pub(super) fn read(file: &dyn Sealed) -> Result<SegmentContents> {
         let mut page = [0; PAGE_BYTES];
         file.read_at(0, &mut page).map_err(|error| error.context("superblock"))?;
         let superblock = Superblock::decode(&page)?;
@@ -131,7 +138,7 @@ impl Contents {
         if superblock.rows > crate::coarse::ROWS_MAX as u64 {
             return Err(Error::data_loss(format!("the superblock says {} rows", superblock.rows)));
         }
-        let mut contents = Contents { superblock, checks: Vec::new() };
+        let mut contents = SegmentContents { superblock, checks: Vec::new() };
         let bytes = contents.load(file, kind::CHECKS)?;
         contents.checks = bytes.as_chunks().0.iter().map(|check| u32::from_le_bytes(*check)).collect();
         Ok(contents)

@@ -4,22 +4,22 @@ use base::{Error, Result};
 
 /// From rows to ids and back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ids {
+pub struct SegmentIds {
     /// By row.
     ids: Vec<u64>,
     /// The rows in the order of their ids.
     order: Vec<u32>,
 }
 
-impl Ids {
+impl SegmentIds {
     /// Of rows with these ids.
     ///
     /// # Errors
     /// `Internal` where an id is there twice.
-    pub fn new(ids: Vec<u64>) -> Result<Ids> {
+    pub fn new(ids: Vec<u64>) -> Result<SegmentIds> {
         let mut order: Vec<u32> = (0..ids.len() as u32).collect();
         order.sort_unstable_by_key(|&row| ids[row as usize]);
-        let ids = Ids { ids, order };
+        let ids = SegmentIds { ids, order };
         match ids.first_out_of_order() {
             Some(row) => Err(Error::internal(format!("row {row} has the id of another row"))),
             None => Ok(ids),
@@ -30,7 +30,7 @@ impl Ids {
     ///
     /// # Errors
     /// `DataLoss` where they do not fit together.
-    pub fn decode(ids: &[u8], order: &[u8], rows: u32) -> Result<Ids> {
+    pub fn decode(ids: &[u8], order: &[u8], rows: u32) -> Result<SegmentIds> {
         let odd = |what: &str| Error::data_loss(format!("the segment's ids are wrong: {what}"));
         if ids.len() as u64 != u64::from(rows) * 8 || order.len() as u64 != u64::from(rows) * 4 {
             return Err(odd("their length"));
@@ -40,7 +40,7 @@ impl Ids {
         if order.iter().any(|&row| row >= rows) {
             return Err(odd("a row beyond the last"));
         }
-        let ids = Ids { ids, order };
+        let ids = SegmentIds { ids, order };
         // Ids that strictly rise along the order belong to different rows, so the order names every row.
         match ids.first_out_of_order() {
             Some(row) => Err(odd(&format!("row {row} is out of order"))),
@@ -77,10 +77,10 @@ impl Ids {
 
     /// Bytes in memory.
     pub fn memory_bytes(&self) -> u64 {
-        Ids::bytes_of(self.ids.len() as u32)
+        SegmentIds::bytes_of(self.ids.len() as u32)
     }
 
-    /// [`Ids::memory_bytes`] of so many rows.
+    /// [`SegmentIds::memory_bytes`] of so many rows.
     pub fn bytes_of(rows: u32) -> u64 {
         u64::from(rows) * 12
     }
@@ -96,9 +96,9 @@ mod tests {
         #[test]
         fn ids_are_found(ids in prop::collection::hash_set(0_u64..300, 0..100)) {
             let ids: Vec<u64> = ids.into_iter().collect();
-            let map = Ids::new(ids.clone()).unwrap();
+            let map = SegmentIds::new(ids.clone()).unwrap();
             let (by_row, by_id) = map.encode();
-            prop_assert_eq!(&Ids::decode(&by_row, &by_id, ids.len() as u32).unwrap(), &map);
+            prop_assert_eq!(&SegmentIds::decode(&by_row, &by_id, ids.len() as u32).unwrap(), &map);
             let naive: BTreeMap<u64, u32> = ids.iter().copied().zip(0..).collect();
             for id in 0..310 {
                 prop_assert_eq!(map.find(id), naive.get(&id).copied());
@@ -116,7 +116,7 @@ mod tests {
         ) {
             let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
             let order: Vec<u8> = order.iter().flat_map(|row| row.to_le_bytes()).collect();
-            if let Ok(map) = Ids::decode(&ids, &order, rows) {
+            if let Ok(map) = SegmentIds::decode(&ids, &order, rows) {
                 prop_assert!((0..rows).all(|row| map.id(row).and_then(|id| map.find(id)) == Some(row)));
             }
         }
@@ -124,6 +124,6 @@ mod tests {
 
     #[test]
     fn an_id_twice_is_refused() {
-        assert!(Ids::new(vec![4, 5, 4]).is_err());
+        assert!(SegmentIds::new(vec![4, 5, 4]).is_err());
     }
 }

@@ -6,7 +6,7 @@ use crate::coarse::{DIMS_MAX, Metric};
 
 /// Kinds of sections. Those from 0x100 on are the coarse index's own.
 pub mod kind {
-    /// [`super::Settings`].
+    /// [`super::SegmentSettings`].
     pub const SETTINGS: u32 = 1;
     /// The id of every row, u64.
     pub const IDS: u32 = 2;
@@ -48,7 +48,7 @@ pub(crate) fn kind_name(kind: u32) -> &'static str {
 /// How the embeddings are kept for exact scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Encoding {
+pub enum VectorEncoding {
     /// As given: 4 bytes a value.
     #[default]
     F32,
@@ -56,18 +56,18 @@ pub enum Encoding {
     Bf16,
 }
 
-impl Encoding {
+impl VectorEncoding {
     /// Bytes of a value.
     pub fn bytes(self) -> usize {
         match self {
-            Encoding::F32 => 4,
-            Encoding::Bf16 => 2,
+            VectorEncoding::F32 => 4,
+            VectorEncoding::Bf16 => 2,
         }
     }
 
     /// The values as they will be read back.
     pub fn round(self, values: &mut [f32]) {
-        if self == Encoding::Bf16 {
+        if self == VectorEncoding::Bf16 {
             for value in values {
                 *value = f32::from_bits(u32::from(bf16_bits(*value)) << 16);
             }
@@ -77,16 +77,20 @@ impl Encoding {
     /// Appends the values to `out`.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
-            Encoding::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
-            Encoding::Bf16 => out.extend(values.iter().flat_map(|&value| bf16_bits(value).to_le_bytes())),
+            VectorEncoding::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            VectorEncoding::Bf16 => {
+                out.extend(values.iter().flat_map(|&value| bf16_bits(value).to_le_bytes()))
+            }
         }
     }
 
     /// Appends the values of whole `bytes` to `out`.
     pub fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
         match self {
-            Encoding::F32 => out.extend(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))),
-            Encoding::Bf16 => {
+            VectorEncoding::F32 => {
+                out.extend(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)))
+            }
+            VectorEncoding::Bf16 => {
                 let values = bytes.as_chunks().0.iter();
                 out.extend(values.map(|value| f32::from_bits(u32::from(u16::from_le_bytes(*value)) << 16)));
             }
@@ -106,16 +110,16 @@ const SETTINGS_BYTES: usize = 32;
 
 /// What the rows of a segment are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct SegmentSettings {
     /// Values of an embedding.
     pub dims: usize,
     /// What alike means.
     pub metric: Metric,
     /// How embeddings are kept.
-    pub encoding: Encoding,
+    pub encoding: VectorEncoding,
 }
 
-impl Settings {
+impl SegmentSettings {
     /// Bytes of one row's embedding in the section of vectors.
     pub fn stride(&self) -> usize {
         self.dims * self.encoding.bytes()
@@ -132,8 +136,8 @@ impl Settings {
             Metric::L2 => 2,
         };
         out[9] = match self.encoding {
-            Encoding::F32 => 0,
-            Encoding::Bf16 => 1,
+            VectorEncoding::F32 => 0,
+            VectorEncoding::Bf16 => 1,
         };
         out
     }
@@ -142,7 +146,7 @@ impl Settings {
     ///
     /// # Errors
     /// `DataLoss` where it is not one that this program writes.
-    pub fn decode(bytes: &[u8]) -> Result<Settings> {
+    pub fn decode(bytes: &[u8]) -> Result<SegmentSettings> {
         let odd =
             || Error::data_loss("the segment's settings are not what this program reads; use a newer one");
         let bytes: &[u8; SETTINGS_BYTES] = bytes.try_into().map_err(|_| odd())?;
@@ -155,14 +159,14 @@ impl Settings {
             _ => return Err(odd()),
         };
         let encoding = match bytes[9] {
-            0 => Encoding::F32,
-            1 => Encoding::Bf16,
+            0 => VectorEncoding::F32,
+            1 => VectorEncoding::Bf16,
             _ => return Err(odd()),
         };
         if field(0) != SETTINGS_VERSION || !(1..=DIMS_MAX).contains(&dims) {
             return Err(odd());
         }
-        Ok(Settings { dims, metric, encoding })
+        Ok(SegmentSettings { dims, metric, encoding })
     }
 }
 
@@ -174,7 +178,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(values in prop::collection::vec(-1e30_f32..1e30, 0..64)) {
-            for encoding in [Encoding::F32, Encoding::Bf16] {
+            for encoding in [VectorEncoding::F32, VectorEncoding::Bf16] {
                 let (mut bytes, mut back, mut rounded) = (Vec::new(), Vec::new(), values.clone());
                 encoding.encode(&values, &mut bytes);
                 prop_assert_eq!(bytes.len(), values.len() * encoding.bytes());
@@ -192,16 +196,16 @@ mod tests {
 
         #[test]
         fn any_settings_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            let _ = Settings::decode(&bytes);
+            let _ = SegmentSettings::decode(&bytes);
         }
     }
 
     #[test]
     fn settings_come_back() {
         for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
-            for encoding in [Encoding::F32, Encoding::Bf16] {
-                let settings = Settings { dims: 77, metric, encoding };
-                assert_eq!(Settings::decode(&settings.encode()), Ok(settings));
+            for encoding in [VectorEncoding::F32, VectorEncoding::Bf16] {
+                let settings = SegmentSettings { dims: 77, metric, encoding };
+                assert_eq!(SegmentSettings::decode(&settings.encode()), Ok(settings));
             }
         }
         assert_eq!(bf16_bits(f32::MAX), 0x7f7f, "finite stays finite");

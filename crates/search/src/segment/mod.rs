@@ -14,13 +14,13 @@ mod open;
 mod rows;
 mod vectors;
 
-pub use build::{Plan, RowSource, Written, working_bytes, write};
+pub use build::{RowSource, SegmentPlan, WrittenSegment, working_bytes, write};
 pub use damage::Quarantined;
-pub use file::Step;
-pub use ids::Ids;
-pub use layout::{Encoding, Settings};
+pub use file::IoStep;
+pub use ids::SegmentIds;
+pub use layout::{SegmentSettings, VectorEncoding};
 pub use open::{PageCache, Segment, ids_alone};
-pub use rows::{RowMap, RowMapBuilder, RowPlace};
+pub use rows::{RowLocation, RowMap, RowMapBuilder};
 pub use vectors::{ExactVectors, reader_options};
 
-pub(crate) use vectors::alike;
+pub(crate) use vectors::similarity;

@@ -8,12 +8,12 @@ use storage::page::{PAGE_BYTES, RecordPage};
 use storage::{Reader, Sealed};
 
 use super::damage::{Damaged, Quarantined};
-use super::file::{Contents, Step};
-use super::ids::Ids;
-use super::layout::{Settings, kind, kind_name};
-use super::rows::{RowMap, RowPlace};
+use super::file::{IoStep, SegmentContents};
+use super::ids::SegmentIds;
+use super::layout::{SegmentSettings, kind, kind_name};
+use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
-use crate::budget::{Budget, Reservation};
+use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
 use crate::rerank::{Address, Records};
@@ -25,20 +25,20 @@ const SCAN_PAGES: u32 = 256;
 pub struct Segment {
     name: String,
     uuid: [u8; 16],
-    settings: Settings,
+    settings: SegmentSettings,
     rows: u32,
     file: Arc<dyn Sealed>,
     index: Box<dyn Coarse>,
-    ids: Ids,
-    records: Pages,
-    payloads: Pages,
+    ids: SegmentIds,
+    records: SegmentPages,
+    payloads: SegmentPages,
     vectors: Vectors,
     damaged: Arc<Damaged>,
-    held: Reservation,
+    held: BudgetReservation,
 }
 
 /// A section of record pages.
-struct Pages {
+struct SegmentPages {
     kind: u32,
     offset: u64,
     map: RowMap,
@@ -49,13 +49,13 @@ struct Pages {
 ///
 /// # Errors
 /// `DataLoss` where they are damaged too, or it is another segment.
-pub fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<Ids> {
-    let contents = Contents::read(file)?;
+pub fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<SegmentIds> {
+    let contents = SegmentContents::read(file)?;
     if contents.superblock.uuid != uuid || contents.superblock.rows != u64::from(rows) {
         return Err(Error::data_loss("it is another segment"));
     }
     let order = contents.load(file, kind::ID_ORDER)?;
-    Ids::decode(&contents.load(file, kind::IDS)?, &order, rows)
+    SegmentIds::decode(&contents.load(file, kind::IDS)?, &order, rows)
 }
 
 impl Segment {
@@ -65,7 +65,7 @@ impl Segment {
     /// # Errors
     /// `DataLoss` with section and page where something is damaged, `FailedPrecondition` for a newer format,
     /// `ResourceExhausted` where it does not fit the budget.
-    pub fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<Budget>) -> Result<Segment> {
+    pub fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<MemoryBudget>) -> Result<Segment> {
         let held = budget.reserve(0, name)?;
         Segment::open_with(file, name, held)
     }
@@ -74,12 +74,12 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::open`].
-    pub fn open_with(file: Arc<dyn Sealed>, name: &str, held: Reservation) -> Result<Segment> {
+    pub fn open_with(file: Arc<dyn Sealed>, name: &str, held: BudgetReservation) -> Result<Segment> {
         Segment::read(file, name, held).map_err(|error| error.context(name))
     }
 
-    fn read(file: Arc<dyn Sealed>, name: &str, mut held: Reservation) -> Result<Segment> {
-        let contents = Contents::read(&*file)?;
+    fn read(file: Arc<dyn Sealed>, name: &str, mut held: BudgetReservation) -> Result<Segment> {
+        let contents = SegmentContents::read(&*file)?;
         let rows = contents.superblock.rows as u32;
         // While they are read, sections are there twice: as bytes, and as what they mean.
         let sections = contents.superblock.sections.iter();
@@ -88,13 +88,13 @@ impl Segment {
         if most > held.bytes() {
             held.resize(most, &format!("opening {name}"))?;
         }
-        let settings = Settings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
+        let settings = SegmentSettings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
         let index = open_index(&contents, &*file, &settings, rows)?;
         let order = contents.load(&*file, kind::ID_ORDER)?;
-        let ids = Ids::decode(&contents.load(&*file, kind::IDS)?, &order, rows)?;
+        let ids = SegmentIds::decode(&contents.load(&*file, kind::IDS)?, &order, rows)?;
         drop(order);
         let damaged = Damaged::new(name);
-        let pages = |pages, map| Pages::open(&contents, &*file, pages, map, &damaged);
+        let pages = |pages, map| SegmentPages::open(&contents, &*file, pages, map, &damaged);
         let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
         let section = contents.section(kind::VECTORS)?;
@@ -132,7 +132,7 @@ impl Segment {
     }
 
     /// What the rows are.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &SegmentSettings {
         &self.settings
     }
 
@@ -147,7 +147,7 @@ impl Segment {
     }
 
     /// Ids of rows and rows of ids.
-    pub fn ids(&self) -> &Ids {
+    pub fn ids(&self) -> &SegmentIds {
         &self.ids
     }
 
@@ -178,7 +178,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::vector`], and what `step` says.
-    pub fn vectors(&self, step: Step<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
+    pub fn vectors(&self, step: IoStep<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
         self.vectors.all(&*self.file, step, each)
     }
 
@@ -234,7 +234,7 @@ impl Records for Segment {
     }
 
     fn locate(&self, row: u32) -> Option<Address> {
-        let RowPlace { page, pages, slot } = self.records.map.locate(row)?;
+        let RowLocation { page, pages, slot } = self.records.map.locate(row)?;
         let offset = self.records.offset + u64::from(page) * PAGE_BYTES as u64;
         Some(Address { offset, bytes: pages * PAGE_BYTES as u32, slot })
     }
@@ -255,9 +255,9 @@ fn stays_on_medium(kind: u32) -> bool {
 }
 
 fn open_index(
-    contents: &Contents,
+    contents: &SegmentContents,
     file: &dyn Sealed,
-    settings: &Settings,
+    settings: &SegmentSettings,
     rows: u32,
 ) -> Result<Box<dyn Coarse>> {
     let mut sections = Vec::new();
@@ -274,19 +274,19 @@ fn open_index(
     Ok(index)
 }
 
-impl Pages {
+impl SegmentPages {
     fn open(
-        contents: &Contents,
+        contents: &SegmentContents,
         file: &dyn Sealed,
         pages: u32,
         map: u32,
         damaged: &Arc<Damaged>,
-    ) -> Result<Pages> {
+    ) -> Result<SegmentPages> {
         let section = contents.section(pages)?;
         let rows = contents.superblock.rows as u32;
         let decoded = RowMap::decode(&contents.load(file, map)?, rows, section.bytes);
         let map = decoded.map_err(|error| error.context(kind_name(map)))?;
-        Ok(Pages { kind: pages, offset: section.offset, map, damaged: damaged.clone() })
+        Ok(SegmentPages { kind: pages, offset: section.offset, map, damaged: damaged.clone() })
     }
 
     fn offset_of(&self, page: u32) -> u64 {
@@ -304,7 +304,7 @@ impl Pages {
         self.damaged.read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))
     }
 
-    fn check<'a>(&self, place: RowPlace, bytes: &'a [u8]) -> Result<RecordPage<'a>> {
+    fn check<'a>(&self, place: RowLocation, bytes: &'a [u8]) -> Result<RecordPage<'a>> {
         let page = RecordPage::open(bytes).map_err(|error| self.lose(place.page, error.message()))?;
         if page.number() != place.page || u32::from(page.pages()) != place.pages {
             return Err(self.lose(place.page, &format!("it is page {} of another place", page.number())));
@@ -312,7 +312,7 @@ impl Pages {
         Ok(page)
     }
 
-    fn record<'a>(&self, page: &RecordPage<'a>, place: RowPlace) -> Result<&'a [u8]> {
+    fn record<'a>(&self, page: &RecordPage<'a>, place: RowLocation) -> Result<&'a [u8]> {
         let record = page.record(place.slot);
         record.ok_or_else(|| self.lose(place.page, &format!("it has no record {}", place.slot)))
     }
@@ -357,12 +357,12 @@ impl Pages {
     }
 
     /// Hands out the records of one run of pages; gives how many were lost.
-    fn run(&self, place: RowPlace, bytes: &[u8], each: &mut dyn FnMut(u32, &[u8])) -> u32 {
+    fn run(&self, place: RowLocation, bytes: &[u8], each: &mut dyn FnMut(u32, &[u8])) -> u32 {
         let rows = self.map.rows_of_page(place.page);
         let Ok(page) = self.check(place, bytes) else { return rows.len() as u32 };
         let mut lost = 0;
         for (row, slot) in rows.zip(0..) {
-            match self.record(&page, RowPlace { slot, ..place }) {
+            match self.record(&page, RowLocation { slot, ..place }) {
                 Ok(record) => each(row, record),
                 Err(_) => lost += 1,
             }

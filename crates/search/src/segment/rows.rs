@@ -29,7 +29,7 @@ pub struct RowMap {
 
 /// Where a row lies, counted from the start of its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowPlace {
+pub struct RowLocation {
     /// Its first page.
     pub page: u32,
     /// Pages to read.
@@ -167,7 +167,7 @@ impl RowMap {
     }
 
     /// Where the record of `row` lies; `None` beyond the last row.
-    pub fn locate(&self, row: u32) -> Option<RowPlace> {
+    pub fn locate(&self, row: u32) -> Option<RowLocation> {
         if row >= self.rows {
             return None;
         }
@@ -178,7 +178,7 @@ impl RowMap {
         let pages = self.run_pages(run);
         // Checked when it was opened: a run has at most 2^16 rows.
         let slot = (row - self.first_rows[run]) as u16;
-        Some(RowPlace { page: pages.0, pages: pages.1 - pages.0, slot })
+        Some(RowLocation { page: pages.0, pages: pages.1 - pages.0, slot })
     }
 
     /// The rows whose records start in the run of pages that holds `page`.

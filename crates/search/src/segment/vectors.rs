@@ -12,7 +12,7 @@ use storage::superblock::Section;
 use storage::{Read, Reader, ReaderOptions, Sealed};
 
 use super::damage::Damaged;
-use super::layout::Settings;
+use super::layout::SegmentSettings;
 use crate::coarse::{Exact, Metric};
 
 /// Reads of vectors in flight at once.
@@ -20,8 +20,8 @@ const DEPTH: usize = 64;
 /// Bytes of vectors that [`Vectors::all`] reads at once.
 const STEP_BYTES: usize = 1 << 20;
 
-/// How alike two embeddings are; higher is more alike, as in [`crate::coarse::Hit::score`].
-pub(crate) fn alike(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
+/// How alike two embeddings are; higher is more alike, as in [`crate::coarse::CoarseHit::score`].
+pub(crate) fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
     match metric {
         Metric::Dot => kernels::float::dot(query, vector),
         Metric::L2 => -kernels::float::l2(query, vector),
@@ -36,7 +36,7 @@ pub(crate) fn alike(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
 /// The section of vectors.
 #[derive(Debug)]
 pub(super) struct Vectors {
-    settings: Settings,
+    settings: SegmentSettings,
     rows: u32,
     offset: u64,
     checks: Vec<u32>,
@@ -48,7 +48,7 @@ pub(super) struct Vectors {
 impl Vectors {
     /// The section `section`, whose pages have the checksums `checks`.
     pub(super) fn new(
-        settings: Settings,
+        settings: SegmentSettings,
         rows: u32,
         section: &Section,
         checks: Vec<u32>,
@@ -232,7 +232,7 @@ impl<'a> ExactVectors<'a> {
         let start = self.vectors.within(row);
         vector.clear();
         settings.encoding.decode(&bytes[start..start + settings.stride()], vector);
-        alike(settings.metric, query, vector)
+        similarity(settings.metric, query, vector)
     }
 
     /// Rows whose pages overlap share a read.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use search::points::PointId;
-use search::registry::{AliasChange, Named, RegistryOptions};
+use search::registry::{AliasChange, NamedCollection, RegistryOptions};
 
 use crate::registry::{all, got, id, open, open_with, options, put, settings};
 
@@ -104,7 +104,7 @@ fn an_alias_goes_over_without_losing_a_write() {
     assert!(new.len() as u64 >= old.len() as u64 + 2 * BURST, "writes go on after the switch");
 }
 
-fn ids(named: &Named) -> Vec<PointId> {
+fn ids(named: &NamedCollection) -> Vec<PointId> {
     all(named, None, 1000).into_iter().map(|point| point.id).collect()
 }
 

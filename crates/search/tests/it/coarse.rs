@@ -4,19 +4,19 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use search::coarse::{
-    Ask, Build, Built, Crew, DenseVectors, HITS_MAX, Hit, Kind, Metric, Params, Scratch, build, kmeans::Draw,
-    open,
+    BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors,
+    HITS_MAX, Metric, ScanParams, build, kmeans::RandomDraws, open,
 };
 use search::filter::RowSet;
 
-const KINDS: [Kind; 3] = [Kind::Flat, Kind::Rabitq, Kind::IvfPq];
+const KINDS: [CoarseKind; 3] = [CoarseKind::Flat, CoarseKind::Rabitq, CoarseKind::IvfPq];
 const METRICS: [Metric; 3] = [Metric::Cosine, Metric::Dot, Metric::L2];
 /// Looks everywhere and compares as much as it may.
-const EVERYTHING: Params = Params { probes: usize::MAX, refine: HITS_MAX };
+const EVERYTHING: ScanParams = ScanParams { probes: usize::MAX, refine: HITS_MAX };
 
 /// Vectors around a few centres, with a mean that is not zero.
 fn vectors(rows: usize, dims: usize, seed: u64) -> Vec<f32> {
-    let mut draw = Draw::new(seed);
+    let mut draw = RandomDraws::new(seed);
     let mut value = || (0..4).map(|_| draw.below(1000) as f32 / 1000.0 - 0.5).sum::<f32>();
     let centres: Vec<f32> = (0..8 * dims).map(|_| 2.0 * value() + 0.3).collect();
     (0..rows)
@@ -41,14 +41,15 @@ struct Scene {
     dims: usize,
     metric: Metric,
     vectors: Vec<f32>,
-    built: Built,
+    built: BuiltIndex,
 }
 
 impl Scene {
-    fn new(kind: Kind, metric: Metric, rows: usize, dims: usize) -> Scene {
+    fn new(kind: CoarseKind, metric: Metric, rows: usize, dims: usize) -> Scene {
         let vectors = vectors(rows, dims, 3);
         let built =
-            build(kind, &Build { vectors: &vectors, dims, metric, crew: Crew::of(2), seed: 5 }).unwrap();
+            build(kind, &CoarseBuild { vectors: &vectors, dims, metric, crew: BuildThreads::of(2), seed: 5 })
+                .unwrap();
         Scene { dims, metric, vectors, built }
     }
 
@@ -61,10 +62,10 @@ impl Scene {
     }
 
     /// The best `k` rows among those allowed, by comparing all.
-    fn naive(&self, query: &[f32], k: usize, allow: Option<&RowSet>) -> Vec<Hit> {
+    fn naive(&self, query: &[f32], k: usize, allow: Option<&RowSet>) -> Vec<CoarseHit> {
         let rows = (0..self.built.index.rows()).filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
-        let mut hits: Vec<Hit> =
-            rows.map(|row| Hit { row, score: score(self.metric, query, self.row(row)) }).collect();
+        let mut hits: Vec<CoarseHit> =
+            rows.map(|row| CoarseHit { row, score: score(self.metric, query, self.row(row)) }).collect();
         hits.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
         hits.truncate(k);
         hits
@@ -74,15 +75,20 @@ impl Scene {
         &self,
         query: &[f32],
         k: usize,
-        params: Params,
+        params: ScanParams,
         allow: Option<&RowSet>,
         exactly: bool,
-    ) -> Vec<Hit> {
-        let (exact, mut scratch, mut hits) = (self.exact(), Scratch::default(), Vec::new());
+    ) -> Vec<CoarseHit> {
+        let (exact, mut scratch, mut hits) = (self.exact(), CoarseScratch::default(), Vec::new());
         let exact: Option<&dyn search::coarse::Exact> = if exactly { Some(&exact) } else { None };
         self.built
             .index
-            .search(query, &Ask { params, allow, exact, ..Ask::best(k) }, &mut scratch, &mut hits)
+            .search(
+                query,
+                &CoarseRequest { params, allow, exact, ..CoarseRequest::best(k) },
+                &mut scratch,
+                &mut hits,
+            )
             .unwrap();
         hits
     }
@@ -93,8 +99,8 @@ fn close(one: f32, other: f32) -> bool {
 }
 
 /// Checks every kind of index with every metric; they are built once for all tests.
-fn each(mut check: impl FnMut(&Scene, Kind)) {
-    static SCENES: OnceLock<Vec<(Kind, Scene)>> = OnceLock::new();
+fn each(mut check: impl FnMut(&Scene, CoarseKind)) {
+    static SCENES: OnceLock<Vec<(CoarseKind, Scene)>> = OnceLock::new();
     let all = || KINDS.into_iter().flat_map(|kind| METRICS.map(|metric| (kind, metric)));
     let scenes = SCENES
         .get_or_init(|| all().map(|(kind, metric)| (kind, Scene::new(kind, metric, 600, 72))).collect());
@@ -102,7 +108,7 @@ fn each(mut check: impl FnMut(&Scene, Kind)) {
 }
 
 /// The share of the best rows that were found, counting rows as good as the worst of the best.
-fn recall(hits: &[Hit], naive: &[Hit]) -> f32 {
+fn recall(hits: &[CoarseHit], naive: &[CoarseHit]) -> f32 {
     let worst = naive.last().map_or(f32::INFINITY, |hit| hit.score);
     let found = hits.iter().filter(|hit| hit.score >= worst || close(hit.score, worst)).count();
     found as f32 / naive.len().max(1) as f32
@@ -174,7 +180,7 @@ fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
             assert!(recall(&hits, &scene.naive(query, 10, Some(&allow))) >= 0.9, "{kind:?} {every}");
             // With the index's own choice the number must be right as well.
-            let hits = scene.search(query, 10, Params::default(), Some(&allow), true);
+            let hits = scene.search(query, 10, ScanParams::default(), Some(&allow), true);
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
         }
         assert!(scene.search(query, 10, EVERYTHING, Some(&RowSet::none(600)), true).is_empty());
@@ -190,10 +196,10 @@ fn an_index_opened_again_gives_the_same_answers() {
         let again = open(&borrowed).unwrap();
         assert_eq!(again.recall(), index.recall(), "{kind:?}");
         let query = &vectors(1, scene.dims, 9)[..];
-        let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
-        let ask = Ask { exact: Some(&scene.exact()), ..Ask::best(10) };
+        let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+        let ask = CoarseRequest { exact: Some(&scene.exact()), ..CoarseRequest::best(10) };
         again.search(query, &ask, &mut scratch, &mut hits).unwrap();
-        assert_eq!(hits, scene.search(query, 10, Params::default(), None, true), "{kind:?}");
+        assert_eq!(hits, scene.search(query, 10, ScanParams::default(), None, true), "{kind:?}");
         for missing in 0..borrowed.len() {
             let mut fewer = borrowed.clone();
             fewer.remove(missing);
@@ -215,13 +221,18 @@ impl search::coarse::Exact for Counted<'_> {
 #[test]
 fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
     each(|scene, kind| {
-        let (exact, index, mut scratch) = (scene.exact(), &scene.built.index, Scratch::default());
+        let (exact, index, mut scratch) = (scene.exact(), &scene.built.index, CoarseScratch::default());
         let mut reads = [0; 3];
         for seed in 0..20 {
             let query = &vectors(8, scene.dims, 300 + seed)[..scene.dims];
             let mut search = |floor: f32| {
                 let (counted, mut hits) = (Counted(&exact, 0.into()), Vec::new());
-                let ask = Ask { params: EVERYTHING, exact: Some(&counted), floor, ..Ask::best(10) };
+                let ask = CoarseRequest {
+                    params: EVERYTHING,
+                    exact: Some(&counted),
+                    floor,
+                    ..CoarseRequest::best(10)
+                };
                 index.search(query, &ask, &mut scratch, &mut hits).unwrap();
                 (hits, counted.1.get())
             };
@@ -229,7 +240,7 @@ fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
             let floor = all[2].score;
             let (some, with) = search(floor);
             let reaching =
-                |hits: Vec<Hit>| hits.into_iter().filter(|hit| hit.score >= floor).collect::<Vec<_>>();
+                |hits: Vec<CoarseHit>| hits.into_iter().filter(|hit| hit.score >= floor).collect::<Vec<_>>();
             let beyond = search(all[0].score.abs() * 2.0 + 1.0).1;
             assert_eq!(reaching(some), all[..3].to_vec(), "{kind:?} {:?}", scene.metric);
             reads.iter_mut().zip([without, with, beyond]).for_each(|(sum, reads)| *sum += reads);
@@ -237,10 +248,10 @@ fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
         // One byte a value, or a bound, says enough of most rows.
         let [without, with, beyond] = reads;
         match kind {
-            Kind::Flat => assert_eq!(without, with),
+            CoarseKind::Flat => assert_eq!(without, with),
             _ => assert!(with < without && beyond == 0, "{kind:?} {:?} {reads:?}", scene.metric),
         }
-        if kind == Kind::IvfPq {
+        if kind == CoarseKind::IvfPq {
             assert!(without < 20 * 18, "fewer than the 20 a query that are kept: {reads:?}");
         }
     });
@@ -250,13 +261,13 @@ fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
 fn several_queries_at_once_answer_as_one_by_one() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
-        let (exact, mut scratch, mut many) = (scene.exact(), Scratch::default(), vec![vec![]; 3]);
+        let (exact, mut scratch, mut many) = (scene.exact(), CoarseScratch::default(), vec![vec![]; 3]);
         let index = &scene.built.index;
-        let ask = Ask { exact: Some(&exact), ..Ask::best(7) };
+        let ask = CoarseRequest { exact: Some(&exact), ..CoarseRequest::best(7) };
         index.search_many(&queries, &ask, &mut scratch, &mut many).unwrap();
         assert_eq!(many.len(), 20);
         for (query, hits) in queries.chunks_exact(scene.dims).zip(&many) {
-            assert_eq!(*hits, scene.search(query, 7, Params::default(), None, true), "{kind:?}");
+            assert_eq!(*hits, scene.search(query, 7, ScanParams::default(), None, true), "{kind:?}");
         }
         let short = &queries[..scene.dims + 1];
         assert!(index.search_many(short, &ask, &mut scratch, &mut many).is_err());
@@ -268,16 +279,16 @@ fn wrong_queries_are_refused_and_few_rows_are_no_trouble() {
     for kind in KINDS {
         for rows in [0, 1, 2, 11, 33] {
             let scene = Scene::new(kind, Metric::Cosine, rows, 9);
-            let hits = scene.search(&[0.5; 9], 10, Params::default(), None, true);
+            let hits = scene.search(&[0.5; 9], 10, ScanParams::default(), None, true);
             assert_eq!(hits.len(), rows.min(10), "{kind:?} {rows}");
-            let zero = scene.search(&[0.0; 9], 3, Params::default(), None, true);
+            let zero = scene.search(&[0.0; 9], 3, ScanParams::default(), None, true);
             assert_eq!(zero.len(), rows.min(3), "{kind:?} {rows}");
-            assert!(scene.search(&[0.5; 9], 0, Params::default(), None, true).is_empty());
+            assert!(scene.search(&[0.5; 9], 0, ScanParams::default(), None, true).is_empty());
         }
         let scene = Scene::new(kind, Metric::L2, 11, 9);
-        let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+        let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
         let mut refused = |query: &[f32], k: usize| {
-            scene.built.index.search(query, &Ask::best(k), &mut scratch, &mut hits).is_err()
+            scene.built.index.search(query, &CoarseRequest::best(k), &mut scratch, &mut hits).is_err()
         };
         assert!(refused(&[0.5; 8], 3) && refused(&[f32::NAN; 9], 3) && refused(&[0.5; 9], HITS_MAX + 1));
     }
@@ -289,10 +300,13 @@ fn equal_and_zero_vectors_are_no_trouble() {
         for metric in METRICS {
             let mut same = vec![0.25; 100 * 16];
             same[..16 * 10].fill(0.0);
-            let built =
-                build(kind, &Build { vectors: &same, dims: 16, metric, crew: Crew::of(1), seed: 1 }).unwrap();
-            let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
-            let ask = Ask { params: EVERYTHING, ..Ask::best(20) };
+            let built = build(
+                kind,
+                &CoarseBuild { vectors: &same, dims: 16, metric, crew: BuildThreads::of(1), seed: 1 },
+            )
+            .unwrap();
+            let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+            let ask = CoarseRequest { params: EVERYTHING, ..CoarseRequest::best(20) };
             built.index.search(&[0.25; 16], &ask, &mut scratch, &mut hits).unwrap();
             assert_eq!(hits.len(), 20);
             for hit in hits {
@@ -311,7 +325,13 @@ fn the_number_of_threads_changes_nothing() {
         let sections = |threads| {
             let built = build(
                 kind,
-                &Build { vectors: &vectors, dims: 24, metric: Metric::L2, crew: Crew::of(threads), seed: 2 },
+                &CoarseBuild {
+                    vectors: &vectors,
+                    dims: 24,
+                    metric: Metric::L2,
+                    crew: BuildThreads::of(threads),
+                    seed: 2,
+                },
             );
             let built = built.unwrap();
             let sections = built.index.sections();
@@ -353,11 +373,11 @@ proptest! {
         }
         let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
         if let Ok(index) = open(&borrowed) {
-            let (mut scratch, mut hits) = (Scratch::default(), Vec::new());
+            let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
             let query = vec![0.5; index.dims()];
             let allow = RowSet::from_rows(100, (0..100).step_by(7));
             for allow in [None, Some(&allow)] {
-                let _ = index.search(&query, &Ask { allow, ..Ask::best(5) }, &mut scratch, &mut hits);
+                let _ = index.search(&query, &CoarseRequest { allow, ..CoarseRequest::best(5) }, &mut scratch, &mut hits);
             }
         }
     }
@@ -377,8 +397,8 @@ fn the_shortest_and_the_longest_vectors_are_indexed_and_opened() {
         for rows in [3, ROWS] {
             let mut vectors = vectors(rows, 8, 3);
             vectors[8..16].fill(value);
-            let of = Build { vectors: &vectors, dims: 8, metric, crew: Crew::of(1), seed: 1 };
-            let built = build(Kind::Auto, &of).unwrap();
+            let of = CoarseBuild { vectors: &vectors, dims: 8, metric, crew: BuildThreads::of(1), seed: 1 };
+            let built = build(CoarseKind::Auto, &of).unwrap();
             let sections = built.index.sections();
             let borrowed: Vec<(u32, &[u8])> =
                 sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use search::collection::{Collection, FacetValue, Merging, Options, Query};
+use search::collection::{Collection, CollectionOptions, CollectionQuery, FacetValue, Merging};
 use search::filter::{Condition, Filter, Match};
 use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium};
@@ -23,10 +23,10 @@ enum Step {
     /// Several with one flush; some hundreds do not fit in memory, so that sealing goes on before the flush.
     Many(u64, u64),
     Delete(u64),
-    Seal,
+    Flush,
     Merge,
     Reopen,
-    Query(u64),
+    CollectionQuery(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -35,10 +35,10 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..IDS, 1_u64..12).prop_map(|(id, count)| Step::Many(id, count)),
         1 => (0..IDS, 200_u64..400).prop_map(|(id, count)| Step::Many(id, count)),
         5 => (0..IDS).prop_map(Step::Delete),
-        3 => Just(Step::Seal),
+        3 => Just(Step::Flush),
         2 => Just(Step::Merge),
         2 => Just(Step::Reopen),
-        2 => any::<u64>().prop_map(Step::Query),
+        2 => any::<u64>().prop_map(Step::CollectionQuery),
     ]
 }
 
@@ -71,14 +71,14 @@ impl Subject {
                 self.write(&changes)
             }
             Step::Delete(id) => self.write(&[(id, false)]),
-            Step::Seal => collection.seal().is_ok(),
+            Step::Flush => collection.flush().is_ok(),
             Step::Merge => collection.merge().is_ok(),
             Step::Reopen => {
                 self.collection = None;
                 self.collection = Collection::open(self.medium.clone(), options(), shared()).ok();
                 self.collection.as_ref().is_some_and(|collection| collection.wait_open(PATIENCE))
             }
-            Step::Query(seed) => {
+            Step::CollectionQuery(seed) => {
                 // A failure may have hit something that costs nothing, such as removing a file. Now nothing is readable.
                 let on = self.fault.as_ref().is_none_or(|fault| !fault.crashed());
                 if on {
@@ -148,7 +148,7 @@ impl Subject {
         let mut thread = collection.thread(limits()).unwrap();
         let like = stored(seed % IDS, seed / IDS);
         let wanted = ranked(&model, &like.embedding);
-        let query = Query::nearest(&like.embedding, 7);
+        let query = CollectionQuery::nearest(&like.embedding, 7);
         let found = collection.nearest(&mut thread, &query).unwrap();
         let ids: Vec<u64> = found.hits.iter().map(|hit| hit.id).collect();
         let nearest: Vec<u64> = wanted.iter().take(7).map(|(point, _)| point.id).collect();
@@ -158,7 +158,7 @@ impl Subject {
         }
 
         let scorer = Sum(seed);
-        let query = Query { k: 5, candidates: 12, ..query };
+        let query = CollectionQuery { k: 5, candidates: 12, ..query };
         let found = collection.search(&mut thread, &query, &scorer).unwrap();
         // Records without content score the same, and which of those come first is not said.
         let mut best: Vec<f32> = wanted.iter().take(12).map(|(point, _)| scorer.of(&point.record)).collect();
@@ -170,7 +170,8 @@ impl Subject {
 
         let colour = Condition::Match { key: "colour".into(), matching: Match::Value((1 + seed % 4).into()) };
         let clause = Filter { must: vec![colour], ..Filter::default() };
-        let found = collection.nearest(&mut thread, &Query { filter: Some(&clause), ..query }).unwrap();
+        let found =
+            collection.nearest(&mut thread, &CollectionQuery { filter: Some(&clause), ..query }).unwrap();
         let text = format!(r#""colour":{}}}"#, 1 + seed % 4);
         let of_colour = wanted.iter().filter(|(point, _)| point.payload.ends_with(text.as_bytes()));
         let wanted: Vec<u64> = of_colour.take(5).map(|(point, _)| point.id).collect();
@@ -257,7 +258,7 @@ fn crash(steps: &[Step], moment: u64, seed: u64) {
     subject.check();
     subject.check_queries(seed);
     // And it goes on as if nothing had been.
-    for step in [Step::Upsert(1), Step::Seal, Step::Merge, Step::Delete(1), Step::Reopen] {
+    for step in [Step::Upsert(1), Step::Flush, Step::Merge, Step::Delete(1), Step::Reopen] {
         assert!(subject.step(&step), "{step:?} after a crash at {moment}");
     }
     subject.check();
@@ -268,7 +269,7 @@ fn crash(steps: &[Step], moment: u64, seed: u64) {
 fn the_power_may_fail_at_any_moment() {
     let mut steps: Vec<Step> = Vec::new();
     for round in 0..3 {
-        steps.extend([Step::Many(round, 11), Step::Upsert(7), Step::Delete(7 + round), Step::Seal]);
+        steps.extend([Step::Many(round, 11), Step::Upsert(7), Step::Delete(7 + round), Step::Flush]);
     }
     steps.extend([
         Step::Merge,
@@ -276,7 +277,7 @@ fn the_power_may_fail_at_any_moment() {
         Step::Delete(5),
         Step::Reopen,
         Step::Many(9, 300),
-        Step::Seal,
+        Step::Flush,
     ]);
     let fault = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
     let mut subject = Subject::new(fault.clone());
@@ -294,8 +295,11 @@ fn the_power_may_fail_at_any_moment() {
 
 #[test]
 fn writers_searchers_seals_and_merges_at_once() {
-    let options =
-        Options { background: true, merging: Merging { fan_in: 2, ..Merging::default() }, ..options() };
+    let options = CollectionOptions {
+        background: true,
+        merging: Merging { fan_in: 2, ..Merging::default() },
+        ..options()
+    };
     let medium = memory_medium();
     let collection = open(&medium, options.clone());
     let (stop, searched) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -305,7 +309,11 @@ fn writers_searchers_seals_and_merges_at_once() {
             let mut thread = collection.thread(limits()).unwrap();
             while !stop.load(Ordering::Relaxed) {
                 let like = stored(searched.fetch_add(1, Ordering::Relaxed) % 30, 3);
-                let query = Query { k: 10, candidates: 50, ..Query::nearest(&like.embedding, 10) };
+                let query = CollectionQuery {
+                    k: 10,
+                    candidates: 50,
+                    ..CollectionQuery::nearest(&like.embedding, 10)
+                };
                 let found = collection.search(&mut thread, &query, &Sum(1)).unwrap();
                 let mut ids: Vec<u64> = found.hits.iter().map(|hit| hit.id).collect();
                 ids.sort_unstable();
@@ -342,7 +350,7 @@ fn writers_searchers_seals_and_merges_at_once() {
     };
     check(&collection);
     let status = collection.status();
-    assert!(status.seals > 0 && searched.into_inner() > 0, "{status:?}");
+    assert!(status.flushes > 0 && searched.into_inner() > 0, "{status:?}");
     assert!(status.memory.peak <= status.memory.limit);
     drop(collection);
     check(&open(&medium, options));

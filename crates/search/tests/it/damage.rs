@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::ErrorKind;
-use search::collection::{Collection, Options, Query};
+use search::collection::{Collection, CollectionOptions, CollectionQuery};
 use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
@@ -23,7 +23,7 @@ fn subject() -> (Files, Model) {
         collection.upsert(point(&stored(id, 1))).unwrap();
         model.insert(id, stored(id, 1));
         if id % 75 == 74 {
-            collection.seal().unwrap();
+            collection.flush().unwrap();
         }
     }
     for id in (0..150).step_by(10) {
@@ -32,7 +32,7 @@ fn subject() -> (Files, Model) {
     }
     collection.upsert(point(&stored(3, 2))).unwrap();
     model.insert(3, stored(3, 2));
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     for id in 150..155 {
         collection.upsert(point(&stored(id, 1))).unwrap();
         model.insert(id, stored(id, 1));
@@ -75,7 +75,7 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     }
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(77, 9);
-    let query = Query { candidates: 200, ..Query::nearest(&like.embedding, 200) };
+    let query = CollectionQuery { candidates: 200, ..CollectionQuery::nearest(&like.embedding, 200) };
     let nearest = collection.nearest(&mut thread, &query).unwrap();
     let right = ranked(model, &like.embedding);
     let mut wanted = right.iter().map(|(point, _)| point.id);
@@ -88,7 +88,8 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     assert!(nearest.partial || lost.nearest == 0);
 
     let scorer = Sum(5);
-    let searched = collection.search(&mut thread, &Query { exact: false, ..query }, &scorer).unwrap();
+    let searched =
+        collection.search(&mut thread, &CollectionQuery { exact: false, ..query }, &scorer).unwrap();
     for pair in searched.hits.windows(2) {
         assert!(pair[0].score >= pair[1].score);
     }
@@ -100,7 +101,8 @@ fn look(collection: &Collection, model: &Model) -> Lost {
 
     let colour = Condition::Match { key: "colour".into(), matching: Match::Value(2.into()) };
     let clause = Filter { must: vec![colour], ..Filter::default() };
-    let filtered = collection.nearest(&mut thread, &Query { filter: Some(&clause), ..query }).unwrap();
+    let filtered =
+        collection.nearest(&mut thread, &CollectionQuery { filter: Some(&clause), ..query }).unwrap();
     let is = |id: &u64| model[id].payload.ends_with(br#""colour":2}"#);
     assert!(filtered.hits.iter().all(|hit| is(&hit.id)));
     assert!(filtered.partial || filtered.hits.len() == model.keys().filter(|id| is(id)).count());
@@ -181,7 +183,7 @@ fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
     collection.delete(8).unwrap();
     assert_eq!(collection.get(7).unwrap(), Some(stored(7, 5)));
     assert_eq!(collection.get(8).unwrap(), None);
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     collection.upsert(point(&stored(9, 5))).unwrap();
     drop(collection);
     // Mended from a copy, it has forgotten them.
@@ -197,17 +199,17 @@ fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
         let collection = open(&medium, options());
         assert_eq!(look(&collection, &model), Lost::default());
         assert!(!collection.status().partial);
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
     // Or it is given up.
     let medium = write(&damaged);
     let collection = open(&medium, options());
-    assert_eq!(collection.give_up("segment-000000000999").unwrap_err().kind(), ErrorKind::NotFound);
-    collection.give_up(&name).unwrap();
+    assert_eq!(collection.abandon("segment-000000000999").unwrap_err().kind(), ErrorKind::NotFound);
+    collection.abandon(&name).unwrap();
     assert_eq!((collection.status().quarantined, collection.status().partial), (Vec::new(), false));
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(1, 1);
-    assert!(!collection.nearest(&mut thread, &Query::nearest(&like.embedding, 5)).unwrap().partial);
+    assert!(!collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 5)).unwrap().partial);
     drop((thread, collection));
     assert!(!open(&medium, options()).status().segments.iter().any(|segment| segment.name == name));
 }
@@ -252,7 +254,7 @@ fn a_sector_of_a_log_costs_what_is_on_it_and_the_log_is_kept() {
     assert!(kept.len() as u64 > POINTS / 2 && (kept.len() as u64) < POINTS, "{kept:?}");
     assert!(status.log_damaged && status.quarantined.iter().any(|what| what.file == log), "{status:?}");
     collection.upsert(point(&stored(100, 1))).unwrap();
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     drop(collection);
     for round in 0..3 {
         assert!(named(&inner, "log-").contains(&log), "what is left of it is removed in round {round}");
@@ -260,7 +262,7 @@ fn a_sector_of_a_log_costs_what_is_on_it_and_the_log_is_kept() {
         assert_eq!(found(&collection), kept);
         assert_eq!(collection.get(100).unwrap(), Some(stored(100, 1)));
         collection.upsert(point(&stored(200, round))).unwrap();
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
 }
 
@@ -274,7 +276,7 @@ fn a_disk_that_fails_while_it_is_opened_takes_nothing_away() {
     let files: Files =
         named(&medium, "").into_iter().map(|name| (name.clone(), medium.load(&name).unwrap())).collect();
     // Of less than is in the log, so that opening has to seal as well.
-    let small = Options { part_bytes: 4 << 10, ..options() };
+    let small = CollectionOptions { memtable_bytes: 4 << 10, ..options() };
     let mut refused = (0, 0);
     for at in 1..30 {
         let sync = FaultPlan { persist_error_at: Some(at), ..FaultPlan::default() };
@@ -306,7 +308,7 @@ fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_re
     let collection = open(&medium, options());
     collection.upsert(point(&stored(7, 5))).unwrap();
     collection.delete(8).unwrap();
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     drop(collection);
     let waiting = named(&medium, "waiting-").pop().unwrap();
     let mut writer = medium.reopen(&files[segment].0).unwrap();
@@ -318,7 +320,7 @@ fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_re
         let collection = open(&faulty(&medium, unreadable(&waiting, 0)), options());
         assert_eq!(collection.get(12).unwrap_err().kind(), ErrorKind::DataLoss, "it is not served");
         collection.upsert(point(&stored(id, 5))).unwrap();
-        collection.seal().unwrap();
+        collection.flush().unwrap();
         drop(collection);
         assert!(named(&medium, "waiting-").contains(&waiting));
     }
@@ -329,7 +331,7 @@ fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_re
     for _ in 0..2 {
         let collection = open(&medium, options());
         assert_eq!(look(&collection, &model), Lost::default());
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
 }
 
@@ -353,7 +355,7 @@ fn a_segment_whose_ids_can_be_read_casts_doubt_on_those_alone() {
         assert!(lost.len() > 60 && lost.iter().all(|id| *id < 75), "{lost:?}");
         // New points do not wait for a segment that never had them.
         (200..210).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-        collection.seal().unwrap();
+        collection.flush().unwrap();
         assert!(named(&medium, "waiting-").is_empty());
         assert_eq!(collection.count(), model.len() as u64 - lost.len() as u64 + deleted(&lost, &model) + 10);
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use search::coarse::Metric;
-use search::collection::{Collection, Options};
-use search::registry::{Registry, RegistryOptions, Settings};
+use search::collection::{Collection, CollectionOptions};
+use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{PATIENCE, memory_medium, open, options, point, shared, stored};
@@ -43,7 +43,7 @@ fn a_refused_write_leaves_nothing_behind_and_the_next_one_works_once_there_is_ro
     let inner = memory_medium();
     let medium = full_medium(&inner, None);
     // Without a reserve the disk is met when it is full.
-    let options = Options { disk_reserve: Some(0), ..options() };
+    let options = CollectionOptions { disk_reserve: Some(0), ..options() };
     let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
     (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     medium.set_space(Some(used(&*inner)));
@@ -73,7 +73,7 @@ fn writes_are_refused_before_the_disk_is_full_and_sealing_still_has_room() {
     const RESERVE: u64 = 512 << 10;
     let inner = memory_medium();
     let medium = full_medium(&inner, Some(2 << 20));
-    let options = Options { disk_reserve: Some(RESERVE), ..options() };
+    let options = CollectionOptions { disk_reserve: Some(RESERVE), ..options() };
     let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
     assert_eq!(collection.status().low_disk, None);
     let mut acknowledged = 0;
@@ -92,7 +92,7 @@ fn writes_are_refused_before_the_disk_is_full_and_sealing_still_has_room() {
     assert_eq!(status.write_error, None, "the log is whole");
     // How room is made: removals and sealing go on.
     collection.delete(0).unwrap();
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     assert_eq!(collection.get(1).unwrap(), Some(stored(1, 1)));
     medium.set_space(Some(64 << 20));
     soon(|| collection.upsert(point(&stored(0, 2))));
@@ -105,7 +105,7 @@ fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() 
     let inner = memory_medium();
     let collection = open(&inner, options());
     (0..60).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     (0..20).for_each(|id| collection.upsert(point(&stored(id, 2))).unwrap());
     drop(collection);
     // What versions before 0.2 left of refused writes, and half a header.
@@ -113,7 +113,7 @@ fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() 
         let mut writer = inner.create(&format!("log-{number:012}")).unwrap();
         writer.append(&vec![0; number % 64]).unwrap();
     }
-    let small = Options { part_bytes: 4 << 10, ..options() };
+    let small = CollectionOptions { memtable_bytes: 4 << 10, ..options() };
     for options in [options(), small] {
         let medium = full_medium(&inner, Some(used(&*inner)));
         let collection = Collection::open(medium.clone(), options, shared()).unwrap();
@@ -133,7 +133,7 @@ fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() 
         assert!(collection.status().low_disk.is_some());
         medium.set_space(None);
         soon(|| collection.upsert(point(&stored(100, 1))));
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
     let collection = open(&inner, options());
     assert_eq!((collection.count(), collection.status().partial), (61, false));
@@ -143,12 +143,15 @@ fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() 
 fn a_merge_that_could_fill_the_disk_waits_for_room() {
     let inner = memory_medium();
     let medium = full_medium(&inner, Some(64 << 20));
-    let collection =
-        Collection::open(medium.clone(), Options { disk_reserve: Some(1 << 20), ..options() }, shared())
-            .unwrap();
+    let collection = Collection::open(
+        medium.clone(),
+        CollectionOptions { disk_reserve: Some(1 << 20), ..options() },
+        shared(),
+    )
+    .unwrap();
     for round in 0..3 {
         (0..30).for_each(|id| collection.upsert(point(&stored(round * 30 + id, 1))).unwrap());
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
     medium.set_space(Some(used(&*inner) + (600 << 10)));
     let low = || collection.status().low_disk.ok_or_else(|| Error::unavailable("it is not known yet"));
@@ -181,7 +184,7 @@ fn a_full_file_system_is_survived() {
 
 fn fill(root: &Path) {
     let medium: Arc<dyn Medium> = Arc::new(storage::UringMedium::plain(root.join("points")).unwrap());
-    let (log, small) = (root.join("ballast"), Options { disk_reserve: Some(0), ..options() });
+    let (log, small) = (root.join("ballast"), CollectionOptions { disk_reserve: Some(0), ..options() });
     let collection = open(&medium, small.clone());
     (0..20).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     assert!(std::fs::write(&log, vec![1; 16 << 20]).is_err(), "it fills what is left");
@@ -215,7 +218,7 @@ fn no_collection_is_made_where_less_than_the_reserve_is_free() {
     };
     let registry = Registry::open(options).unwrap();
     for _ in 0..10 {
-        let refused = registry.create("a", Settings::new(8, Metric::L2)).unwrap_err();
+        let refused = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
     }
     let left: Vec<_> =
@@ -230,9 +233,9 @@ fn files_and_directories_are_not_for_other_users() {
     let options =
         RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(directory.clone()) };
     let registry = Registry::open(options).unwrap();
-    let named = registry.create("a", Settings::new(8, Metric::L2)).unwrap();
+    let named = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap();
     (0..5).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
-    named.collection().seal().unwrap();
+    named.collection().flush().unwrap();
     drop((named, registry));
     let (mut files, mut waiting) = (0, vec![directory]);
     while let Some(path) = waiting.pop() {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use base::ErrorKind;
 use memory::Rate;
-use search::budget::Budget;
+use search::budget::MemoryBudget;
 use search::coarse::Metric;
-use search::collection::{Collection, Options, Resources};
+use search::collection::{Collection, CollectionOptions, Resources};
 use search::filter::{Condition, Filter, Match};
-use search::ingest::{Point, StoredPoint};
+use search::ingest::{PointRef, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
 use crate::points::{DIMS, Model, PATIENCE, limits, memory_medium, open, options, point, shared, stored};
@@ -16,7 +16,7 @@ use crate::points::{DIMS, Model, PATIENCE, limits, memory_medium, open, options,
 #[test]
 fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
     // Room for sealing, two parts, and little more: codes and ids of sealed points use it up.
-    let options = Options { memory_bytes: 5 * (64 << 10) + (5 << 20) + (160 << 10), ..options() };
+    let options = CollectionOptions { memory_bytes: 5 * (64 << 10) + (5 << 20) + (160 << 10), ..options() };
     let medium = memory_medium();
     let collection = open(&medium, options.clone());
     let mut written = 0;
@@ -30,12 +30,12 @@ fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
     assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
     assert!(refusal.message().contains("budget"), "{refusal}");
     let status = collection.status();
-    assert!(status.memory.peak <= options.memory_bytes && status.seals > 0, "{status:?}");
+    assert!(status.memory.peak <= options.memory_bytes && status.flushes > 0, "{status:?}");
     assert!(collection.get(0).unwrap().is_some() && collection.get(written - 1).unwrap().is_some());
     collection.delete(0).unwrap();
     drop(collection);
     // With more memory it goes on.
-    let more = Options { memory_bytes: 32 << 20, ..options };
+    let more = CollectionOptions { memory_bytes: 32 << 20, ..options };
     let collection = open(&medium, more);
     assert_eq!(collection.count(), written - 1);
     collection.upsert(point(&stored(written, 1))).unwrap();
@@ -46,25 +46,26 @@ fn what_can_never_be_written_is_refused() {
     let collection = open(&memory_medium(), options());
     let good = stored(1, 1);
     let refused = |point| collection.upsert(point).unwrap_err().kind();
-    let short = search::ingest::Point { embedding: &good.embedding[1..], ..point(&good) };
+    let short = search::ingest::PointRef { embedding: &good.embedding[1..], ..point(&good) };
     assert_eq!(refused(short), ErrorKind::InvalidArgument);
     let infinite = [f32::NAN; DIMS];
     assert_eq!(
-        refused(search::ingest::Point { embedding: &infinite, ..point(&good) }),
+        refused(search::ingest::PointRef { embedding: &infinite, ..point(&good) }),
         ErrorKind::InvalidArgument
     );
     assert_eq!(
-        refused(search::ingest::Point { payload: b"[1]", ..point(&good) }),
+        refused(search::ingest::PointRef { payload: b"[1]", ..point(&good) }),
         ErrorKind::InvalidArgument
     );
     let long = vec![0; (1 << 20) + 1];
-    assert_eq!(refused(search::ingest::Point { record: &long, ..point(&good) }), ErrorKind::TooLarge);
+    assert_eq!(refused(search::ingest::PointRef { record: &long, ..point(&good) }), ErrorKind::TooLarge);
     assert_eq!(
-        refused(search::ingest::Point { record: &long[..100_000], ..point(&good) }),
+        refused(search::ingest::PointRef { record: &long[..100_000], ..point(&good) }),
         ErrorKind::TooLarge
     );
     assert_eq!(collection.count(), 0);
-    let other = Options { shape: Options::new(DIMS, Metric::Dot, 1 << 20).shape, ..options() };
+    let other =
+        CollectionOptions { shape: CollectionOptions::new(DIMS, Metric::Dot, 1 << 20).shape, ..options() };
     let medium = memory_medium();
     drop(open(&medium, options()));
     let error = Collection::open(medium, other, shared()).unwrap_err();
@@ -77,7 +78,7 @@ fn a_state_stays_as_it_was_while_everything_moves() {
     let collection = open(&medium, options());
     for round in 0..4_u64 {
         (0..20).for_each(|id| collection.upsert(point(&stored(round * 20 + id, 1))).unwrap());
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
     (0..80).step_by(5).for_each(|id| collection.delete(id).unwrap());
     while collection.merge().unwrap() {}
@@ -101,9 +102,12 @@ fn an_embedding_that_no_index_can_be_made_of_is_refused() {
         (Metric::L2, [-f32::MAX, f32::MAX], false),
         (Metric::L2, [1e15, 1.0], true),
     ] {
-        let collection =
-            open(&memory_medium(), Options { background: false, ..Options::new(2, metric, 32 << 20) });
-        let outcome = collection.upsert(Point { id: 77, embedding: &embedding, record: &[], payload: &[] });
+        let collection = open(
+            &memory_medium(),
+            CollectionOptions { background: false, ..CollectionOptions::new(2, metric, 32 << 20) },
+        );
+        let outcome =
+            collection.upsert(PointRef { id: 77, embedding: &embedding, record: &[], payload: &[] });
         match outcome {
             Ok(()) => assert!(fits, "{metric:?} {embedding:?}"),
             Err(error) => {
@@ -114,29 +118,29 @@ fn an_embedding_that_no_index_can_be_made_of_is_refused() {
                 assert!(error.message().contains("77"), "{error}");
             }
         }
-        collection.upsert(Point { id: 78, embedding: &[1.0, 2.0], record: &[], payload: &[] }).unwrap();
-        collection.seal().unwrap();
+        collection.upsert(PointRef { id: 78, embedding: &[1.0, 2.0], record: &[], payload: &[] }).unwrap();
+        collection.flush().unwrap();
         assert_eq!(collection.count(), 1 + u64::from(fits));
     }
 }
 
 #[test]
 fn what_is_set_aside_for_sealing_is_there_again_after_a_failure() {
-    let part_bytes = options().part_bytes;
-    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let memtable_bytes = options().memtable_bytes;
+    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     // Enough for a log and not for a segment.
     let plan = FaultPlan { space: Some(32 << 10), ..FaultPlan::default() };
     let medium = Arc::new(FaultMedium::new(memory_medium(), plan).unwrap());
     let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
     for id in 0..8 {
         let stored = stored(id, 1);
-        let point = Point { record: &[], ..point(&stored) };
+        let point = PointRef { record: &[], ..point(&stored) };
         collection.upsert(point).unwrap();
     }
     collection.freeze().unwrap();
     let before = resources.memory().used;
     for _ in 0..3 {
-        assert!(collection.seal_oldest().is_err());
+        assert!(collection.flush_oldest().is_err());
         assert_eq!(resources.memory().used, before);
     }
     assert_eq!(collection.count(), 8);
@@ -147,9 +151,10 @@ fn a_segment_that_memory_has_no_room_for_is_opened_once_it_has() {
     let medium = memory_medium();
     let collection = open(&medium, options());
     (0..40).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     drop(collection);
-    let resources = Resources::new(Budget::new(64 << 20), options().part_bytes, Rate::unlimited()).unwrap();
+    let resources =
+        Resources::new(MemoryBudget::new(64 << 20), options().memtable_bytes, Rate::unlimited()).unwrap();
     let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
     let list = collection.ids_from(0, 100, None).unwrap();
     assert_eq!(list.unseen.map(|error| error.kind()), Some(ErrorKind::Unavailable), "it is being opened");
@@ -170,10 +175,11 @@ fn a_segment_that_memory_has_no_room_for_is_opened_once_it_has() {
 
 #[test]
 fn filters_are_kept_without_the_ids_they_exclude_and_large_ones_are_not() {
-    let resources = Resources::new(Budget::new(64 << 20), options().part_bytes, Rate::unlimited()).unwrap();
+    let resources =
+        Resources::new(MemoryBudget::new(64 << 20), options().memtable_bytes, Rate::unlimited()).unwrap();
     let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
     (0..40).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     let matching = |values: Vec<serde_json::Value>| Condition::Match {
         key: "colour".into(),
         matching: Match::Any(values.into()),
@@ -268,14 +274,14 @@ fn reads_of_a_query_that_failed_do_not_come_to_the_next_one() {
     const POINTS: u64 = 900;
     let fault = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
     let medium: Arc<dyn Medium> = Arc::new(Stumbling(fault, 4));
-    let collection = open(&medium, Options { part_bytes: 2 << 20, ..options() });
+    let collection = open(&medium, CollectionOptions { memtable_bytes: 2 << 20, ..options() });
     let mut model = Model::new();
     for id in 0..POINTS {
         let stored = StoredPoint { record: Vec::new(), ..stored(id, 1) };
         collection.upsert(point(&stored)).unwrap();
         model.insert(id, stored);
     }
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     let mut thread = collection.thread(limits()).unwrap();
     // They lie in several pages, each of which is a read.
     let ids: Vec<u64> = (0..POINTS).collect();

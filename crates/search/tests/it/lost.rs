@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use base::ErrorKind;
 use search::coarse::Metric;
-use search::collection::{Collection, Query};
+use search::collection::{Collection, CollectionQuery};
 use search::ingest::StoredPoint;
-use search::registry::{Registry, RegistryOptions, Settings};
+use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::watermark::Watermark;
 use storage::{FaultMedium, FaultPlan, Medium, UringMedium};
 
@@ -28,7 +28,7 @@ fn subject() -> (Files, BTreeMap<u64, Option<StoredPoint>>) {
         collection.upsert(point(&stored(id, 1))).unwrap();
         model.insert(id, Some(stored(id, 1)));
     }
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     for id in 0..12 {
         collection.upsert(point(&stored(id, 2))).unwrap();
         model.insert(id, Some(stored(id, 2)));
@@ -81,7 +81,7 @@ fn look(collection: &Collection, model: &BTreeMap<u64, Option<StoredPoint>>) -> 
 fn partial(collection: &Collection) -> bool {
     let like = stored(1, 1);
     let mut thread = collection.thread(limits()).unwrap();
-    collection.nearest(&mut thread, &Query::nearest(&like.embedding, 5)).unwrap().partial
+    collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 5)).unwrap().partial
 }
 
 #[test]
@@ -103,12 +103,12 @@ fn a_log_that_is_gone_is_damage_and_not_an_empty_log() {
             assert!(unknown > 0, "a point that is not found may have been there");
             collection.upsert(point(&stored(100, round))).unwrap();
             if round == 1 {
-                collection.seal().unwrap();
+                collection.flush().unwrap();
             }
         }
         let collection = open(&medium, options());
         assert_eq!(collection.get(100).unwrap(), Some(stored(100, 2)));
-        collection.give_up(&name).unwrap();
+        collection.abandon(&name).unwrap();
         assert!(!collection.status().log_damaged && !partial(&collection));
         assert_eq!(collection.get(999).unwrap(), None);
         drop(collection);
@@ -135,12 +135,12 @@ fn a_log_that_no_list_names_yet_is_missed_as_well() {
     (0..5).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
     assert_eq!(collection.get(5).unwrap_err().kind(), ErrorKind::DataLoss);
     collection.upsert(point(&stored(5, 2))).unwrap();
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     drop(collection);
     assert!(medium.list().unwrap().iter().all(|(file, _)| *file != name), "its number is not used again");
     let collection = open(&medium, options());
     assert_eq!(collection.get(5).unwrap(), Some(stored(5, 2)));
-    collection.give_up(&name).unwrap();
+    collection.abandon(&name).unwrap();
     assert!(!collection.status().partial);
 }
 
@@ -190,19 +190,19 @@ fn a_damaged_change_makes_its_point_unknown_and_not_old() {
             continue;
         }
         // Neither sealing nor another start forgets it.
-        collection.seal().unwrap();
+        collection.flush().unwrap();
         drop(collection);
         let collection = open(&medium, options());
         assert_eq!((look(&collection, &model), partial(&collection)), ((1, 0), true), "byte {at}");
         if at % 2 == 0 {
-            collection.give_up(&files[log].0).unwrap();
+            collection.abandon(&files[log].0).unwrap();
             assert_eq!(look(&collection, &model).0, 0);
         } else {
             // What is written anew is known again, and then nothing is missing.
             let lost = *model.keys().find(|id| collection.get(**id).is_err()).unwrap();
             collection.upsert(point(&stored(lost, 7))).unwrap();
             assert_eq!(collection.get(lost).unwrap(), Some(stored(lost, 7)));
-            collection.seal().unwrap();
+            collection.flush().unwrap();
         }
         assert!(!partial(&collection) && !collection.status().partial, "byte {at}");
         drop(collection);
@@ -231,7 +231,7 @@ fn the_background_records_how_far_logs_are_durable() {
     let options =
         RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(root.path()) };
     let registry = Registry::open(options).unwrap();
-    let named = registry.create("a", Settings::new(8, Metric::L2)).unwrap();
+    let named = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap();
     (0..10).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
     let entries = std::fs::read_dir(root.path().join("a")).unwrap().map(|entry| entry.unwrap().path());
     let points = entries.into_iter().find(|path| path.is_dir()).unwrap();

@@ -7,9 +7,9 @@ use std::time::Duration;
 use memory::{PoolConfig, Rate, SlotPool};
 use search::Scorer;
 use search::coarse::Metric;
-use search::collection::{Collection, Merging, Options};
-use search::ingest::{Point, StoredPoint};
-use search::rerank::{Limits, Shared};
+use search::collection::{Collection, CollectionOptions, Merging};
+use search::ingest::{PointRef, StoredPoint};
+use search::rerank::{SearchLimits, SharedCaches};
 use storage::{DramMedium, Medium};
 
 pub(crate) const DIMS: usize = 8;
@@ -39,8 +39,8 @@ pub(crate) fn stored(id: u64, version: u64) -> StoredPoint {
     StoredPoint { id, embedding, record, payload }
 }
 
-pub(crate) fn point(stored: &StoredPoint) -> Point<'_> {
-    Point { id: stored.id, embedding: &stored.embedding, record: &stored.record, payload: &stored.payload }
+pub(crate) fn point(stored: &StoredPoint) -> PointRef<'_> {
+    PointRef { id: stored.id, embedding: &stored.embedding, record: &stored.record, payload: &stored.payload }
 }
 
 pub(crate) fn memory_medium() -> Arc<dyn Medium> {
@@ -49,28 +49,28 @@ pub(crate) fn memory_medium() -> Arc<dyn Medium> {
 }
 
 /// No threads that seal or merge: everything happens when it is asked for.
-pub(crate) fn options() -> Options {
-    Options {
-        part_bytes: 64 << 10,
+pub(crate) fn options() -> CollectionOptions {
+    CollectionOptions {
+        memtable_bytes: 64 << 10,
         background: false,
         merging: Merging { fan_in: 3, ..Merging::default() },
-        ..Options::new(DIMS, Metric::L2, 32 << 20)
+        ..CollectionOptions::new(DIMS, Metric::L2, 32 << 20)
     }
 }
 
-pub(crate) fn shared() -> Arc<Shared> {
-    Arc::new(Shared::new(0, 512))
+pub(crate) fn shared() -> Arc<SharedCaches> {
+    Arc::new(SharedCaches::new(0, 512))
 }
 
-pub(crate) fn open(medium: &Arc<dyn Medium>, options: Options) -> Collection {
+pub(crate) fn open(medium: &Arc<dyn Medium>, options: CollectionOptions) -> Collection {
     let collection = Collection::open(medium.clone(), options, shared()).unwrap();
     assert!(collection.wait_open(PATIENCE));
     collection
 }
 
 /// They suit the records that [`stored`] makes.
-pub(crate) fn limits() -> Limits {
-    Limits::default()
+pub(crate) fn limits() -> SearchLimits {
+    SearchLimits::default()
 }
 
 /// How many bytes of the record are equal to its first one: something that depends on all of it.

@@ -10,10 +10,12 @@ use std::sync::{Arc, mpsc};
 use base::ErrorKind;
 use proptest::prelude::*;
 use search::coarse::Metric;
-use search::collection::{Parts, Query};
+use search::collection::{CollectionQuery, PointParts};
 use search::filter::{Condition, Filter, Match};
 use search::points::{FetchedPoint, NewPoint, PayloadChange, PointId, PointSelection};
-use search::registry::{AliasChange, ListedState, Named, Registry, RegistryOptions, Settings};
+use search::registry::{
+    AliasChange, CollectionSettings, ListedState, NamedCollection, Registry, RegistryOptions,
+};
 use serde_json::{Map, Value, json};
 
 use crate::points::PATIENCE;
@@ -39,11 +41,11 @@ pub(crate) fn open_with(options: RegistryOptions) -> Arc<Registry> {
     registry
 }
 
-pub(crate) fn settings() -> Settings {
-    Settings {
+pub(crate) fn settings() -> CollectionSettings {
+    CollectionSettings {
         vector_name: "image".into(),
         extra: json!({"kind": "photo"}),
-        ..Settings::new(DIMS, Metric::L2)
+        ..CollectionSettings::new(DIMS, Metric::L2)
     }
 }
 
@@ -65,7 +67,7 @@ pub(crate) fn got(id: PointId, version: u64) -> FetchedPoint {
     FetchedPoint { id, embedding, record: vec![seed as u8; (seed >> 40) as usize % 900], payload }
 }
 
-pub(crate) fn put(named: &Named, points: &[FetchedPoint]) -> base::Result<()> {
+pub(crate) fn put(named: &NamedCollection, points: &[FetchedPoint]) -> base::Result<()> {
     let new: Vec<NewPoint<'_>> = points
         .iter()
         .map(|FetchedPoint { id, embedding, record, payload }| NewPoint {
@@ -84,10 +86,10 @@ fn colour(colour: u64) -> Filter {
 }
 
 /// All points, a few at a time.
-pub(crate) fn all(named: &Named, filter: Option<&Filter>, page: usize) -> Vec<FetchedPoint> {
+pub(crate) fn all(named: &NamedCollection, filter: Option<&Filter>, page: usize) -> Vec<FetchedPoint> {
     let (mut points, mut from) = (Vec::new(), None);
     loop {
-        let scrolled = named.scroll(from.as_ref(), page, filter, Parts::ALL).unwrap();
+        let scrolled = named.scroll(from.as_ref(), page, filter, PointParts::ALL).unwrap();
         assert!(!scrolled.partial && scrolled.points.len() <= page);
         points.extend(scrolled.points);
         match scrolled.next {
@@ -107,7 +109,7 @@ enum Step {
     Keys(u64),
     Clear(u64),
     Overwrite(u64),
-    Seal,
+    Flush,
     Merge,
     Reopen,
     Extra(u64),
@@ -123,7 +125,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_u64..30).prop_map(Step::Keys),
         1 => (0_u64..30).prop_map(Step::Clear),
         1 => (0_u64..30).prop_map(Step::Overwrite),
-        2 => Just(Step::Seal),
+        2 => Just(Step::Flush),
         1 => Just(Step::Merge),
         1 => Just(Step::Reopen),
         1 => (0_u64..9).prop_map(Step::Extra),
@@ -151,7 +153,7 @@ impl Subject {
         Subject { directory, registry: Some(registry), model: BTreeMap::new(), extra, version: 0 }
     }
 
-    fn named(&self) -> Arc<Named> {
+    fn named(&self) -> Arc<NamedCollection> {
         self.registry.as_ref().unwrap().get("c").unwrap()
     }
 
@@ -228,7 +230,7 @@ impl Subject {
                     *payload = new(version)
                 });
             }
-            Step::Seal => named.collection().seal().unwrap(),
+            Step::Flush => named.collection().flush().unwrap(),
             Step::Merge => {
                 named.collection().merge().unwrap();
             }
@@ -269,13 +271,13 @@ impl Subject {
     }
 
     /// Exact scores of ids are those that a search gives.
-    fn check_scores(&self, named: &Arc<Named>) {
+    fn check_scores(&self, named: &Arc<NamedCollection>) {
         let (sender, answer) = mpsc::channel();
         let wanted: Vec<u64> = (0..40).map(|number| named.internal(&id(number))).collect();
         let registry = self.registry.as_ref().unwrap();
-        let work = move |named: &Named, thread: &mut _| {
+        let work = move |named: &NamedCollection, thread: &mut _| {
             let query = [1.0, 200.0, 3.0, 90.0];
-            let found = named.collection().nearest(thread, &Query::nearest(&query, 50)).unwrap();
+            let found = named.collection().nearest(thread, &CollectionQuery::nearest(&query, 50)).unwrap();
             let scores = named.scores(thread, &query, &wanted).unwrap();
             let by_id: BTreeMap<u64, f32> = found.hits.iter().map(|hit| (hit.id, hit.score)).collect();
             let same = wanted.iter().zip(&scores).all(|(id, score)| by_id.get(id) == score.as_ref());
@@ -356,7 +358,7 @@ fn a_removed_collection_is_gone_and_its_name_free() {
     assert_eq!(put(&old, &[got(id(2), 1)]).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(old.set_extra(json!(1)).unwrap_err().kind(), ErrorKind::NotFound);
     let new = registry.create("c", settings()).unwrap();
-    assert!(old.collection().seal().is_err());
+    assert!(old.collection().flush().is_err());
     assert_eq!((new.count(None).unwrap().count, old.get(&id(1)).unwrap()), (0, Some(got(id(1), 1))));
     drop((old, new, registry));
     let left: Vec<_> =
@@ -379,7 +381,7 @@ fn what_is_broken_is_named_and_hinders_nobody() {
             entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("points-"));
         found.next().unwrap()
     };
-    registry.get("bad-manifest").unwrap().collection().seal().unwrap();
+    registry.get("bad-manifest").unwrap().collection().flush().unwrap();
     drop(registry);
     let path = directory.path().join("bad-settings/settings");
     let mut text = std::fs::read(&path).unwrap();
@@ -433,7 +435,7 @@ fn a_uuid_of_another_ones_hash_is_refused_never_overwritten() {
     let registry = open_with(RegistryOptions { uuid_hash: crowded, ..options(directory.path()) });
     let named = registry.create("c", settings()).unwrap();
     put(&named, &[got(uuid(1), 1), got(uuid(2), 2)]).unwrap();
-    let check = |named: &Named| {
+    let check = |named: &NamedCollection| {
         for point in [got(uuid(5), 3), got(uuid(6), 3)] {
             let error = put(named, std::slice::from_ref(&point)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
@@ -447,7 +449,7 @@ fn a_uuid_of_another_ones_hash_is_refused_never_overwritten() {
         assert_eq!(named.get(&uuid(2)).unwrap(), Some(got(uuid(2), 2)));
     };
     check(&named);
-    named.collection().seal().unwrap();
+    named.collection().flush().unwrap();
     check(&named);
     // In one batch neither is written.
     assert!(put(&named, &[got(uuid(3), 1), got(uuid(7), 1)]).is_err());
@@ -483,7 +485,7 @@ fn concurrent_payload_changes_lose_nothing() {
                             named.change_payload(PointSelection::Ids(&[uuid(1), id(2)]), &change).unwrap();
                         assert_eq!(changed, 2);
                         if round == writer {
-                            named.collection().seal().unwrap();
+                            named.collection().flush().unwrap();
                         }
                     }
                 })
@@ -516,12 +518,15 @@ fn many_small_collections_share_threads_and_memory() {
     let (sender, answers) = mpsc::channel();
     for number in 0..60 {
         let sender = sender.clone();
-        let work = move |named: &Named, thread: &mut _| {
+        let work = move |named: &NamedCollection, thread: &mut _| {
             let like = got(uuid(number), number).embedding;
-            let found = named.collection().nearest(thread, &Query::nearest(&like, 3)).unwrap();
+            let found = named.collection().nearest(thread, &CollectionQuery::nearest(&like, 3)).unwrap();
             let ids: Vec<u64> = found.hits.iter().map(|hit| hit.id).collect();
             sender
-                .send(named.resolve(&ids, Parts::ALL).remove(0).unwrap() == Some(got(uuid(number), number)))
+                .send(
+                    named.resolve(&ids, PointParts::ALL).remove(0).unwrap()
+                        == Some(got(uuid(number), number)),
+                )
                 .unwrap();
         };
         registry.submit(&registry.get(&format!("c{number}")).unwrap(), Box::new(work)).unwrap();
@@ -538,7 +543,7 @@ fn a_full_queue_refuses_and_a_panic_is_survived() {
     let named = registry.create("c", settings()).unwrap();
     let (begun, begin) = mpsc::channel();
     let (go, wait) = mpsc::channel::<()>();
-    let first = move |_: &Named, _: &mut _| {
+    let first = move |_: &NamedCollection, _: &mut _| {
         begun.send(()).unwrap();
         wait.recv().unwrap();
         panic!("on purpose");
@@ -607,7 +612,7 @@ fn child_that_writes() {
                 .unwrap();
         }
         if number % 50 == 49 {
-            named.collection().seal().unwrap();
+            named.collection().flush().unwrap();
         }
         println!("written {number}");
     }
@@ -656,7 +661,7 @@ fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
     let registry = open(directory.path());
     let named = registry.create("c", settings()).unwrap();
     put(&named, &(0..30).map(|number| got(id(number), number)).collect::<Vec<_>>()).unwrap();
-    named.collection().seal().unwrap();
+    named.collection().flush().unwrap();
     put(&named, &(30..40).map(|number| got(id(number), number)).collect::<Vec<_>>()).unwrap();
     let segment = named.collection().status().segments[0].name.clone();
     drop((named, registry));
@@ -680,7 +685,7 @@ fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
     {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DataLoss);
     }
-    assert!(named.scroll(None, 100, None, Parts::NONE).unwrap().unseen.is_some());
+    assert!(named.scroll(None, 100, None, PointParts::NONE).unwrap().unseen.is_some());
     for number in 30..40 {
         assert_eq!(named.get(&id(number)).unwrap(), Some(got(id(number), number)), "nothing was changed");
     }

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use search::coarse::Kind;
-use search::collection::{Options, Query};
+use search::coarse::CoarseKind;
+use search::collection::{CollectionOptions, CollectionQuery};
 
 use crate::points::{limits, memory_medium, open, options, point, stored};
 
@@ -35,12 +35,12 @@ fn version_1_is_read() {
         assert_eq!(collection.get(id).unwrap(), expected(id), "{id}");
     }
     let status = collection.status();
-    assert_eq!((status.points, status.unsealed, status.segments.len(), status.partial), (88, 2, 3, false));
+    assert_eq!((status.points, status.unflushed, status.segments.len(), status.partial), (88, 2, 3, false));
     let mut thread = collection.thread(limits()).unwrap();
     // One of each kind of coarse index, and one that is not sealed.
     for (id, version) in [(7, 1), (111, 1), (222, 1), (24, 2)] {
         let like = stored(id, version);
-        let found = collection.nearest(&mut thread, &Query::nearest(&like.embedding, 1)).unwrap();
+        let found = collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 1)).unwrap();
         assert_eq!((found.hits[0].id, found.hits[0].score), (id, 0.0));
     }
 }
@@ -52,16 +52,16 @@ fn write_the_files() {
     let medium = memory_medium();
     let collection = open(&medium, options());
     (0..30).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     collection.delete(5).unwrap();
     collection.upsert(point(&stored(3, 2))).unwrap();
     collection.delete(3).unwrap();
-    collection.seal().unwrap();
+    collection.flush().unwrap();
     drop(collection);
-    for (kind, first) in [(Kind::IvfPq, 100), (Kind::Rabitq, 200)] {
-        let collection = open(&medium, Options { kind, ..options() });
+    for (kind, first) in [(CoarseKind::IvfPq, 100), (CoarseKind::Rabitq, 200)] {
+        let collection = open(&medium, CollectionOptions { kind, ..options() });
         (first..first + 30).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-        collection.seal().unwrap();
+        collection.flush().unwrap();
     }
     let collection = open(&medium, options());
     collection.upsert(point(&stored(3, 2))).unwrap();

@@ -9,8 +9,8 @@ use base::{Error, Result};
 use memory::{PoolConfig, Rate, SlotPool};
 use proptest::prelude::*;
 use search::rerank::{
-    Address, BLOCK_BYTES, Candidate, Chunks, Limits, Next, Progress, Query, Ranked, Records, Scorer,
-    Searcher, Shared, Source, all,
+    Address, BLOCK_BYTES, CandidateChunks, ChunkProgress, NextQuery, QuerySource, Records, RerankCandidate,
+    RerankQuery, RerankResult, Scorer, SearchLimits, Searcher, SharedCaches, all,
 };
 use storage::page::{PAGE_BYTES, Packer};
 use storage::{
@@ -183,37 +183,37 @@ impl Scorer for First {
 
 /// Candidates in pieces, sometimes not yet there.
 struct Pieces {
-    left: VecDeque<Vec<Candidate>>,
+    left: VecDeque<Vec<RerankCandidate>>,
     asked: usize,
 }
 
-impl Chunks for Pieces {
-    fn next(&mut self, out: &mut Vec<Candidate>, wait: bool) -> Progress {
+impl CandidateChunks for Pieces {
+    fn next(&mut self, out: &mut Vec<RerankCandidate>, wait: bool) -> ChunkProgress {
         self.asked += 1;
         if !wait && self.asked.is_multiple_of(2) {
-            return Progress::Later;
+            return ChunkProgress::Later;
         }
         match self.left.pop_front() {
             Some(chunk) => {
                 out.extend(chunk);
-                Progress::More
+                ChunkProgress::More
             }
-            None => Progress::End,
+            None => ChunkProgress::End,
         }
     }
 }
 
-struct Queue<'a>(VecDeque<Query<'a, First>>, BTreeMap<u64, Ranked>);
+struct Queue<'a>(VecDeque<RerankQuery<'a, First>>, BTreeMap<u64, RerankResult>);
 
-impl<'a> Source<'a, First> for Queue<'a> {
-    fn next(&mut self, wait: bool) -> Next<'a, First> {
+impl<'a> QuerySource<'a, First> for Queue<'a> {
+    fn next(&mut self, wait: bool) -> NextQuery<'a, First> {
         if !wait && self.0.len().is_multiple_of(2) && !self.0.is_empty() {
-            return Next::Later;
+            return NextQuery::Later;
         }
-        self.0.pop_front().map_or(Next::End, Next::Query)
+        self.0.pop_front().map_or(NextQuery::End, NextQuery::Query)
     }
 
-    fn answer(&mut self, tag: u64, ranked: Ranked) {
+    fn answer(&mut self, tag: u64, ranked: RerankResult) {
         assert!(self.1.insert(tag, ranked).is_none(), "a query is answered once");
     }
 }
@@ -262,23 +262,29 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-fn limits((queries, query_in_flight, in_flight): (usize, usize, usize)) -> Limits {
-    Limits { queries, query_in_flight, in_flight, ..Limits::default() }
+fn limits((queries, query_in_flight, in_flight): (usize, usize, usize)) -> SearchLimits {
+    SearchLimits { queries, query_in_flight, in_flight, ..SearchLimits::default() }
 }
 
-fn candidates(case: &Case, segments: &[Segment], raw: &[RawCandidate]) -> Vec<Candidate> {
+fn candidates(case: &Case, segments: &[Segment], raw: &[RawCandidate]) -> Vec<RerankCandidate> {
     raw.iter()
         .map(|&(segment, row, slack)| {
             let segment = segment % segments.len();
             let row = row % segments[segment].places.len();
             let coarse = f32::from(case.segments[segment].0[row].0) + f32::from(slack);
-            Candidate { segment: segment as u32, row: row as u32, coarse }
+            RerankCandidate { segment: segment as u32, row: row as u32, coarse }
         })
         .collect()
 }
 
 /// What the definition says: hits by (segment, row, score), and rows that cannot be had.
-fn naive(case: &Case, segments: &[Segment], candidates: &[Candidate], k: usize, bad: &[u64]) -> Definition {
+fn naive(
+    case: &Case,
+    segments: &[Segment],
+    candidates: &[RerankCandidate],
+    k: usize,
+    bad: &[u64],
+) -> Definition {
     let (mut hits, mut lost) = (Vec::new(), BTreeSet::new());
     let rows: BTreeSet<(u32, u32)> = candidates.iter().map(|c| (c.segment, c.row)).collect();
     for (segment, row) in rows {
@@ -321,18 +327,18 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         bad: bad.clone(),
         submitted: Arc::default(),
     };
-    let shared = Arc::new(Shared::new(case.cache, 400));
+    let shared = Arc::new(SharedCaches::new(case.cache, 400));
     let mut searcher = Searcher::new(Box::new(reader), limits, shared).unwrap();
     let scorer = First { bounded: case.bounded };
     let queries = case.queries.iter().enumerate().map(|(tag, (k, raw, chunk))| {
         let candidates = candidates(case, &segments, raw);
         let left = candidates.chunks(*chunk).map(<[_]>::to_vec).collect();
-        Query {
+        RerankQuery {
             tag: tag as u64,
             scorer,
             segments: shared_segments.clone(),
             k: *k,
-            candidates: Box::new(Pieces { left, asked: tag }) as Box<dyn Chunks>,
+            candidates: Box::new(Pieces { left, asked: tag }) as Box<dyn CandidateChunks>,
             deadline: None,
         }
     });
@@ -343,7 +349,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     for (tag, (k, raw, _)) in case.queries.iter().enumerate() {
         let candidates = candidates(case, &segments, raw);
         let (wanted, lost) = naive(case, &segments, &candidates, *k, &bad);
-        let again = Query {
+        let again = RerankQuery {
             tag: 0,
             scorer,
             segments: shared_segments.clone(),
@@ -375,20 +381,25 @@ proptest! {
     }
 }
 
-fn one_query(segment: Segment, candidates: Vec<Candidate>, k: usize, scorer: First) -> Query<'static, First> {
+fn one_query(
+    segment: Segment,
+    candidates: Vec<RerankCandidate>,
+    k: usize,
+    scorer: First,
+) -> RerankQuery<'static, First> {
     let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(segment) as Arc<dyn Records>]);
-    Query { tag: 0, scorer, segments, k, candidates: all(candidates), deadline: None }
+    RerankQuery { tag: 0, scorer, segments, k, candidates: all(candidates), deadline: None }
 }
 
-fn searcher(limits: Limits, submitted: &Arc<AtomicU64>) -> Searcher {
+fn searcher(limits: SearchLimits, submitted: &Arc<AtomicU64>) -> Searcher {
     let depth = limits.in_flight;
     let reader =
         Shuffled { depth, reads: Vec::new(), seed: 7, bad: Vec::new(), submitted: submitted.clone() };
-    Searcher::new(Box::new(reader), limits, Arc::new(Shared::new(0, 400))).unwrap()
+    Searcher::new(Box::new(reader), limits, Arc::new(SharedCaches::new(0, 400))).unwrap()
 }
 
-fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<Candidate> {
-    rows.map(|row| Candidate { segment: 0, row, coarse: coarse(row) }).collect()
+fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<RerankCandidate> {
+    rows.map(|row| RerankCandidate { segment: 0, row, coarse: coarse(row) }).collect()
 }
 
 #[test]
@@ -397,7 +408,7 @@ fn one_read_serves_all_records_of_a_page_and_its_neighbours() {
     // Nine records of 400 bytes a page: 90 rows are ten pages, read at once.
     let own = segment(&[(1, 400); 90], &[], false);
     let candidates = rows(0..90, |_| 0.0);
-    let ranked = searcher(Limits::default(), &submitted)
+    let ranked = searcher(SearchLimits::default(), &submitted)
         .one(one_query(own, candidates, 5, First { bounded: false }))
         .unwrap();
     assert_eq!((ranked.reads, ranked.scored), (1, 90));
@@ -411,7 +422,7 @@ fn what_cannot_get_in_is_neither_read_nor_scored() {
     let own = segment(&records, &[], false);
     // The coarse score is the score itself: after the first ten nothing can get in.
     let candidates = rows(0..200, |row| (200 - row) as f32);
-    let limits = Limits { query_in_flight: 4, joined_bytes_max: 0, ..Limits::default() };
+    let limits = SearchLimits { query_in_flight: 4, joined_bytes_max: 0, ..SearchLimits::default() };
     let ranked =
         searcher(limits, &submitted).one(one_query(own, candidates, 10, First { bounded: true })).unwrap();
     assert_eq!(ranked.hits.len(), 10);
@@ -426,15 +437,15 @@ fn what_is_cached_is_not_read_again() {
     let submitted = Arc::default();
     // A page for each, and no page with another: reads worth sparing.
     let own = segment(&[(1, 3000); 60], &[], false);
-    let limits = Limits { joined_bytes_max: 0, ..Limits::default() };
+    let limits = SearchLimits { joined_bytes_max: 0, ..SearchLimits::default() };
     let reader = Shuffled { depth: limits.in_flight, reads: Vec::new(), seed: 1, bad: Vec::new(), submitted };
-    let shared = Arc::new(Shared::new(1 << 20, 1000));
+    let shared = Arc::new(SharedCaches::new(1 << 20, 1000));
     let mut searcher = Searcher::new(Box::new(reader), limits, shared.clone()).unwrap();
     let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(own) as Arc<dyn Records>]);
     let mut ask = || {
         let (scorer, segments) = (First { bounded: false }, segments.clone());
         let candidates = all(rows(0..60, |_| 0.0));
-        searcher.one(Query { tag: 0, scorer, segments, k: 9, candidates, deadline: None }).unwrap()
+        searcher.one(RerankQuery { tag: 0, scorer, segments, k: 9, candidates, deadline: None }).unwrap()
     };
     let (cold, warm) = (ask(), ask());
     assert_eq!(cold.hits, warm.hits);
@@ -443,21 +454,32 @@ fn what_is_cached_is_not_read_again() {
 }
 
 /// A searcher with a cache for blocks.
-fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<Shared>) {
-    let limits = Limits { joined_bytes_max: 8192, gap_bytes_max: 0, ..Limits::default() };
+fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<SharedCaches>) {
+    let limits = SearchLimits { joined_bytes_max: 8192, gap_bytes_max: 0, ..SearchLimits::default() };
     let (depth, submitted) = (limits.in_flight, Arc::default());
     let shuffled = Shuffled { depth, reads: Vec::new(), seed: 3, bad: Vec::new(), submitted };
-    let shared = Arc::new(Shared::new(8 << 20, 400));
+    let shared = Arc::new(SharedCaches::new(8 << 20, 400));
     (Searcher::new(Box::new(reader(shuffled)), limits, shared.clone()).unwrap(), shared)
 }
 
 /// Asks for rows here and there, `times` times over.
-fn ask_scattered(searcher: &mut Searcher, segments: &Arc<[Arc<dyn Records>]>, times: usize) -> Vec<Ranked> {
+fn ask_scattered(
+    searcher: &mut Searcher,
+    segments: &Arc<[Arc<dyn Records>]>,
+    times: usize,
+) -> Vec<RerankResult> {
     let ask = |_| {
         let candidates = all(rows((0..3000).step_by(37), |_| 0.0));
         let scorer = First { bounded: false };
         searcher
-            .one(Query { tag: 0, scorer, segments: segments.clone(), k: 30, candidates, deadline: None })
+            .one(RerankQuery {
+                tag: 0,
+                scorer,
+                segments: segments.clone(),
+                k: 30,
+                candidates,
+                deadline: None,
+            })
             .unwrap()
     };
     (0..times).map(ask).collect()
@@ -506,7 +528,7 @@ impl Reader for Damaging {
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
         self.0.complete(wait, &mut |tag, result| {
             let mut bytes = result.unwrap().to_vec();
-            if bytes.len() == Limits::default().read_bytes_max {
+            if bytes.len() == SearchLimits::default().read_bytes_max {
                 bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 4);
             }
             each(tag, Ok(&bytes));
@@ -531,11 +553,11 @@ fn a_deadline_makes_an_answer_partial_and_no_segment_is_named_by_mistake() {
     let submitted = Arc::default();
     let own = segment(&[(3, 100); 50], &[], false);
     let mut candidates = rows(0..50, |_| 0.0);
-    candidates.push(Candidate { segment: 9, row: 0, coarse: 0.0 });
-    candidates.push(Candidate { segment: 0, row: 50, coarse: 0.0 });
+    candidates.push(RerankCandidate { segment: 9, row: 0, coarse: 0.0 });
+    candidates.push(RerankCandidate { segment: 0, row: 50, coarse: 0.0 });
     let mut query = one_query(own, candidates, 3, First { bounded: false });
     query.deadline = Some(Instant::now());
-    let ranked = searcher(Limits::default(), &submitted).one(query).unwrap();
+    let ranked = searcher(SearchLimits::default(), &submitted).one(query).unwrap();
     assert!(ranked.late && ranked.partial);
     assert_eq!(ranked.damaged.iter().filter(|damage| damage.page.is_none()).count(), 2);
 }
@@ -563,7 +585,7 @@ impl Reader for Dying {
 
 #[test]
 fn a_queue_that_fails_answers_everybody_and_is_not_used_again() {
-    let limits = Limits::default();
+    let limits = SearchLimits::default();
     let reader = Dying(Shuffled {
         depth: limits.in_flight,
         reads: Vec::new(),
@@ -571,7 +593,7 @@ fn a_queue_that_fails_answers_everybody_and_is_not_used_again() {
         bad: Vec::new(),
         submitted: Arc::default(),
     });
-    let mut searcher = Searcher::new(Box::new(reader), limits, Arc::new(Shared::new(0, 400))).unwrap();
+    let mut searcher = Searcher::new(Box::new(reader), limits, Arc::new(SharedCaches::new(0, 400))).unwrap();
     let query = || {
         let own = segment(&[(3, 100); 50], &[], false);
         one_query(own, rows(0..50, |_| 0.0), 3, First { bounded: false })
@@ -601,9 +623,9 @@ fn volatile() -> DramMedium {
 }
 
 /// The answer to a query for all rows, as (row, score).
-fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: Limits) -> Ranked {
+fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: SearchLimits) -> RerankResult {
     let reader = medium.reader(limits.reader_options()).unwrap();
-    let mut searcher = Searcher::new(reader, limits, Arc::new(Shared::new(1 << 20, 400))).unwrap();
+    let mut searcher = Searcher::new(reader, limits, Arc::new(SharedCaches::new(1 << 20, 400))).unwrap();
     let (file, places) = (own.file.clone(), own.places.clone());
     let candidates = rows(0..places.len() as u32, |_| 0.0);
     let same = Segment { file, places, start: own.start };
@@ -631,7 +653,7 @@ fn every_medium_gives_the_same_answer() {
     wanted.truncate(40);
     for medium in media {
         let own = written(medium.as_ref(), &scores);
-        let ranked = ask_all(medium.as_ref(), &own, 40, Limits::default());
+        let ranked = ask_all(medium.as_ref(), &own, 40, SearchLimits::default());
         let hits: Vec<(u32, f32)> = ranked.hits.iter().map(|(hit, score)| (hit.row, *score)).collect();
         assert_eq!(hits, wanted, "{}", medium.kind());
         assert!(!ranked.partial, "{}", medium.kind());
@@ -658,7 +680,7 @@ fn faults_of_a_device_cost_their_pages_and_nothing_else() {
         let mut wanted: Vec<u32> = (0..700).filter(|row| !lost.contains(row)).collect();
         wanted.sort_by_key(|&row| (std::cmp::Reverse(scores[row as usize]), row));
         wanted.truncate(30);
-        let limits = Limits { query_in_flight: 1 + seed as usize, ..Limits::default() };
+        let limits = SearchLimits { query_in_flight: 1 + seed as usize, ..SearchLimits::default() };
         let ranked = ask_all(&medium, &own, 30, limits);
         let hits: Vec<u32> = ranked.hits.iter().map(|(hit, _)| hit.row).collect();
         assert_eq!(hits, wanted);

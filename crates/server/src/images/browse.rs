@@ -5,9 +5,9 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use matching::Graph;
-use search::collection::Parts;
+use search::collection::PointParts;
 use search::points::{FetchedPoint, PointId};
-use search::registry::{ListedState, Named, Registry};
+use search::registry::{ListedState, NamedCollection, Registry};
 use serde_json::{Value, json};
 use vision::{Format, thumbnail};
 
@@ -56,7 +56,7 @@ pub(super) fn collections(app: &App) -> Result<Value> {
 /// A page of a collection's pictures.
 ///
 /// # Errors
-/// Those of [`Named::scroll`]; `InvalidArgument` for a page that is too large.
+/// Those of [`NamedCollection::scroll`]; `InvalidArgument` for a page that is too large.
 pub(super) async fn page(
     app: &Arc<App>,
     name: &str,
@@ -72,7 +72,7 @@ pub(super) async fn page(
     let work = move || {
         let named = &target.named;
         let clause = filter.map(|filter| crate::qdrant::clause(named, &filter)).transpose()?;
-        let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), Parts::PAYLOAD)?;
+        let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), PointParts::PAYLOAD)?;
         let count = named.count(clause.as_ref())?;
         let images: Vec<Value> = page.points.into_iter().map(entry).collect();
         Ok(json!({
@@ -109,7 +109,7 @@ pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Resu
         Err(error) => return Err(error),
     };
     let work = move || {
-        let found = target.named.get_parts(&ids, Parts::NONE);
+        let found = target.named.get_parts(&ids, PointParts::NONE);
         let mut missing = Vec::new();
         for (id, found) in ids.iter().zip(found) {
             if found?.is_none() {
@@ -122,7 +122,12 @@ pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Resu
 }
 
 /// A picture's point.
-async fn point(app: &Arc<App>, named: &Arc<Named>, id: PointId, parts: Parts) -> Result<FetchedPoint> {
+async fn point(
+    app: &Arc<App>,
+    named: &Arc<NamedCollection>,
+    id: PointId,
+    parts: PointParts,
+) -> Result<FetchedPoint> {
     let named = named.clone();
     let work = move || {
         let found = named.get_parts(&[id], parts).into_iter().next().unwrap_or(Ok(None))?;
@@ -144,7 +149,7 @@ fn key(point: &FetchedPoint) -> Result<String> {
 pub(super) async fn original(app: &Arc<App>, name: &str, id: PointId) -> Result<(&'static str, Bytes)> {
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
-    let point = point(app, &target.named, id, Parts::PAYLOAD).await?;
+    let point = point(app, &target.named, id, PointParts::PAYLOAD).await?;
     let bytes = app.images.originals.get(&key(&point)?).await?;
     let media = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
     Ok((media, bytes))
@@ -175,7 +180,7 @@ pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
     let point =
-        point(app, &target.named, id, Parts { embedding: false, record: true, payload: true }).await?;
+        point(app, &target.named, id, PointParts { embedding: false, record: true, payload: true }).await?;
     let graph = Graph::decode(&point.record)?;
     let side = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
     let (width, height) = (side("width"), side("height"));
@@ -195,13 +200,14 @@ pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result
 pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()> {
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
-    let point = point(app, &target.named, id, Parts::PAYLOAD).await?;
+    let point = point(app, &target.named, id, PointParts::PAYLOAD).await?;
     let name = name.to_owned();
     let work = move || {
         target.writing(&registry, &name)?.delete(&[id])?;
         let others = target.siblings(&registry);
-        let has =
-            |other: &Target| !matches!(other.named.get_parts(&[id], Parts::NONE).first(), Some(Ok(None)));
+        let has = |other: &Target| {
+            !matches!(other.named.get_parts(&[id], PointParts::NONE).first(), Some(Ok(None)))
+        };
         Ok(others.iter().any(has) || !target.siblings_are_known(&registry))
     };
     let wanted_elsewhere = app.images.pool.run(work).await?;
@@ -232,7 +238,7 @@ pub(super) async fn drop_collection(app: &Arc<App>, name: &str) -> Result<()> {
 /// Those of the registry and of where originals lie.
 pub(crate) async fn drop_pictures(app: &Arc<App>, name: &str) -> Result<bool> {
     // What is not there, or cannot be read, is that door's business.
-    let pictures = |named: Arc<Named>| named.name() == name && Target::of(&named).is_some();
+    let pictures = |named: Arc<NamedCollection>| named.name() == name && Target::of(&named).is_some();
     if !app.registry()?.get(name).is_ok_and(pictures) {
         return Ok(false);
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, ErrorKind, Result};
-use search::collection::Parts;
+use search::collection::PointParts;
 use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Value, json};
@@ -251,12 +251,13 @@ impl Work<'_> {
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
         let mut lacking = BTreeSet::new();
         loop {
-            let page = self.old.named.scroll(from.as_ref(), PAGE, None, Parts::PAYLOAD)?;
+            let page = self.old.named.scroll(from.as_ref(), PAGE, None, PointParts::PAYLOAD)?;
             *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             seen += ids.len() as u64;
             let mut missing = Vec::new();
-            for (point, there) in page.points.into_iter().zip(new.named.get_parts(&ids, Parts::PAYLOAD)) {
+            for (point, there) in page.points.into_iter().zip(new.named.get_parts(&ids, PointParts::PAYLOAD))
+            {
                 match there {
                     Ok(Some(copy)) if copy.payload == point.payload => {}
                     Ok(Some(_)) => {
@@ -336,10 +337,10 @@ impl Work<'_> {
     fn prune(&self, new: &Target, unseen: &mut Option<Error>) -> Result<u64> {
         let (mut from, mut removed) = (None, 0);
         loop {
-            let page = new.named.scroll(from.as_ref(), PAGE, None, Parts::NONE)?;
+            let page = new.named.scroll(from.as_ref(), PAGE, None, PointParts::NONE)?;
             *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
-            let there = self.old.named.get_parts(&ids, Parts::NONE);
+            let there = self.old.named.get_parts(&ids, PointParts::NONE);
             let gone = ids.iter().zip(there).filter(|(_, there)| matches!(there, Ok(None)));
             let gone: Vec<PointId> = gone.map(|(id, _)| *id).collect();
             if !gone.is_empty() {

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use matching::rank::{Likeness, best_first};
 use matching::{Explanation, Graph, Probe};
 use metrics::KindLabels;
-use search::collection::{Hit, Parts, Query, SearchThread};
+use search::collection::{CollectionQuery, PointParts, QueryHit, SearchThread};
 use search::filter::Filter;
 use search::points::{FetchedPoint, PointId};
-use search::registry::Named;
+use search::registry::NamedCollection;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -114,7 +114,7 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
     let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
     let (embedding, shared) = (looked.embedding.clone(), probe.clone());
-    let work = move |named: &Named, thread: &mut SearchThread| {
+    let work = move |named: &NamedCollection, thread: &mut SearchThread| {
         // A send fails only when the caller has gone.
         drop(sender.send(plan.run(named, thread, &embedding, shared)));
     };
@@ -199,7 +199,7 @@ struct Plan {
 type Why = Option<(Graph, Explanation)>;
 
 struct Found {
-    hits: Vec<(Hit, FetchedPoint, Why)>,
+    hits: Vec<(QueryHit, FetchedPoint, Why)>,
     coverage: Coverage,
     partial: bool,
 }
@@ -223,19 +223,19 @@ impl Plan {
     /// On a search thread.
     fn run(
         self,
-        named: &Named,
+        named: &NamedCollection,
         thread: &mut SearchThread,
         embedding: &[f32],
         probe: Arc<Probe>,
     ) -> Result<Found> {
         // All candidates come back, because those that no keypoints speak for are ranked by their embeddings.
-        let query = Query {
+        let query = CollectionQuery {
             k: self.most.max(self.k),
             candidates: self.most.max(self.k),
             filter: self.clause.as_ref(),
             exact: self.most <= EXACT_MAX,
             deadline: Some(self.deadline),
-            ..Query::nearest(embedding, self.k)
+            ..CollectionQuery::nearest(embedding, self.k)
         };
         let found = named.collection().search(thread, &query, &Matcher(probe.clone()))?;
         let (of, unseen) = match &self.clause {
@@ -247,7 +247,8 @@ impl Plan {
         let coverage = Coverage { compared, of: of.max(compared) };
         let hits = ranked(found.hits, self.threshold, self.k);
         let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
-        let points = named.resolve(&ids, Parts { embedding: false, record: self.explain, payload: true });
+        let points =
+            named.resolve(&ids, PointParts { embedding: false, record: self.explain, payload: true });
         let mut partial = found.partial || unseen || coverage.is_cut(self.exhaustive, self.most);
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
@@ -272,8 +273,8 @@ fn explain(
 }
 
 /// The best `k` by the rule of [`matching::rank`], equal ones by id.
-fn ranked(mut hits: Vec<Hit>, threshold: f32, k: usize) -> Vec<Hit> {
-    let likeness = |hit: &Hit| Likeness { score: hit.score, coarse: hit.coarse };
+fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
+    let likeness = |hit: &QueryHit| Likeness { score: hit.score, coarse: hit.coarse };
     hits.sort_by(|a, b| best_first(threshold, likeness(a), likeness(b)).then(a.id.cmp(&b.id)));
     hits.truncate(k);
     hits
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn what_is_accepted_comes_first_and_the_rest_as_the_coarse_stage_has_it() {
-        let hit = |id, score, coarse| Hit { id, score, coarse };
+        let hit = |id, score, coarse| QueryHit { id, score, coarse };
         let hits = vec![
             hit(1, 99.0, 0.1),
             hit(2, 0.0, 0.9),

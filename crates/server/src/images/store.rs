@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
-use search::collection::Parts;
+use search::collection::PointParts;
 use search::points::{NewPoint, PointId};
-use search::registry::Named;
+use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
 
 use super::features::{BLOCK, Features};
@@ -68,10 +68,10 @@ impl Outcome {
 /// Which of these pictures are there.
 ///
 /// # Errors
-/// For each, those of [`Named::get`].
-pub(super) fn present(named: &Named, ids: &[[u8; 16]]) -> Vec<Result<Option<Outcome>>> {
+/// For each, those of [`NamedCollection::get`].
+pub(super) fn present(named: &NamedCollection, ids: &[[u8; 16]]) -> Vec<Result<Option<Outcome>>> {
     let points: Vec<PointId> = ids.iter().map(|id| PointId::Uuid(*id)).collect();
-    let found = named.get_parts(&points, Parts::PAYLOAD);
+    let found = named.get_parts(&points, PointParts::PAYLOAD);
     let outcome = |(found, id): (Result<Option<search::points::FetchedPoint>>, &[u8; 16])| {
         found.map(|point| point.map(|point| Outcome::present(*id, &point.payload)))
     };
@@ -88,8 +88,8 @@ pub(super) struct Ready {
 /// Writes a point; acknowledged once this returns.
 ///
 /// # Errors
-/// Those of [`Named::upsert`].
-pub(super) fn write(named: &Named, picture: &Ready) -> Result<()> {
+/// Those of [`NamedCollection::upsert`].
+pub(super) fn write(named: &NamedCollection, picture: &Ready) -> Result<()> {
     with_points(std::slice::from_ref(picture), |points| named.upsert(points))
 }
 
@@ -109,7 +109,7 @@ fn with_points(pictures: &[Ready], then: impl FnOnce(&[NewPoint<'_>]) -> Result<
 /// try.
 ///
 /// # Errors
-/// Those of [`Named::try_upsert`], after having waited, and at once those of [`Target::writing`].
+/// Those of [`NamedCollection::try_upsert`], after having waited, and at once those of [`Target::writing`].
 pub(super) fn write_patiently(
     job: &Job,
     target: &Target,

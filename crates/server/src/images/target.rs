@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use search::coarse::Metric;
-use search::registry::{AliasChange, Listed, ListedState, Named, Registry, Settings, Writing};
+use search::registry::{
+    AliasChange, CollectionSettings, ListedCollection, ListedState, NamedCollection, Registry,
+    WritingCollection,
+};
 use serde_json::{Value, json};
 
 /// Where the service's settings lie among those that doors keep with a collection.
@@ -42,7 +45,7 @@ impl Kind {
 /// A collection of pictures.
 #[derive(Clone)]
 pub(super) struct Target {
-    pub(super) named: Arc<Named>,
+    pub(super) named: Arc<NamedCollection>,
     pub(super) kind: Kind,
     /// The model that embeds its pictures.
     pub(super) model: String,
@@ -51,7 +54,7 @@ pub(super) struct Target {
 }
 
 /// Whether a collection is one of pictures.
-pub(crate) fn has_pictures(named: &Named) -> bool {
+pub(crate) fn has_pictures(named: &NamedCollection) -> bool {
     named.settings().extra.get(SECTION).is_some()
 }
 
@@ -82,7 +85,7 @@ impl Target {
     ///
     /// # Errors
     /// `Unavailable` where the name stands for another collection since.
-    pub(super) fn writing<'a>(&self, registry: &'a Registry, name: &str) -> Result<Writing<'a>> {
+    pub(super) fn writing<'a>(&self, registry: &'a Registry, name: &str) -> Result<WritingCollection<'a>> {
         let writing = registry.writing(name)?;
         if writing.name() == self.named.name() {
             return Ok(writing);
@@ -93,7 +96,7 @@ impl Target {
     }
 
     /// A collection as one of pictures, if it is.
-    pub(super) fn of(named: &Arc<Named>) -> Option<Target> {
+    pub(super) fn of(named: &Arc<NamedCollection>) -> Option<Target> {
         let settings = named.settings();
         let section = settings.extra.get(SECTION)?;
         let text = |key: &str| section.get(key).and_then(Value::as_str);
@@ -193,7 +196,7 @@ impl Target {
     /// Whether all that share its originals can be asked. One that is being opened, or is broken, may need them too: then
     /// they stay, which costs only their place.
     pub(super) fn siblings_are_known(&self, registry: &Registry) -> bool {
-        let unknown = |listed: &Listed| !matches!(listed.state, ListedState::Ready(_));
+        let unknown = |listed: &ListedCollection| !matches!(listed.state, ListedState::Ready(_));
         let found = registry.list().into_iter().find(unknown);
         if let Some(other) = &found {
             let (of, other) = (self.named.name(), &other.name);
@@ -203,7 +206,7 @@ impl Target {
     }
 }
 
-fn settings(dims: usize, kind: Kind, model: &str, space: &str) -> Settings {
+fn settings(dims: usize, kind: Kind, model: &str, space: &str) -> CollectionSettings {
     let section = json!({ "kind": kind.name(), "model": model, "originals": space });
-    Settings { extra: json!({ SECTION: section }), ..Settings::new(dims, Metric::Cosine) }
+    CollectionSettings { extra: json!({ SECTION: section }), ..CollectionSettings::new(dims, Metric::Cosine) }
 }

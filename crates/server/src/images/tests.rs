@@ -443,7 +443,7 @@ fn a_rebuild_does_not_go_over_while_pictures_cannot_be_seen() {
     publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
     let begun = served(dir.path(), |_| {});
     begun.put("/v1/images/photos?model=colour", &picture(0)).good();
-    begun.app.registry().unwrap().get("photos").unwrap().collection().seal().unwrap();
+    begun.app.registry().unwrap().get("photos").unwrap().collection().flush().unwrap();
     drop(begun);
     let segment = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
     let path = files_below(&dir.path().join("collections")).into_iter().find(segment).unwrap();

@@ -15,7 +15,7 @@ use metrics::KindLabels;
 use protocol::qdrant as wire;
 use protocol::status::Dialect;
 use search::collection::{SearchThread, until};
-use search::registry::{Named, Registry};
+use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
@@ -104,7 +104,7 @@ impl Call {
     /// at most [`OPENING_WAIT_MAX`]: an answer from the part that is open would lack points in silence.
     pub(super) async fn read<T: Serialize + 'static>(
         self,
-        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+        work: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
         reply(self.read_inner(work, true).await, started)
@@ -113,7 +113,7 @@ impl Call {
     /// As [`Call::read`], about a collection in whatever state it is.
     pub(super) async fn inspect<T: Serialize + 'static>(
         self,
-        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+        work: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
         reply(self.read_inner(work, false).await, started)
@@ -121,7 +121,7 @@ impl Call {
 
     async fn read_inner<T: Serialize + 'static>(
         self,
-        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+        work: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
         wait: bool,
     ) -> EncodedResult {
         self.app.check_room()?;
@@ -136,7 +136,7 @@ impl Call {
         let _admitted = self.app.admit()?;
         let (waiting, cancelled) = PendingReply::new();
         let (context, deadline) = (self.context, self.app.listeners.request_timeout);
-        let job = move |named: &Named, thread: &mut SearchThread| {
+        let job = move |named: &NamedCollection, thread: &mut SearchThread| {
             if !cancelled.is_cancelled() {
                 let answer = check_objects(&body)
                     .and_then(|()| until(context.deadline, || work(named, thread, &context, &body)));
@@ -188,7 +188,7 @@ impl Call {
 }
 
 /// Returns a collection that is open as a whole; `None` while it is being opened.
-fn open_now(registry: &Registry, name: &str) -> Result<Option<Arc<Named>>> {
+fn open_now(registry: &Registry, name: &str) -> Result<Option<Arc<NamedCollection>>> {
     match registry.get(name) {
         Ok(named) if named.collection().opening() => Ok(None),
         Ok(named) => Ok(Some(named)),

@@ -53,7 +53,7 @@ pub(super) fn remove(registry: &Registry, context: &CallContext, _: &[u8]) -> Re
 
 /// Gives a damaged segment up. Qdrant has no such call.
 pub(super) fn give_up(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
-    registry.get(&context.collection)?.collection().give_up(&context.item)?;
+    registry.get(&context.collection)?.collection().abandon(&context.item)?;
     Ok(true)
 }
 

@@ -5,7 +5,7 @@ use protocol::qdrant::{self as wire, Distance, PointsSelection, VectorShape};
 use search::coarse::Metric;
 use search::filter::{Condition, Filter, Match, Range};
 use search::points::PointId;
-use search::registry::{Named, Settings};
+use search::registry::{CollectionSettings, NamedCollection};
 
 use super::describe::EXTRA;
 
@@ -52,8 +52,13 @@ pub(super) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool
     })
 }
 
-pub(super) fn settings(shape: &VectorShape, extra: serde_json::Value) -> Settings {
-    Settings { dims: shape.size, metric: metric(shape.distance), vector_name: shape.name.clone(), extra }
+pub(super) fn settings(shape: &VectorShape, extra: serde_json::Value) -> CollectionSettings {
+    CollectionSettings {
+        dims: shape.size,
+        metric: metric(shape.distance),
+        vector_name: shape.name.clone(),
+        extra,
+    }
 }
 
 pub(super) fn point_id(id: wire::PointId) -> Result<PointId> {
@@ -75,7 +80,7 @@ pub(super) fn given_id(id: PointId) -> wire::PointId {
 }
 
 /// Refuses a vector's name that is not the collection's.
-pub(super) fn check_using(settings: &Settings, using: &str) -> Result<()> {
+pub(super) fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
     if using == settings.vector_name {
         return Ok(());
     }
@@ -86,7 +91,7 @@ pub(super) fn check_using(settings: &Settings, using: &str) -> Result<()> {
 }
 
 /// A vector as the collection keeps and compares it: for the cosine with length one.
-pub(super) fn embedding(settings: &Settings, mut values: Vec<f32>) -> Result<Vec<f32>> {
+pub(super) fn embedding(settings: &CollectionSettings, mut values: Vec<f32>) -> Result<Vec<f32>> {
     if values.len() != settings.dims {
         return Err(Error::invalid(format!(
             "Vector dimension error: expected dim: {}, got {}",
@@ -104,18 +109,18 @@ pub(super) fn embedding(settings: &Settings, mut values: Vec<f32>) -> Result<Vec
 }
 
 /// A filter as the collection evaluates it.
-pub(super) fn clause(named: &Named, filter: &wire::Filter) -> Result<Filter> {
+pub(super) fn clause(named: &NamedCollection, filter: &wire::Filter) -> Result<Filter> {
     let clause = within(named, filter)?;
     clause.check().map_err(|error| error.context("filter"))?;
     Ok(clause)
 }
 
-fn within(named: &Named, filter: &wire::Filter) -> Result<Filter> {
+fn within(named: &NamedCollection, filter: &wire::Filter) -> Result<Filter> {
     let all = |list: &[wire::Condition]| list.iter().map(|it| condition(named, it)).collect::<Result<_>>();
     Ok(Filter { must: all(&filter.must)?, should: all(&filter.should)?, must_not: all(&filter.must_not)? })
 }
 
-fn condition(named: &Named, condition: &wire::Condition) -> Result<Condition> {
+fn condition(named: &NamedCollection, condition: &wire::Condition) -> Result<Condition> {
     Ok(match condition {
         wire::Condition::Match { key, matching } => {
             let uuid = holds_uuids(named, key);
@@ -142,7 +147,7 @@ fn condition(named: &Named, condition: &wire::Condition) -> Result<Condition> {
 }
 
 /// Says whether the field has an index for UUIDs, which compares them by what they mean.
-fn holds_uuids(named: &Named, key: &str) -> bool {
+fn holds_uuids(named: &NamedCollection, key: &str) -> bool {
     let settings = named.settings();
     let schema = settings.extra.get(EXTRA).and_then(|own| own.get("payload_schema"));
     schema.and_then(|schema| schema.get(key)).is_some_and(|field| field["data_type"] == "uuid")
@@ -174,7 +179,7 @@ pub(super) enum PointChoice {
     Filter(Filter),
 }
 
-pub(super) fn chosen(named: &Named, what: &PointsSelection) -> Result<PointChoice> {
+pub(super) fn chosen(named: &NamedCollection, what: &PointsSelection) -> Result<PointChoice> {
     match what {
         PointsSelection::Ids(ids) => Ok(PointChoice::Ids(point_ids(ids)?)),
         PointsSelection::Filter(filter) => Ok(PointChoice::Filter(clause(named, filter)?)),

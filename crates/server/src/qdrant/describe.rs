@@ -3,7 +3,7 @@
 use base::Result;
 use search::collection::{SearchThread, Status};
 use search::filter::{Condition, Filter};
-use search::registry::{Named, Settings};
+use search::registry::{CollectionSettings, NamedCollection};
 use serde_json::{Map, Value, json};
 
 use super::call::CallContext;
@@ -19,9 +19,14 @@ pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
 
 /// Configuration that clients insist on is Qdrant's default, so that a collection copied to a Qdrant server gets a
 /// usable one; it says nothing about how this server works. Hints that have no effect are named in `warnings` only.
-pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &CallContext, _: &[u8]) -> Result<Value> {
+pub(super) fn describe(
+    named: &NamedCollection,
+    _: &mut SearchThread,
+    _: &CallContext,
+    _: &[u8],
+) -> Result<Value> {
     let (settings, status) = (named.settings(), named.collection().status());
-    let error = [&status.seal_error, &status.merge_error, &status.low_disk, &status.write_error];
+    let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
     let refuses = status.low_disk.is_some() || status.write_error.is_some();
     // Yellow: something is still being opened, or nothing can be written. Red: something is lost until somebody mends it.
@@ -41,7 +46,7 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &CallContext, _: 
         "status": state,
         "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
         "points_count": status.points,
-        "indexed_vectors_count": status.points.saturating_sub(status.unsealed),
+        "indexed_vectors_count": status.points.saturating_sub(status.unflushed),
         "segments_count": status.segments.len() + 1,
         "config": {
             "params": { "vectors": vector, "shard_number": 1, "replication_factor": 1,
@@ -58,7 +63,7 @@ pub(super) fn describe(named: &Named, _: &mut SearchThread, _: &CallContext, _: 
 }
 
 /// The indexed fields, each with how many points have a value of it.
-fn payload_schema(named: &Named, settings: &Settings) -> Result<Map<String, Value>> {
+fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
     for (field, schema) in kept(&settings.extra, "payload_schema") {
         let empty = Condition::IsEmpty { key: field.clone() };
@@ -76,7 +81,7 @@ fn payload_schema(named: &Named, settings: &Settings) -> Result<Map<String, Valu
 }
 
 /// Lists what is damaged by name, why nothing can be written, and which settings have no effect.
-fn warnings(status: &Status, settings: &Settings) -> Vec<Value> {
+fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);

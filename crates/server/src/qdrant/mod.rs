@@ -109,7 +109,10 @@ fn points() -> Router<Arc<App>> {
 ///
 /// # Errors
 /// `InvalidArgument` for what is no such filter, `Unimplemented` for conditions that are not supported.
-pub(crate) fn clause(named: &search::registry::Named, filter: &str) -> base::Result<search::filter::Filter> {
+pub(crate) fn clause(
+    named: &search::registry::NamedCollection,
+    filter: &str,
+) -> base::Result<search::filter::Filter> {
     convert::clause(named, &protocol::qdrant::parse(filter.as_bytes())?)
 }
 

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use base::{Error, Result};
 use protocol::qdrant::{self as wire, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
-use search::coarse::{HITS_MAX, Params};
-use search::collection::{CANDIDATES_MAX, Parts, Query as CollectionQuery, SearchThread};
+use search::coarse::{HITS_MAX, ScanParams};
+use search::collection::{CANDIDATES_MAX, CollectionQuery, PointParts, SearchThread};
 use search::filter::{Condition, Filter};
 use search::points::NUMBERS_MAX;
-use search::registry::Named;
+use search::registry::NamedCollection;
 use serde::Serialize;
 
 use super::call::CallContext;
@@ -50,7 +50,7 @@ struct ResolvedQuery {
 }
 
 pub(super) fn query(
-    named: &Named,
+    named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     body: &[u8],
@@ -60,7 +60,7 @@ pub(super) fn query(
 
 /// The answers in the order of the queries; where one fails, all do.
 pub(super) fn batch(
-    named: &Named,
+    named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     body: &[u8],
@@ -87,7 +87,7 @@ pub(super) fn batch(
 }
 
 fn run(
-    named: &Named,
+    named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     mut request: QueryRequest,
@@ -137,12 +137,12 @@ fn diversity(query: VectorQuery, limit: usize, count: usize) -> Result<(VectorQu
 }
 
 /// Keeps at most `count` hits that differ from each other. One whose vector is damaged is left out.
-fn diversify(named: &Named, ranked: &mut RankedHits, diversity: f32, count: usize) {
+fn diversify(named: &NamedCollection, ranked: &mut RankedHits, diversity: f32, count: usize) {
     let metric = named.settings().metric;
     let ids: Vec<u64> = ranked.hits.iter().map(|(id, _)| *id).collect();
     let (mut hits, mut candidates) = (Vec::new(), Vec::new());
     for (found, hit) in
-        named.resolve(&ids, Parts { embedding: true, ..Parts::NONE }).into_iter().zip(&ranked.hits)
+        named.resolve(&ids, PointParts { embedding: true, ..PointParts::NONE }).into_iter().zip(&ranked.hits)
     {
         match found {
             Ok(Some(point)) => {
@@ -158,12 +158,12 @@ fn diversify(named: &Named, ranked: &mut RankedHits, diversity: f32, count: usiz
 }
 
 /// The vector's name that a request means: one without a query need not say.
-fn using(using: &str, asks: bool, named: &Named) -> String {
+fn using(using: &str, asks: bool, named: &NamedCollection) -> String {
     if asks || !using.is_empty() { using.to_owned() } else { named.settings().vector_name.clone() }
 }
 
 /// How many hits to look for. More than a collection has points are as many as it has.
-fn wanted_hits(named: &Named, limit: usize, offset: usize) -> Result<usize> {
+fn wanted_hits(named: &NamedCollection, limit: usize, offset: usize) -> Result<usize> {
     let mut count = limit.saturating_add(offset);
     if count > CANDIDATES_MAX {
         let points = usize::try_from(named.count(None)?.count).unwrap_or(usize::MAX);
@@ -177,14 +177,14 @@ fn wanted_hits(named: &Named, limit: usize, offset: usize) -> Result<usize> {
     Ok(count)
 }
 
-fn in_order(named: &Named, count: usize, filter: Option<&Filter>) -> Result<RankedHits> {
-    let found = named.scroll(None, count, filter, Parts::NONE)?;
+fn in_order(named: &NamedCollection, count: usize, filter: Option<&Filter>) -> Result<RankedHits> {
+    let found = named.scroll(None, count, filter, PointParts::NONE)?;
     let hits = found.points.iter().map(|point| (named.internal(&point.id), 1.0)).collect();
     Ok(RankedHits { hits, partial: found.partial })
 }
 
 /// The vector that a query means.
-fn resolve(named: &Named, context: &CallContext, query: VectorQuery) -> Result<ResolvedQuery> {
+fn resolve(named: &NamedCollection, context: &CallContext, query: VectorQuery) -> Result<ResolvedQuery> {
     let settings = named.settings();
     let mut examples = Vec::new();
     let embedding = match query {
@@ -215,14 +215,18 @@ fn resolve(named: &Named, context: &CallContext, query: VectorQuery) -> Result<R
 }
 
 /// The vectors of targets, in their order. Points among them are read together, and added to `examples`.
-fn vectors(named: &Named, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
+fn vectors(
+    named: &NamedCollection,
+    targets: Vec<VectorInput>,
+    examples: &mut Vec<u64>,
+) -> Result<Vec<Vec<f32>>> {
     let mut ids = Vec::new();
     for target in &targets {
         if let VectorInput::Id(id) = target {
             ids.push(convert::point_id(*id)?);
         }
     }
-    let parts = Parts { embedding: true, ..Parts::NONE };
+    let parts = PointParts { embedding: true, ..PointParts::NONE };
     let mut found = named.get_parts(&ids, parts).into_iter().zip(&ids);
     let mut vectors = Vec::with_capacity(targets.len());
     for target in targets {
@@ -238,7 +242,7 @@ fn vectors(named: &Named, targets: Vec<VectorInput>, examples: &mut Vec<u64>) ->
     Ok(vectors)
 }
 
-fn mean(named: &Named, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
+fn mean(named: &NamedCollection, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
     let settings = named.settings();
     let count = targets.len() as f32;
     let mut sum = vec![0.0f32; settings.dims];
@@ -275,7 +279,7 @@ fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
 
 #[allow(clippy::too_many_arguments, reason = "what one query carries")]
 fn nearest(
-    named: &Named,
+    named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     resolved: &ResolvedQuery,
@@ -302,24 +306,24 @@ fn nearest(
 
 /// How hard to look, and whether vectors are read to rank exactly. What Qdrant calls the beam of its graph,
 /// and the surplus of candidates over hits, is here how many candidates are compared exactly.
-fn effort(params: &SearchParams, count: usize) -> (Params, bool) {
+fn effort(params: &SearchParams, count: usize) -> (ScanParams, bool) {
     let quantization = params.quantization.clone().unwrap_or_default();
     let exact = params.exact == Some(true);
     if exact {
-        return (Params { probes: usize::MAX, refine: HITS_MAX }, true);
+        return (ScanParams { probes: usize::MAX, refine: HITS_MAX }, true);
     }
     let surplus = quantization.oversampling.filter(|factor| factor.is_finite() && *factor > 1.0);
     // A float becomes the nearest whole number there is, and the index has its own bound.
     let surplus = surplus.map_or(0, |factor| (count as f64 * factor).ceil().min(HITS_MAX as f64) as usize);
     let refine = surplus.max(params.hnsw_ef.unwrap_or(0)).min(HITS_MAX);
     let rescore = quantization.rescore != Some(false) || quantization.ignore == Some(true);
-    (Params { probes: 0, refine }, rescore)
+    (ScanParams { probes: 0, refine }, rescore)
 }
 
 /// Ranks exactly what the prefetches found. The outer filter holds for them too, so that their limits count
 /// only what may be found in the end.
 fn over_prefetches(
-    named: &Named,
+    named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     resolved: &ResolvedQuery,
@@ -350,7 +354,7 @@ fn over_prefetches(
 }
 
 fn one_prefetch(
-    named: &Named,
+    named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     prefetch: &wire::Prefetch,
@@ -385,7 +389,7 @@ fn one_prefetch(
 /// Hits as clients see them. One whose payload is damaged is left out, and the answer says that it is
 /// partial.
 fn present(
-    named: &Named,
+    named: &NamedCollection,
     ranked: RankedHits,
     projection: &Projection,
     budget: &mut ResponseBudget,

@@ -2,9 +2,9 @@
 
 use base::{Error, ErrorKind, Result};
 use protocol::qdrant::{self as wire, PointRecord, Vector, WithPayload, WithVector};
-use search::collection::{FacetValue, IDS_MAX, Parts, SearchThread};
+use search::collection::{FacetValue, IDS_MAX, PointParts, SearchThread};
 use search::points::FetchedPoint;
-use search::registry::Named;
+use search::registry::NamedCollection;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -74,7 +74,7 @@ pub(super) struct Projection {
 impl Projection {
     /// `payload` is whether payloads are given where the request does not say.
     pub(super) fn new(
-        named: &Named,
+        named: &NamedCollection,
         payload: bool,
         with_payload: Option<WithPayload>,
         with_vector: Option<&WithVector>,
@@ -87,8 +87,8 @@ impl Projection {
         }
     }
 
-    pub(super) fn parts(&self) -> Parts {
-        Parts { embedding: self.vector, record: false, payload: self.payload.any() }
+    pub(super) fn parts(&self) -> PointParts {
+        PointParts { embedding: self.vector, record: false, payload: self.payload.any() }
     }
 
     pub(super) fn record(&self, point: FetchedPoint) -> PointRecord {
@@ -98,7 +98,7 @@ impl Projection {
 }
 
 pub(super) fn fetch(
-    named: &Named,
+    named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
     body: &[u8],
@@ -126,7 +126,7 @@ pub(super) fn fetch(
 }
 
 pub(super) fn one(
-    named: &Named,
+    named: &NamedCollection,
     _: &mut SearchThread,
     context: &CallContext,
     _: &[u8],
@@ -153,7 +153,7 @@ pub(super) fn is_false(value: &bool) -> bool {
 }
 
 pub(super) fn scroll(
-    named: &Named,
+    named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
     body: &[u8],
@@ -197,7 +197,7 @@ pub(super) struct CountResponse {
 }
 
 pub(super) fn count(
-    named: &Named,
+    named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
     body: &[u8],
@@ -223,7 +223,7 @@ struct FacetHit {
 }
 
 pub(super) fn facet(
-    named: &Named,
+    named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
     body: &[u8],

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use base::ErrorKind;
 use search::collection::SearchThread;
-use search::registry::{MediumChoice, Named, Registry, RegistryOptions};
+use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
 use super::call::CallContext;
@@ -60,14 +60,14 @@ impl Bench {
 
     fn read<T: serde::Serialize + Send + 'static>(
         &self,
-        work: fn(&Named, &mut SearchThread, &CallContext, &[u8]) -> base::Result<T>,
+        work: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> base::Result<T>,
         collection: &str,
         body: &Value,
     ) -> base::Result<Value> {
         let named = self.registry().get(collection)?;
         let (sender, receiver) = std::sync::mpsc::channel();
         let body = body.to_string().into_bytes();
-        let job = move |named: &Named, thread: &mut SearchThread| {
+        let job = move |named: &NamedCollection, thread: &mut SearchThread| {
             sender.send(work(named, thread, &context("", ""), &body)).unwrap();
         };
         self.registry().submit(&named, Box::new(job))?;
@@ -101,7 +101,7 @@ fn three(bench: &Bench, distance: &str) {
 fn what_is_damaged_is_named_and_can_be_given_up() {
     let mut bench = Bench::new();
     three(&bench, "Cosine");
-    bench.registry().get("c").unwrap().collection().seal().unwrap();
+    bench.registry().get("c").unwrap().collection().flush().unwrap();
     let describe = |bench: &Bench| bench.read(describe::describe, "c", &Value::Null).unwrap();
     let healthy = describe(&bench);
     assert_eq!((&healthy["status"], &healthy["warnings"]), (&json!("green"), &json!([])));
@@ -384,7 +384,7 @@ fn an_indexed_field_counts_the_points_that_have_it() {
         bench.read(describe::describe, "c", &Value::Null).unwrap()["payload_schema"]["n"].clone()
     };
     assert_eq!(points(&bench), json!({"data_type": "integer", "points": 2}), "and no params");
-    bench.registry().get("c").unwrap().collection().seal().unwrap();
+    bench.registry().get("c").unwrap().collection().flush().unwrap();
     assert_eq!(points(&bench)["points"], 2);
     bench.write(update::delete, "c", &json!({"points": [1]})).unwrap();
     assert_eq!(points(&bench)["points"], 1);

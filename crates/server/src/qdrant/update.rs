@@ -3,7 +3,7 @@
 use base::{Error, Result};
 use protocol::qdrant::{self as wire, PointsSelection, PointsSelector, SetPayload, UpdateOperation};
 use search::points::{NewPoint, PayloadChange, PointId, PointSelection};
-use search::registry::{Named, Registry};
+use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 
 use super::call::CallContext;
@@ -17,7 +17,7 @@ pub(super) struct UpdateResponse {
     status: &'static str,
 }
 
-pub(super) fn updated(named: &Named) -> UpdateResponse {
+pub(super) fn updated(named: &NamedCollection) -> UpdateResponse {
     UpdateResponse { operation_id: named.generation(), status: "completed" }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> 
     Ok(done)
 }
 
-fn write(named: &Named, request: wire::UpsertRequest) -> Result<()> {
+fn write(named: &NamedCollection, request: wire::UpsertRequest) -> Result<()> {
     if crate::images::has_pictures(named) {
         return Err(Error::precondition(format!(
             "collection \"{}\" is one of pictures, and a point of it needs a picture's keypoints, which this interface \
@@ -112,33 +112,33 @@ fn write(named: &Named, request: wire::UpsertRequest) -> Result<()> {
     if new.is_empty() { Ok(()) } else { named.upsert(&new) }
 }
 
-fn remove(named: &Named, request: PointsSelector) -> Result<()> {
+fn remove(named: &NamedCollection, request: PointsSelector) -> Result<()> {
     match convert::chosen(named, &request.selection()?)? {
         PointChoice::Ids(ids) => named.delete(&ids).map(drop),
         PointChoice::Filter(clause) => named.delete_where(&clause).map(drop),
     }
 }
 
-fn set(named: &Named, mut request: SetPayload) -> Result<()> {
+fn set(named: &NamedCollection, mut request: SetPayload) -> Result<()> {
     let selection = request.selection()?;
     change(named, &selection, &PayloadChange::Set { payload: request.payload, key: request.key })
 }
 
-fn overwrite(named: &Named, mut request: SetPayload) -> Result<()> {
+fn overwrite(named: &NamedCollection, mut request: SetPayload) -> Result<()> {
     let selection = request.selection()?;
     change(named, &selection, &PayloadChange::Overwrite(request.payload))
 }
 
-fn delete_keys(named: &Named, mut request: wire::DeletePayload) -> Result<()> {
+fn delete_keys(named: &NamedCollection, mut request: wire::DeletePayload) -> Result<()> {
     let selection = request.selection()?;
     change(named, &selection, &PayloadChange::DeleteKeys(request.keys))
 }
 
-fn clear(named: &Named, request: wire::PointsSelector) -> Result<()> {
+fn clear(named: &NamedCollection, request: wire::PointsSelector) -> Result<()> {
     change(named, &request.selection()?, &PayloadChange::Clear)
 }
 
-fn change(named: &Named, selection: &PointsSelection, change: &PayloadChange) -> Result<()> {
+fn change(named: &NamedCollection, selection: &PointsSelection, change: &PayloadChange) -> Result<()> {
     let chosen = convert::chosen(named, selection)?;
     let which = match &chosen {
         PointChoice::Ids(ids) => PointSelection::Ids(ids),

@@ -3,13 +3,13 @@
 use base::Result;
 use kernels::float;
 
-use super::codes::{Codes, Row};
+use super::codes::{CodeRow, RabitqCodes};
 use super::rotation::{Rotation, check_dims};
 use super::store::directory_metric;
 use super::{Metric, Rabitq};
-use crate::coarse::kmeans::{self, Draw, Plan};
+use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws};
 use crate::coarse::refine::as_compared;
-use crate::coarse::{Build, Built, Crew};
+use crate::coarse::{BuildThreads, BuiltIndex, CoarseBuild};
 
 /// Clusters for each square root of the rows.
 const CLUSTERS_PER_ROOT: f64 = 4.0;
@@ -20,7 +20,7 @@ const TRAINED_PER_CLUSTER: usize = 48;
 /// Rows that a thread rotates at a time.
 const ROWS_A_CHUNK: usize = 256;
 
-pub(in crate::coarse) fn build(build: &Build) -> Result<Built> {
+pub(in crate::coarse) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
     check_dims(build.dims)?;
     let vectors = as_compared(build.vectors, build.dims, build.metric);
@@ -28,14 +28,14 @@ pub(in crate::coarse) fn build(build: &Build) -> Result<Built> {
     let rotation = Rotation::new(build.dims, build.seed);
     let points = rotate(&vectors, &mean, &rotation, build.crew)?;
     let padded = rotation.padded();
-    let plan = Plan {
+    let plan = KmeansPlan {
         dims: padded,
         clusters: clusters_for(rows),
         iterations: kmeans::ITERATIONS,
         crew: build.crew,
         seed: build.seed ^ 1,
     };
-    let sample = Draw::new(build.seed).sample(plan.clusters * TRAINED_PER_CLUSTER, rows);
+    let sample = RandomDraws::new(build.seed).sample(plan.clusters * TRAINED_PER_CLUSTER, rows);
     let sample: Vec<f32> = sample.iter().flat_map(|row| point(&points, padded, *row)).copied().collect();
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
@@ -50,7 +50,7 @@ pub(in crate::coarse) fn build(build: &Build) -> Result<Built> {
     let index = Rabitq::assemble(build, mean, rotation, starts, centres, codes);
     drop(points);
     let index = index.measured(&vectors, &order, build)?;
-    Ok(Built { order, index: Box::new(index) })
+    Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
 fn clusters_for(rows: usize) -> usize {
@@ -70,7 +70,7 @@ fn mean(vectors: &[f32], dims: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / rows) as f32).collect()
 }
 
-fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: Crew<'_>) -> Result<Vec<f32>> {
+fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: BuildThreads<'_>) -> Result<Vec<f32>> {
     let (dims, padded) = (mean.len(), rotation.padded());
     let mut points = vec![0.0; vectors.len() / dims * padded];
     let chunks = vectors.chunks(ROWS_A_CHUNK * dims).zip(points.chunks_mut(ROWS_A_CHUNK * padded));
@@ -108,20 +108,20 @@ struct Lists<'a> {
 }
 
 impl Lists<'_> {
-    fn encode(&self, constants: &[f32], build: &Build) -> Result<Codes> {
+    fn encode(&self, constants: &[f32], build: &CoarseBuild) -> Result<RabitqCodes> {
         let clusters = self.starts.len() - 1;
         // Pieces are put together in their own order, so that the number of threads changes nothing.
-        let mut pieces: Vec<Codes> = vec![Codes::default(); clusters];
+        let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters];
         let work = pieces.iter_mut().enumerate();
         build.crew.share(work, |(cluster, piece)| {
             self.encode_one(cluster, constants, build.metric, piece);
         })?;
-        let mut codes = Codes::default();
+        let mut codes = RabitqCodes::default();
         pieces.iter_mut().for_each(|piece| codes.append(piece));
         Ok(codes)
     }
 
-    fn encode_one(&self, cluster: usize, constants: &[f32], metric: Metric, codes: &mut Codes) {
+    fn encode_one(&self, cluster: usize, constants: &[f32], metric: Metric, codes: &mut RabitqCodes) {
         let centre = point(self.centres, self.padded, cluster as u32);
         let rows = &self.order[self.starts[cluster] as usize..self.starts[cluster + 1] as usize];
         let residuals: Vec<f32> = rows
@@ -130,7 +130,7 @@ impl Lists<'_> {
                 point(self.points, self.padded, *row).iter().zip(centre).map(|(value, centre)| value - centre)
             })
             .collect();
-        let rows = rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| Row {
+        let rows = rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| CodeRow {
             residual,
             // For inner products: the row with the mean, and the residual with the centre.
             constant: constants
@@ -142,9 +142,9 @@ impl Lists<'_> {
 }
 
 /// The centres encoded as one more list, around the mean of the rows, which after rotation is zero.
-pub(super) fn encode_centres(centres: &[f32], padded: usize, metric: Metric) -> Codes {
-    let mut codes = Codes::default();
-    let rows = centres.chunks_exact(padded).map(|residual| Row { residual, constant: 0.0 });
+pub(super) fn encode_centres(centres: &[f32], padded: usize, metric: Metric) -> RabitqCodes {
+    let mut codes = RabitqCodes::default();
+    let rows = centres.chunks_exact(padded).map(|residual| CodeRow { residual, constant: 0.0 });
     codes.extend(rows, &vec![0.0; padded], directory_metric(metric));
     codes
 }

@@ -34,7 +34,7 @@ type Factors = [f32; 3];
 
 /// Codes and factors of rows, block by block.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Codes {
+pub(super) struct RabitqCodes {
     /// One-bit codes in blocks of 32 rows.
     pub(super) signs: Vec<u8>,
     /// Their factors: 32 times `add`, 32 times `scale`, 32 times `error` for each block.
@@ -46,14 +46,19 @@ pub(super) struct Codes {
 }
 
 /// A row as it comes: the rotated residual, and what the metric adds to its cost.
-pub(super) struct Row<'a> {
+pub(super) struct CodeRow<'a> {
     pub(super) residual: &'a [f32],
     pub(super) constant: f32,
 }
 
-impl Codes {
+impl RabitqCodes {
     /// Encodes the rows of one list, after what is there. The list begins with a block of its own.
-    pub(super) fn extend<'a>(&mut self, rows: impl Iterator<Item = Row<'a>>, centre: &[f32], metric: Metric) {
+    pub(super) fn extend<'a>(
+        &mut self,
+        rows: impl Iterator<Item = CodeRow<'a>>,
+        centre: &[f32],
+        metric: Metric,
+    ) {
         let dims = centre.len();
         let mut levels = vec![0; dims];
         for (at, row) in rows.enumerate() {
@@ -74,7 +79,7 @@ impl Codes {
         }
     }
 
-    pub(super) fn append(&mut self, other: &mut Codes) {
+    pub(super) fn append(&mut self, other: &mut RabitqCodes) {
         self.signs.append(&mut other.signs);
         self.factors.append(&mut other.factors);
         self.levels.append(&mut other.levels);
@@ -86,7 +91,7 @@ impl Codes {
     }
 }
 
-fn sign_factors(row: &Row, centre: &[f32], metric: Metric) -> Factors {
+fn sign_factors(row: &CodeRow, centre: &[f32], metric: Metric) -> Factors {
     let (mut code_residual, mut code_centre) = (0.0, 0.0);
     for (value, centre) in row.residual.iter().zip(centre) {
         let sign = if *value >= 0.0 { 1.0 } else { -1.0 };
@@ -103,7 +108,7 @@ struct Products {
     code_centre: f32,
 }
 
-fn factors(row: &Row, metric: Metric, products: Products) -> Factors {
+fn factors(row: &CodeRow, metric: Metric, products: Products) -> Factors {
     let square = float::dot(row.residual, row.residual);
     let stretch = square / products.code_residual;
     if !(products.code_residual > 0.0 && stretch.is_finite()) {
@@ -121,7 +126,7 @@ fn factors(row: &Row, metric: Metric, products: Products) -> Factors {
 }
 
 /// Rounds the residual to sixteen levels, with the step of those tried that leaves the smallest angle.
-fn choose_levels(row: &Row, centre: &[f32], metric: Metric, levels: &mut [u8]) -> Factors {
+fn choose_levels(row: &CodeRow, centre: &[f32], metric: Metric, levels: &mut [u8]) -> Factors {
     let deviation = (float::dot(row.residual, row.residual) / centre.len() as f32).sqrt();
     let mut best = (f32::NEG_INFINITY, STEPS[0]);
     for step in STEPS {

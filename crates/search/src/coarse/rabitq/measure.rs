@@ -8,7 +8,7 @@ use base::Result;
 use super::Rabitq;
 use crate::coarse::trial::Trial;
 use crate::coarse::tune::{PROBE_GROWTH, PROBE_SHARE_MAX, WISHED};
-use crate::coarse::{Build, Recall, RecallPoint};
+use crate::coarse::{CoarseBuild, Recall, RecallPoint};
 
 /// Lists that are looked into at least. Rows that were held out have their near copies in their own cluster, which
 /// queries from outside have not: fewer lists would look better than they are, and a list costs under 2 us.
@@ -16,7 +16,7 @@ const PROBES_MIN: usize = 8;
 
 impl Rabitq {
     /// Measures the index, just built from `vectors` (as compared), laid out in `order`.
-    pub(super) fn measured(mut self, vectors: &[f32], order: &[u32], build: &Build) -> Result<Rabitq> {
+    pub(super) fn measured(mut self, vectors: &[f32], order: &[u32], build: &CoarseBuild) -> Result<Rabitq> {
         let Some(trial) = Trial::new(vectors, order, build)? else { return Ok(self) };
         let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
         let (mut trials, mut probes) = (Vec::<RecallPoint>::new(), PROBES_MIN.min(probes_max));

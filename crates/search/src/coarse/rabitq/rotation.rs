@@ -6,7 +6,7 @@
 use base::Result;
 use kernels::{hadamard, rabitq};
 
-use crate::coarse::kmeans::Draw;
+use crate::coarse::kmeans::RandomDraws;
 
 /// Rounds of signs and transform.
 const ROUNDS: usize = 4;
@@ -24,7 +24,7 @@ impl Rotation {
     /// For vectors of `dims` values; the same seed gives the same rotation.
     pub(super) fn new(dims: usize, seed: u64) -> Rotation {
         let padded = padded(dims);
-        let mut draw = Draw::new(seed);
+        let mut draw = RandomDraws::new(seed);
         let signs = (0..ROUNDS * padded).map(|_| if draw.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         Rotation { dims, padded, signs }
     }

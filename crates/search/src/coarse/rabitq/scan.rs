@@ -4,7 +4,7 @@ use kernels::float;
 use kernels::integer;
 use kernels::rabitq::{BLOCK, FACTORS, Gate, Table, block_bytes, nibble_bytes, nibble_dot, scan};
 
-use super::codes::{Codes, MIDDLE};
+use super::codes::{MIDDLE, RabitqCodes};
 use crate::filter::RowSet;
 
 /// How many standard deviations a one-bit bound lies below its estimate: a row is lost by it once in about thirty
@@ -15,7 +15,7 @@ pub(super) const LEVEL_DEVIATIONS: f32 = 1.9;
 
 /// A query turned as the codes are.
 #[derive(Default)]
-pub(super) struct Query {
+pub(super) struct RabitqQuery {
     pub(super) turned: Vec<f32>,
     table: Table,
     bytes: Vec<i8>,
@@ -23,7 +23,7 @@ pub(super) struct Query {
     byte_middle: f32,
 }
 
-impl Query {
+impl RabitqQuery {
     /// From `self.turned`.
     pub(super) fn prepare(&mut self) {
         self.table.fill(&self.turned);
@@ -35,7 +35,7 @@ impl Query {
 
 /// A row with what four bits say of its cost.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
+pub(super) struct RabitqCandidate {
     pub(super) cost: f32,
     /// The cost is hardly ever lower than this.
     pub(super) bound: f32,
@@ -81,7 +81,7 @@ impl Smallest {
 
 /// One list as a query sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct List {
+pub(super) struct ScannedList {
     /// Its first row, and the one after its last.
     pub(super) rows: (u32, u32),
     pub(super) first_block: usize,
@@ -93,16 +93,16 @@ pub(super) struct List {
 
 /// What is found on the way through lists.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct RabitqScan {
     pub(super) smallest: Smallest,
-    pub(super) candidates: Vec<Candidate>,
+    pub(super) candidates: Vec<RabitqCandidate>,
     /// Rows let through by their one-bit bounds that wait for their four-bit codes to arrive.
     waiting: Vec<(u32, f32)>,
     /// Rows whose four bits were looked at.
     pub(super) compared: u64,
 }
 
-impl Found {
+impl RabitqScan {
     pub(super) fn reset(&mut self, wanted: usize) {
         self.smallest.reset(wanted);
         self.candidates.clear();
@@ -111,7 +111,13 @@ impl Found {
     }
 
     /// Goes through a list. Rows that `allow` does not allow are passed over, and so are blocks without an allowed row.
-    pub(super) fn through(&mut self, codes: &Codes, query: &Query, list: &List, allow: Option<&RowSet>) {
+    pub(super) fn through(
+        &mut self,
+        codes: &RabitqCodes,
+        query: &RabitqQuery,
+        list: &ScannedList,
+        allow: Option<&RowSet>,
+    ) {
         let bytes = block_bytes(query.turned.len());
         let mut gate =
             Gate { offset: list.offset, radius: SIGN_DEVIATIONS * list.radius, limit: f32::INFINITY };
@@ -139,7 +145,7 @@ impl Found {
     }
 
     /// Looks at the four bits of the first `count` waiting rows, which were asked for a block ago.
-    fn compare_first(&mut self, count: usize, codes: &Codes, query: &Query, list: &List) {
+    fn compare_first(&mut self, count: usize, codes: &RabitqCodes, query: &RabitqQuery, list: &ScannedList) {
         for at in 0..count {
             let (row, bound) = self.waiting[at];
             if bound < self.smallest.limit() {
@@ -151,7 +157,7 @@ impl Found {
 
     /// Looks at the four bits of a row.
     #[inline]
-    pub(super) fn compare(&mut self, row: u32, codes: &Codes, query: &Query, list: &List) {
+    pub(super) fn compare(&mut self, row: u32, codes: &RabitqCodes, query: &RabitqQuery, list: &ScannedList) {
         let bytes = nibble_bytes(query.turned.len());
         let Some(code) = codes.levels.get(row as usize * bytes..(row as usize + 1) * bytes) else { return };
         let Some([add, scale, error]) = codes.level_factors.get(row as usize) else { return };
@@ -160,13 +166,13 @@ impl Found {
         let slack = LEVEL_DEVIATIONS * list.radius * error;
         self.compared += 1;
         if cost - slack < self.smallest.limit() {
-            self.candidates.push(Candidate { cost, bound: cost - slack, row });
+            self.candidates.push(RabitqCandidate { cost, bound: cost - slack, row });
             self.smallest.push(cost + slack);
         }
     }
 }
 
-impl Codes {
+impl RabitqCodes {
     #[inline]
     fn prefetch(&self, row: u32, dims: usize) {
         let bytes = nibble_bytes(dims);
@@ -192,7 +198,7 @@ fn allowed(first: u32, end: u32, allow: Option<&RowSet>) -> u32 {
 }
 
 /// The distance of a turned query to a centre, squared.
-pub(super) fn squared_distance(query: &Query, centre: &[f32]) -> f32 {
+pub(super) fn squared_distance(query: &RabitqQuery, centre: &[f32]) -> f32 {
     float::l2(&query.turned, centre)
 }
 

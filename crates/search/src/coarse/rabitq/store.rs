@@ -6,10 +6,10 @@ use base::{Error, Result};
 use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes};
 
 use super::build::encode_centres;
-use super::codes::Codes;
+use super::codes::RabitqCodes;
 use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
-use crate::coarse::{Header, Kind, section};
+use crate::coarse::{CoarseHeader, CoarseKind, section};
 
 /// The seed of the rotation (u64).
 const ROTATION: u32 = section::RABITQ_FIRST;
@@ -26,8 +26,8 @@ const FACTORS_OF_LEVELS: u32 = section::RABITQ_FIRST + 5;
 
 impl Rabitq {
     pub(super) fn to_sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
-        let header = Header {
-            kind: Kind::Rabitq,
+        let header = CoarseHeader {
+            kind: CoarseKind::Rabitq,
             metric: self.metric,
             dims: self.dims,
             rows: self.codes.level_factors.len(),
@@ -51,7 +51,7 @@ impl Rabitq {
     ///
     /// # Errors
     /// `DataLoss` where a section is missing or does not fit the others.
-    pub(in crate::coarse) fn open(header: &Header, sections: &[(u32, &[u8])]) -> Result<Rabitq> {
+    pub(in crate::coarse) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<Rabitq> {
         check_dims(header.dims).map_err(|error| wrong(error.message()))?;
         let find = |kind| section::find(sections, kind);
         let seed = find(ROTATION)?
@@ -64,7 +64,7 @@ impl Rabitq {
         let blocks =
             starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum::<usize>();
         let padded = padded(header.dims);
-        let codes = Codes {
+        let codes = RabitqCodes {
             signs: sized(find(SIGNS)?, blocks * block_bytes(padded))?,
             factors: finite(find(FACTORS_OF_SIGNS)?, blocks * FACTORS)?,
             levels: sized(find(LEVELS)?, header.rows * nibble_bytes(padded))?,

@@ -1,11 +1,11 @@
-use super::codes::Row;
+use super::codes::CodeRow;
 use super::scan::LEVEL_DEVIATIONS;
 use super::*;
-use crate::coarse::kmeans::Draw;
+use crate::coarse::kmeans::RandomDraws;
 
 const DIMS: usize = 256;
 
-fn normal(draw: &mut Draw, count: usize) -> Vec<f32> {
+fn normal(draw: &mut RandomDraws, count: usize) -> Vec<f32> {
     (0..count)
         .map(|_| (0..12).map(|_| draw.below(1 << 20) as f32 / (1 << 20) as f32).sum::<f32>() - 6.0)
         .collect()
@@ -13,21 +13,21 @@ fn normal(draw: &mut Draw, count: usize) -> Vec<f32> {
 
 /// Rows of one list around a centre, a query, and the true costs.
 struct Scene {
-    codes: Codes,
-    query: Query,
-    list: List,
+    codes: RabitqCodes,
+    query: RabitqQuery,
+    list: ScannedList,
     truth: Vec<f32>,
 }
 
 fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
-    let mut draw = Draw::new(seed);
+    let mut draw = RandomDraws::new(seed);
     let centre = normal(&mut draw, DIMS);
     let residuals = normal(&mut draw, rows * DIMS);
-    let mut query = Query::default();
+    let mut query = RabitqQuery::default();
     query.turned = normal(&mut draw, DIMS);
     query.prepare();
-    let mut codes = Codes::default();
-    let list = residuals.chunks_exact(DIMS).map(|residual| Row {
+    let mut codes = RabitqCodes::default();
+    let list = residuals.chunks_exact(DIMS).map(|residual| CodeRow {
         residual,
         constant: if metric == Metric::Dot { -float::dot(residual, &centre) } else { 0.0 },
     });
@@ -41,7 +41,7 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     let truth = truth.collect();
     Scene {
         codes,
-        list: List { rows: (0, rows as u32), first_block: 0, offset, radius: square.sqrt() },
+        list: ScannedList { rows: (0, rows as u32), first_block: 0, offset, radius: square.sqrt() },
         query,
         truth,
     }
@@ -54,7 +54,7 @@ fn bounds_hold_and_costs_are_not_biased() {
         let (mut below, mut seen, mut signed, mut spread) = (0, 0, 0.0, 0.0);
         for seed in 0..20 {
             let scene = scene(metric, 100, seed);
-            let mut found = Found::default();
+            let mut found = RabitqScan::default();
             found.reset(100);
             found.through(&scene.codes, &scene.query, &scene.list, None);
             assert_eq!(found.candidates.len(), 100, "without a limit every row is let through");
@@ -79,7 +79,7 @@ fn one_bit_bounds_lose_few_of_the_nearest() {
     let (mut lost, mut compared, mut rows) = (0, 0, 0);
     for seed in 0..20 {
         let scene = scene(Metric::L2, 500, seed);
-        let mut found = Found::default();
+        let mut found = RabitqScan::default();
         found.reset(10);
         found.through(&scene.codes, &scene.query, &scene.list, None);
         let mut order: Vec<u32> = (0..500).collect();
@@ -96,7 +96,7 @@ fn one_bit_bounds_lose_few_of_the_nearest() {
 
 #[test]
 fn another_index_may_use_the_same_scratch() {
-    let mut scratch = Scratch { other: Some(Box::new(1_u8)), ..Scratch::default() };
+    let mut scratch = CoarseScratch { other: Some(Box::new(1_u8)), ..CoarseScratch::default() };
     work_of(&mut scratch).rows.push(7);
     assert_eq!(work_of(&mut scratch).rows, [7]);
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use storage::page::PAGE_BYTES;
 
 use super::hash::mix;
-use shard::Shard;
+use shard::BlockShard;
 
 /// Bytes of a block: longer than a joined read by so much that few reads lie in two of them.
 pub const BLOCK_BYTES: usize = 256 << 10;
@@ -53,7 +53,7 @@ impl BlockKey {
 
 /// A block in memory.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct CachedBlock {
     start: u64,
     bytes: Box<[u8]>,
     /// Fewer than its buffer has in a file's last one.
@@ -64,7 +64,7 @@ pub(super) struct Block {
 
 const _: () = assert!(BLOCK_BYTES / PAGE_BYTES <= 64, "a bit for each page");
 
-impl Block {
+impl CachedBlock {
     fn bit(&self, offset: u64) -> u64 {
         1 << ((offset.saturating_sub(self.start) / PAGE_BYTES as u64) % 64)
     }
@@ -88,9 +88,9 @@ impl Block {
 
 /// What a look for a block gave.
 #[derive(Debug)]
-pub(super) enum Look {
+pub(super) enum BlockLookup {
     /// It is there.
-    Here(Arc<Block>),
+    Here(Arc<CachedBlock>),
     /// It is not, and shall be read.
     Fill,
     /// It is not.
@@ -117,7 +117,7 @@ pub struct BlockStats {
 /// The cache.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<BlockShard>]>,
     lookups: AtomicU64,
     hits: AtomicU64,
 }
@@ -125,9 +125,9 @@ pub(super) struct Blocks {
 impl Blocks {
     /// A cache of `bytes` in all. `None` where that is too little.
     pub(super) fn new(bytes: u64) -> Option<Blocks> {
-        let most = usize::try_from(bytes).ok()? / (BLOCK_BYTES + Shard::overhead(1));
+        let most = usize::try_from(bytes).ok()? / (BLOCK_BYTES + BlockShard::overhead(1));
         let shards = (most / SHARD_BLOCKS_MIN).clamp(1, SHARDS_MAX);
-        let shard = || Mutex::new(Shard::new(most / shards));
+        let shard = || Mutex::new(BlockShard::new(most / shards));
         (most >= BLOCKS_MIN).then(|| Blocks {
             shards: (0..shards).map(|_| shard()).collect(),
             lookups: AtomicU64::new(0),
@@ -135,7 +135,7 @@ impl Blocks {
         })
     }
 
-    fn lock(&self, hash: u64) -> Option<MutexGuard<'_, Shard>> {
+    fn lock(&self, hash: u64) -> Option<MutexGuard<'_, BlockShard>> {
         // By bits that the sketch does not use: else some of its counters would be the same one within a shard.
         let at = (hash >> 48) % self.shards.len() as u64;
         // A panic under the lock would leave a map half changed; there is none: every access is checked.
@@ -144,12 +144,13 @@ impl Blocks {
 
     /// Looks for a block. With `may_fill` it is told where it is worth to be read as a whole: then read it, and
     /// [`put`](Blocks::put) it.
-    pub(super) fn look(&self, key: BlockKey, may_fill: bool) -> Look {
+    pub(super) fn lookup(&self, key: BlockKey, may_fill: bool) -> BlockLookup {
         let hash = key.hash();
-        let look = self.lock(hash).map_or(Look::Absent, |mut shard| shard.look(key, hash, may_fill));
+        let lookup =
+            self.lock(hash).map_or(BlockLookup::Absent, |mut shard| shard.lookup(key, hash, may_fill));
         self.lookups.fetch_add(1, Ordering::Relaxed);
-        self.hits.fetch_add(u64::from(matches!(look, Look::Here(_))), Ordering::Relaxed);
-        look
+        self.hits.fetch_add(u64::from(matches!(lookup, BlockLookup::Here(_))), Ordering::Relaxed);
+        lookup
     }
 
     /// Takes a block in, of which the first `filled` bytes of `buffer` are, and leaves another buffer, or none, in its
@@ -200,19 +201,19 @@ mod tests {
 
     /// Asks for a block as a searcher does. Whether it was there.
     fn ask(blocks: &Blocks, key: BlockKey, spare: &mut Option<Box<[u8]>>) -> bool {
-        match blocks.look(key, true) {
-            Look::Here(block) => {
+        match blocks.lookup(key, true) {
+            BlockLookup::Here(block) => {
                 assert_eq!(block.part(key.start() + 4096, 2).unwrap(), [key.number as u8, key.file as u8]);
                 true
             }
-            Look::Fill => {
+            BlockLookup::Fill => {
                 let mut buffer = spare.take().unwrap_or_else(|| vec![0; BLOCK_BYTES].into());
                 (buffer[4096], buffer[4097]) = (key.number as u8, key.file as u8);
                 *spare = Some(buffer);
                 blocks.put(key, spare, BLOCK_BYTES);
                 false
             }
-            Look::Absent => false,
+            BlockLookup::Absent => false,
         }
     }
 
@@ -222,7 +223,7 @@ mod tests {
     }
 
     fn cache(blocks: u64) -> Blocks {
-        Blocks::new(blocks * (BLOCK_BYTES + Shard::overhead(1)) as u64).unwrap()
+        Blocks::new(blocks * (BLOCK_BYTES + BlockShard::overhead(1)) as u64).unwrap()
     }
 
     /// Numbers below `below` that look random.
@@ -266,7 +267,9 @@ mod tests {
             ask(&blocks, key(number), &mut spare);
         }
         let held = |blocks: &Blocks| {
-            (1000..1040).filter(|&number| matches!(blocks.look(key(number), false), Look::Here(_))).count()
+            (1000..1040)
+                .filter(|&number| matches!(blocks.lookup(key(number), false), BlockLookup::Here(_)))
+                .count()
         };
         assert!(held(&blocks) >= 38, "{} of 40", held(&blocks));
         ask_for(&blocks, 5000..9000, &mut spare);
@@ -278,8 +281,8 @@ mod tests {
         let (blocks, mut spare) = (cache(4), None);
         ask_for(&blocks, 0..4, &mut spare);
         let held: Vec<_> = (0..4)
-            .filter_map(|number| match blocks.look(key(number), false) {
-                Look::Here(block) => Some((number, block)),
+            .filter_map(|number| match blocks.lookup(key(number), false) {
+                BlockLookup::Here(block) => Some((number, block)),
                 _ => None,
             })
             .collect();
@@ -290,7 +293,7 @@ mod tests {
         }
         drop(held);
         ask_for(&blocks, (0..100_000).map(|at| 100 + at % 3), &mut spare);
-        assert!(matches!(blocks.look(key(101), false), Look::Here(_)));
+        assert!(matches!(blocks.lookup(key(101), false), BlockLookup::Here(_)));
     }
 
     #[test]
@@ -303,8 +306,8 @@ mod tests {
         blocks.forget(3);
         blocks.drop_block(BlockKey { file: 4, number: 2 });
         assert_eq!(blocks.stats().blocks, 7);
-        assert!(matches!(blocks.look(key(1), false), Look::Absent));
-        assert!(matches!(blocks.look(BlockKey { file: 4, number: 1 }, false), Look::Here(_)));
+        assert!(matches!(blocks.lookup(key(1), false), BlockLookup::Absent));
+        assert!(matches!(blocks.lookup(BlockKey { file: 4, number: 1 }, false), BlockLookup::Here(_)));
         assert!(!ask(&blocks, key(1), &mut spare) && ask(&blocks, key(1), &mut spare));
     }
 

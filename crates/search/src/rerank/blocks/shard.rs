@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::sketch::Sketch;
-use super::{Block, BlockKey, BlockStats, Look};
+use super::sketch::FrequencySketch;
+use super::{BlockKey, BlockLookup, BlockStats, CachedBlock};
 
 /// Of so many blocks, picked at random, the one that is asked for least makes room.
 const PICKED: usize = 5;
@@ -20,11 +20,11 @@ const LOOKS_APART: u32 = 32;
 const COUNTERS: usize = 256;
 
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct BlockShard {
     places: HashMap<BlockKey, usize>,
-    held: Vec<(BlockKey, Arc<Block>)>,
+    held: Vec<(BlockKey, Arc<CachedBlock>)>,
     held_max: usize,
-    sketch: Sketch,
+    sketch: FrequencySketch,
     /// Looks for absent blocks since one was compared.
     looks: u32,
     random: u64,
@@ -32,14 +32,14 @@ pub(super) struct Shard {
     evicted: u64,
 }
 
-impl Shard {
+impl BlockShard {
     /// For so many blocks.
-    pub(super) fn new(held_max: usize) -> Shard {
-        Shard {
+    pub(super) fn new(held_max: usize) -> BlockShard {
+        BlockShard {
             places: HashMap::with_capacity(held_max),
             held: Vec::with_capacity(held_max),
             held_max,
-            sketch: Sketch::new(held_max * COUNTERS),
+            sketch: FrequencySketch::new(held_max * COUNTERS),
             looks: 0,
             random: 0x9E37_79B9_7F4A_7C15,
             filled: 0,
@@ -49,19 +49,20 @@ impl Shard {
 
     /// Bytes that so many blocks take beside their own.
     pub(super) fn overhead(blocks: usize) -> usize {
-        const ENTRY: usize = 2 * size_of::<(BlockKey, usize)>() + size_of::<(BlockKey, Arc<Block>)>() + 64;
-        Sketch::footprint(blocks * COUNTERS) + blocks * ENTRY
+        const ENTRY: usize =
+            2 * size_of::<(BlockKey, usize)>() + size_of::<(BlockKey, Arc<CachedBlock>)>() + 64;
+        FrequencySketch::footprint(blocks * COUNTERS) + blocks * ENTRY
     }
 
-    pub(super) fn look(&mut self, key: BlockKey, hash: u64, may_fill: bool) -> Look {
+    pub(super) fn lookup(&mut self, key: BlockKey, hash: u64, may_fill: bool) -> BlockLookup {
         self.sketch.count(hash);
         if let Some((_, block)) = self.places.get(&key).and_then(|&at| self.held.get(at)) {
-            return Look::Here(block.clone());
+            return BlockLookup::Here(block.clone());
         }
         if may_fill && (self.held.len() < self.held_max || (self.is_time() && self.weaker(hash).is_some())) {
-            return Look::Fill;
+            return BlockLookup::Fill;
         }
-        Look::Absent
+        BlockLookup::Absent
     }
 
     fn is_time(&mut self) -> bool {
@@ -96,7 +97,7 @@ impl Shard {
         if self.places.contains_key(&key) {
             return;
         }
-        let block = |bytes| Block { start: key.start(), bytes, filled, checked: AtomicU64::new(0) };
+        let block = |bytes| CachedBlock { start: key.start(), bytes, filled, checked: AtomicU64::new(0) };
         if self.held.len() < self.held_max {
             let Some(bytes) = buffer.take() else { return };
             self.places.insert(key, self.held.len());

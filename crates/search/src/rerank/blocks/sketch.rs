@@ -13,7 +13,7 @@ const PERIOD: u32 = 4;
 /// memory. Where more things are counted than there are counters, all estimates rise alike, so that what is asked for
 /// no more often than others does not look like a favourite.
 #[derive(Debug)]
-pub(super) struct Sketch {
+pub(super) struct FrequencySketch {
     lines: Box<[[u16; LINE_COUNTERS]]>,
     counted: u32,
 }
@@ -22,10 +22,10 @@ fn lines(counters: usize) -> usize {
     counters.div_ceil(LINE_COUNTERS).next_power_of_two()
 }
 
-impl Sketch {
+impl FrequencySketch {
     /// With at least so many counters.
-    pub(super) fn new(counters: usize) -> Sketch {
-        Sketch { lines: vec![[0; LINE_COUNTERS]; lines(counters)].into(), counted: 0 }
+    pub(super) fn new(counters: usize) -> FrequencySketch {
+        FrequencySketch { lines: vec![[0; LINE_COUNTERS]; lines(counters)].into(), counted: 0 }
     }
 
     /// Bytes that `new(counters)` takes.
@@ -74,7 +74,7 @@ mod tests {
     proptest! {
         #[test]
         fn never_says_less_than_was_counted(counted in proptest::collection::vec(0u64..60, 0..200)) {
-            let mut sketch = Sketch::new(64);
+            let mut sketch = FrequencySketch::new(64);
             counted.iter().for_each(|&of| sketch.count(hash(of)));
             for of in 0..60 {
                 let truly = counted.iter().filter(|&&other| other == of).count() as u32;
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn favourites_stand_out_and_fade() {
-        let mut sketch = Sketch::new(1024);
+        let mut sketch = FrequencySketch::new(1024);
         for at in 0..3000u64 {
             sketch.count(hash(if at % 3 == 0 { 5 } else { 1000 + at }));
         }

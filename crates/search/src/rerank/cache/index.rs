@@ -6,18 +6,18 @@ const FREE: u32 = u32::MAX;
 /// Linear probing; a removal moves those behind it up, so that there are no gravestones and a look-up never gets longer
 /// with time (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
 #[derive(Debug)]
-pub(super) struct Index {
+pub(super) struct RecordIndex {
     /// Hash and place. A power of two of them.
     slots: Box<[(u32, u32)]>,
     used: usize,
 }
 
-impl Index {
+impl RecordIndex {
     /// Room for about `entries`.
-    pub(super) fn new(entries: usize) -> Index {
+    pub(super) fn new(entries: usize) -> RecordIndex {
         // Full to 3/4 at most: probes stay short.
         let slots = (entries.max(8) * 4 / 3).next_power_of_two();
-        Index { slots: vec![(0, FREE); slots].into_boxed_slice(), used: 0 }
+        RecordIndex { slots: vec![(0, FREE); slots].into_boxed_slice(), used: 0 }
     }
 
     /// Bytes that `new(entries)` takes.
@@ -110,7 +110,7 @@ mod tests {
         #[test]
         fn is_a_map(steps in proptest::collection::vec((0u32..40, 0u32..3), 1..400)) {
             // Hashes crowd, so that runs of probes meet and wrap.
-            let (mut index, mut map) = (Index::new(40), BTreeMap::new());
+            let (mut index, mut map) = (RecordIndex::new(40), BTreeMap::new());
             let hash = |key: u32| key % 7 + if key.is_multiple_of(2) { 60 } else { 0 };
             for (at, (key, what)) in steps.into_iter().enumerate() {
                 let place = key + 100 * at as u32;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::hash::mix;
-use shard::Shard;
+use shard::RecordShard;
 
 /// Parts with a lock each, at most. Threads meet at a lock for the time of a copy, a fraction of a microsecond.
 const SHARDS_MAX: usize = 64;
@@ -22,14 +22,14 @@ const SHARD_BYTES_MAX: usize = 8 << 30;
 
 /// What a record is known by: the file's [`storage::Sealed::id`] and the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct RecordKey {
     /// The file.
     pub file: u64,
     /// The row in its segment.
     pub row: u32,
 }
 
-impl Key {
+impl RecordKey {
     fn hash(self) -> u64 {
         mix(self.file, u64::from(self.row))
     }
@@ -41,7 +41,7 @@ impl Key {
 
 /// Where a record was found; it may be gone when it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct RecordPosition {
     shard: u32,
     at: ring::Position,
 }
@@ -63,24 +63,24 @@ pub struct CacheStats {
 
 /// The cache.
 #[derive(Debug)]
-pub struct Cache {
-    shards: Box<[Mutex<Shard>]>,
+pub struct RecordCache {
+    shards: Box<[Mutex<RecordShard>]>,
     bytes: u64,
     lookups: AtomicU64,
     hits: AtomicU64,
 }
 
-impl Cache {
+impl RecordCache {
     /// A cache of `bytes` in all, for records of about `record_bytes`. `None` where that is too little for one.
-    pub fn new(bytes: u64, record_bytes: u32) -> Option<Cache> {
+    pub fn new(bytes: u64, record_bytes: u32) -> Option<RecordCache> {
         let bytes = usize::try_from(bytes).ok()?;
         let least = SHARD_BYTES_MIN.max(record_bytes as usize * 64);
         if bytes < least {
             return None;
         }
         let shards = (bytes / least).clamp(1, SHARDS_MAX).max(bytes.div_ceil(SHARD_BYTES_MAX));
-        let shard = || Mutex::new(Shard::new(bytes / shards, record_bytes as usize));
-        Some(Cache {
+        let shard = || Mutex::new(RecordShard::new(bytes / shards, record_bytes as usize));
+        Some(RecordCache {
             shards: (0..shards).map(|_| shard()).collect(),
             bytes: bytes as u64,
             lookups: AtomicU64::new(0),
@@ -92,23 +92,23 @@ impl Cache {
         ((hash >> 32) % self.shards.len() as u64) as u32
     }
 
-    fn lock(&self, shard: u32) -> Option<MutexGuard<'_, Shard>> {
+    fn lock(&self, shard: u32) -> Option<MutexGuard<'_, RecordShard>> {
         // A panic under the lock would leave a queue half changed; there is none: every access is checked.
         Some(self.shards.get(shard as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Where the record is, if it is in. Counts as a use of it.
-    pub fn find(&self, key: Key) -> Option<Found> {
+    pub fn find(&self, key: RecordKey) -> Option<RecordPosition> {
         let hash = key.hash();
         let shard = self.shard(hash);
-        let found = self.lock(shard)?.find(hash as u32, key).map(|at| Found { shard, at });
+        let found = self.lock(shard)?.find(hash as u32, key).map(|at| RecordPosition { shard, at });
         self.lookups.fetch_add(1, Ordering::Relaxed);
         self.hits.fetch_add(u64::from(found.is_some()), Ordering::Relaxed);
         found
     }
 
     /// Puts the record in place of what `out` holds. False, and `out` as it was, where it has left that place since.
-    pub fn copy(&self, found: Found, out: &mut Vec<u8>) -> bool {
+    pub fn copy(&self, found: RecordPosition, out: &mut Vec<u8>) -> bool {
         let Some(shard) = self.lock(found.shard) else { return false };
         let Some(record) = shard.record(found.at) else { return false };
         out.clear();
@@ -117,7 +117,7 @@ impl Cache {
     }
 
     /// Offers a record. It is taken in while there is room, later if it was offered of late.
-    pub fn insert(&self, key: Key, record: &[u8]) {
+    pub fn insert(&self, key: RecordKey, record: &[u8]) {
         let hash = key.hash();
         if let Some(mut shard) = self.lock(self.shard(hash)) {
             shard.insert(hash as u32, key, record);
@@ -152,26 +152,26 @@ mod tests {
         (0..bytes).map(|at| (row as usize * 31 + at) as u8).collect()
     }
 
-    fn key(row: u32) -> Key {
-        Key { file: 3, row }
+    fn key(row: u32) -> RecordKey {
+        RecordKey { file: 3, row }
     }
 
-    fn get(cache: &Cache, row: u32) -> Option<Vec<u8>> {
+    fn get(cache: &RecordCache, row: u32) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         cache.find(key(row)).filter(|&found| cache.copy(found, &mut out)).map(|_| out)
     }
 
     #[test]
     fn what_is_too_small_is_none() {
-        assert!(Cache::new(0, 400).is_none());
-        assert!(Cache::new(100_000, 400).is_none());
-        assert_eq!(Cache::new(MIB, 400).unwrap().stats().bytes, MIB);
+        assert!(RecordCache::new(0, 400).is_none());
+        assert!(RecordCache::new(100_000, 400).is_none());
+        assert_eq!(RecordCache::new(MIB, 400).unwrap().stats().bytes, MIB);
     }
 
     #[test]
     fn most_of_the_bytes_hold_records() {
         let (bytes, size) = (16 * MIB, 400);
-        let cache = Cache::new(bytes, size as u32).unwrap();
+        let cache = RecordCache::new(bytes, size as u32).unwrap();
         let rows = (bytes / size as u64) as u32;
         (0..rows).for_each(|row| cache.insert(key(row), &record(row, size)));
         let held = (0..rows).filter(|&row| cache.find(key(row)).is_some()).count();
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_scan_does_not_push_out_what_is_in_use() {
-        let cache = Cache::new(4 * MIB, 400).unwrap();
+        let cache = RecordCache::new(4 * MIB, 400).unwrap();
         let used = 0..4000u32;
         for _ in 0..3 {
             for row in used.clone() {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn once_it_is_full_a_record_gets_in_when_it_comes_back() {
-        let cache = Cache::new(MIB, 400).unwrap();
+        let cache = RecordCache::new(MIB, 400).unwrap();
         (0..5000).for_each(|row| cache.insert(key(row), &record(row, 400)));
         let before = cache.stats();
         assert!(before.evicted > 0 && before.inserted < 3000);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_place_that_was_left_gives_nothing() {
-        let cache = Cache::new(MIB, 400).unwrap();
+        let cache = RecordCache::new(MIB, 400).unwrap();
         cache.insert(key(0), &record(0, 400));
         let found = cache.find(key(0)).unwrap();
         (1..20_000).for_each(|row| cache.insert(key(row), &record(row, 400)));
@@ -226,14 +226,14 @@ mod tests {
 
     #[test]
     fn a_record_larger_than_a_part_of_a_shard_is_left_out() {
-        let cache = Cache::new(MIB, 400).unwrap();
+        let cache = RecordCache::new(MIB, 400).unwrap();
         cache.insert(key(1), &record(1, 600_000));
         assert!(cache.find(key(1)).is_none());
     }
 
     #[test]
     fn threads_see_whole_records() {
-        let cache = Cache::new(MIB, 200).unwrap();
+        let cache = RecordCache::new(MIB, 200).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4u32 {
                 let cache = &cache;
@@ -257,11 +257,11 @@ mod tests {
         fn gives_only_what_was_put_in(
             steps in proptest::collection::vec((0u32..3000, 0usize..2000, proptest::bool::ANY), 1..3000),
         ) {
-            let (cache, mut put) = (Cache::new(MIB, 400).unwrap(), BTreeMap::new());
-            for (row, bytes, look) in steps {
+            let (cache, mut put) = (RecordCache::new(MIB, 400).unwrap(), BTreeMap::new());
+            for (row, bytes, lookup) in steps {
                 let seen = get(&cache, row);
                 prop_assert!(seen.is_none() || seen == put.get(&row).cloned());
-                if !look {
+                if !lookup {
                     let fresh = seen.is_none();
                     cache.insert(key(row), &record(row, bytes));
                     if fresh {

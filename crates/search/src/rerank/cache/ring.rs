@@ -3,7 +3,7 @@
 //! First in, first out is all that the cache's eviction needs, and in that order records of any size can share a ring
 //! without gaps: there are no size classes to balance, and nothing is allocated after the ring itself.
 
-use super::Key;
+use super::RecordKey;
 
 /// Entries start at multiples of this, so that a position fits 31 bits.
 pub(super) const GRAIN: usize = 8;
@@ -17,7 +17,7 @@ const WRAP: u32 = u32::MAX;
 pub(super) type Position = u64;
 
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct RecordRing {
     bytes: Box<[u8]>,
     /// Where the next entry goes and where the oldest is, both counted like a [`Position`].
     head: Position,
@@ -26,8 +26,8 @@ pub(super) struct Ring {
 
 /// What stands before a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) key: Key,
+pub(super) struct RecordHeader {
+    pub(super) key: RecordKey,
     pub(super) bytes: u32,
     pub(super) uses: u8,
 }
@@ -37,13 +37,13 @@ pub(super) fn footprint(bytes: usize) -> usize {
     (HEADER_BYTES + bytes).next_multiple_of(GRAIN)
 }
 
-impl Ring {
+impl RecordRing {
     /// An empty ring of at most `bytes`. The memory is touched now, so that it is not the queries that wait for it.
-    pub(super) fn new(bytes: usize) -> Ring {
+    pub(super) fn new(bytes: usize) -> RecordRing {
         let mut memory = vec![0u8; bytes / GRAIN * GRAIN].into_boxed_slice();
         // Zeroed memory is given by the system page by page, when it is first written to.
         memory.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
-        Ring { bytes: memory, head: 0, tail: 0 }
+        RecordRing { bytes: memory, head: 0, tail: 0 }
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -89,7 +89,7 @@ impl Ring {
     }
 
     /// Puts a record at the head. Call it where there is room.
-    pub(super) fn push(&mut self, key: Key, record: &[u8], uses: u8) -> Option<Position> {
+    pub(super) fn push(&mut self, key: RecordKey, record: &[u8], uses: u8) -> Option<Position> {
         let footprint = footprint(record.len());
         if !self.has_room(footprint) {
             return None;
@@ -119,7 +119,7 @@ impl Ring {
     }
 
     /// What stands before the record at `at`.
-    pub(super) fn header(&self, at: Position) -> Option<Header> {
+    pub(super) fn header(&self, at: Position) -> Option<RecordHeader> {
         let place = self.place(at);
         let header = self.bytes.get(place..place + HEADER_BYTES)?;
         let word = |from: usize| Some(u32::from_le_bytes(header.get(from..from + 4)?.try_into().ok()?));
@@ -128,7 +128,7 @@ impl Ring {
             return None;
         }
         let file = u64::from_le_bytes(header.get(..8)?.try_into().ok()?);
-        Some(Header { key: Key { file, row: word(8)? }, bytes, uses: header[16] })
+        Some(RecordHeader { key: RecordKey { file, row: word(8)? }, bytes, uses: header[16] })
     }
 
     /// The record at `at`.
@@ -146,7 +146,7 @@ impl Ring {
     }
 
     /// The oldest entry.
-    pub(super) fn oldest(&mut self) -> Option<(Position, Header)> {
+    pub(super) fn oldest(&mut self) -> Option<(Position, RecordHeader)> {
         if self.is_empty() {
             return None;
         }
@@ -174,10 +174,10 @@ mod tests {
     proptest! {
         #[test]
         fn is_a_queue(capacity in 64usize..2000, sizes in proptest::collection::vec(0usize..120, 1..200)) {
-            let mut ring = Ring::new(capacity);
-            let mut queue: VecDeque<(Position, Key, Vec<u8>)> = VecDeque::new();
+            let mut ring = RecordRing::new(capacity);
+            let mut queue: VecDeque<(Position, RecordKey, Vec<u8>)> = VecDeque::new();
             for (row, &size) in sizes.iter().enumerate() {
-                let (key, record) = (Key { file: 7, row: row as u32 }, vec![row as u8; size]);
+                let (key, record) = (RecordKey { file: 7, row: row as u32 }, vec![row as u8; size]);
                 if footprint(size) > ring.capacity() {
                     continue;
                 }

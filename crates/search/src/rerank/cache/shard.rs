@@ -1,8 +1,8 @@
 //! One part of the cache, behind one lock.
 
-use super::Key;
-use super::index::Index;
-use super::ring::{Position, Ring, footprint};
+use super::RecordKey;
+use super::index::RecordIndex;
+use super::ring::{Position, RecordRing, footprint};
 
 /// Uses that are counted of a record at most.
 const USES_MAX: u8 = 3;
@@ -17,9 +17,9 @@ const RECORD_SHARE: usize = 4;
 /// queues are all you need for cache eviction", SOSP 2023) with its small queue left out: a record that is kept for its
 /// second use only costs as much as it spares, since a read is cheap.
 #[derive(Debug)]
-pub(super) struct Shard {
-    ring: Ring,
-    index: Index,
+pub(super) struct RecordShard {
+    ring: RecordRing,
+    index: RecordIndex,
     /// Hashes of records that were asked for and not kept. A hash stays until another takes its entry.
     ghosts: Box<[u32]>,
     /// Until something was dropped for the first time, all may come in.
@@ -30,23 +30,23 @@ pub(super) struct Shard {
     pub(super) evicted: u64,
 }
 
-impl Shard {
+impl RecordShard {
     /// A shard of `bytes` in all, index included, for records of about `record_bytes`.
-    pub(super) fn new(bytes: usize, record_bytes: usize) -> Shard {
+    pub(super) fn new(bytes: usize, record_bytes: usize) -> RecordShard {
         let record = footprint(record_bytes);
         // Each record takes its bytes, an entry of the index and one of the ghosts.
         let mut entries = bytes / (record + 20);
         while entries > 8 && entries * record + overhead(entries) > bytes {
             entries -= entries.div_ceil(64);
         }
-        let ring = Ring::new(bytes.saturating_sub(overhead(entries)));
-        let index = Index::new(entries);
+        let ring = RecordRing::new(bytes.saturating_sub(overhead(entries)));
+        let index = RecordIndex::new(entries);
         let ghosts = vec![0; ghost_entries(entries)].into_boxed_slice();
-        Shard { ring, index, ghosts, full_once: false, moved: Vec::new(), inserted: 0, evicted: 0 }
+        RecordShard { ring, index, ghosts, full_once: false, moved: Vec::new(), inserted: 0, evicted: 0 }
     }
 
     /// Where the record is, if it is in. Counts as a use.
-    pub(super) fn find(&mut self, hash: u32, key: Key) -> Option<Position> {
+    pub(super) fn find(&mut self, hash: u32, key: RecordKey) -> Option<Position> {
         let ring = &self.ring;
         let is = |grain: u32| ring.header(ring.position(grain)).is_some_and(|header| header.key == key);
         let position = self.ring.position(self.index.find(hash, is)?);
@@ -63,7 +63,7 @@ impl Shard {
     }
 
     /// Takes a record in, if it shall be. One that is in already stays as it is.
-    pub(super) fn insert(&mut self, hash: u32, key: Key, record: &[u8]) {
+    pub(super) fn insert(&mut self, hash: u32, key: RecordKey, record: &[u8]) {
         if footprint(record.len()) > self.ring.capacity() / RECORD_SHARE {
             return;
         }
@@ -78,7 +78,7 @@ impl Shard {
     }
 
     /// Puts a record into the ring and the index. False where one of them has no room.
-    fn put(&mut self, hash: u32, key: Key, record: &[u8], uses: u8) -> bool {
+    fn put(&mut self, hash: u32, key: RecordKey, record: &[u8], uses: u8) -> bool {
         if !self.index.has_room() {
             return false;
         }
@@ -127,5 +127,5 @@ fn ghost_entries(entries: usize) -> usize {
 
 /// Bytes of what `entries` records need beside themselves.
 fn overhead(entries: usize) -> usize {
-    Index::footprint(entries) + ghost_entries(entries) * size_of::<u32>()
+    RecordIndex::footprint(entries) + ghost_entries(entries) * size_of::<u32>()
 }

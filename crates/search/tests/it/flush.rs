@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use memory::Rate;
-use search::budget::Budget;
-use search::collection::{Collection, Options, Resources};
+use search::budget::MemoryBudget;
+use search::collection::{Collection, CollectionOptions, Resources};
 use search::ingest::Op;
 use storage::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
@@ -86,7 +86,7 @@ fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
             during.delete(round * 10 + 1).unwrap();
             assert_eq!(during.get(round * 10).unwrap(), Some(stored(round * 10, 2)));
         })));
-        collection.seal().unwrap();
+        collection.flush().unwrap();
         model.insert(round * 10, stored(round * 10, 2));
         model.remove(&(round * 10 + 1));
     }
@@ -112,8 +112,8 @@ fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
 
 #[test]
 fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_collection_wait() {
-    let part_bytes = options().part_bytes;
-    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let memtable_bytes = options().memtable_bytes;
+    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     let opened = |medium: &Arc<dyn Medium>| {
         let collection = Collection::open_with(medium.clone(), options(), &resources, shared()).unwrap();
         collection.open_segments();
@@ -123,7 +123,7 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
     let (sealed, written) = (opened(&(slow.clone() as Arc<dyn Medium>)), opened(&memory_medium()));
     (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
     sealed.freeze().unwrap();
-    assert!(!sealed.seal_in_hurry().unwrap(), "nobody waits");
+    assert!(!sealed.flush_if_stalled().unwrap(), "nobody waits");
     // Sealing one collection gets no further until a writer of the other one has waited for long.
     let (blocked, blocks) = std::sync::mpsc::channel::<()>();
     let (begun, begins) = std::sync::mpsc::channel();
@@ -133,33 +133,33 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
     })));
     let gentle = {
         let sealed = sealed.clone();
-        std::thread::spawn(move || sealed.seal_oldest().unwrap())
+        std::thread::spawn(move || sealed.flush_oldest().unwrap())
     };
     begins.recv().unwrap();
     let writer = {
         let written = written.clone();
         std::thread::spawn(move || (0..600).for_each(|id| written.upsert(point(&stored(id, 1))).unwrap()))
     };
-    while !resources.waits().hurried {
+    while !resources.stall_stats().escalated {
         assert!(!writer.is_finished(), "no write had to wait");
         std::thread::sleep(Duration::from_millis(1));
     }
     blocked.send(()).unwrap();
     assert!(!gentle.join().unwrap(), "what gives way was not given up");
-    assert_eq!((sealed.status().seals, sealed.count()), (0, 8));
+    assert_eq!((sealed.status().flushes, sealed.count()), (0, 8));
     while !writer.is_finished() {
-        written.seal_in_hurry().unwrap();
+        written.flush_if_stalled().unwrap();
     }
     writer.join().unwrap();
     assert_eq!(written.count(), 600);
-    assert!(sealed.seal_in_hurry().unwrap(), "hurry lasts");
-    assert_eq!((sealed.status().seals, sealed.count()), (1, 8));
+    assert!(sealed.flush_if_stalled().unwrap(), "hurry lasts");
+    assert_eq!((sealed.status().flushes, sealed.count()), (1, 8));
 }
 
 #[test]
 fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
-    let part_bytes = options().part_bytes;
-    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let memtable_bytes = options().memtable_bytes;
+    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     // Nobody seals by itself.
     let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
     collection.open_segments();
@@ -178,9 +178,9 @@ fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
     // Longer than a writer who waits is patient.
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(put(written).unwrap_err().kind(), ErrorKind::ResourceExhausted);
-    assert_eq!(resources.waits(), search::collection::Waits::default());
-    assert!(!collection.seal_in_hurry().unwrap());
-    assert!(collection.seal_oldest().unwrap());
+    assert_eq!(resources.stall_stats(), search::collection::StallStats::default());
+    assert!(!collection.flush_if_stalled().unwrap());
+    assert!(collection.flush_oldest().unwrap());
     let more = fill(written);
     assert!(more > written, "there is room again");
     assert_eq!(collection.count(), more);
@@ -188,8 +188,8 @@ fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
 
 #[test]
 fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
-    let part_bytes = options().part_bytes;
-    let resources = Resources::new(Budget::new(64 << 20), part_bytes, Rate::unlimited()).unwrap();
+    let memtable_bytes = options().memtable_bytes;
+    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
     collection.open_segments();
     let collection = Arc::new(collection);
@@ -200,40 +200,40 @@ fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
         (from..).find(|&id| put(id).is_err()).unwrap()
     };
     collection.upsert(point(&stored(0, 1))).unwrap();
-    collection.keep_pace();
-    assert_eq!(resources.waits().slowed, 0, "no part waits to be sealed");
+    collection.throttle();
+    assert_eq!(resources.stall_stats().slowed, 0, "no part waits to be sealed");
     let written = fill(1);
     // Sealing takes long, and someone waits for it.
     let waiting = collection.clone();
     let writer = std::thread::spawn(move || waiting.upsert(point(&stored(written, 1))).unwrap());
     std::thread::sleep(Duration::from_secs(2));
-    assert!(collection.seal_in_hurry().unwrap());
+    assert!(collection.flush_if_stalled().unwrap());
     writer.join().unwrap();
     // So a part that is nearly full beside one that waits must not go on filling for two seconds.
     fill(written + 1);
     let paced = collection.clone();
-    let slowed = std::thread::spawn(move || paced.keep_pace());
-    while resources.waits().slowed == 0 && !slowed.is_finished() {
+    let slowed = std::thread::spawn(move || paced.throttle());
+    while resources.stall_stats().slowed == 0 && !slowed.is_finished() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!((resources.waits().slowed, resources.waits().hurried), (1, true));
-    collection.seal_in_hurry().unwrap();
+    assert_eq!((resources.stall_stats().slowed, resources.stall_stats().escalated), (1, true));
+    collection.flush_if_stalled().unwrap();
     slowed.join().unwrap();
-    let before = resources.waits().slowed;
-    collection.keep_pace();
-    assert_eq!((before, resources.waits().slowed), (1, 1), "nothing waits to be sealed any more");
-    assert_eq!(resources.waits().waited, 1);
+    let before = resources.stall_stats().slowed;
+    collection.throttle();
+    assert_eq!((before, resources.stall_stats().slowed), (1, 1), "nothing waits to be sealed any more");
+    assert_eq!(resources.stall_stats().waited, 1);
 }
 
 #[test]
 fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
-    let collection = open(&memory_medium(), Options { seal_wait: Duration::ZERO, ..options() });
+    let collection = open(&memory_medium(), CollectionOptions { flush_wait: Duration::ZERO, ..options() });
     (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
-    assert!(!collection.seal_in_hurry().unwrap(), "nothing is full");
+    assert!(!collection.flush_if_stalled().unwrap(), "nothing is full");
     collection.freeze().unwrap();
-    assert!(!collection.seal_oldest().unwrap(), "it has waited for too long to give way to others");
-    assert!(collection.seal_in_hurry().unwrap());
-    assert_eq!((collection.status().seals, collection.count()), (1, 8));
+    assert!(!collection.flush_oldest().unwrap(), "it has waited for too long to give way to others");
+    assert!(collection.flush_if_stalled().unwrap());
+    assert_eq!((collection.status().flushes, collection.count()), (1, 8));
 }
 
 #[test]
@@ -243,17 +243,17 @@ fn segments_that_pile_up_are_left_to_a_thread_that_hurries() {
     let grow = |rounds: std::ops::Range<u64>| {
         for round in rounds {
             (0..8).for_each(|id| collection.upsert(point(&stored(round * 8 + id, 1))).unwrap());
-            collection.seal().unwrap();
+            collection.flush().unwrap();
         }
     };
     grow(0..5);
-    assert!(!collection.merge_in_hurry().unwrap(), "5 are less than twice 3");
+    assert!(!collection.merge_if_behind().unwrap(), "5 are less than twice 3");
     grow(5..6);
     // Merging that gives way is at work when another thread takes over.
     let (send, hurries) = std::sync::mpsc::channel();
     let during = collection.clone();
     *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
-        send.send(std::thread::spawn(move || during.merge_in_hurry())).unwrap();
+        send.send(std::thread::spawn(move || during.merge_if_behind())).unwrap();
         // It says so and then waits for this thread to give up.
         std::thread::sleep(Duration::from_millis(500));
     })));
@@ -262,5 +262,5 @@ fn segments_that_pile_up_are_left_to_a_thread_that_hurries() {
     let status = collection.status();
     assert_eq!((status.merges, status.segments.len(), collection.count()), (1, 1, 48));
     assert!(status.merge_error.is_none(), "{status:?}");
-    assert!(!collection.merge_in_hurry().unwrap() && !collection.merge().unwrap());
+    assert!(!collection.merge_if_behind().unwrap() && !collection.merge().unwrap());
 }

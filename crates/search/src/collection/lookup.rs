@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{Inner, lock};
+use super::inner::{CollectionInner, lock};
 use super::search::SearchThread;
-use super::state::{Content, Found as FoundPoint, State, View};
+use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
 use crate::coarse::{self, Exact};
 use crate::filter::{Filter, RowSet};
-use crate::ingest::{Row, StoredPoint};
-use crate::segment::{PageCache, alike};
+use crate::ingest::{MemtableRow, StoredPoint};
+use crate::segment::{PageCache, similarity};
 
 /// Runs of pages kept while several points are read: records and payloads of rows beside each other share pages.
 const CACHED_PAGES: usize = 16;
@@ -19,7 +19,7 @@ pub const IDS_MAX: usize = 65_536;
 
 /// Which parts of a point are wanted. What is not is left empty and costs no read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct PointParts {
     /// The embedding.
     pub embedding: bool,
     /// The record.
@@ -28,13 +28,13 @@ pub struct Parts {
     pub payload: bool,
 }
 
-impl Parts {
+impl PointParts {
     /// Everything.
-    pub const ALL: Parts = Parts { embedding: true, record: true, payload: true };
+    pub const ALL: PointParts = PointParts { embedding: true, record: true, payload: true };
     /// Only whether it is there.
-    pub const NONE: Parts = Parts { embedding: false, record: false, payload: false };
+    pub const NONE: PointParts = PointParts { embedding: false, record: false, payload: false };
     /// Only the payload.
-    pub const PAYLOAD: Parts = Parts { embedding: false, record: false, payload: true };
+    pub const PAYLOAD: PointParts = PointParts { embedding: false, record: false, payload: true };
 }
 
 /// Ids in ascending order.
@@ -53,14 +53,14 @@ pub struct IdList {
 
 /// How many points there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct PointCount {
     /// Points.
     pub count: u64,
     /// Whether some that belong here may not be counted, because something is damaged or not open yet.
     pub partial: bool,
 }
 
-impl Inner {
+impl CollectionInner {
     /// The first ids from `from` on that `clause` allows, at most `max`.
     pub(super) fn ids_from(&self, from: u64, max: usize, clause: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
@@ -83,8 +83,8 @@ impl Inner {
             let allowed = rows.filter(|&&row| allow.is_none_or(|allow| allow.contains(row)));
             list.ids.extend(allowed.take(take).filter_map(|&row| view.segment.ids().id(row)));
         }
-        for part in &state.parts {
-            let rows = part.live().map(|(_, row)| row).filter(|row| row.id >= from);
+        for memtable in &state.memtables {
+            let rows = memtable.live().map(|(_, row)| row).filter(|row| row.id >= from);
             list.ids.extend(
                 rows.filter(|row| clause.is_none_or(|clause| super::filters::allows(clause, row)))
                     .map(|row| row.id),
@@ -101,17 +101,17 @@ impl Inner {
     }
 
     /// How many points `clause` allows.
-    pub(super) fn count_where(&self, clause: Option<&Filter>) -> Result<Count> {
+    pub(super) fn count_where(&self, clause: Option<&Filter>) -> Result<PointCount> {
         let state = self.state();
         let partial = self.is_partial(&state);
-        let Some(clause) = clause else { return Ok(Count { count: state.live(), partial }) };
-        let mut counted = Count { count: 0, partial };
+        let Some(clause) = clause else { return Ok(PointCount { count: state.live(), partial }) };
+        let mut counted = PointCount { count: 0, partial };
         for (_, _, view) in state.open() {
             let allowed = self.filtered(Some(clause), view, &mut counted.partial)?;
             counted.count += allowed.map_or(0, |allowed| u64::from(allowed.count()));
         }
-        for part in &state.parts {
-            let rows = part.live().filter(|(_, row)| super::filters::allows(clause, row));
+        for memtable in &state.memtables {
+            let rows = memtable.live().filter(|(_, row)| super::filters::allows(clause, row));
             counted.count += rows.count() as u64;
         }
         Ok(counted)
@@ -120,20 +120,20 @@ impl Inner {
     /// Says whether a segment is still to be opened that was not tried yet.
     pub(super) fn opening(&self) -> bool {
         self.state().segments.iter().any(|slot| match &slot.content {
-            Content::Closed(closed) => closed.reason.is_none() && closed.delayed.is_none(),
-            Content::Open(_) => false,
+            SegmentContent::Closed(closed) => closed.reason.is_none() && closed.delayed.is_none(),
+            SegmentContent::Open(_) => false,
         })
     }
 
-    pub(super) fn is_partial(&self, state: &State) -> bool {
-        state.is_partial() || lock(&self.noted).log_damaged()
+    pub(super) fn is_partial(&self, state: &CollectionState) -> bool {
+        state.is_partial() || lock(&self.health).log_damaged()
     }
 
     /// What a clause allows of a segment, deletes taken away; `None` without a clause.
     pub(super) fn filtered(
         &self,
         clause: Option<&Filter>,
-        view: &View,
+        view: &SegmentView,
         partial: &mut bool,
     ) -> Result<Option<RowSet>> {
         let Some(clause) = clause else { return Ok(None) };
@@ -153,7 +153,7 @@ impl Inner {
         Ok(Some(filter))
     }
 
-    fn selected(&self, clause: &Filter, view: &View, partial: &mut bool) -> Result<RowSet> {
+    fn selected(&self, clause: &Filter, view: &SegmentView, partial: &mut bool) -> Result<RowSet> {
         let selected = match self.filters.select(&view.segment, clause, &self.budget) {
             Ok(selected) => selected,
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
@@ -167,7 +167,7 @@ impl Inner {
     }
 
     /// Where the points of `ids` are, all at one moment.
-    fn places(&self, ids: &[u64]) -> Vec<Result<Option<FoundPoint>>> {
+    fn places(&self, ids: &[u64]) -> Vec<Result<Option<PointLocation>>> {
         let live = lock(&self.live);
         let place = |&id: &u64| match live.find(id) {
             Some(found) => Ok(Some(found)),
@@ -177,12 +177,12 @@ impl Inner {
     }
 
     /// The wanted parts of points, in the order of `ids`.
-    pub(super) fn points(&self, ids: &[u64], parts: Parts) -> Vec<Result<Option<StoredPoint>>> {
+    pub(super) fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         let places = self.places(ids);
         // Rows beside each other lie in the same pages.
         let mut order: Vec<usize> = (0..ids.len()).collect();
         order.sort_by_key(|&at| match &places[at] {
-            Ok(Some(FoundPoint::Sealed(view, row))) => (view.segment.uuid(), *row),
+            Ok(Some(PointLocation::Segment(view, row))) => (view.segment.uuid(), *row),
             _ => ([0; 16], 0),
         });
         let (mut records, mut payloads) = (PageCache::new(CACHED_PAGES), PageCache::new(CACHED_PAGES));
@@ -191,8 +191,8 @@ impl Inner {
             points[at] = match &places[at] {
                 Err(error) => Err(error.clone()),
                 Ok(None) => Ok(None),
-                Ok(Some(FoundPoint::Fresh(row))) => Ok(Some(fresh(row, parts))),
-                Ok(Some(FoundPoint::Sealed(view, row))) => {
+                Ok(Some(PointLocation::Memtable(row))) => Ok(Some(fresh(row, parts))),
+                Ok(Some(PointLocation::Segment(view, row))) => {
                     read(ids[at], view, *row, parts, &mut records, &mut payloads).map(Some)
                 }
             };
@@ -210,13 +210,13 @@ impl Inner {
         coarse::check_query(query, self.options.shape.dims, 0)?;
         let places = self.places(ids);
         let mut scores = vec![None; ids.len()];
-        let mut sealed: Vec<(usize, &View, u32)> = Vec::new();
+        let mut sealed: Vec<(usize, &SegmentView, u32)> = Vec::new();
         for (at, place) in places.iter().enumerate() {
             match place {
-                Ok(Some(FoundPoint::Fresh(row))) => {
-                    scores[at] = Some(alike(self.options.shape.metric, query, &row.embedding));
+                Ok(Some(PointLocation::Memtable(row))) => {
+                    scores[at] = Some(similarity(self.options.shape.metric, query, &row.embedding));
                 }
-                Ok(Some(FoundPoint::Sealed(view, row))) => sealed.push((at, view, *row)),
+                Ok(Some(PointLocation::Segment(view, row))) => sealed.push((at, view, *row)),
                 Ok(None) | Err(_) => {}
             }
         }
@@ -235,11 +235,11 @@ impl Inner {
 }
 
 /// Payloads of a segment cannot be read, so nobody knows whether a filter allows their points.
-fn unreadable(view: &View) -> Error {
+fn unreadable(view: &SegmentView) -> Error {
     Error::data_loss(format!("{}: some payloads cannot be read", view.segment.name()))
 }
 
-fn fresh(row: &Row, parts: Parts) -> StoredPoint {
+fn fresh(row: &MemtableRow, parts: PointParts) -> StoredPoint {
     StoredPoint {
         id: row.id,
         embedding: if parts.embedding { row.embedding.to_vec() } else { Vec::new() },
@@ -250,9 +250,9 @@ fn fresh(row: &Row, parts: Parts) -> StoredPoint {
 
 fn read(
     id: u64,
-    view: &View,
+    view: &SegmentView,
     row: u32,
-    parts: Parts,
+    parts: PointParts,
     records: &mut PageCache,
     payloads: &mut PageCache,
 ) -> Result<StoredPoint> {

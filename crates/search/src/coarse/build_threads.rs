@@ -4,24 +4,24 @@ use base::{Error, ErrorKind, Result};
 
 /// Threads for building, and a word to end it early.
 #[derive(Clone, Copy)]
-pub struct Crew<'a> {
+pub struct BuildThreads<'a> {
     /// Threads, at least 1.
     pub threads: usize,
     /// Whether to go on; asked every few milliseconds, by all of the threads.
     pub go_on: &'a (dyn Fn() -> bool + Sync),
 }
 
-impl Crew<'static> {
+impl BuildThreads<'static> {
     /// So many threads, to the end.
-    pub fn of(threads: usize) -> Crew<'static> {
-        Crew { threads, go_on: &|| true }
+    pub fn of(threads: usize) -> BuildThreads<'static> {
+        BuildThreads { threads, go_on: &|| true }
     }
 }
 
-impl Crew<'_> {
+impl BuildThreads<'_> {
     /// One of its threads, which does not share its work.
     pub(super) fn alone(self) -> Self {
-        Crew { threads: 1, ..self }
+        BuildThreads { threads: 1, ..self }
     }
 
     /// # Errors
@@ -61,7 +61,7 @@ impl Crew<'_> {
     }
 }
 
-impl std::fmt::Debug for Crew<'_> {
+impl std::fmt::Debug for BuildThreads<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Crew({})", self.threads)
     }

@@ -9,26 +9,26 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Writers wait so long before sealing is hurried.
-const PATIENCE: Duration = Duration::from_millis(250);
+const ESCALATE_AFTER: Duration = Duration::from_millis(250);
 /// Sealing stays hurried for so long after a writer waited, as the next part is soon full too.
-const LASTS: Duration = Duration::from_secs(10);
+const ESCALATED_FOR: Duration = Duration::from_secs(10);
 
 /// How a part is sealed, or segments are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum Urgency {
     /// Paced, and left to others as soon as it has to be hurried.
-    Gentle,
+    Paced,
     /// At full speed, whether or not anybody waits.
-    Full,
+    Escalated,
 }
 
 /// Who waits, and since when.
 #[derive(Debug, Default)]
-pub(super) struct Hurry(Mutex<State>);
+pub(super) struct WriteStall(Mutex<StallState>);
 
 /// Writes that found no room or were slowed down, of all collections together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct StallStats {
     /// Those that wait.
     pub waiting: usize,
     /// Those that have waited or still do.
@@ -38,11 +38,11 @@ pub struct Waits {
     /// Writes that were slowed down beforehand, so that others need not wait for long.
     pub slowed: u64,
     /// Whether sealing is hurried.
-    pub hurried: bool,
+    pub escalated: bool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StallState {
     waiting: usize,
     waited: u64,
     refused: u64,
@@ -52,20 +52,20 @@ struct State {
 }
 
 /// A writer that waits.
-pub(super) struct Waiting<'a>(&'a Hurry);
+pub(super) struct StalledWrite<'a>(&'a WriteStall);
 
-impl Hurry {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+impl WriteStall {
+    fn lock(&self) -> std::sync::MutexGuard<'_, StallState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A writer waits, until this is dropped.
-    pub(super) fn wait(&self) -> Waiting<'_> {
+    pub(super) fn wait(&self) -> StalledWrite<'_> {
         let mut state = self.lock();
         state.waiting += 1;
         state.waited += 1;
         state.since.get_or_insert_with(Instant::now);
-        Waiting(self)
+        StalledWrite(self)
     }
 
     /// A writer waited in vain.
@@ -75,20 +75,20 @@ impl Hurry {
 
     /// A writer is slowed down, because together they are faster than sealing at full speed. Whether that brings hurry which was
     /// not there before.
-    pub(super) fn slow_down(&self) -> bool {
-        let fresh = !self.is_on();
+    pub(super) fn record_slowdown(&self) -> bool {
+        let fresh = !self.is_escalated();
         let mut state = self.lock();
         state.slowed += 1;
-        state.until = Some(Instant::now() + LASTS);
+        state.until = Some(Instant::now() + ESCALATED_FOR);
         fresh
     }
 
     /// What there is to say of it.
-    pub(super) fn waits(&self) -> Waits {
-        let hurried = self.is_on();
+    pub(super) fn stats(&self) -> StallStats {
+        let escalated = self.is_escalated();
         let state = self.lock();
-        let State { waiting, waited, refused, slowed, .. } = *state;
-        Waits { waiting, waited, refused, slowed, hurried }
+        let StallState { waiting, waited, refused, slowed, .. } = *state;
+        StallStats { waiting, waited, refused, slowed, escalated }
     }
 
     /// Whether a writer waits.
@@ -97,16 +97,16 @@ impl Hurry {
     }
 
     /// Whether sealing is hurried.
-    pub(super) fn is_on(&self) -> bool {
+    pub(super) fn is_escalated(&self) -> bool {
         let (mut state, now) = (self.lock(), Instant::now());
-        if state.since.is_some_and(|since| now - since >= PATIENCE) {
-            state.until = Some(now + LASTS);
+        if state.since.is_some_and(|since| now - since >= ESCALATE_AFTER) {
+            state.until = Some(now + ESCALATED_FOR);
         }
         state.until.is_some_and(|until| now < until)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for StalledWrite<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.waiting -= 1;
@@ -122,22 +122,22 @@ mod tests {
 
     #[test]
     fn whoever_waits_long_brings_hurry_which_lasts() {
-        let hurry = Hurry::default();
-        let (first, second) = (hurry.wait(), hurry.wait());
-        assert!(hurry.is_awaited() && !hurry.is_on());
-        std::thread::sleep(PATIENCE);
-        assert!(hurry.is_on());
+        let stall = WriteStall::default();
+        let (first, second) = (stall.wait(), stall.wait());
+        assert!(stall.is_awaited() && !stall.is_escalated());
+        std::thread::sleep(ESCALATE_AFTER);
+        assert!(stall.is_escalated());
         drop((first, second));
-        assert!(!hurry.is_awaited() && hurry.is_on());
-        assert_eq!(hurry.waits(), Waits { waited: 2, hurried: true, ..Waits::default() });
+        assert!(!stall.is_awaited() && stall.is_escalated());
+        assert_eq!(stall.stats(), StallStats { waited: 2, escalated: true, ..StallStats::default() });
     }
 
     #[test]
     fn short_waits_bring_none() {
-        let hurry = Hurry::default();
-        drop(hurry.wait());
-        std::thread::sleep(PATIENCE);
-        let _again = hurry.wait();
-        assert!(!hurry.is_on());
+        let stall = WriteStall::default();
+        drop(stall.wait());
+        std::thread::sleep(ESCALATE_AFTER);
+        let _again = stall.wait();
+        assert!(!stall.is_escalated());
     }
 }

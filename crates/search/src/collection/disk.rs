@@ -8,7 +8,7 @@ use base::units::format_bytes;
 use base::{Error, Result};
 use storage::{Medium, Space};
 
-use super::inner::{Inner, lock};
+use super::inner::{CollectionInner, lock};
 use crate::ingest::{Op, row_bytes};
 
 /// How long what the medium said of its space is taken for true.
@@ -23,16 +23,16 @@ const RESERVE_SHARE_MAX: u64 = 8;
 const FILES_RESERVED: u64 = 128;
 
 /// The space of a collection's medium.
-pub(super) struct Disk {
+pub(super) struct DiskGuard {
     /// Bytes that stay free; `None` is a share of the file system, 0 switches the check off.
     reserve: Option<u64>,
     looked: Mutex<Option<(Instant, Option<Space>)>>,
     refused: AtomicU64,
 }
 
-impl Disk {
-    pub(super) fn new(reserve: Option<u64>) -> Disk {
-        Disk { reserve, looked: Mutex::default(), refused: AtomicU64::new(0) }
+impl DiskGuard {
+    pub(super) fn new(reserve: Option<u64>) -> DiskGuard {
+        DiskGuard { reserve, looked: Mutex::default(), refused: AtomicU64::new(0) }
     }
 
     /// Returns the writes that were refused since the start.
@@ -100,12 +100,12 @@ impl Disk {
 /// # Errors
 /// `StorageFull`.
 pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) -> Result<()> {
-    let disk = Disk::new(reserve);
+    let disk = DiskGuard::new(reserve);
     let lacks = disk.space(medium, 0).and_then(|space| disk.lacks(space, 0, 1));
     lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; make room"))))
 }
 
-impl Inner {
+impl CollectionInner {
     /// Says why writes are refused for lack of space; `None` if they are not.
     pub(super) fn low_disk(&self) -> Option<String> {
         self.disk.lacks(self.disk.space(&*self.medium, 0)?, 0, 1)
@@ -148,25 +148,25 @@ mod tests {
 
     #[test]
     fn the_reserve_follows_the_size_of_the_file_system() {
-        let disk = Disk::new(None);
+        let disk = DiskGuard::new(None);
         let (mib, gib) = (1 << 20, 1 << 30);
         for (total, reserve) in
             [(1000 * gib, 4 * gib), (100 * gib, gib), (2 * gib, 64 * mib), (64 * mib, 8 * mib), (0, 0)]
         {
             assert_eq!(disk.reserve_of(total), reserve, "{total}");
         }
-        assert_eq!(Disk::new(Some(7)).reserve_of(gib), 7);
+        assert_eq!(DiskGuard::new(Some(7)).reserve_of(gib), 7);
     }
 
     #[test]
     fn bytes_and_files_are_kept_free() {
-        let disk = Disk::new(Some(1000));
+        let disk = DiskGuard::new(Some(1000));
         let space = |free, files_free| Space { free, total: 1 << 30, files_free };
         assert_eq!(disk.lacks(space(1000, None), 0, 1), None);
         assert!(disk.lacks(space(999, None), 0, 1).unwrap().contains("--search-disk-reserve"));
         assert_eq!(disk.lacks(space(500, Some(64)), 0, 2), None, "half of it for removals");
         assert!(disk.lacks(space(1499, None), 1000, 2).is_some());
         assert!(disk.lacks(space(1 << 20, Some(127)), 0, 1).unwrap().contains("127 more files"));
-        assert_eq!(Disk::new(Some(0)).lacks(space(0, Some(0)), 0, 1), None, "switched off");
+        assert_eq!(DiskGuard::new(Some(0)).lacks(space(0, Some(0)), 0, 1), None, "switched off");
     }
 }

@@ -6,25 +6,25 @@ use base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use storage::log::Mark;
 
-use super::options::Shape;
+use super::options::CollectionShape;
 use crate::coarse::Metric;
-use crate::segment::Encoding;
+use crate::segment::VectorEncoding;
 
 /// The version this program writes.
 const VERSION: u32 = 1;
 
 /// A collection at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Catalog {
+pub(super) struct ManifestContent {
     version: u32,
     dims: usize,
     metric: String,
-    encoding: Encoding,
+    encoding: VectorEncoding,
     /// Logs from this number on hold changes that no segment has.
     pub(super) first_log: u64,
     /// No file has this number or a higher one.
     pub(super) next: u64,
-    pub(super) segments: Vec<Entry>,
+    pub(super) segments: Vec<SegmentEntry>,
     /// Logs before `first_log` that were found damaged: they are kept for whoever wants to save something of them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) kept_logs: BTreeSet<u64>,
@@ -71,7 +71,7 @@ pub(super) struct DamagedLog {
 
 /// One segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct SegmentEntry {
     /// Its file's number.
     pub(super) number: u64,
     pub(super) uuid: String,
@@ -80,22 +80,27 @@ pub(super) struct Entry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) deletes: Option<u64>,
     /// The number of the file with ids that wait for it, where there are any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) waiting: Option<u64>,
-    /// The numbers of such files that could not be read. Ids that came later are in `waiting`, and the segment is not
+    #[serde(rename = "waiting", default, skip_serializing_if = "Option::is_none")]
+    pub(super) pending_deletes: Option<u64>,
+    /// The numbers of such files that could not be read. Ids that came later are in `pending_deletes`, and the segment is not
     /// served before all are known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) waiting_unread: Vec<u64>,
+    #[serde(rename = "waiting_unread", default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) unread_pending: Vec<u64>,
 }
 
-impl Catalog {
-    pub(super) fn new(shape: &Shape, first_log: u64, next: u64, segments: Vec<Entry>) -> Catalog {
+impl ManifestContent {
+    pub(super) fn new(
+        shape: &CollectionShape,
+        first_log: u64,
+        next: u64,
+        segments: Vec<SegmentEntry>,
+    ) -> ManifestContent {
         let metric = match shape.metric {
             Metric::Cosine => "cosine",
             Metric::Dot => "dot",
             Metric::L2 => "l2",
         };
-        Catalog {
+        ManifestContent {
             version: VERSION,
             dims: shape.dims,
             metric: metric.into(),
@@ -113,8 +118,8 @@ impl Catalog {
         serde_json::to_vec(self).map_err(|error| Error::internal(format!("the list of segments: {error}")))
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Catalog> {
-        let catalog: Catalog = serde_json::from_slice(bytes)
+    pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
+        let catalog: ManifestContent = serde_json::from_slice(bytes)
             .map_err(|error| Error::data_loss(format!("the list of segments cannot be read: {error}")))?;
         if catalog.version != VERSION {
             return Err(Error::precondition(format!(
@@ -126,14 +131,14 @@ impl Catalog {
     }
 
     /// What the collection is.
-    pub(super) fn shape(&self) -> Result<Shape> {
+    pub(super) fn shape(&self) -> Result<CollectionShape> {
         let metric = match self.metric.as_str() {
             "cosine" => Metric::Cosine,
             "dot" => Metric::Dot,
             "l2" => Metric::L2,
             other => return Err(Error::data_loss(format!("the collection's metric is \"{other}\""))),
         };
-        Ok(Shape { dims: self.dims, metric, encoding: self.encoding })
+        Ok(CollectionShape { dims: self.dims, metric, encoding: self.encoding })
     }
 }
 
@@ -161,25 +166,25 @@ mod tests {
 
     #[test]
     fn a_catalog_comes_back() {
-        let shape = Shape { dims: 3, metric: Metric::Dot, encoding: Encoding::Bf16 };
-        let entry = Entry {
+        let shape = CollectionShape { dims: 3, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
+        let entry = SegmentEntry {
             number: 4,
             uuid: uuid_text(new_uuid()),
             rows: 9,
             deletes: Some(5),
-            waiting: None,
-            waiting_unread: vec![3],
+            pending_deletes: None,
+            unread_pending: vec![3],
         };
-        let mut catalog = Catalog::new(&shape, 2, 6, vec![entry]);
+        let mut catalog = ManifestContent::new(&shape, 2, 6, vec![entry]);
         catalog.kept_logs.insert(1);
         catalog.logs.push(NamedLog::new(2, Mark { bytes: 99, next: 7 }));
         let reasons = vec!["gone".to_owned()];
         catalog.damaged_logs.push(DamagedLog { log: 1, reasons, unknown: vec![3], doubtful: true });
-        let back = Catalog::decode(&catalog.encode().unwrap()).unwrap();
+        let back = ManifestContent::decode(&catalog.encode().unwrap()).unwrap();
         assert_eq!((back.shape().unwrap(), &back), (shape, &catalog));
-        let newer = Catalog { version: 2, ..catalog };
+        let newer = ManifestContent { version: 2, ..catalog };
         assert_eq!(
-            Catalog::decode(&newer.encode().unwrap()).unwrap_err().kind(),
+            ManifestContent::decode(&newer.encode().unwrap()).unwrap_err().kind(),
             base::ErrorKind::FailedPrecondition
         );
     }
@@ -195,7 +200,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert!(Catalog::decode(&bytes).is_err());
+            prop_assert!(ManifestContent::decode(&bytes).is_err());
         }
     }
 }
