@@ -2,7 +2,7 @@
 
 use std::io::{Cursor, Write};
 
-use audio::decode::{CHANNELS_MAX, Decoder, Input};
+use audio::decode::{CHANNELS_MAX, Decoder, AudioInput};
 use matching::{Graph, Options, Probe, Scratch, iso};
 use vision::{Format, Limits};
 
@@ -22,11 +22,11 @@ pub fn audio_decode(data: &[u8]) {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(data).expect("a temporary file");
     std::io::Seek::rewind(&mut file).expect("a temporary file");
-    bounded(data, 0, || recording(Input::File(file)));
-    bounded(data, 0, || recording(Input::Stream(Box::new(Cursor::new(data.to_vec())))));
+    bounded(data, 0, || recording(AudioInput::File(file)));
+    bounded(data, 0, || recording(AudioInput::Stream(Box::new(Cursor::new(data.to_vec())))));
 }
 
-fn recording(input: Input) {
+fn recording(input: AudioInput) {
     let Ok(mut decoder) = Decoder::open(input, None) else { return };
     let format = decoder.format().clone();
     assert!((1..=CHANNELS_MAX).contains(&format.channels));

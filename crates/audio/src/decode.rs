@@ -25,12 +25,12 @@ use base::{Error, Result};
 
 use crate::Fault;
 use crate::resample::{RATE_MAX, RATE_MIN};
-use bytes::Bytes;
+use bytes::InputBytes;
 use mpeg::Mpeg;
 use packets::{Container, Packets};
-use pcm::{Layout, Pcm};
-use read::{Reader, Step, guarded};
-use sniff::Kind;
+use pcm::{Pcm, PcmLayout};
+use read::{BlockReader, DecodeStep, guarded};
+use sniff::FileKind;
 
 /// The most channels of a recording.
 pub const CHANNELS_MAX: usize = 64;
@@ -48,7 +48,7 @@ const STEPS_MAX: usize = 4096;
 const JITTER: u64 = 100;
 
 /// Where a recording's bytes come from.
-pub enum Input {
+pub enum AudioInput {
     /// A file, which can be read from any place.
     File(std::fs::File),
     /// An upload that may still be running. One mp4 file in two cannot be decoded from it: see [`Decoder::open`].
@@ -57,7 +57,7 @@ pub enum Input {
 
 /// What a recording says about itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Format {
+pub struct AudioFormat {
     /// For people: "wav, 16-bit".
     pub container_and_codec: String,
     /// Samples a second of each channel.
@@ -70,7 +70,7 @@ pub struct Format {
 
 /// A stretch of decoded sound.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Block {
+pub struct AudioBlock {
     /// Seconds from the beginning.
     pub start: f64,
     /// Interleaved, -1 to 1 (beyond it only in files of floating-point numbers that are).
@@ -78,12 +78,12 @@ pub struct Block {
 }
 
 /// Whether to stop.
-type Stop = Box<dyn Fn() -> bool + Send>;
+type StopCheck = Box<dyn Fn() -> bool + Send>;
 
 /// Decodes one recording.
 pub struct Decoder {
-    reader: Box<dyn Reader>,
-    format: Format,
+    reader: Box<dyn BlockReader>,
+    format: AudioFormat,
     /// Stretches that encoders added, in frames as they are read.
     silent: Vec<Range<u64>>,
     /// The frames that the header announces, without `silent`.
@@ -103,7 +103,7 @@ pub struct Decoder {
     filled: u64,
     ended: bool,
     /// Whether somebody wants no more of it.
-    stop: Stop,
+    stop: StopCheck,
     /// Where the last fault's stretch ends, so that what follows it at once is the same fault.
     damage: Option<(u64, String)>,
     faults: Vec<Fault>,
@@ -118,18 +118,18 @@ impl Decoder {
     /// `InvalidArgument` when it is no sound, `Unimplemented` when it is of a kind that is not known here, `DataLoss`
     /// when it is damaged from the beginning, and `FailedPrecondition` for an mp4 file on a stream whose table of
     /// contents comes last: that one has to be a file.
-    pub fn open(input: Input, hint: Option<&str>) -> Result<Decoder> {
-        let mut bytes = Bytes::new(input);
+    pub fn open(input: AudioInput, hint: Option<&str>) -> Result<Decoder> {
+        let mut bytes = InputBytes::new(input);
         match sniff::kind(&mut bytes, hint)? {
-            Kind::Wave => wave::open(&mut bytes).and_then(|layout| Decoder::pcm(bytes, layout)),
-            Kind::Aiff => aiff::open(&mut bytes).and_then(|layout| Decoder::pcm(bytes, layout)),
-            Kind::Mp3 => Decoder::mpeg(bytes),
-            Kind::Flac => {
+            FileKind::Wave => wave::open(&mut bytes).and_then(|layout| Decoder::pcm(bytes, layout)),
+            FileKind::Aiff => aiff::open(&mut bytes).and_then(|layout| Decoder::pcm(bytes, layout)),
+            FileKind::Mp3 => Decoder::mpeg(bytes),
+            FileKind::Flac => {
                 flac::strip(&mut bytes)?;
                 Decoder::packets(Container::Flac, bytes, Vec::new())
             }
-            Kind::Ogg => Decoder::packets(Container::Ogg, bytes, Vec::new()),
-            Kind::Mp4 => {
+            FileKind::Ogg => Decoder::packets(Container::Ogg, bytes, Vec::new()),
+            FileKind::Mp4 => {
                 let edits = mp4::check(&mut bytes)?;
                 let bytes =
                     bytes.rewound().map_err(|error| Error::internal(format!("cannot go back: {error}")))?;
@@ -138,32 +138,32 @@ impl Decoder {
         }
     }
 
-    fn pcm(bytes: Bytes, layout: Layout) -> Result<Decoder> {
+    fn pcm(bytes: InputBytes, layout: PcmLayout) -> Result<Decoder> {
         let (format, announced) = (layout.format(), layout.frames());
         Decoder::new(format, announced, Vec::new(), |_| Ok(Box::new(Pcm::new(bytes, layout))))
     }
 
-    fn mpeg(bytes: Bytes) -> Result<Decoder> {
+    fn mpeg(bytes: InputBytes) -> Result<Decoder> {
         let mpeg = Mpeg::open(bytes)?;
         let (rate, channels) = mpeg.heard();
         let silent = mpeg.silent();
         let added: u64 = silent.iter().map(|range| range.end - range.start).sum();
         let announced = mpeg.announced().map(|all| all.saturating_sub(added));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
-        let format = Format { container_and_codec: "mp3".to_owned(), rate, channels, seconds };
+        let format = AudioFormat { container_and_codec: "mp3".to_owned(), rate, channels, seconds };
         Decoder::new(format, announced, silent, |_| Ok(Box::new(mpeg)))
     }
 
     /// Containers whose packets alone say what their sound is like: the first are decoded at once.
-    fn packets(container: Container, bytes: Bytes, edits: mp4::Edits) -> Result<Decoder> {
+    fn packets(container: Container, bytes: InputBytes, edits: mp4::Mp4Edits) -> Result<Decoder> {
         let (mut packets, seconds) = Packets::open(container, bytes)?;
         let name = packets.name();
-        let unknown = Format { container_and_codec: name, rate: 0, channels: 0, seconds };
+        let unknown = AudioFormat { container_and_codec: name, rate: 0, channels: 0, seconds };
         let mut steps = Vec::new();
         let mut samples = Vec::new();
         while packets.heard().is_none() && steps.len() < STEPS_MAX {
             let step = packets.next(&mut samples);
-            let ended = matches!(step, Step::End | Step::Broken(_));
+            let ended = matches!(step, DecodeStep::End | DecodeStep::Broken(_));
             steps.push(step);
             if ended {
                 break;
@@ -171,8 +171,8 @@ impl Decoder {
         }
         let Some((rate, channels)) = packets.heard() else {
             let first = steps.into_iter().find_map(|step| match step {
-                Step::Lost { what, .. } | Step::Broken(what) => Some(what),
-                Step::Sound { .. } | Step::End => None,
+                DecodeStep::Lost { what, .. } | DecodeStep::Broken(what) => Some(what),
+                DecodeStep::Sound { .. } | DecodeStep::End => None,
             });
             let why = first.unwrap_or_else(|| "it ends before any".to_owned());
             return Err(Error::data_loss(format!("no sound can be had of this recording: {why}")));
@@ -183,10 +183,10 @@ impl Decoder {
             announced = announced.map(|all| all - (range.end.min(all) - range.start.min(all)));
         }
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
-        let format = Format { rate, channels, seconds, ..unknown };
+        let format = AudioFormat { rate, channels, seconds, ..unknown };
         Decoder::new(format, announced, silent, |decoder| {
             for step in steps {
-                let sound = if matches!(step, Step::Sound { .. }) {
+                let sound = if matches!(step, DecodeStep::Sound { .. }) {
                     std::mem::take(&mut samples)
                 } else {
                     Vec::new()
@@ -198,10 +198,10 @@ impl Decoder {
     }
 
     fn new(
-        format: Format,
+        format: AudioFormat,
         announced: Option<u64>,
         silent: Vec<Range<u64>>,
-        reader: impl FnOnce(&mut Decoder) -> Result<Box<dyn Reader>>,
+        reader: impl FnOnce(&mut Decoder) -> Result<Box<dyn BlockReader>>,
     ) -> Result<Decoder> {
         if !(RATE_MIN..=RATE_MAX).contains(&format.rate) {
             return Err(Error::data_loss(format!(
@@ -216,7 +216,7 @@ impl Decoder {
             )));
         }
         let mut decoder = Decoder {
-            reader: Box::new(Nothing),
+            reader: Box::new(EmptyReader),
             format,
             silent,
             announced,
@@ -238,7 +238,7 @@ impl Decoder {
     }
 
     /// What the recording says about itself.
-    pub fn format(&self) -> &Format {
+    pub fn format(&self) -> &AudioFormat {
         &self.format
     }
 
@@ -254,7 +254,7 @@ impl Decoder {
     /// # Errors
     /// `DataLoss` when nothing was decoded and nothing can be; `Cancelled` after a stop.
     #[expect(clippy::should_implement_trait, reason = "it can fail, and has faults besides")]
-    pub fn next(&mut self) -> Result<Option<Block>> {
+    pub fn next(&mut self) -> Result<Option<AudioBlock>> {
         loop {
             if self.lost > 0 {
                 let frames = self.lost.min(SILENCE_FRAMES);
@@ -276,7 +276,7 @@ impl Decoder {
             }
             let mut samples = Vec::new();
             let step = guarded(|| self.reader.next(&mut samples))
-                .unwrap_or_else(|| Step::Broken("the rest cannot be decoded".to_owned()));
+                .unwrap_or_else(|| DecodeStep::Broken("the rest cannot be decoded".to_owned()));
             self.step(step, samples);
         }
     }
@@ -293,11 +293,11 @@ impl Decoder {
     }
 
     /// Takes in what a reader brought.
-    fn step(&mut self, step: Step, mut samples: Vec<f32>) {
+    fn step(&mut self, step: DecodeStep, mut samples: Vec<f32>) {
         let place = self.read + self.lost + (self.waiting.len() / self.format.channels) as u64;
         let rate = u64::from(self.format.rate);
         match step {
-            Step::Sound { at } => {
+            DecodeStep::Sound { at } => {
                 let gap = at.map_or(0, |at| at.saturating_sub(place + self.ahead));
                 if gap > self.believed() {
                     self.ahead += gap;
@@ -321,14 +321,14 @@ impl Decoder {
                     false => self.waiting.append(&mut samples),
                 }
             }
-            Step::Lost { frames, what } => {
+            DecodeStep::Lost { frames, what } => {
                 let frames = frames.min(self.believed());
                 self.lost += frames;
                 self.filled += frames;
                 self.fault(place, frames, what);
             }
-            Step::End => self.ended = true,
-            Step::Broken(what) => {
+            DecodeStep::End => self.ended = true,
+            DecodeStep::Broken(what) => {
                 self.ended = true;
                 self.fault(place, 0, format!("the recording breaks off: {what}"));
             }
@@ -343,7 +343,7 @@ impl Decoder {
     }
 
     /// A block of `samples`, without what encoders added; `None` if nothing is left.
-    fn give(&mut self, mut samples: Vec<f32>) -> Option<Block> {
+    fn give(&mut self, mut samples: Vec<f32>) -> Option<AudioBlock> {
         let channels = self.format.channels;
         let (from, to) = (self.read, self.read + (samples.len() / channels) as u64);
         self.read = to;
@@ -356,7 +356,7 @@ impl Decoder {
         }
         let start = self.given as f64 / f64::from(self.format.rate);
         self.given += (samples.len() / channels) as u64;
-        Some(Block { start, samples })
+        Some(AudioBlock { start, samples })
     }
 
     /// Keeps a fault at a frame that is read, of so many frames.
@@ -375,7 +375,7 @@ impl Decoder {
     }
 
     /// What comes after the last block.
-    fn end(&mut self) -> Result<Option<Block>> {
+    fn end(&mut self) -> Result<Option<AudioBlock>> {
         if let Some(announced) = self.announced.take()
             && self.given + u64::from(self.format.rate) / JITTER < announced
         {
@@ -392,11 +392,11 @@ impl Decoder {
 }
 
 /// Stands for a reader while a decoder is made.
-struct Nothing;
+struct EmptyReader;
 
-impl Reader for Nothing {
-    fn next(&mut self, _: &mut Vec<f32>) -> Step {
-        Step::End
+impl BlockReader for EmptyReader {
+    fn next(&mut self, _: &mut Vec<f32>) -> DecodeStep {
+        DecodeStep::End
     }
 }
 
@@ -412,10 +412,10 @@ mod tests {
     /// Loses packets for ever.
     struct Losing(Arc<AtomicUsize>);
 
-    impl Reader for Losing {
-        fn next(&mut self, _: &mut Vec<f32>) -> Step {
+    impl BlockReader for Losing {
+        fn next(&mut self, _: &mut Vec<f32>) -> DecodeStep {
             self.0.fetch_add(1, Ordering::Relaxed);
-            Step::Lost { frames: 0, what: "a frame cannot be decoded".to_owned() }
+            DecodeStep::Lost { frames: 0, what: "a frame cannot be decoded".to_owned() }
         }
     }
 
@@ -423,7 +423,7 @@ mod tests {
     fn a_stop_is_seen_where_no_sound_comes() {
         let steps = Arc::new(AtomicUsize::new(0));
         let format =
-            Format { container_and_codec: "none".to_owned(), rate: 16000, channels: 1, seconds: None };
+            AudioFormat { container_and_codec: "none".to_owned(), rate: 16000, channels: 1, seconds: None };
         let reader = Losing(steps.clone());
         let mut decoder = Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(reader))).unwrap();
         let seen = steps.clone();

@@ -11,18 +11,18 @@ mod spectrum;
 
 use base::Result;
 
-pub use settings::{FeatureFile, Log, LogSettings, MelSettings, Norm, Pad};
+pub use settings::{FeatureFile, LogScale, LogSettings, MelSettings, Norm, Pad};
 
 use mel::{Cosine, MelBank};
 use spectrum::Spectrum;
 
 /// Computes features as samples come. How the samples are cut into pushes does not change a bit of them.
-pub struct Features {
-    kind: Kind,
+pub struct FeatureExtractor {
+    kind: FeatureKind,
     step: f64,
 }
 
-enum Kind {
+enum FeatureKind {
     Raw(f32),
     Spectral(Box<Spectral>),
 }
@@ -36,16 +36,16 @@ struct Spectral {
     mels: Vec<f64>,
 }
 
-impl Features {
+impl FeatureExtractor {
     /// Features as `file` says, of one channel at `rate` samples a second.
     ///
     /// # Errors
     /// `InvalidArgument` for settings that make no sense or that pass a limit, with the setting's name.
-    pub fn new(file: &FeatureFile, rate: u32) -> Result<Features> {
+    pub fn new(file: &FeatureFile, rate: u32) -> Result<FeatureExtractor> {
         file.check(rate)?;
         let (mel, log, cosine) = match file {
             FeatureFile::Raw { scale } => {
-                return Ok(Features { kind: Kind::Raw(*scale), step: 1.0 / f64::from(rate) });
+                return Ok(FeatureExtractor { kind: FeatureKind::Raw(*scale), step: 1.0 / f64::from(rate) });
             }
             FeatureFile::Mel(mel) => (mel, None, None),
             FeatureFile::LogMel { mel, log } => (mel, Some(*log), None),
@@ -60,14 +60,19 @@ impl Features {
             cosine,
             mels: vec![0.0; mel.mels],
         };
-        Ok(Features { kind: Kind::Spectral(Box::new(spectral)), step: mel.hop as f64 / f64::from(rate) })
+        Ok(FeatureExtractor {
+            kind: FeatureKind::Spectral(Box::new(spectral)),
+            step: mel.hop as f64 / f64::from(rate),
+        })
     }
 
     /// The values of a row.
     pub fn width(&self) -> usize {
         match &self.kind {
-            Kind::Raw(_) => 1,
-            Kind::Spectral(spectral) => spectral.cosine.as_ref().map_or(spectral.mels.len(), Cosine::count),
+            FeatureKind::Raw(_) => 1,
+            FeatureKind::Spectral(spectral) => {
+                spectral.cosine.as_ref().map_or(spectral.mels.len(), Cosine::count)
+            }
         }
     }
 
@@ -80,8 +85,8 @@ impl Features {
     /// Takes more samples and appends every row that is complete now.
     pub fn push(&mut self, samples: &[f32], rows: &mut Vec<f32>) {
         match &mut self.kind {
-            Kind::Raw(scale) => rows.extend(samples.iter().map(|sample| sample * *scale)),
-            Kind::Spectral(spectral) => {
+            FeatureKind::Raw(scale) => rows.extend(samples.iter().map(|sample| sample * *scale)),
+            FeatureKind::Spectral(spectral) => {
                 let Spectral { spectrum, bank, log, cosine, mels } = &mut **spectral;
                 spectrum.push(samples, &mut |power| {
                     append(bank, *log, cosine.as_ref(), mels, power, rows);
@@ -92,7 +97,7 @@ impl Features {
 
     /// Appends the last rows, those that see past the end of the signal.
     pub fn finish(&mut self, rows: &mut Vec<f32>) {
-        if let Kind::Spectral(spectral) = &mut self.kind {
+        if let FeatureKind::Spectral(spectral) = &mut self.kind {
             let Spectral { spectrum, bank, log, cosine, mels } = &mut **spectral;
             spectrum.finish(&mut |power| append(bank, *log, cosine.as_ref(), mels, power, rows));
         }

@@ -5,7 +5,7 @@
 //! that a model takes; [`post`] makes labels of what it gives. [`pipeline`] joins them as a [`recogniser`] describes,
 //! [`speakers`] keeps enrolled voices, [`mod@write`] prints labels in the formats of the field.
 //!
-//! No model runs here: the pipeline is handed a [`Model`], a function from tensors to tensors, by whoever has one.
+//! No model runs here: the pipeline is handed a [`AudioModel`], a function from tensors to tensors, by whoever has one.
 //! Nothing here opens a socket, and [`pipeline`] starts one thread for each recording, which reads it.
 
 pub mod decode;
@@ -20,25 +20,25 @@ pub mod write;
 
 use std::sync::Arc;
 
-use base::{NamedTensor, Result, Signature, Tensor};
+use base::{CarriedInput, NamedTensor, Result, Signature};
 use crossbeam_channel::Receiver;
 
 /// Where the answer of a run that has been started arrives: exactly one message.
-pub type Pending = Receiver<Result<Vec<NamedTensor>>>;
+pub type PendingRun = Receiver<Result<Vec<NamedTensor>>>;
 
 /// What runs tensors through a model.
-pub trait Model: Send + Sync {
+pub trait AudioModel: Send + Sync {
     /// What it takes and gives.
     fn signature(&self) -> &Signature;
 
-    /// Whether it keeps a state inside from run to run, so that a recording needs a [`Model::stream`] of its own.
+    /// Whether it keeps a state inside from run to run, so that a recording needs a [`AudioModel::stream`] of its own.
     fn stateful(&self) -> bool;
 
     /// Starts a run and returns at once, or waits while the queue for it is full. Runs may overtake each other.
     ///
     /// # Errors
     /// What refuses the inputs, or a server that is stopping.
-    fn start(&self, inputs: Vec<NamedTensor>) -> Result<Pending>;
+    fn start(&self, inputs: Vec<NamedTensor>) -> Result<PendingRun>;
 
     /// The same model for one stream: consecutive items lie along axis 0 of the first input, run one after the other,
     /// and the state goes from item to item and from run to run: inside the model, and from the outputs to the inputs
@@ -47,18 +47,7 @@ pub trait Model: Send + Sync {
     ///
     /// # Errors
     /// When the model has no such input or output, or cannot have a state of its own.
-    fn stream(&self, carried: Vec<Carry>, lanes: usize) -> Result<Arc<dyn Model>>;
-}
-
-/// An input that is an output of the item before.
-#[derive(Clone, Debug)]
-pub struct Carry {
-    /// The input.
-    pub input: Arc<str>,
-    /// The output that it is for the next item.
-    pub output: Arc<str>,
-    /// What it is for the first.
-    pub initial: Tensor,
+    fn stream(&self, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<dyn AudioModel>>;
 }
 
 /// Something wrong at one place of a recording that did not end the work.

@@ -25,16 +25,16 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-use crate::decode::{Format, Input};
-use crate::post::{Frames, Post, UnitMean, mean_of_units};
-use crate::recogniser::{Fit, Kind, Recogniser};
+use crate::decode::{AudioFormat, AudioInput};
+use crate::post::{Labeller, UnitMean, WindowScores, mean_of_units};
+use crate::recogniser::{ModelBinding, Recogniser, RecogniserKind};
 use crate::speakers::Speakers;
-use crate::{Fault, Label, Model};
-use feed::Feed;
-use order::Order;
-use piece::Outcome;
-use runs::Runs;
-use source::{Facts, Source};
+use crate::{AudioModel, Fault, Label};
+use feed::AudioFeed;
+use order::EventOrder;
+use piece::RunOutcome;
+use runs::ModelRuns;
+use source::{WindowInfo, WindowSource};
 
 /// Progress is told at least so often while windows come in.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ const STOP_EVERY: Duration = Duration::from_millis(100);
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PipelineOptions {
     /// Runs at once, at least one: the number of workers, and a few more so that none waits for this thread.
     pub in_flight: usize,
     /// Whether labels carry their embeddings, where the recogniser gives some.
@@ -59,18 +59,18 @@ pub struct Options {
     pub reader: String,
 }
 
-impl Default for Options {
-    fn default() -> Options {
+impl Default for PipelineOptions {
+    fn default() -> PipelineOptions {
         let reader = "audio-in".to_owned();
-        Options { in_flight: 4, embeddings: false, speakers: None, stop: Arc::default(), reader }
+        PipelineOptions { in_flight: 4, embeddings: false, speakers: None, stop: Arc::default(), reader }
     }
 }
 
 /// What happens while a recording is recognised. Labels and faults come in time order, by where they start.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum PipelineEvent {
     /// The recording has been opened; always the first.
-    Opened(Format),
+    Opened(AudioFormat),
     /// Something was recognised.
     Label(Label),
     /// Something is wrong at one place.
@@ -86,7 +86,7 @@ pub enum Event {
 
 /// What came of a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Summary {
+pub struct AudioSummary {
     /// Its length in seconds.
     pub seconds: f64,
     /// Labels given.
@@ -106,16 +106,16 @@ pub struct Summary {
 /// `DataLoss` when nothing of it can be decoded; the last run's error when too many fail one after the other, or all
 /// do; `Cancelled` after a stop; whatever `sink` returns, at once. What `sink` has been given stays right.
 pub fn recognise(
-    input: Input,
+    input: AudioInput,
     hint: Option<&str>,
     recogniser: &Recogniser,
-    model: &Arc<dyn Model>,
-    options: &Options,
-    sink: &mut dyn FnMut(Event) -> Result<()>,
-) -> Result<Summary> {
-    let mut labels = Labels {
-        post: Post::new(recogniser, options.embeddings, options.speakers.clone()),
-        order: Order::new(sink),
+    model: &Arc<dyn AudioModel>,
+    options: &PipelineOptions,
+    sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
+) -> Result<AudioSummary> {
+    let mut labels = LabelSink {
+        post: Labeller::new(recogniser, options.embeddings, options.speakers.clone()),
+        order: EventOrder::new(sink),
         found: Vec::new(),
         recogniser,
         total: None,
@@ -130,13 +130,13 @@ pub fn recognise(
 /// # Errors
 /// As for [`recognise`]; `InvalidArgument` when the recogniser gives no embeddings or every window is silent.
 pub fn embed(
-    input: Input,
+    input: AudioInput,
     hint: Option<&str>,
     recogniser: &Recogniser,
-    model: &Arc<dyn Model>,
-    options: &Options,
+    model: &Arc<dyn AudioModel>,
+    options: &PipelineOptions,
 ) -> Result<Vec<f32>> {
-    if recogniser.kind != Kind::Embeddings {
+    if recogniser.kind != RecogniserKind::Embeddings {
         let name = &recogniser.name;
         return Err(Error::invalid(format!("recogniser \"{name}\" gives labels and no embeddings")));
     }
@@ -149,7 +149,7 @@ pub fn embed(
 }
 
 /// How a recording ended.
-struct Ending {
+struct AudioEnd {
     /// Its samples at the recogniser's rate.
     samples: u64,
     rate: u32,
@@ -157,28 +157,28 @@ struct Ending {
 }
 
 /// What is done with what a recording gives.
-trait Taker {
-    fn opened(&mut self, format: &Format) -> Result<()>;
+trait WindowSink {
+    fn opened(&mut self, format: &AudioFormat) -> Result<()>;
     fn fault(&mut self, fault: Fault) -> Result<()>;
     /// One window that the model has seen, in time order.
-    fn window(&mut self, frames: Frames<'_>) -> Result<()>;
+    fn window(&mut self, frames: WindowScores<'_>) -> Result<()>;
 }
 
 /// Runs a recording through the model and hands what comes to `taker`.
 fn drive(
-    input: Input,
+    input: AudioInput,
     hint: Option<&str>,
     recogniser: &Recogniser,
-    model: &Arc<dyn Model>,
-    options: &Options,
-    taker: &mut dyn Taker,
-) -> Result<Ending> {
-    let fit = Fit::new(recogniser, model.signature())?;
-    let at_hand = matches!(input, Input::File(_));
-    let feed = Feed::open(input, hint, recogniser, options)?;
+    model: &Arc<dyn AudioModel>,
+    options: &PipelineOptions,
+    taker: &mut dyn WindowSink,
+) -> Result<AudioEnd> {
+    let fit = ModelBinding::new(recogniser, model.signature())?;
+    let at_hand = matches!(input, AudioInput::File(_));
+    let feed = AudioFeed::open(input, hint, recogniser, options)?;
     let seconds = feed.format().seconds.filter(|_| at_hand);
-    let mut runs = Runs::new(recogniser, fit, model, options, seconds)?;
-    let mut source = Source::new(recogniser);
+    let mut runs = ModelRuns::new(recogniser, fit, model, options, seconds)?;
+    let mut source = WindowSource::new(recogniser);
     taker.opened(feed.format())?;
     loop {
         let step = runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, taker, outcome))?;
@@ -196,7 +196,7 @@ fn drive(
     }
     feed.close();
     runs.finish(&mut |outcome| deliver(recogniser, taker, outcome))?;
-    Ok(Ending { samples: source.samples(), rate: recogniser.rate, windows: source.windows() })
+    Ok(AudioEnd { samples: source.samples(), rate: recogniser.rate, windows: source.windows() })
 }
 
 /// Fails once a stop is wanted.
@@ -211,7 +211,7 @@ fn check_stop(stop: &AtomicBool) -> Result<()> {
 }
 
 /// Hands the windows of one run on, or says what was lost with it.
-fn deliver(recogniser: &Recogniser, taker: &mut dyn Taker, outcome: Outcome) -> Result<()> {
+fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutcome) -> Result<()> {
     let answer = match outcome.answer {
         Ok(answer) => answer,
         Err(error) => {
@@ -222,17 +222,17 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn Taker, outcome: Outcome) -> 
             return taker.fault(Fault { at, what });
         }
     };
-    for (index, Facts { real, level }) in outcome.facts.into_iter().enumerate() {
+    for (index, WindowInfo { real, level }) in outcome.facts.into_iter().enumerate() {
         let frames = answer.window(index);
-        taker.window(Frames { window: outcome.first + index as u64, real, level, ..frames })?;
+        taker.window(WindowScores { window: outcome.first + index as u64, real, level, ..frames })?;
     }
     Ok(())
 }
 
 /// Labels in time order, for a sink.
-struct Labels<'a> {
-    post: Post,
-    order: Order<'a>,
+struct LabelSink<'a> {
+    post: Labeller,
+    order: EventOrder<'a>,
     /// Labels on their way from `post` to `order`.
     found: Vec<Label>,
     recogniser: &'a Recogniser,
@@ -242,45 +242,45 @@ struct Labels<'a> {
     told: (Instant, f64),
 }
 
-impl Labels<'_> {
+impl LabelSink<'_> {
     fn hand_over(&mut self) -> Result<()> {
         self.found.drain(..).try_for_each(|label| self.order.label(label))
     }
 
-    fn finish(mut self, ending: &Ending) -> Result<Summary> {
+    fn finish(mut self, ending: &AudioEnd) -> Result<AudioSummary> {
         let seconds = ending.samples as f64 / f64::from(ending.rate);
         self.post.finish(ending.samples, ending.windows, &mut self.found);
         self.hand_over()?;
-        let (labels, faults) = self.order.finish(Event::Progress { seconds, total: self.total })?;
-        Ok(Summary { seconds, labels, faults, partial: faults > 0, windows: ending.windows })
+        let (labels, faults) = self.order.finish(PipelineEvent::Progress { seconds, total: self.total })?;
+        Ok(AudioSummary { seconds, labels, faults, partial: faults > 0, windows: ending.windows })
     }
 }
 
-impl Taker for Labels<'_> {
-    fn opened(&mut self, format: &Format) -> Result<()> {
+impl WindowSink for LabelSink<'_> {
+    fn opened(&mut self, format: &AudioFormat) -> Result<()> {
         self.total = format.seconds;
-        self.order.pass(Event::Opened(format.clone()))
+        self.order.pass(PipelineEvent::Opened(format.clone()))
     }
 
     fn fault(&mut self, fault: Fault) -> Result<()> {
         self.order.fault(fault)
     }
 
-    fn window(&mut self, frames: Frames<'_>) -> Result<()> {
+    fn window(&mut self, frames: WindowScores<'_>) -> Result<()> {
         let seconds = self.recogniser.done_seconds(frames.window, frames.real);
         self.post.window(frames, &mut self.found)?;
         self.hand_over()?;
         self.order.release(self.post.settled())?;
         if seconds - self.told.1 >= PROGRESS_SECONDS || self.told.0.elapsed() >= PROGRESS_EVERY {
             self.told = (Instant::now(), seconds);
-            self.order.pass(Event::Progress { seconds, total: self.total })?;
+            self.order.pass(PipelineEvent::Progress { seconds, total: self.total })?;
         }
         Ok(())
     }
 }
 
-impl Taker for UnitMean {
-    fn opened(&mut self, _: &Format) -> Result<()> {
+impl WindowSink for UnitMean {
+    fn opened(&mut self, _: &AudioFormat) -> Result<()> {
         Ok(())
     }
 
@@ -289,7 +289,7 @@ impl Taker for UnitMean {
         Ok(())
     }
 
-    fn window(&mut self, frames: Frames<'_>) -> Result<()> {
+    fn window(&mut self, frames: WindowScores<'_>) -> Result<()> {
         UnitMean::window(self, frames);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! From what a model gives to labels: events with hysteresis, scenes, speakers.
 //!
-//! Windows come in time order, some perhaps missing; labels leave as soon as they are final. `Post::settled` says how
+//! Windows come in time order, some perhaps missing; labels leave as soon as they are final. `Labeller::settled` says how
 //! far that is, so that whoever collects them can put them in time order. What is kept is bounded: a little for each
 //! class, the frames of a moving mean, and one embedding.
 
@@ -18,15 +18,15 @@ pub(crate) use grid::Grid;
 use base::{Error, Result};
 
 use crate::Label;
-use crate::recogniser::{Kind, Recogniser};
+use crate::recogniser::{Recogniser, RecogniserKind};
 use crate::speakers::Speakers;
-use embeddings::Voices;
-use events::Events;
-use scenes::Scenes;
+use embeddings::SpeakerLabeller;
+use events::EventLabeller;
+use scenes::SceneLabeller;
 
 /// What the model gave for one window: `frames x classes` values, already trimmed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Frames<'a> {
+pub(crate) struct WindowScores<'a> {
     /// The window's number.
     pub(crate) window: u64,
     /// Its rows that are the recording's; the rest is padding.
@@ -44,32 +44,32 @@ pub(crate) struct Frames<'a> {
 }
 
 /// Makes labels of windows.
-pub(crate) struct Post {
+pub(crate) struct Labeller {
     recogniser: Recogniser,
     embeddings: bool,
     speakers: Option<Speakers>,
-    started: Option<Started>,
+    started: Option<StartedPost>,
     /// The first window that may come.
     next: u64,
 }
 
 /// What is known with the first window: how many frames and classes there are.
-struct Started {
+struct StartedPost {
     frames: usize,
     classes: usize,
     meaning: Meaning,
 }
 
 enum Meaning {
-    Events(Events),
-    Scenes(Scenes),
-    Embeddings(Voices),
+    Events(EventLabeller),
+    Scenes(SceneLabeller),
+    Embeddings(SpeakerLabeller),
 }
 
-impl Post {
+impl Labeller {
     /// For `recogniser`'s kind; `embeddings` and `speakers` are for those that give embeddings.
-    pub(crate) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Post {
-        Post { recogniser: recogniser.clone(), embeddings, speakers, started: None, next: 0 }
+    pub(crate) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Labeller {
+        Labeller { recogniser: recogniser.clone(), embeddings, speakers, started: None, next: 0 }
     }
 
     /// Takes the next window; windows that were left out since the last one are silence.
@@ -77,7 +77,7 @@ impl Post {
     /// # Errors
     /// `InvalidArgument` when what the model gives is not what the recogniser says; `Internal` for a window that came
     /// before.
-    pub(crate) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) -> Result<()> {
+    pub(crate) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) -> Result<()> {
         if frames.window < self.next {
             return Err(Error::internal("windows must come in order"));
         }
@@ -86,7 +86,7 @@ impl Post {
             Some(started) => started,
             none => {
                 let meaning = start(&self.recogniser, &frames, self.embeddings, self.speakers.take())?;
-                none.insert(Started { frames: frames.frames, classes: frames.classes, meaning })
+                none.insert(StartedPost { frames: frames.frames, classes: frames.classes, meaning })
             }
         };
         if (frames.frames, frames.classes) != (started.frames, started.classes) {
@@ -126,19 +126,19 @@ impl Post {
 
 fn start(
     recogniser: &Recogniser,
-    frames: &Frames<'_>,
+    frames: &WindowScores<'_>,
     embeddings: bool,
     speakers: Option<Speakers>,
 ) -> Result<Meaning> {
     let named = |error: Error| error.context(format!("recogniser \"{}\"", recogniser.name));
-    if recogniser.kind == Kind::Embeddings {
-        return Ok(Meaning::Embeddings(Voices::new(recogniser, embeddings, speakers)));
+    if recogniser.kind == RecogniserKind::Embeddings {
+        return Ok(Meaning::Embeddings(SpeakerLabeller::new(recogniser, embeddings, speakers)));
     }
     let grid = Grid::new(recogniser, frames.frames).map_err(named)?;
     let names = recogniser.output.classes.names(frames.classes).map_err(named)?;
     Ok(match recogniser.kind {
-        Kind::Events => Meaning::Events(Events::new(&recogniser.events, grid, names)),
-        _ => Meaning::Scenes(Scenes::new(recogniser.scenes, grid, names)),
+        RecogniserKind::Events => Meaning::Events(EventLabeller::new(&recogniser.events, grid, names)),
+        _ => Meaning::Scenes(SceneLabeller::new(recogniser.scenes, grid, names)),
     })
 }
 

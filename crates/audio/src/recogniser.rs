@@ -7,14 +7,14 @@
 mod file;
 mod fit;
 
-pub(crate) use fit::Fit;
+pub(crate) use fit::ModelBinding;
 
 use base::{Error, Result, Signature};
 
-use crate::features::{FeatureFile, Features};
+use crate::features::{FeatureExtractor, FeatureFile};
 use crate::resample::Channel;
 use crate::segment::WindowSpec;
-use file::File;
+use file::RecogniserFile;
 
 /// The lowest rate a recogniser may ask for, in samples a second.
 const RATE_MIN: u32 = 1_000;
@@ -40,7 +40,7 @@ const LAST_KEY: usize = 108;
 /// What a recogniser makes of a model's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum RecogniserKind {
     /// Stretches in which a class is on.
     Events,
     /// The likeliest classes of each window.
@@ -59,32 +59,32 @@ pub struct Recogniser {
     /// The model that it runs, where that is not the one whose settings it stands in.
     pub model: Option<String>,
     /// What it makes of the model's outputs.
-    pub kind: Kind,
+    pub kind: RecogniserKind,
     /// Samples a second that the model takes.
     pub rate: u32,
     pub(crate) channel: Channel,
     pub(crate) input: Option<String>,
     pub(crate) spec: WindowSpec,
-    pub(crate) axes: Vec<Axis>,
+    pub(crate) axes: Vec<InputAxis>,
     pub(crate) batch: usize,
     pub(crate) sequence: bool,
-    pub(crate) constants: Vec<Constant>,
+    pub(crate) constants: Vec<ConstantInput>,
     pub(crate) features: FeatureFile,
     /// Values of a row of features.
     pub(crate) width: usize,
     /// Samples from one row to the next.
     pub(crate) row_samples: u64,
-    pub(crate) state: Vec<State>,
-    pub(crate) pieces: Pieces,
-    pub(crate) output: Output,
-    pub(crate) events: Events,
-    pub(crate) scenes: Scenes,
-    pub(crate) embeddings: Embeddings,
+    pub(crate) state: Vec<StateInput>,
+    pub(crate) pieces: PieceSettings,
+    pub(crate) output: OutputSettings,
+    pub(crate) events: EventSettings,
+    pub(crate) scenes: SceneSettings,
+    pub(crate) embeddings: EmbeddingSettings,
 }
 
 /// What an axis of the input counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Axis {
+pub(crate) enum InputAxis {
     Windows,
     Rows,
     Features,
@@ -93,7 +93,7 @@ pub(crate) enum Axis {
 
 /// An input that never changes.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Constant {
+pub(crate) struct ConstantInput {
     pub(crate) input: String,
     pub(crate) value: f64,
     /// `None`: as the model's signature has it, every dynamic axis one.
@@ -102,7 +102,7 @@ pub(crate) struct Constant {
 
 /// An input that is an output of the run before.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct StateInput {
     pub(crate) input: String,
     pub(crate) output: String,
     pub(crate) value: f64,
@@ -111,7 +111,7 @@ pub(crate) struct State {
 
 /// How a recording is cut for models with a state, in windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pieces {
+pub(crate) struct PieceSettings {
     pub(crate) length: u64,
     pub(crate) lead_in: u64,
     /// Pieces that run side by side in one batch, where the state is inside the model.
@@ -120,12 +120,12 @@ pub(crate) struct Pieces {
 
 /// How an output is read.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Output {
+pub(crate) struct OutputSettings {
     pub(crate) name: Option<String>,
     /// Frames dropped at the beginning and at the end of each window.
     pub(crate) trim: [usize; 2],
     pub(crate) activation: Activation,
-    pub(crate) classes: Classes,
+    pub(crate) classes: ClassNames,
 }
 
 /// What turns the model's numbers into probabilities.
@@ -140,7 +140,7 @@ pub(crate) enum Activation {
 
 /// What the classes are called.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Classes {
+pub(crate) enum ClassNames {
     /// By their numbers.
     Numbered,
     Named(Vec<String>),
@@ -148,7 +148,7 @@ pub(crate) enum Classes {
     Midi(usize),
 }
 
-impl Classes {
+impl ClassNames {
     /// The names of `count` classes.
     ///
     /// # Errors
@@ -160,10 +160,10 @@ impl Classes {
             _ if count > CLASSES_MAX => {
                 Err(Error::invalid(format!("the output has {count} classes, {CLASSES_MAX} are allowed")))
             }
-            Classes::Numbered => Ok((0..count).map(|number| number.to_string()).collect()),
-            Classes::Midi(first) => Ok((*first..first + count).map(key).collect()),
-            Classes::Named(names) if names.len() == count => Ok(names.clone()),
-            Classes::Named(names) => Err(Error::invalid(format!(
+            ClassNames::Numbered => Ok((0..count).map(|number| number.to_string()).collect()),
+            ClassNames::Midi(first) => Ok((*first..first + count).map(key).collect()),
+            ClassNames::Named(names) if names.len() == count => Ok(names.clone()),
+            ClassNames::Named(names) => Err(Error::invalid(format!(
                 "the output has {count} classes and [recogniser.output] names {}: list one name a class",
                 names.len()
             ))),
@@ -173,33 +173,33 @@ impl Classes {
 
 /// When an event begins and ends. Lengths in samples at the recogniser's rate.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Events {
+pub(crate) struct EventSettings {
     pub(crate) on: f64,
     pub(crate) off: f64,
     pub(crate) min: f64,
     pub(crate) gap: f64,
     pub(crate) pad: f64,
     pub(crate) smooth: usize,
-    pub(crate) onset: Option<Onset>,
+    pub(crate) onset: Option<OnsetSettings>,
 }
 
 /// An output whose rise above `on` starts a new event of the class.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Onset {
+pub(crate) struct OnsetSettings {
     pub(crate) output: String,
     pub(crate) on: f64,
 }
 
 /// Which classes a scene is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Scenes {
+pub(crate) struct SceneSettings {
     pub(crate) top: usize,
     pub(crate) threshold: f32,
 }
 
 /// Who is who.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Embeddings {
+pub(crate) struct EmbeddingSettings {
     pub(crate) threshold: f32,
     /// In dB of full scale; windows below it are silence.
     pub(crate) min_level: f32,
@@ -214,7 +214,7 @@ impl Recogniser {
     /// `InvalidArgument` that names the recogniser, the setting and what it may be.
     pub fn parse(name: &str, text: &str) -> Result<Recogniser> {
         let read = || {
-            let file: File = toml::from_str(text)
+            let file: RecogniserFile = toml::from_str(text)
                 .map_err(|error| Error::invalid(error.to_string().trim().replace('\n', " ")))?;
             resolve(name, file)
         };
@@ -226,24 +226,24 @@ impl Recogniser {
     /// # Errors
     /// `InvalidArgument` that says what does not fit and lists what the model has.
     pub fn check(&self, signature: &Signature) -> Result<()> {
-        Fit::new(self, signature).map(drop)
+        ModelBinding::new(self, signature).map(drop)
     }
 
     /// What its classes are called, in the model's order, where the section says so: piano keys up to the last of a piano.
     /// Empty for embeddings and for classes that only have numbers.
     pub fn classes(&self) -> Vec<String> {
         let count = match &self.output.classes {
-            _ if self.kind == Kind::Embeddings => 0,
-            Classes::Numbered => 0,
-            Classes::Named(names) => names.len(),
-            Classes::Midi(first) => (LAST_KEY + 1).saturating_sub(*first),
+            _ if self.kind == RecogniserKind::Embeddings => 0,
+            ClassNames::Numbered => 0,
+            ClassNames::Named(names) => names.len(),
+            ClassNames::Midi(first) => (LAST_KEY + 1).saturating_sub(*first),
         };
         self.output.classes.names(count).unwrap_or_default()
     }
 
     /// The similarity, -1 to 1, from which on a voice is a speaker's, for recognisers that give embeddings.
     pub fn threshold(&self) -> Option<f32> {
-        (self.kind == Kind::Embeddings).then_some(self.embeddings.threshold)
+        (self.kind == RecogniserKind::Embeddings).then_some(self.embeddings.threshold)
     }
 
     /// From one window to the next, in seconds.
@@ -286,11 +286,12 @@ impl Recogniser {
     }
 }
 
-fn resolve(name: &str, file: File) -> Result<Recogniser> {
+fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     within("rate", file.rate, RATE_MIN, RATE_MAX)?;
     let rate = file.rate;
     let raw = matches!(file.features, FeatureFile::Raw { .. });
-    let features = Features::new(&file.features, rate).map_err(|e| e.context("[recogniser.features]"))?;
+    let features =
+        FeatureExtractor::new(&file.features, rate).map_err(|e| e.context("[recogniser.features]"))?;
     let (width, row_samples) = (features.width(), (features.step() * f64::from(rate)).round().max(1.0));
     let hop = file.hop.unwrap_or(file.window);
     within("window", file.window, 1, VALUES_MAX)?;
@@ -299,7 +300,7 @@ fn resolve(name: &str, file: File) -> Result<Recogniser> {
     within("batch", file.batch, 1, BATCH_MAX)?;
     let spec = WindowSpec { window: file.window, hop, context: file.context };
     let axes = file::axes(file.axes.as_deref().unwrap_or(if raw { "nt" } else { "ntf" }), width)?;
-    let batch = if axes.contains(&Axis::Windows) { file.batch } else { 1 };
+    let batch = if axes.contains(&InputAxis::Windows) { file.batch } else { 1 };
     let hop_seconds = hop as f64 * row_samples / f64::from(rate);
     let recogniser = Recogniser {
         name: name.to_owned(),
@@ -331,11 +332,11 @@ fn resolve(name: &str, file: File) -> Result<Recogniser> {
 /// Refuses axes that do not go with the rest, and runs that are too large.
 fn check_axes(recogniser: &Recogniser) -> Result<()> {
     recogniser.may_wait(recogniser.batch)?;
-    let axis = |axis: Axis| recogniser.axes.contains(&axis);
-    if (recogniser.sequence || !recogniser.state.is_empty()) && recogniser.axes[0] != Axis::Windows {
+    let axis = |axis: InputAxis| recogniser.axes.contains(&axis);
+    if (recogniser.sequence || !recogniser.state.is_empty()) && recogniser.axes[0] != InputAxis::Windows {
         return Err(Error::invalid("a state and sequences need axes that begin with n, the windows"));
     }
-    if !axis(Axis::Rows) && recogniser.spec.context + recogniser.spec.window > 1 {
+    if !axis(InputAxis::Rows) && recogniser.spec.context + recogniser.spec.window > 1 {
         return Err(Error::invalid("axes have no t, so a window must be one row without context"));
     }
     Ok(())

@@ -27,11 +27,11 @@ pub enum Channel {
 pub struct Mono {
     channels: usize,
     channel: Channel,
-    change: Option<Box<Change>>,
+    change: Option<Box<RateChange>>,
 }
 
 /// A change of rate under way.
-struct Change {
+struct RateChange {
     from: u64,
     to: u64,
     resampler: FftFixedInOut<f32>,
@@ -69,7 +69,7 @@ impl Mono {
                 )));
             }
         }
-        Ok(Mono { channels, channel, change: Some(Box::new(Change::new(from, to)?)) })
+        Ok(Mono { channels, channel, change: Some(Box::new(RateChange::new(from, to)?)) })
     }
 
     /// Takes whole interleaved samples and appends what is ready of the result.
@@ -118,13 +118,13 @@ fn divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-impl Change {
-    fn new(from: u32, to: u32) -> Result<Change> {
+impl RateChange {
+    fn new(from: u32, to: u32) -> Result<RateChange> {
         // A chunk is a multiple of this many samples; of an even number, or the delay would have half a sample.
         let unit = 2 * (from / divisor(from, to)) as usize;
         let resampler = FftFixedInOut::new(from as usize, to as usize, CHUNK.next_multiple_of(unit), 1)
             .map_err(|error| Error::internal(format!("no resampler from {from} to {to} Hz: {error}")))?;
-        Ok(Change {
+        Ok(RateChange {
             from: from.into(),
             to: to.into(),
             given: vec![0.0; resampler.output_frames_max()],

@@ -15,7 +15,7 @@ pub struct WindowSpec {
 
 /// One window, lent for the length of a call.
 #[derive(Clone, Copy, Debug)]
-pub struct Window<'a> {
+pub struct FeatureWindow<'a> {
     /// Its number, from zero.
     pub index: u64,
     /// Its first row (after the context), counted from the recording's first.
@@ -50,7 +50,11 @@ impl Windows {
     ///
     /// # Errors
     /// Those of `each`, after which the windows that this push completed are not given again.
-    pub fn push(&mut self, rows: &[f32], each: &mut dyn FnMut(Window<'_>) -> Result<()>) -> Result<()> {
+    pub fn push(
+        &mut self,
+        rows: &[f32],
+        each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>,
+    ) -> Result<()> {
         let skipped = self.skip.min(rows.len());
         self.skip -= skipped;
         self.held.extend_from_slice(&rows[skipped..]);
@@ -59,7 +63,8 @@ impl Windows {
         let mut result = Ok(());
         while result.is_ok() && self.held.len() >= head.saturating_add(size) {
             let rows = &self.held[head..head + size];
-            result = each(Window { index: self.next, start: self.start(), real: self.spec.window, rows });
+            result =
+                each(FeatureWindow { index: self.next, start: self.start(), real: self.spec.window, rows });
             self.next += 1;
             head += hop;
         }
@@ -72,7 +77,7 @@ impl Windows {
     ///
     /// # Errors
     /// Those of `each`.
-    pub fn finish(&mut self, each: &mut dyn FnMut(Window<'_>) -> Result<()>) -> Result<()> {
+    pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
         let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
         // What the window before this one had already, where windows overlap.
         let had = if self.next == 0 { 0 } else { self.spec.window.saturating_sub(self.spec.hop) };
@@ -81,7 +86,7 @@ impl Windows {
         }
         let size = self.size();
         self.held.resize(size, 0.0);
-        let window = Window { index: self.next, start: self.start(), real, rows: &self.held };
+        let window = FeatureWindow { index: self.next, start: self.start(), real, rows: &self.held };
         each(window)
     }
 
@@ -129,7 +134,7 @@ mod tests {
 
     fn streamed(spec: WindowSpec, width: usize, rows: &[f32], cuts: &[usize]) -> Given {
         let mut given = Given::new();
-        let mut each = |window: Window<'_>| {
+        let mut each = |window: FeatureWindow<'_>| {
             given.push((window.index, window.start, window.real, window.rows.to_vec()));
             Ok(())
         };

@@ -31,19 +31,19 @@ const FORMAT: u32 = 1;
 
 /// Enrolled voices. Clones share one store, which any number of threads may use.
 #[derive(Clone, Debug)]
-pub struct Speakers(Arc<Store>);
+pub struct Speakers(Arc<SpeakerStore>);
 
 #[derive(Debug)]
-struct Store {
+struct SpeakerStore {
     path: Option<PathBuf>,
     /// One change at a time; readers do not wait for it.
     writing: Mutex<()>,
-    document: RwLock<Arc<Document>>,
+    document: RwLock<Arc<SpeakerFile>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Document {
+struct SpeakerFile {
     format: u32,
     /// Values of each vector; 0 while nobody is enrolled.
     dimension: usize,
@@ -59,9 +59,9 @@ struct Voice {
     vector: Vec<f32>,
 }
 
-impl Default for Document {
-    fn default() -> Document {
-        Document { format: FORMAT, dimension: 0, speakers: BTreeMap::new() }
+impl Default for SpeakerFile {
+    fn default() -> SpeakerFile {
+        SpeakerFile { format: FORMAT, dimension: 0, speakers: BTreeMap::new() }
     }
 }
 
@@ -86,7 +86,7 @@ impl Speakers {
                 let aside = set_aside(path)?;
                 let (shown, aside) = (path.display(), aside.display());
                 tracing::error!(path = %shown, %aside, %error, "enrolled speakers cannot be read and were set aside");
-                Ok(Speakers::with(Some(path.to_owned()), Document::default()))
+                Ok(Speakers::with(Some(path.to_owned()), SpeakerFile::default()))
             }
             speakers => speakers,
         }
@@ -94,12 +94,12 @@ impl Speakers {
 
     /// A store that is gone with its last clone.
     pub fn in_memory() -> Speakers {
-        Speakers::with(None, Document::default())
+        Speakers::with(None, SpeakerFile::default())
     }
 
-    fn with(path: Option<PathBuf>, document: Document) -> Speakers {
+    fn with(path: Option<PathBuf>, document: SpeakerFile) -> Speakers {
         let document = RwLock::new(Arc::new(document));
-        Speakers(Arc::new(Store { path, writing: Mutex::new(()), document }))
+        Speakers(Arc::new(SpeakerStore { path, writing: Mutex::new(()), document }))
     }
 
     /// Adds an embedding of `name`'s voice, of any length but zero; one who is enrolled already gets the mean of all.
@@ -178,18 +178,18 @@ impl Speakers {
         cosine(&self.now().speakers.get(name)?.vector, embedding)
     }
 
-    fn now(&self) -> Arc<Document> {
+    fn now(&self) -> Arc<SpeakerFile> {
         self.0.document.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Changes a copy, writes it where that made a difference, which is what is returned, and only then shows it.
-    fn change(&self, change: impl FnOnce(&mut Document) -> Result<bool>) -> Result<bool> {
+    fn change(&self, change: impl FnOnce(&mut SpeakerFile) -> Result<bool>) -> Result<bool> {
         let _one_at_a_time = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let _one_process = self.0.path.as_deref().map(lock).transpose()?;
         // Without a file there is nothing that another process has added.
         let mut document = match self.0.path.as_deref().map(document).transpose()?.flatten() {
             Some(document) => document,
-            None => Document::clone(&self.now()),
+            None => SpeakerFile::clone(&self.now()),
         };
         let changed = change(&mut document)?;
         if let Some(path) = self.0.path.as_ref().filter(|_| changed) {
@@ -230,7 +230,7 @@ fn create(path: &Path) -> std::io::Result<File> {
 }
 
 /// What the file says; `None` where there is no file.
-fn document(path: &Path) -> Result<Option<Document>> {
+fn document(path: &Path) -> Result<Option<SpeakerFile>> {
     let parsed = read(path)?.map(|bytes| parse(&bytes)).transpose();
     parsed.map_err(|error| error.context("no file of enrolled voices").context(path.display()))
 }
@@ -246,22 +246,22 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-fn parse(bytes: &[u8]) -> Result<Document> {
+fn parse(bytes: &[u8]) -> Result<SpeakerFile> {
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(Error::data_loss("the file is too large"));
     }
     #[derive(Deserialize)]
-    struct Version {
+    struct FileVersion {
         format: u32,
     }
     let damaged = |error: serde_json::Error| Error::data_loss(error.to_string());
-    let Version { format } = serde_json::from_slice(bytes).map_err(damaged)?;
+    let FileVersion { format } = serde_json::from_slice(bytes).map_err(damaged)?;
     if format > FORMAT {
         return Err(Error::precondition(format!(
             "format {format} was written by a later version; use that one"
         )));
     }
-    let document: Document = serde_json::from_slice(bytes).map_err(damaged)?;
+    let document: SpeakerFile = serde_json::from_slice(bytes).map_err(damaged)?;
     let sound = |voice: &Voice| {
         voice.vector.len() == document.dimension
             && voice.embeddings > 0
@@ -299,7 +299,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Replaces the file with `document`, durably.
-fn write(path: &Path, document: &Document) -> Result<()> {
+fn write(path: &Path, document: &SpeakerFile) -> Result<()> {
     let temporary = beside(path, ".tmp");
     let bytes = serde_json::to_vec(document).map_err(|error| Error::internal(error.to_string()))?;
     let written = || {
@@ -359,7 +359,7 @@ mod tests {
         assert!(speakers.enrol("Bob", &[1.0]).unwrap_err().message().contains("recogniser"));
         assert_eq!(speakers.names(), ["Ada"]);
         for number in 1..SPEAKERS_MAX {
-            let mut document = Document::clone(&speakers.now());
+            let mut document = SpeakerFile::clone(&speakers.now());
             let voice = Voice { embeddings: 1, vector: vec![1.0, 0.0] };
             document.speakers.extend((0..SPEAKERS_MAX - 1).map(|n| (format!("n{n}"), voice.clone())));
             *speakers.0.document.write().unwrap() = Arc::new(document);
@@ -393,7 +393,7 @@ mod tests {
         let path = file(&folder);
         Speakers::open(&path).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();
         let next = {
-            let mut document = Document::clone(&Speakers::open(&path).unwrap().now());
+            let mut document = SpeakerFile::clone(&Speakers::open(&path).unwrap().now());
             document.speakers.insert("Bob".into(), Voice { embeddings: 1, vector: vec![0.0, 1.0] });
             serde_json::to_vec(&document).unwrap()
         };

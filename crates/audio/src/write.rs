@@ -11,7 +11,7 @@ use base::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::decode;
-use crate::pipeline::{Event, Summary};
+use crate::pipeline::{AudioSummary, PipelineEvent};
 use crate::{Fault, Label};
 
 /// Faults that a JSON document keeps until its end; more are counted in its summary.
@@ -19,7 +19,7 @@ const FAULTS_MAX: usize = 1000;
 
 /// A way to write labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum LabelFormat {
     /// Aligned columns for people; times as minutes, seconds and milliseconds.
     Table,
     /// One document: `format`, `file`, `labels`, `faults`, `summary`; times in seconds.
@@ -34,66 +34,72 @@ pub enum Format {
     Audacity,
 }
 
-impl Format {
+impl LabelFormat {
     /// All formats, in the order in which help lists them.
-    pub const ALL: [Format; 6] =
-        [Format::Table, Format::Json, Format::Csv, Format::Srt, Format::Rttm, Format::Audacity];
+    pub const ALL: [LabelFormat; 6] = [
+        LabelFormat::Table,
+        LabelFormat::Json,
+        LabelFormat::Csv,
+        LabelFormat::Srt,
+        LabelFormat::Rttm,
+        LabelFormat::Audacity,
+    ];
 
     /// What it is called on a command line.
     pub fn name(self) -> &'static str {
         match self {
-            Format::Table => "table",
-            Format::Json => "json",
-            Format::Csv => "csv",
-            Format::Srt => "srt",
-            Format::Rttm => "rttm",
-            Format::Audacity => "audacity",
+            LabelFormat::Table => "table",
+            LabelFormat::Json => "json",
+            LabelFormat::Csv => "csv",
+            LabelFormat::Srt => "srt",
+            LabelFormat::Rttm => "rttm",
+            LabelFormat::Audacity => "audacity",
         }
     }
 }
 
-impl FromStr for Format {
+impl FromStr for LabelFormat {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Format> {
-        Format::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
-            let names: Vec<&str> = Format::ALL.into_iter().map(Format::name).collect();
+    fn from_str(text: &str) -> Result<LabelFormat> {
+        LabelFormat::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            let names: Vec<&str> = LabelFormat::ALL.into_iter().map(LabelFormat::name).collect();
             Error::invalid(format!("format \"{text}\": it must be one of {}", names.join(", ")))
         })
     }
 }
 
 /// Writes the labels of one recording as they come.
-pub struct Writer<W: Write> {
-    format: Format,
+pub struct LabelWriter<W: Write> {
+    format: LabelFormat,
     out: W,
     file_name: String,
     labels: u64,
     faults: Vec<Value>,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> LabelWriter<W> {
     /// Writes what the format begins with; `file_name` names the recording in formats that do.
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn new(format: Format, out: W, file_name: &str) -> Result<Writer<W>> {
+    pub fn new(format: LabelFormat, out: W, file_name: &str) -> Result<LabelWriter<W>> {
         let file_name = match format {
-            Format::Rttm => {
+            LabelFormat::Rttm => {
                 let stem = Path::new(file_name).file_stem();
                 field(&stem.map_or(file_name.into(), |stem| stem.to_string_lossy()))
             }
             _ => file_name.to_owned(),
         };
-        let mut writer = Writer { format, out, file_name, labels: 0, faults: Vec::new() };
+        let mut writer = LabelWriter { format, out, file_name, labels: 0, faults: Vec::new() };
         match format {
-            Format::Table => writer.write("     start        end  score  label\n")?,
-            Format::Json => {
+            LabelFormat::Table => writer.write("     start        end  score  label\n")?,
+            LabelFormat::Json => {
                 let file = Value::from(writer.file_name.as_str());
                 writer.write(&format!("{{\"format\":1,\"file\":{file},\"labels\":["))?;
             }
-            Format::Csv => writer.write("file,start,end,label,score\r\n")?,
-            Format::Srt | Format::Rttm | Format::Audacity => {}
+            LabelFormat::Csv => writer.write("file,start,end,label,score\r\n")?,
+            LabelFormat::Srt | LabelFormat::Rttm | LabelFormat::Audacity => {}
         }
         Ok(writer)
     }
@@ -106,27 +112,27 @@ impl<W: Write> Writer<W> {
         self.labels += 1;
         let (start, end, score) = (label.start, label.end, label.score);
         let line = match self.format {
-            Format::Table => {
+            LabelFormat::Table => {
                 let (start, end) = (minutes(start), minutes(end));
                 format!("{start:>10} {end:>10}  {score:>5.2}  {}\n", escaped(&label.text))
             }
-            Format::Json => {
+            LabelFormat::Json => {
                 let comma = if self.labels > 1 { "," } else { "" };
                 format!("{comma}\n{}", label_value(label))
             }
-            Format::Csv => {
+            LabelFormat::Csv => {
                 let (file, text) = (quoted(&self.file_name), quoted(&label.text));
                 format!("{file},{start:.3},{end:.3},{text},{score:.4}\r\n")
             }
-            Format::Srt => {
+            LabelFormat::Srt => {
                 let (start, end) = (hours(start), hours(end));
                 format!("{}\n{start} --> {end}\n{}\n\n", self.labels, one_line(&label.text))
             }
-            Format::Rttm => {
+            LabelFormat::Rttm => {
                 let (file, length, name) = (&self.file_name, end - start, field(&label.text));
                 format!("SPEAKER {file} 1 {start:.3} {length:.3} <NA> <NA> {name} {score:.4} <NA>\n")
             }
-            Format::Audacity => format!("{start:.6}\t{end:.6}\t{}\n", one_line(&label.text)),
+            LabelFormat::Audacity => format!("{start:.6}\t{end:.6}\t{}\n", one_line(&label.text)),
         };
         self.write(&line)
     }
@@ -137,14 +143,16 @@ impl<W: Write> Writer<W> {
     /// Those of `out`.
     pub fn fault(&mut self, fault: &Fault) -> Result<()> {
         match self.format {
-            Format::Table => self.write(&format!(
+            LabelFormat::Table => self.write(&format!(
                 "{:>10} {:>10}      !  {}\n",
                 minutes(fault.at),
                 "",
                 escaped(&fault.what)
             )),
-            Format::Rttm => self.write(&format!(";; fault at {:.3}: {}\n", fault.at, one_line(&fault.what))),
-            Format::Json if self.faults.len() < FAULTS_MAX => {
+            LabelFormat::Rttm => {
+                self.write(&format!(";; fault at {:.3}: {}\n", fault.at, one_line(&fault.what)))
+            }
+            LabelFormat::Json if self.faults.len() < FAULTS_MAX => {
                 self.faults.push(json!({"at": seconds(fault.at), "what": fault.what}));
                 Ok(())
             }
@@ -156,14 +164,14 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn finish(mut self, summary: &Summary) -> Result<W> {
+    pub fn finish(mut self, summary: &AudioSummary) -> Result<W> {
         match self.format {
-            Format::Json => {
+            LabelFormat::Json => {
                 let (faults, summary) =
                     (Value::from(std::mem::take(&mut self.faults)), summary_value(summary));
                 self.write(&format!("\n],\"faults\":{faults},\"summary\":{summary}}}\n"))?;
             }
-            Format::Table => {
+            LabelFormat::Table => {
                 let (length, labels, faults) = (minutes(summary.seconds), summary.labels, summary.faults);
                 let partial = if summary.partial { ", partial" } else { "" };
                 self.write(&format!("{length:>10} of sound: {labels} labels, {faults} faults{partial}\n"))?;
@@ -188,12 +196,12 @@ fn failed(error: std::io::Error) -> Error {
 /// `{"type":"opened","format":..,"rate":..,"channels":..,"seconds":..}`, `{"type":"label","start":..,"end":..,
 /// "text":..,"score":..}` (with `"embedding"` where there is one), `{"type":"fault","at":..,"what":..}` or
 /// `{"type":"progress","seconds":..,"total":..}`; times in seconds, unknown ones null.
-pub fn ndjson(event: &Event) -> Option<String> {
+pub fn ndjson(event: &PipelineEvent) -> Option<String> {
     let (kind, value) = match event {
-        Event::Opened(format) => ("opened", opened_value(format)),
-        Event::Label(label) => ("label", label_value(label)),
-        Event::Fault(fault) => ("fault", json!({"at": seconds(fault.at), "what": fault.what})),
-        Event::Progress { seconds: done, total } => {
+        PipelineEvent::Opened(format) => ("opened", opened_value(format)),
+        PipelineEvent::Label(label) => ("label", label_value(label)),
+        PipelineEvent::Fault(fault) => ("fault", json!({"at": seconds(fault.at), "what": fault.what})),
+        PipelineEvent::Progress { seconds: done, total } => {
             ("progress", json!({"seconds": seconds(*done), "total": total.map(seconds)}))
         }
     };
@@ -202,7 +210,7 @@ pub fn ndjson(event: &Event) -> Option<String> {
 
 /// The summary as one line of JSON with its line feed: `{"type":"summary","seconds":..,"labels":..,"faults":..,
 /// "partial":..,"windows":..}`.
-pub fn ndjson_summary(summary: &Summary) -> String {
+pub fn ndjson_summary(summary: &AudioSummary) -> String {
     line("summary", summary_value(summary))
 }
 
@@ -212,7 +220,7 @@ fn line(kind: &str, value: Value) -> String {
     format!("{{\"type\":\"{kind}\",{}\n", object.strip_prefix('{').unwrap_or("}"))
 }
 
-fn opened_value(format: &decode::Format) -> Value {
+fn opened_value(format: &decode::AudioFormat) -> Value {
     json!({
         "format": format.container_and_codec,
         "rate": format.rate,
@@ -234,7 +242,7 @@ fn label_value(label: &Label) -> Value {
     value
 }
 
-fn summary_value(summary: &Summary) -> Value {
+fn summary_value(summary: &AudioSummary) -> Value {
     json!({
         "seconds": seconds(summary.seconds),
         "labels": summary.labels,

@@ -19,4 +19,4 @@ pub use error::{Error, ErrorKind, Result};
 pub use ident::{VersionId, VersionNumber};
 pub use nearest::nearest;
 pub use signature::{Dim, Signature, TensorSpec};
-pub use tensor::{Data, NamedTensor, Shape, Tensor};
+pub use tensor::{CarriedInput, Data, NamedTensor, Shape, Tensor};

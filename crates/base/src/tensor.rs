@@ -43,6 +43,17 @@ impl NamedTensor {
     }
 }
 
+/// An input whose value is an output of the item before: the state of a model that does not keep it inside.
+#[derive(Clone, Debug)]
+pub struct CarriedInput {
+    /// Name of the input.
+    pub input: Arc<str>,
+    /// Name of the output that becomes the next item's input.
+    pub output: Arc<str>,
+    /// Value for the first item.
+    pub initial: Tensor,
+}
+
 struct Owner<T: Element>(Vec<T>);
 
 impl<T: Element> AsRef<[u8]> for Owner<T> {

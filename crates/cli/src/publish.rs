@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::Error;
 use base::units::format_bytes;
 use clap::Args;
-use engine_onnx::publish::{self, Progress, PublishOptions, WriteOptions};
+use engine_onnx::publish::{self, PublishOptions, PublishProgress, WriteOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 use memory::Rate;
 
@@ -144,7 +144,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-fn show(bar: &ProgressBar, progress: Progress) {
+fn show(bar: &ProgressBar, progress: PublishProgress) {
     if bar.length() != Some(progress.bytes_total) {
         // Nothing is drawn before there is something to say.
         bar.set_length(progress.bytes_total);

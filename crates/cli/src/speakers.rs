@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use audio::pipeline;
-use audio::recogniser::Kind;
+use audio::recogniser::RecogniserKind;
 use audio::speakers::Speakers;
 use clap::{Args, Subcommand};
 
@@ -150,7 +150,7 @@ fn open(args: &SpeakersArgs) -> Outcome<Opened> {
     args.engine.prepare()?;
     let place = PlaceArgs { recognisers: args.place.recognisers.clone() };
     let opened = args.engine.open(&place, &args.recogniser)?;
-    if opened.recogniser.kind != Kind::Embeddings {
+    if opened.recogniser.kind != RecogniserKind::Embeddings {
         return Err(Failure::usage(format!(
             "recogniser \"{}\" makes no embeddings of voices; give --recogniser NAME of one that does",
             args.recogniser

@@ -12,7 +12,7 @@ const MESSAGE_CHARS_MAX: usize = 1000;
 
 /// What was being done when a call failed, which decides whose fault it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum CallPhase {
     /// Opening a model: what the library rejects is the model's fault.
     Load,
     /// Running: what it calls an invalid argument is the request's fault, all else is internal.
@@ -46,14 +46,14 @@ const SHAPES: [&str; 6] = [
 macro_rules! call {
     ($phase:ident, $function:ident($($argument:expr),* $(,)?)) => {{
         let api = ort::api();
-        $crate::api::check(api, (api.$function)($($argument),*), $crate::api::Phase::$phase)
+        $crate::api::check(api, (api.$function)($($argument),*), $crate::api::CallPhase::$phase)
     }};
 }
 pub(crate) use call;
 
 /// Takes over `status`: nothing on success, else the error it describes.
 #[inline]
-pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: Phase) -> Result<()> {
+pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: CallPhase) -> Result<()> {
     match NonNull::new(status.0) {
         None => Ok(()),
         Some(status) => Err(failure(api, status, phase)),
@@ -61,7 +61,7 @@ pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: Phase) -> Result<
 }
 
 #[cold]
-fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: Phase) -> Error {
+fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: CallPhase) -> Error {
     type Theirs = unsafe extern "system" fn(*const sys::OrtStatus) -> sys::OrtErrorCode;
     type Ours = unsafe extern "system" fn(*const sys::OrtStatus) -> i32;
     // SAFETY: the binding's result type is an enum of representation i32, so the two function types have one ABI;
@@ -78,20 +78,22 @@ fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: Phase) -> Error
     Error::new(kind(code, &message, phase), one_line(&message))
 }
 
-fn kind(code: i32, message: &str, phase: Phase) -> ErrorKind {
+fn kind(code: i32, message: &str, phase: CallPhase) -> ErrorKind {
     if code == code::RUNTIME_EXCEPTION
         && (message.contains("bad_alloc") || message.contains("Failed to allocate"))
     {
         return ErrorKind::ResourceExhausted;
     }
     match (phase, code) {
-        (Phase::Call, _) => ErrorKind::Internal,
-        (Phase::Run, code::INVALID_ARGUMENT) => ErrorKind::InvalidArgument,
-        (Phase::Run, _) if SHAPES.iter().any(|shapes| message.contains(shapes)) => ErrorKind::InvalidArgument,
-        (Phase::Run, _) => ErrorKind::Internal,
-        (Phase::Load, code::NO_SUCH_FILE) => ErrorKind::NotFound,
-        (Phase::Load, code::INVALID_PROTOBUF | code::NO_MODEL) => ErrorKind::DataLoss,
-        (Phase::Load, _) => ErrorKind::InvalidArgument,
+        (CallPhase::Call, _) => ErrorKind::Internal,
+        (CallPhase::Run, code::INVALID_ARGUMENT) => ErrorKind::InvalidArgument,
+        (CallPhase::Run, _) if SHAPES.iter().any(|shapes| message.contains(shapes)) => {
+            ErrorKind::InvalidArgument
+        }
+        (CallPhase::Run, _) => ErrorKind::Internal,
+        (CallPhase::Load, code::NO_SUCH_FILE) => ErrorKind::NotFound,
+        (CallPhase::Load, code::INVALID_PROTOBUF | code::NO_MODEL) => ErrorKind::DataLoss,
+        (CallPhase::Load, _) => ErrorKind::InvalidArgument,
     }
 }
 
@@ -259,15 +261,15 @@ mod tests {
 
     #[test]
     fn fault_lies_where_the_phase_says() {
-        assert_eq!(kind(code::INVALID_ARGUMENT, "", Phase::Run), ErrorKind::InvalidArgument);
-        assert_eq!(kind(1, "", Phase::Run), ErrorKind::Internal);
+        assert_eq!(kind(code::INVALID_ARGUMENT, "", CallPhase::Run), ErrorKind::InvalidArgument);
+        assert_eq!(kind(1, "", CallPhase::Run), ErrorKind::Internal);
         let sizes = "Non concat axis dimensions must match: Axis 0 has mismatched dimensions of 2 and 1";
-        assert_eq!(kind(1, sizes, Phase::Run), ErrorKind::InvalidArgument);
-        assert_eq!(kind(1, sizes, Phase::Call), ErrorKind::Internal);
-        assert_eq!(kind(code::INVALID_PROTOBUF, "", Phase::Load), ErrorKind::DataLoss);
-        assert_eq!(kind(10, "", Phase::Load), ErrorKind::InvalidArgument);
+        assert_eq!(kind(1, sizes, CallPhase::Run), ErrorKind::InvalidArgument);
+        assert_eq!(kind(1, sizes, CallPhase::Call), ErrorKind::Internal);
+        assert_eq!(kind(code::INVALID_PROTOBUF, "", CallPhase::Load), ErrorKind::DataLoss);
+        assert_eq!(kind(10, "", CallPhase::Load), ErrorKind::InvalidArgument);
         assert_eq!(
-            kind(code::RUNTIME_EXCEPTION, "std::bad_alloc", Phase::Load),
+            kind(code::RUNTIME_EXCEPTION, "std::bad_alloc", CallPhase::Load),
             ErrorKind::ResourceExhausted
         );
     }

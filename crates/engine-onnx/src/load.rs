@@ -18,7 +18,7 @@ use crate::{element, parameters};
 const THREADS_MAX: usize = 1024;
 
 /// A session and what it stands on, in the order in which they must be dropped.
-pub(crate) struct Opened {
+pub(crate) struct OpenedSession {
     /// Uses the values.
     pub(crate) session: Handle<sys::OrtSession>,
     /// Point into the regions. Never asked for anything: they only have to live longer than the session.
@@ -29,7 +29,7 @@ pub(crate) struct Opened {
 }
 
 /// Opens the model that `request` describes.
-pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<Opened> {
+pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     crate::runtime::capabilities().check_device(crate::runtime::NAME, request.options.device)?;
     let path = c_path(&request.graph)?;
     parameters::check(&request.graph, &request.parameters).map_err(|e| e.context(request.graph.display()))?;
@@ -42,13 +42,13 @@ pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<Opened> {
     }
     let mut session = null_mut();
     // SAFETY: environment and options are alive, the path is NUL-terminated, the out-pointer valid. The session
-    // copies the options and refers to the values and their memory, all of which `Opened` keeps alive longer.
+    // copies the options and refers to the values and their memory, all of which `OpenedSession` keeps alive longer.
     let session = unsafe {
         call!(Load, CreateSession(runtime.env(), path.as_ptr(), options.as_ptr(), &mut session))
             .map_err(|e| e.context(request.graph.display()))?;
         Handle::own(session)?
     };
-    Ok(Opened { session, values, parameters: request.parameters.clone() })
+    Ok(OpenedSession { session, values, parameters: request.parameters.clone() })
 }
 
 fn c_path(path: &Path) -> Result<CString> {
@@ -110,7 +110,7 @@ fn bind(
     let name = c_name(&parameter.name)?;
     let shape: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&dim| dim as i64).collect();
     let mut value = null_mut();
-    // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see `Opened`), and to be
+    // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see `OpenedSession`), and to be
     // as many as type and shape take. The library takes a mutable pointer for all tensors alike; an initialiser is
     // never written to. The name is NUL-terminated and copied; the value outlives the options and the session.
     unsafe {

@@ -36,7 +36,11 @@ pub(crate) fn read(runtime: &Runtime, session: &Handle<sys::OrtSession>) -> Resu
         let mut text = null_mut();
         // SAFETY: the metadata is alive; the string comes from the allocator passed in and is ours.
         let value = unsafe {
-            crate::api::check(api, get(metadata.as_ptr(), allocator, &mut text), crate::api::Phase::Call)?;
+            crate::api::check(
+                api,
+                get(metadata.as_ptr(), allocator, &mut text),
+                crate::api::CallPhase::Call,
+            )?;
             take_string(runtime.allocator(), text)?
         };
         if !value.is_empty() {

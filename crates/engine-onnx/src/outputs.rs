@@ -14,7 +14,7 @@ use crate::api::{Handle, call};
 use crate::element;
 
 /// Memory that an answer must not keep pointing into, as address ranges.
-pub(crate) struct Borrowed<'a> {
+pub(crate) struct BorrowedRanges<'a> {
     /// The inputs of the run.
     pub(crate) feeds: &'a [(usize, usize)],
     /// The parameters, sorted.
@@ -27,7 +27,7 @@ pub(crate) fn range(bytes: &[u8]) -> (usize, usize) {
     (start, start + bytes.len())
 }
 
-impl Borrowed<'_> {
+impl BorrowedRanges<'_> {
     fn holds(&self, address: usize) -> bool {
         let inside = |range: &(usize, usize)| range.0 <= address && address < range.1;
         let after = self.parameters.partition_point(|range| range.0 <= address);
@@ -36,17 +36,17 @@ impl Borrowed<'_> {
 }
 
 /// Elements inside a tensor of the library.
-struct Owned {
+struct OnnxOutput {
     value: Handle<sys::OrtValue>,
     data: *const [u8],
 }
 
 // SAFETY: the data belongs to the value, which is owned, is `Send`, and is never written to again.
-unsafe impl Send for Owned {}
+unsafe impl Send for OnnxOutput {}
 // SAFETY: as above; sharing gives reads only.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for OnnxOutput {}
 
-impl AsRef<[u8]> for Owned {
+impl AsRef<[u8]> for OnnxOutput {
     fn as_ref(&self) -> &[u8] {
         let _alive = &self.value;
         // SAFETY: the data is the value's own, of this length, and lives as long as the value.
@@ -58,7 +58,7 @@ impl AsRef<[u8]> for Owned {
 ///
 /// # Errors
 /// `Internal` when the library's tensor is not what its type says.
-pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &Borrowed<'_>) -> Result<Tensor> {
+pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) -> Result<Tensor> {
     let (dtype, shape) = describe(&value)?;
     if dtype == DType::String {
         return take_strings(&value, shape);
@@ -75,7 +75,7 @@ pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &Borrowed<'_>) -> Res
     if data.is_null() {
         return Err(Error::internal("ONNX Runtime gave an answer without memory"));
     }
-    let owned = Owned { value, data: slice_from_raw_parts(data.cast_const().cast(), bytes) };
+    let owned = OnnxOutput { value, data: slice_from_raw_parts(data.cast_const().cast(), bytes) };
     let bytes = match borrowed.holds(data as usize) {
         true => Bytes::copy_from_slice(owned.as_ref()),
         false => Bytes::from_owner(owned),
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn ranges_are_half_open() {
-        let borrowed = Borrowed { feeds: &[(90, 95)], parameters: &[(10, 20), (20, 30), (50, 50)] };
+        let borrowed = BorrowedRanges { feeds: &[(90, 95)], parameters: &[(10, 20), (20, 30), (50, 50)] };
         let held = |address| borrowed.holds(address);
         assert!(held(10) && held(19) && held(20) && held(29) && held(94));
         assert!(!held(9) && !held(30) && !held(50) && !held(95));

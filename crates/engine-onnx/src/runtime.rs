@@ -231,10 +231,10 @@ fn version(path: &Path) -> Result<String> {
 fn logger() -> sys::OrtLoggingFunction {
     // SAFETY: the types differ in the severity only, which is an enum of representation i32 there and an i32 here,
     // so that a severity unknown to the binding is no undefined behaviour.
-    unsafe { std::mem::transmute::<Log, sys::OrtLoggingFunction>(log) }
+    unsafe { std::mem::transmute::<LogFunction, sys::OrtLoggingFunction>(log) }
 }
 
-type Log =
+type LogFunction =
     unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
 
 /// Passes the library's messages on to the program's log. Its warnings are about how a model was exported, come

@@ -13,8 +13,8 @@ use ort::sys;
 use smallvec::SmallVec;
 
 use crate::api::{Handle, c_name, call};
-use crate::load::{self, Opened};
-use crate::outputs::{self, Borrowed};
+use crate::load::{self, OpenedSession};
+use crate::outputs::{self, BorrowedRanges};
 use crate::runtime::Runtime;
 use crate::{element, metadata, signature};
 
@@ -23,12 +23,12 @@ const FEW: usize = 8;
 
 /// A model in ONNX Runtime. Dropping it releases the library's session first, then the regions.
 pub(crate) struct OnnxSession {
-    opened: Opened,
+    opened: OpenedSession,
     runtime: &'static Runtime,
     signature: Signature,
     metadata: BTreeMap<String, String>,
-    inputs: Names,
-    outputs: Names,
+    inputs: PortNames,
+    outputs: PortNames,
     /// Address ranges of the bound parameters, sorted.
     parameters: Vec<(usize, usize)>,
 }
@@ -45,8 +45,8 @@ impl OnnxSession {
         parameters.sort_unstable();
         Ok(OnnxSession {
             metadata: metadata::read(runtime, &opened.session)?,
-            inputs: Names::new(&signature.inputs)?,
-            outputs: Names::new(&signature.outputs)?,
+            inputs: PortNames::new(&signature.inputs)?,
+            outputs: PortNames::new(&signature.outputs)?,
             parameters,
             signature,
             runtime,
@@ -65,7 +65,7 @@ impl Session for OnnxSession {
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-        let feeds = Feeds::new(self.runtime, &self.inputs, inputs)?;
+        let feeds = OnnxFeeds::new(self.runtime, &self.inputs, inputs)?;
         let wanted = self.outputs.wanted(outputs)?;
         let names: SmallVec<[*const c_char; FEW]> =
             wanted.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
@@ -93,7 +93,7 @@ impl Session for OnnxSession {
         let results: SmallVec<[Result<Handle<sys::OrtValue>>; FEW]> =
             results.into_iter().map(|value| unsafe { Handle::own(value) }).collect();
         ran?;
-        let borrowed = Borrowed { feeds: &feeds.ranges, parameters: &self.parameters };
+        let borrowed = BorrowedRanges { feeds: &feeds.ranges, parameters: &self.parameters };
         let named = |(at, value): (usize, Result<Handle<sys::OrtValue>>)| {
             let tensor = outputs::take(value?, &borrowed)?;
             Ok(NamedTensor { name: self.outputs.names[at].clone(), tensor })
@@ -103,7 +103,7 @@ impl Session for OnnxSession {
 }
 
 /// The names of one side in the signature's order, as Rust's and as C's.
-struct Names {
+struct PortNames {
     names: Vec<Arc<str>>,
     c_names: Vec<CString>,
     positions: HashMap<Arc<str>, usize>,
@@ -111,10 +111,10 @@ struct Names {
     required: usize,
 }
 
-impl Names {
-    fn new(specs: &[TensorSpec]) -> Result<Names> {
+impl PortNames {
+    fn new(specs: &[TensorSpec]) -> Result<PortNames> {
         let names: Vec<Arc<str>> = specs.iter().map(|spec| Arc::from(spec.name.as_str())).collect();
-        Ok(Names {
+        Ok(PortNames {
             c_names: specs.iter().map(|spec| c_name(&spec.name)).collect::<Result<_>>()?,
             positions: names.iter().cloned().zip(0..).collect(),
             required: specs.iter().filter(|spec| !spec.optional).count(),
@@ -143,7 +143,7 @@ impl Names {
 }
 
 /// The inputs of one run as the library wants them.
-struct Feeds {
+struct OnnxFeeds {
     names: SmallVec<[*const c_char; FEW]>,
     values: SmallVec<[Handle<sys::OrtValue>; FEW]>,
     /// Where the elements lie.
@@ -152,9 +152,9 @@ struct Feeds {
     _bytes: SmallVec<[Bytes; FEW]>,
 }
 
-impl Feeds {
-    fn new(runtime: &Runtime, known: &Names, inputs: &[NamedTensor]) -> Result<Feeds> {
-        let mut feeds = Feeds {
+impl OnnxFeeds {
+    fn new(runtime: &Runtime, known: &PortNames, inputs: &[NamedTensor]) -> Result<OnnxFeeds> {
+        let mut feeds = OnnxFeeds {
             names: SmallVec::new(),
             values: SmallVec::new(),
             ranges: SmallVec::new(),

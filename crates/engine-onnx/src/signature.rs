@@ -14,7 +14,7 @@ use crate::runtime::Runtime;
 const TYPE_TENSOR: i32 = sys::ONNXType::ONNX_TYPE_TENSOR as i32;
 
 #[derive(Clone, Copy)]
-enum Side {
+enum SignatureSide {
     Input,
     Optional,
     Output,
@@ -32,17 +32,17 @@ pub(crate) fn read(
     bound: &dyn Fn(&str) -> bool,
 ) -> Result<Signature> {
     let mut signature = Signature::default();
-    for index in 0..count(session, Side::Input)? {
-        signature.inputs.push(spec(runtime, session, Side::Input, index)?.ok_or_else(not_a_tensor)?);
+    for index in 0..count(session, SignatureSide::Input)? {
+        signature.inputs.push(spec(runtime, session, SignatureSide::Input, index)?.ok_or_else(not_a_tensor)?);
     }
-    for index in 0..count(session, Side::Optional)? {
-        match spec(runtime, session, Side::Optional, index)? {
+    for index in 0..count(session, SignatureSide::Optional)? {
+        match spec(runtime, session, SignatureSide::Optional, index)? {
             Some(spec) if !bound(&spec.name) => signature.inputs.push(spec),
             _ => {}
         }
     }
-    for index in 0..count(session, Side::Output)? {
-        signature.outputs.extend(spec(runtime, session, Side::Output, index)?);
+    for index in 0..count(session, SignatureSide::Output)? {
+        signature.outputs.extend(spec(runtime, session, SignatureSide::Output, index)?);
     }
     if signature.outputs.is_empty() {
         return Err(Error::invalid("the model has no output that is a tensor"));
@@ -54,15 +54,17 @@ fn not_a_tensor() -> Error {
     Error::invalid("an input of the model is not a tensor")
 }
 
-fn count(session: &Handle<sys::OrtSession>, side: Side) -> Result<usize> {
+fn count(session: &Handle<sys::OrtSession>, side: SignatureSide) -> Result<usize> {
     let mut count = 0;
     let session = session.as_ptr();
     // SAFETY: the session is alive, the out-pointer valid.
     unsafe {
         match side {
-            Side::Input => call!(Load, SessionGetInputCount(session, &mut count))?,
-            Side::Optional => call!(Load, SessionGetOverridableInitializerCount(session, &mut count))?,
-            Side::Output => call!(Load, SessionGetOutputCount(session, &mut count))?,
+            SignatureSide::Input => call!(Load, SessionGetInputCount(session, &mut count))?,
+            SignatureSide::Optional => {
+                call!(Load, SessionGetOverridableInitializerCount(session, &mut count))?
+            }
+            SignatureSide::Output => call!(Load, SessionGetOutputCount(session, &mut count))?,
         }
     }
     Ok(count)
@@ -72,7 +74,7 @@ fn count(session: &Handle<sys::OrtSession>, side: Side) -> Result<usize> {
 fn spec(
     runtime: &Runtime,
     session: &Handle<sys::OrtSession>,
-    side: Side,
+    side: SignatureSide,
     index: usize,
 ) -> Result<Option<TensorSpec>> {
     let (mut name, mut info) = (null_mut(), null_mut());
@@ -80,33 +82,33 @@ fn spec(
     // SAFETY: the session is alive, `index` below its count, the out-pointers valid; both results are ours.
     let (name, info) = unsafe {
         match side {
-            Side::Input => call!(Load, SessionGetInputName(session, index, allocator, &mut name))?,
-            Side::Optional => {
+            SignatureSide::Input => call!(Load, SessionGetInputName(session, index, allocator, &mut name))?,
+            SignatureSide::Optional => {
                 call!(Load, SessionGetOverridableInitializerName(session, index, allocator, &mut name))?
             }
-            Side::Output => call!(Load, SessionGetOutputName(session, index, allocator, &mut name))?,
+            SignatureSide::Output => call!(Load, SessionGetOutputName(session, index, allocator, &mut name))?,
         }
         let name = take_string(runtime.allocator(), name)?;
         match side {
-            Side::Input => call!(Load, SessionGetInputTypeInfo(session, index, &mut info))?,
-            Side::Optional => {
+            SignatureSide::Input => call!(Load, SessionGetInputTypeInfo(session, index, &mut info))?,
+            SignatureSide::Optional => {
                 call!(Load, SessionGetOverridableInitializerTypeInfo(session, index, &mut info))?
             }
-            Side::Output => call!(Load, SessionGetOutputTypeInfo(session, index, &mut info))?,
+            SignatureSide::Output => call!(Load, SessionGetOutputTypeInfo(session, index, &mut info))?,
         }
         (name, Handle::own(info)?)
     };
     let kind = type_of(&info)?;
     if kind != TYPE_TENSOR {
         let word = type_word(kind);
-        if matches!(side, Side::Output) {
+        if matches!(side, SignatureSide::Output) {
             tracing::warn!(target: "onnxruntime", output = name, "left out: it is {word}, and only tensors can be served");
             return Ok(None);
         }
         return Err(Error::invalid(format!("input \"{name}\" is {word}; only tensors can be served")));
     }
     let (dtype, shape) = tensor(&info).map_err(|e| e.context(format!("\"{name}\"")))?;
-    Ok(Some(TensorSpec { name, dtype, shape, optional: matches!(side, Side::Optional) }))
+    Ok(Some(TensorSpec { name, dtype, shape, optional: matches!(side, SignatureSide::Optional) }))
 }
 
 fn type_of(info: &Handle<sys::OrtTypeInfo>) -> Result<i32> {

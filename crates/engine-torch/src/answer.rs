@@ -10,33 +10,33 @@ use std::ptr::{NonNull, slice_from_raw_parts};
 use base::{Error, Result, Shape};
 use bytes::Bytes;
 
-use crate::api::{Library, RawTensor, RawView};
+use crate::api::{RawTensor, RawView, ShimLibrary};
 use crate::element;
-use crate::module::Answer;
+use crate::module::RunResults;
 
 /// One tensor of LibTorch's.
-pub(crate) struct Tensor {
+pub(crate) struct TorchTensor {
     raw: NonNull<RawTensor>,
-    library: &'static Library,
+    library: &'static ShimLibrary,
 }
 
 // SAFETY: LibTorch counts the holders of a tensor atomically and frees it on whichever thread is last.
-unsafe impl Send for Tensor {}
+unsafe impl Send for TorchTensor {}
 // SAFETY: nothing is ever asked of it by a shared reference.
-unsafe impl Sync for Tensor {}
+unsafe impl Sync for TorchTensor {}
 
-impl Tensor {
+impl TorchTensor {
     /// Takes over what a call gave.
     ///
     /// # Safety
     /// `raw` is null or a tensor that the caller owns.
-    pub(crate) unsafe fn own(library: &'static Library, raw: *mut RawTensor) -> Result<Tensor> {
+    pub(crate) unsafe fn own(library: &'static ShimLibrary, raw: *mut RawTensor) -> Result<TorchTensor> {
         let raw = NonNull::new(raw).ok_or_else(|| Error::exhausted("no memory for an answer"))?;
-        Ok(Tensor { raw, library })
+        Ok(TorchTensor { raw, library })
     }
 }
 
-impl Drop for Tensor {
+impl Drop for TorchTensor {
     fn drop(&mut self) {
         // SAFETY: the tensor is ours, and this is its last use.
         unsafe { (self.library.call.mpt_tensor_drop)(self.raw.as_ptr()) }
@@ -44,17 +44,17 @@ impl Drop for Tensor {
 }
 
 /// Elements inside a tensor of LibTorch's.
-struct Owned {
-    tensor: Tensor,
+struct TorchElements {
+    tensor: TorchTensor,
     data: *const [u8],
 }
 
 // SAFETY: the data belongs to the tensor, which is owned, is `Send`, and is never written to again.
-unsafe impl Send for Owned {}
+unsafe impl Send for TorchElements {}
 // SAFETY: as above; sharing gives reads only.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for TorchElements {}
 
-impl AsRef<[u8]> for Owned {
+impl AsRef<[u8]> for TorchElements {
     fn as_ref(&self) -> &[u8] {
         let _alive = &self.tensor;
         // SAFETY: the data is the tensor's own, of this length, and lives as long as the tensor.
@@ -68,7 +68,7 @@ impl AsRef<[u8]> for Owned {
 /// # Errors
 /// `InvalidArgument` for an element type that Millpond does not speak, `Internal` where the tensor contradicts itself.
 pub(crate) fn take(
-    answer: &Answer,
+    answer: &RunResults,
     index: usize,
     view: &RawView,
     borrowed: &[Range<usize>],
@@ -85,7 +85,7 @@ pub(crate) fn take(
     let bytes = match borrowed.iter().any(|range| range.contains(&address)) {
         // SAFETY: the answer is alive, and the shim says that its tensor has so many bytes there.
         true => Bytes::copy_from_slice(unsafe { &*data }),
-        false => Bytes::from_owner(Owned { tensor: answer.take(index)?, data }),
+        false => Bytes::from_owner(TorchElements { tensor: answer.take(index)?, data }),
     };
     base::Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
 }

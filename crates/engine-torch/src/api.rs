@@ -38,12 +38,12 @@ opaque! {
 }
 
 /// Reads for the shim; see `mpt_read`.
-pub(crate) type Read = unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> usize;
+pub(crate) type ReadFunction = unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> usize;
 
 #[repr(C)]
 pub(crate) struct RawLoad {
     pub(crate) context: *mut c_void,
-    pub(crate) read: Read,
+    pub(crate) read: ReadFunction,
     pub(crate) bytes: u64,
     pub(crate) arena: *mut c_void,
     pub(crate) arena_bytes: usize,
@@ -90,15 +90,15 @@ pub(crate) struct RawView {
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The shim's functions, by their names in C.
-        pub(crate) struct Functions { $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
+        pub(crate) struct ShimFunctions { $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
 
-        impl Functions {
+        impl ShimFunctions {
             /// Looks every function up.
             ///
             /// # Safety
             /// `library` is a handle of `dlopen` that is never closed, and of a shim whose interface is this one's.
-            unsafe fn of(library: *mut c_void) -> Result<Functions, &'static str> {
-                Ok(Functions { $($name: {
+            unsafe fn of(library: *mut c_void) -> Result<ShimFunctions, &'static str> {
+                Ok(ShimFunctions { $($name: {
                     // SAFETY: the handle is open and the name NUL-terminated.
                     let symbol = unsafe { libc::dlsym(library, concat!(stringify!($name), "\0").as_ptr().cast()) };
                     if symbol.is_null() {
@@ -136,20 +136,20 @@ functions! {
 }
 
 /// The shim, open for as long as the process lives.
-pub(crate) struct Library {
+pub(crate) struct ShimLibrary {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
-    pub(crate) call: Functions,
+    pub(crate) call: ShimFunctions,
 }
 
-impl Library {
+impl ShimLibrary {
     /// Opens the shim at `path`, and LibTorch with it. Its symbols stay its own (`RTLD_LOCAL`): other engines bring
     /// libraries that have some of the same names. Never `RTLD_DEEPBIND`, which would give it another `malloc` than
     /// the process's.
     ///
     /// # Errors
     /// `FailedPrecondition` where it does not load or is of another interface, with the remedy.
-    pub(crate) fn open(path: PathBuf) -> Result<Library> {
+    pub(crate) fn open(path: PathBuf) -> Result<ShimLibrary> {
         let unfit = |why: &str| Error::precondition(format!("{} {why}: {REMEDY}", path.display()));
         let name = c_path(&path)?;
         // SAFETY: the name is NUL-terminated. The library's initialisers are LibTorch's, which expect nothing.
@@ -170,10 +170,10 @@ impl Library {
             return Err(unfit(&format!("has interface {abi}, this program needs {ABI}")));
         }
         // SAFETY: the handle stays open, and the number says that the interface is the one declared here.
-        let call = unsafe { Functions::of(handle) }.map_err(|name| unfit(&format!("has no {name}")))?;
+        let call = unsafe { ShimFunctions::of(handle) }.map_err(|name| unfit(&format!("has no {name}")))?;
         // SAFETY: the version is static and NUL-terminated.
         let version = unsafe { text((call.millpond_torch_version)()) };
-        let library = Library { path, version, call };
+        let library = ShimLibrary { path, version, call };
         // SAFETY: the first call, once a process (see `TorchEngine`).
         library.check(unsafe { (library.call.millpond_torch_start)() })?;
         Ok(library)

@@ -66,12 +66,12 @@ fn damaged(path: &Path, error: ZipError) -> Error {
 }
 
 /// Where the bytes come from.
-enum Input {
+enum ArchiveInput {
     Paced(PacedReader),
     File(File),
 }
 
-impl Input {
+impl ArchiveInput {
     /// Fills `buffer` from `offset` and shows `each` part of it on the way.
     fn fill(
         &mut self,
@@ -81,8 +81,8 @@ impl Input {
         mut each: impl FnMut(&[u8]),
     ) -> Result<()> {
         match self {
-            Input::Paced(reader) => reader.read_exact_at(buffer, offset, each),
-            Input::File(file) => {
+            ArchiveInput::Paced(reader) => reader.read_exact_at(buffer, offset, each),
+            ArchiveInput::File(file) => {
                 file.read_exact_at(buffer, offset).map_err(|e| Error::io(path, &e))?;
                 each(buffer);
                 Ok(())
@@ -92,7 +92,7 @@ impl Input {
 }
 
 /// A stored record, of which some may have been read.
-struct Record {
+struct ZipRecord {
     start: u64,
     bytes: u64,
     checksum: u32,
@@ -106,34 +106,34 @@ struct Record {
 }
 
 /// An archive that LibTorch reads through [`read`].
-pub(crate) struct Archive {
+pub(crate) struct TorchArchive {
     path: PathBuf,
-    input: Input,
+    input: ArchiveInput,
     bytes: u64,
     /// By where they start.
-    records: Vec<Record>,
+    records: Vec<ZipRecord>,
     /// Addresses of memory that was written to before.
     initialised: Range<usize>,
     /// Why reading failed: LibTorch does not pass it on.
     failure: Option<Error>,
 }
 
-impl Archive {
+impl TorchArchive {
     /// Opens the module at `path` for reading at the pace of `arena`'s store, where there is one.
     ///
     /// # Errors
     /// `DataLoss` where it is damaged, `InvalidArgument` where it is another kind of archive, those of opening it.
-    pub(crate) fn open(path: &Path, arena: Option<&Arena>) -> Result<Archive> {
+    pub(crate) fn open(path: &Path, arena: Option<&Arena>) -> Result<TorchArchive> {
         let mut directory = open(path)?;
         check_kind(path, &directory)?;
         let records = records(path, &mut directory)?;
         let file = directory.into_inner();
         let bytes = file.metadata().map_err(|e| Error::io(path, &e))?.len();
         let input = match arena {
-            Some(arena) => Input::Paced(arena.reader(path)?),
-            None => Input::File(file),
+            Some(arena) => ArchiveInput::Paced(arena.reader(path)?),
+            None => ArchiveInput::File(file),
         };
-        Ok(Archive { path: path.to_owned(), input, bytes, records, initialised: 0..0, failure: None })
+        Ok(TorchArchive { path: path.to_owned(), input, bytes, records, initialised: 0..0, failure: None })
     }
 
     /// Says that `memory` need not be cleared before it is read into.
@@ -207,14 +207,14 @@ impl Archive {
 }
 
 /// Takes note of `buffer`, read at `offset`. False where a record is complete with it and not what its checksum says.
-fn take(records: &mut [Record], buffer: &[u8], offset: u64) -> bool {
+fn take(records: &mut [ZipRecord], buffer: &[u8], offset: u64) -> bool {
     let end = offset + buffer.len() as u64;
     let first = records.partition_point(|record| record.start + record.bytes <= offset);
     let mut touched = records[first..].iter_mut().take_while(|record| record.start < end);
     touched.all(|record| record.take(buffer, offset))
 }
 
-impl Record {
+impl ZipRecord {
     /// Takes note of `buffer`, read at `offset`, as far as it is this record's. False where the record is complete and
     /// not what its checksum says.
     fn take(&mut self, buffer: &[u8], offset: u64) -> bool {
@@ -249,7 +249,7 @@ fn check_kind<R: Read + Seek>(path: &Path, directory: &ZipArchive<R>) -> Result<
 }
 
 /// The stored records, by where they start; the compressed ones are checked here.
-fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<Record>> {
+fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecord>> {
     let mut records = Vec::new();
     for index in 0..directory.len() {
         let entry = directory.by_index_raw(index).map_err(|e| damaged(path, e))?;
@@ -261,7 +261,7 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<Record>>
             }
             let hasher = crc32fast::Hasher::new();
             let whole = bytes == 0;
-            records.push(Record { start, bytes, checksum, hasher, read: 0, touched: false, whole });
+            records.push(ZipRecord { start, bytes, checksum, hasher, read: 0, touched: false, whole });
             continue;
         }
         drop(entry);
@@ -276,7 +276,7 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<Record>>
     Ok(records)
 }
 
-/// Reads for LibTorch. `context` is an [`Archive`]. Gives 0 where it fails and keeps the reason.
+/// Reads for LibTorch. `context` is a [`TorchArchive`]. Gives 0 where it fails and keeps the reason.
 ///
 /// # Safety
 /// `context` points to an archive that nobody else uses during the call, and `buffer` to `bytes` bytes that may be
@@ -292,7 +292,7 @@ pub(crate) unsafe extern "C" fn read(
     }
     // SAFETY: as the caller promises. Fresh memory is cleared before it counts as bytes.
     let (archive, buffer) = unsafe {
-        let archive = &mut *context.cast::<Archive>();
+        let archive = &mut *context.cast::<TorchArchive>();
         if !archive.initialised.contains(&buffer.addr()) {
             std::ptr::write_bytes(buffer.cast::<u8>(), 0, bytes);
         }

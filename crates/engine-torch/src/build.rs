@@ -6,20 +6,20 @@ use std::ptr::{NonNull, null_mut};
 
 use base::{DType, Error, Result};
 
-use crate::api::{Library, RawBuilder, c_path, c_text};
+use crate::api::{RawBuilder, ShimLibrary, c_path, c_text};
 use crate::{TorchEngine, element};
 
 /// Writes a tensor's elements.
-pub type Fill = Box<dyn FnMut(&mut [f32])>;
+pub type FillElements = Box<dyn FnMut(&mut [f32])>;
 
 /// Where a parameter's elements come from.
-pub enum Data {
+pub enum ParameterData {
     /// As many singles as it has elements.
     Floats(Vec<f32>),
     /// As many integers of 64 bits as it has elements.
     Integers(Vec<i64>),
     /// Singles, written by the function to the memory that is saved. One tensor is filled at a time.
-    Fill(Fill),
+    Fill(FillElements),
     /// The elements of an earlier parameter, from one of its elements on: both lie in the same memory.
     View {
         /// The earlier parameter.
@@ -30,27 +30,32 @@ pub enum Data {
 }
 
 /// A tensor of a module.
-pub struct Parameter {
+pub struct TorchParameter {
     /// The attribute's name.
     pub name: String,
     /// Its axes.
     pub dims: Vec<usize>,
     /// Its elements.
-    pub data: Data,
+    pub data: ParameterData,
     /// It is a buffer: part of the module, but none of its parameters.
     pub buffer: bool,
 }
 
-impl Parameter {
+impl TorchParameter {
     /// A parameter of singles.
-    pub fn floats(name: &str, dims: &[usize], elements: Vec<f32>) -> Parameter {
-        Parameter { name: name.to_owned(), dims: dims.to_vec(), data: Data::Floats(elements), buffer: false }
+    pub fn floats(name: &str, dims: &[usize], elements: Vec<f32>) -> TorchParameter {
+        TorchParameter {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+            data: ParameterData::Floats(elements),
+            buffer: false,
+        }
     }
 
     /// A parameter that `fill` writes.
-    pub fn filled(name: &str, dims: &[usize], fill: impl FnMut(&mut [f32]) + 'static) -> Parameter {
-        let data = Data::Fill(Box::new(fill));
-        Parameter { name: name.to_owned(), dims: dims.to_vec(), data, buffer: false }
+    pub fn filled(name: &str, dims: &[usize], fill: impl FnMut(&mut [f32]) + 'static) -> TorchParameter {
+        let data = ParameterData::Fill(Box::new(fill));
+        TorchParameter { name: name.to_owned(), dims: dims.to_vec(), data, buffer: false }
     }
 }
 
@@ -60,8 +65,13 @@ impl Parameter {
 /// # Errors
 /// `InvalidArgument` where the source does not compile or a parameter has other than its dims' elements; those of
 /// opening the engine and of writing the file.
-pub fn module(engine: &TorchEngine, path: &Path, source: &str, parameters: Vec<Parameter>) -> Result<()> {
-    let mut builder = Builder::new(engine.open()?)?;
+pub fn module(
+    engine: &TorchEngine,
+    path: &Path,
+    source: &str,
+    parameters: Vec<TorchParameter>,
+) -> Result<()> {
+    let mut builder = ModuleBuilder::new(engine.open()?)?;
     for parameter in parameters {
         let name = parameter.name.clone();
         builder.add(parameter).map_err(|e| e.context(format!("parameter \"{name}\"")))?;
@@ -69,21 +79,21 @@ pub fn module(engine: &TorchEngine, path: &Path, source: &str, parameters: Vec<P
     builder.save(source, path)
 }
 
-struct Builder {
+struct ModuleBuilder {
     raw: NonNull<RawBuilder>,
-    library: &'static Library,
+    library: &'static ShimLibrary,
 }
 
-impl Builder {
-    fn new(library: &'static Library) -> Result<Builder> {
+impl ModuleBuilder {
+    fn new(library: &'static ShimLibrary) -> Result<ModuleBuilder> {
         let mut raw = null_mut();
         // SAFETY: the out-pointer is valid; what it gets is ours.
         library.check(unsafe { (library.call.mpt_builder_new)(&mut raw) })?;
         let raw = NonNull::new(raw).ok_or_else(|| Error::internal("LibTorch gave no builder"))?;
-        Ok(Builder { raw, library })
+        Ok(ModuleBuilder { raw, library })
     }
 
-    fn add(&mut self, parameter: Parameter) -> Result<()> {
+    fn add(&mut self, parameter: TorchParameter) -> Result<()> {
         let count = parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let count = count.ok_or_else(|| Error::invalid("has more elements than fit memory"))?;
         let fits = |given: usize| match given == count {
@@ -92,16 +102,18 @@ impl Builder {
         };
         let (name, buffer) = (&parameter.name, i32::from(parameter.buffer));
         match parameter.data {
-            Data::Floats(elements) => {
+            ParameterData::Floats(elements) => {
                 fits(elements.len())?;
                 self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?.copy_from_slice(&elements);
             }
-            Data::Integers(elements) => {
+            ParameterData::Integers(elements) => {
                 fits(elements.len())?;
                 self.tensor::<i64>(name, DType::I64, &parameter.dims, buffer)?.copy_from_slice(&elements);
             }
-            Data::Fill(mut fill) => fill(self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?),
-            Data::View { of, start } => {
+            ParameterData::Fill(mut fill) => {
+                fill(self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?)
+            }
+            ParameterData::View { of, start } => {
                 let (name, of, dims) = (c_text(name)?, c_text(&of)?, sizes(&parameter.dims));
                 let start = i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
                 // SAFETY: the builder is alive, the names are NUL-terminated, there are as many sizes as said.
@@ -157,7 +169,7 @@ impl Builder {
     }
 }
 
-impl Drop for Builder {
+impl Drop for ModuleBuilder {
     fn drop(&mut self) {
         // SAFETY: the builder is ours, and this is its last use.
         unsafe { (self.library.call.mpt_builder_drop)(self.raw.as_ptr()) }

@@ -44,7 +44,7 @@ pub mod fuzzing {
     /// Those of a load: `DataLoss` for a damaged archive, `InvalidArgument` for another kind of archive.
     pub fn archive(path: &Path) -> Result<usize> {
         let bytes = crate::archive::parameter_bytes(path)?;
-        crate::archive::Archive::open(path, None)?.read_all()?;
+        crate::archive::TorchArchive::open(path, None)?.read_all()?;
         Ok(bytes)
     }
 }

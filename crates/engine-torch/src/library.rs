@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use base::{Error, Result};
 use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 
-use crate::api::Library;
+use crate::api::ShimLibrary;
 use crate::{archive, element, load};
 
 /// The name under which this engine appears in manifests and metrics.
@@ -50,7 +50,7 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
     })
 }
 
-static LIBRARY: OnceLock<Library> = OnceLock::new();
+static LIBRARY: OnceLock<ShimLibrary> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// LibTorch, opened at the first load. All engines of a process share one library.
@@ -83,7 +83,7 @@ impl TorchEngine {
     /// # Errors
     /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is of another interface or is
     /// another than the one already open; the message has the remedy.
-    pub(crate) fn open(&self) -> Result<&'static Library> {
+    pub(crate) fn open(&self) -> Result<&'static ShimLibrary> {
         if self.search.explicit.is_none()
             && let Some(library) = LIBRARY.get()
         {
@@ -94,7 +94,7 @@ impl TorchEngine {
         let library = match LIBRARY.get() {
             Some(library) => library,
             None => {
-                let fresh = Library::open(path.clone())?;
+                let fresh = ShimLibrary::open(path.clone())?;
                 LIBRARY.get_or_init(|| fresh)
             }
         };

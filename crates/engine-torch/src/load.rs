@@ -8,9 +8,9 @@ use base::{Error, ErrorKind, Result};
 use engine::{Arena, Device, LoadRequest, Session, SessionOptions};
 use memory::{Region, RegionMut};
 
-use crate::api::{Library, RawLoad, c_path};
-use crate::archive::{self, Archive};
-use crate::module::Module;
+use crate::api::{RawLoad, ShimLibrary, c_path};
+use crate::archive::{self, TorchArchive};
+use crate::module::TorchModule;
 use crate::session::TorchSession;
 
 /// A TorchScript module.
@@ -21,7 +21,7 @@ pub(crate) const PACKAGE: &str = "model.pt2";
 const THREADS_MAX: usize = 1024;
 
 /// What holds a model's parameters; dropped after the module.
-pub(crate) enum Home {
+pub(crate) enum ParameterMemory {
     /// LibTorch's own allocator.
     Heap,
     /// The slot pool, and nobody can write to it.
@@ -38,7 +38,7 @@ pub(crate) fn is_package(graph: &Path) -> bool {
 }
 
 /// Opens the model that `request` describes.
-pub(crate) fn load(library: &'static Library, request: &LoadRequest) -> Result<Box<dyn Session>> {
+pub(crate) fn load(library: &'static ShimLibrary, request: &LoadRequest) -> Result<Box<dyn Session>> {
     let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
         true => error,
         false => error.context(request.graph.display()),
@@ -48,7 +48,7 @@ pub(crate) fn load(library: &'static Library, request: &LoadRequest) -> Result<B
         return Err(Error::invalid(format!("{count} threads inside one run; it must be 1 to {THREADS_MAX}")));
     }
     let (module, home) = match is_package(&request.graph) {
-        true => (package(library, &request.graph, &request.options).map_err(name)?, Home::Heap),
+        true => (package(library, &request.graph, &request.options).map_err(name)?, ParameterMemory::Heap),
         false => script(library, request).map_err(name)?,
     };
     Ok(Box::new(TorchSession::new(module, home, &request.options).map_err(name)?))
@@ -62,7 +62,7 @@ fn cuda(device: Device) -> i32 {
     }
 }
 
-fn package(library: &'static Library, graph: &Path, options: &SessionOptions) -> Result<Module> {
+fn package(library: &'static ShimLibrary, graph: &Path, options: &SessionOptions) -> Result<TorchModule> {
     if !options.trusted {
         return Err(Error::denied(
             "a compiled package is native code, which runs with all the server's rights; whoever vouches for it \
@@ -76,12 +76,12 @@ fn package(library: &'static Library, graph: &Path, options: &SessionOptions) ->
     unsafe {
         let code = (library.call.mpt_package_load)(path.as_ptr(), cuda(options.device), &mut raw);
         library.check(code)?;
-        Module::own(library, raw)
+        TorchModule::own(library, raw)
     }
 }
 
-fn script(library: &'static Library, request: &LoadRequest) -> Result<(Module, Home)> {
-    let mut archive = Archive::open(&request.graph, request.arena.as_ref())?;
+fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<(TorchModule, ParameterMemory)> {
+    let mut archive = TorchArchive::open(&request.graph, request.arena.as_ref())?;
     // What is loaded for another device does not stay in the memory that it is read into.
     let here = request.options.device == Device::Cpu;
     let arena = request.arena.as_ref().filter(|arena| here && arena.bytes > 0);
@@ -107,14 +107,14 @@ fn script(library: &'static Library, request: &LoadRequest) -> Result<(Module, H
         return Err(archive.take_failure().unwrap_or_else(|| unusable(error)));
     }
     // SAFETY: the call succeeded, so this is a module of ours.
-    let module = unsafe { Module::own(library, raw)? };
+    let module = unsafe { TorchModule::own(library, raw)? };
     archive.finish()?;
     let description = module.describe()?;
     let home = match region {
-        Some(_) if description.arena_used == 0 => Home::Heap,
-        Some(region) if description.stateful => Home::Writable(region),
+        Some(_) if description.arena_used == 0 => ParameterMemory::Heap,
+        Some(region) if description.stateful => ParameterMemory::Writable(region),
         Some(region) => sealed(region),
-        None => Home::Heap,
+        None => ParameterMemory::Heap,
     };
     Ok((module, home))
 }
@@ -130,10 +130,10 @@ fn unusable(error: Error) -> Error {
 
 /// The memory, which from now on nobody can write to: LibTorch has pointers that it could write through, and a model
 /// that did so unnoticed would change the answers of all requests.
-fn sealed(region: RegionMut) -> Home {
+fn sealed(region: RegionMut) -> ParameterMemory {
     let region = region.freeze();
     if let Err(error) = region.seal() {
         tracing::warn!(%error, "a model's parameters stay writable");
     }
-    Home::Sealed(region)
+    ParameterMemory::Sealed(region)
 }

@@ -4,29 +4,29 @@ use std::ptr::{NonNull, null_mut};
 
 use base::{Error, Result};
 
-use crate::api::{Library, RawAnswer, RawArgument, RawDescription, RawModule, RawValue, RawView, text};
+use crate::api::{RawAnswer, RawArgument, RawDescription, RawModule, RawValue, RawView, ShimLibrary, text};
 
 /// A module of LibTorch's.
-pub(crate) struct Module {
+pub(crate) struct TorchModule {
     raw: NonNull<RawModule>,
-    library: &'static Library,
+    library: &'static ShimLibrary,
 }
 
 // SAFETY: a module may be used and dropped on any thread; calls that take it by a shared reference only read it, which
 // LibTorch allows on many threads at once. The one that does not (a run of a module with a state) is guarded by the
 // session.
-unsafe impl Send for Module {}
+unsafe impl Send for TorchModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for TorchModule {}
 
 /// What a module is like.
-pub(crate) struct Description {
+pub(crate) struct ModuleDescription {
     /// Bytes of the arena that it uses.
     pub(crate) arena_used: usize,
     /// A run leaves something behind.
     pub(crate) stateful: bool,
     /// What forward takes.
-    pub(crate) arguments: Vec<Argument>,
+    pub(crate) arguments: Vec<ArgumentDescription>,
     /// What its outputs are called, where the module's types say.
     pub(crate) results: Option<Vec<String>>,
     /// The declaration of forward.
@@ -34,7 +34,7 @@ pub(crate) struct Description {
 }
 
 /// One argument of forward.
-pub(crate) struct Argument {
+pub(crate) struct ArgumentDescription {
     /// Its name.
     pub(crate) name: String,
     /// Its type, as TorchScript writes it.
@@ -45,18 +45,18 @@ pub(crate) struct Argument {
     pub(crate) optional: bool,
 }
 
-impl Module {
+impl TorchModule {
     /// Takes over what a successful call gave.
     ///
     /// # Safety
     /// `raw` is null or a module that the caller owns.
-    pub(crate) unsafe fn own(library: &'static Library, raw: *mut RawModule) -> Result<Module> {
+    pub(crate) unsafe fn own(library: &'static ShimLibrary, raw: *mut RawModule) -> Result<TorchModule> {
         let raw = NonNull::new(raw).ok_or_else(|| Error::internal("LibTorch gave no module"))?;
-        Ok(Module { raw, library })
+        Ok(TorchModule { raw, library })
     }
 
     /// What it is like.
-    pub(crate) fn describe(&self) -> Result<Description> {
+    pub(crate) fn describe(&self) -> Result<ModuleDescription> {
         let call = &self.library.call;
         let mut raw = RawDescription {
             arena_used: 0,
@@ -75,7 +75,7 @@ impl Module {
             // SAFETY: the module is alive; the text is NUL-terminated and lives as long.
             unsafe { text((call.mpt_module_result)(self.raw.as_ptr(), index)) }
         };
-        Ok(Description {
+        Ok(ModuleDescription {
             arena_used: raw.arena_used,
             stateful: raw.stateful != 0,
             arguments,
@@ -84,7 +84,7 @@ impl Module {
         })
     }
 
-    fn argument(&self, index: i32) -> Result<Argument> {
+    fn argument(&self, index: i32) -> Result<ArgumentDescription> {
         let mut raw =
             RawArgument { name: std::ptr::null(), type_text: std::ptr::null(), kind: 0, optional: 0 };
         // SAFETY: the module is alive and the out-pointer valid; the texts live as long as the module.
@@ -92,17 +92,17 @@ impl Module {
             let code = (self.library.call.mpt_module_argument)(self.raw.as_ptr(), index, &mut raw);
             self.library.check(code)?;
             let (name, type_text) = (text(raw.name), text(raw.type_text));
-            Ok(Argument { name, type_text, kind: raw.kind, optional: raw.optional != 0 })
+            Ok(ArgumentDescription { name, type_text, kind: raw.kind, optional: raw.optional != 0 })
         }
     }
 
     /// The same module with a state of its own.
-    pub(crate) fn fork(&self) -> Result<Module> {
+    pub(crate) fn fork(&self) -> Result<TorchModule> {
         let mut raw = null_mut();
         // SAFETY: the module is alive and the out-pointer valid; what it gets is ours.
         unsafe {
             self.library.check((self.library.call.mpt_module_fork)(self.raw.as_ptr(), &mut raw))?;
-            Module::own(self.library, raw)
+            TorchModule::own(self.library, raw)
         }
     }
 
@@ -111,7 +111,7 @@ impl Module {
     /// # Safety
     /// There is a value for each argument of forward, of its kind; each points to as many bytes as its type and shape
     /// take, aligned for the type, and to as many sizes as its rank, alive through the call.
-    pub(crate) unsafe fn run(&self, values: &[RawValue], threads: usize) -> Result<Answer> {
+    pub(crate) unsafe fn run(&self, values: &[RawValue], threads: usize) -> Result<RunResults> {
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         let mut raw = null_mut();
         // SAFETY: the module is alive, the values are as the caller promises, the out-pointer is valid.
@@ -121,11 +121,11 @@ impl Module {
         };
         self.library.check(code)?;
         let raw = NonNull::new(raw).ok_or_else(|| Error::internal("LibTorch gave no answer"))?;
-        Ok(Answer { raw, library: self.library })
+        Ok(RunResults { raw, library: self.library })
     }
 }
 
-impl Drop for Module {
+impl Drop for TorchModule {
     fn drop(&mut self) {
         // SAFETY: the module is ours, and this is its last use.
         unsafe { (self.library.call.mpt_module_drop)(self.raw.as_ptr()) }
@@ -133,12 +133,12 @@ impl Drop for Module {
 }
 
 /// What a run gave. Used by the thread that ran.
-pub(crate) struct Answer {
+pub(crate) struct RunResults {
     raw: NonNull<RawAnswer>,
-    library: &'static Library,
+    library: &'static ShimLibrary,
 }
 
-impl Answer {
+impl RunResults {
     /// How many tensors there are.
     pub(crate) fn len(&self) -> usize {
         // SAFETY: the answer is alive.
@@ -164,16 +164,16 @@ impl Answer {
     }
 
     /// Tensor number `index`, which lives on after the answer.
-    pub(crate) fn take(&self, index: usize) -> Result<crate::answer::Tensor> {
+    pub(crate) fn take(&self, index: usize) -> Result<crate::answer::TorchTensor> {
         // SAFETY: the answer is alive; the shim checks the index. What it gives is ours.
         unsafe {
             let raw = (self.library.call.mpt_answer_take)(self.raw.as_ptr(), index);
-            crate::answer::Tensor::own(self.library, raw)
+            crate::answer::TorchTensor::own(self.library, raw)
         }
     }
 }
 
-impl Drop for Answer {
+impl Drop for RunResults {
     fn drop(&mut self) {
         // SAFETY: the answer is ours, and this is its last use.
         unsafe { (self.library.call.mpt_answer_drop)(self.raw.as_ptr()) }

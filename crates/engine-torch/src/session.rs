@@ -12,21 +12,21 @@ use engine::{Session, SessionOptions};
 use smallvec::SmallVec;
 
 use crate::api::{BOOL, FLOAT, INT, RawValue, RawView, TENSOR, text};
-use crate::load::Home;
-use crate::module::{Answer, Module};
-use crate::signature::{self, Plan, Source};
+use crate::load::ParameterMemory;
+use crate::module::{RunResults, TorchModule};
+use crate::signature::{self, ForwardPlan, ModuleOutput};
 use crate::{answer, element};
 
 /// Inputs or outputs of a run up to which their bookkeeping needs no allocation.
 const FEW: usize = 8;
 
 /// What a session and its forks share.
-struct Model {
+struct TorchModel {
     /// As loaded. A module with a state is never run itself: its forks are.
-    module: Module,
+    module: TorchModule,
     /// Holds the parameters; dropped after the module.
-    home: Home,
-    plan: Plan,
+    home: ParameterMemory,
+    plan: ForwardPlan,
     threads: usize,
     stateful: bool,
     parameter_bytes: u64,
@@ -35,14 +35,14 @@ struct Model {
 
 /// A model in LibTorch. Dropping it releases the module first, then the memory of its parameters.
 pub(crate) struct TorchSession {
-    model: Arc<Model>,
+    model: Arc<TorchModel>,
 }
 
 /// The same model with a state of its own.
 struct ForkedSession {
     /// Dropped before the model whose parameters it uses.
-    module: Mutex<Module>,
-    model: Arc<Model>,
+    module: Mutex<TorchModule>,
+    model: Arc<TorchModel>,
 }
 
 impl TorchSession {
@@ -50,16 +50,20 @@ impl TorchSession {
     ///
     /// # Errors
     /// Those of [`signature::plan`]; `InvalidArgument` where the outputs cannot be told.
-    pub(crate) fn new(module: Module, home: Home, options: &SessionOptions) -> Result<TorchSession> {
+    pub(crate) fn new(
+        module: TorchModule,
+        home: ParameterMemory,
+        options: &SessionOptions,
+    ) -> Result<TorchSession> {
         let description = module.describe()?;
         let package = description.declaration.is_empty();
         let plan = signature::plan(&description, &options.signature, package)?;
         let parameter_bytes = match home {
-            Home::Heap => 0,
-            Home::Sealed(_) | Home::Writable(_) => description.arena_used as u64,
+            ParameterMemory::Heap => 0,
+            ParameterMemory::Sealed(_) | ParameterMemory::Writable(_) => description.arena_used as u64,
         };
         let metadata = [("forward".to_owned(), description.declaration)];
-        let mut model = Model {
+        let mut model = TorchModel {
             module,
             home,
             plan,
@@ -75,7 +79,7 @@ impl TorchSession {
     }
 }
 
-impl Model {
+impl TorchModel {
     /// Learns the outputs from a run on zeros, where that can be done.
     fn try_out(&mut self) -> Result<()> {
         let learnt = match self.plan.trial() {
@@ -108,15 +112,15 @@ impl Model {
     }
 
     /// Runs once from the state as loaded.
-    fn answer(&self, inputs: &[NamedTensor]) -> Result<(Answer, Feeds)> {
+    fn answer(&self, inputs: &[NamedTensor]) -> Result<(RunResults, TorchFeeds)> {
         match self.stateful {
             true => self.answer_of(&self.module.fork()?, inputs),
             false => self.answer_of(&self.module, inputs),
         }
     }
 
-    fn answer_of(&self, module: &Module, inputs: &[NamedTensor]) -> Result<(Answer, Feeds)> {
-        let feeds = Feeds::new(&self.plan, inputs)?;
+    fn answer_of(&self, module: &TorchModule, inputs: &[NamedTensor]) -> Result<(RunResults, TorchFeeds)> {
+        let feeds = TorchFeeds::new(&self.plan, inputs)?;
         let values = feeds.values(&self.plan);
         // SAFETY: the feeds have a value for each argument of forward, of its kind, and hold its bytes and sizes.
         let answer = unsafe { module.run(&values, self.threads) }?;
@@ -124,16 +128,16 @@ impl Model {
     }
 
     /// The wanted ones of an answer's tensors.
-    fn take(&self, answer: &Answer, feeds: &Feeds, wanted: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+    fn take(&self, answer: &RunResults, feeds: &TorchFeeds, wanted: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let mut borrowed: SmallVec<[Range<usize>; FEW]> = feeds.ranges().collect();
         let parameters = match &self.home {
-            Home::Heap => None,
-            Home::Sealed(region) => Some((region.as_ptr().addr(), region.len())),
+            ParameterMemory::Heap => None,
+            ParameterMemory::Sealed(region) => Some((region.as_ptr().addr(), region.len())),
             // Answers of a module with a state share no memory with it.
-            Home::Writable(_) => None,
+            ParameterMemory::Writable(_) => None,
         };
         borrowed.extend(parameters.map(|(start, bytes)| start..start + bytes));
-        let take = |source: &Source| {
+        let take = |source: &ModuleOutput| {
             let (index, view) = self.find(answer, source)?;
             let tensor = answer::take(answer, index, &view, &borrowed)?;
             Ok(NamedTensor { name: source.name.clone(), tensor })
@@ -151,7 +155,7 @@ impl Model {
     }
 
     /// Where in `answer` an output is.
-    fn find(&self, answer: &Answer, source: &Source) -> Result<(usize, RawView)> {
+    fn find(&self, answer: &RunResults, source: &ModuleOutput) -> Result<(usize, RawView)> {
         let there = answer.view(source.position);
         let is = |view: &RawView, name: &str| name_of(view) == name;
         let found = match &source.key {
@@ -172,16 +176,16 @@ impl Model {
         })
     }
 
-    fn search(&self, answer: &Answer, name: &str) -> Option<(usize, RawView)> {
+    fn search(&self, answer: &RunResults, name: &str) -> Option<(usize, RawView)> {
         let index = self.names(answer).position(|there| there == name)?;
         Some((index, answer.view(index)?))
     }
 
-    fn names(&self, answer: &Answer) -> impl Iterator<Item = String> {
+    fn names(&self, answer: &RunResults) -> impl Iterator<Item = String> {
         (0..answer.len()).filter_map(|index| answer.view(index)).map(|view| name_of(&view))
     }
 
-    fn fork(self: &Arc<Model>) -> Result<Box<dyn Session>> {
+    fn fork(self: &Arc<TorchModel>) -> Result<Box<dyn Session>> {
         if !self.stateful {
             return Err(Error::unimplemented("the model keeps no state inside"));
         }
@@ -246,7 +250,7 @@ impl Session for ForkedSession {
 }
 
 /// One argument of a run.
-struct Feed {
+struct TorchFeed {
     place: usize,
     dtype: i32,
     bytes: Bytes,
@@ -254,18 +258,18 @@ struct Feed {
 }
 
 /// The inputs of one run as LibTorch wants them.
-struct Feeds(SmallVec<[Feed; FEW]>);
+struct TorchFeeds(SmallVec<[TorchFeed; FEW]>);
 
-impl Feeds {
-    fn new(plan: &Plan, inputs: &[NamedTensor]) -> Result<Feeds> {
-        let mut feeds: SmallVec<[Feed; FEW]> = SmallVec::new();
+impl TorchFeeds {
+    fn new(plan: &ForwardPlan, inputs: &[NamedTensor]) -> Result<TorchFeeds> {
+        let mut feeds: SmallVec<[TorchFeed; FEW]> = SmallVec::new();
         for input in inputs {
             let place = *plan
                 .inputs
                 .get(&*input.name)
                 .ok_or_else(|| Error::invalid(format!("the model has no input \"{}\"", input.name)))?;
-            let feed =
-                Feed::new(plan, place, input).map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
+            let feed = TorchFeed::new(plan, place, input)
+                .map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
             feeds.push(feed);
         }
         for (place, wanted) in plan.places.iter().enumerate() {
@@ -274,11 +278,11 @@ impl Feeds {
                 return Err(Error::invalid(format!("input \"{name}\" is missing")));
             }
         }
-        Ok(Feeds(feeds))
+        Ok(TorchFeeds(feeds))
     }
 
     /// A value for every argument of forward. They point into the feeds.
-    fn values(&self, plan: &Plan) -> SmallVec<[RawValue; FEW]> {
+    fn values(&self, plan: &ForwardPlan) -> SmallVec<[RawValue; FEW]> {
         let absent = RawValue { data: std::ptr::null(), dims: std::ptr::null(), rank: 0, dtype: 0, given: 0 };
         let mut values = SmallVec::from_elem(absent, plan.places.len());
         for feed in &self.0 {
@@ -304,8 +308,8 @@ impl Feeds {
     }
 }
 
-impl Feed {
-    fn new(plan: &Plan, place: usize, input: &NamedTensor) -> Result<Feed> {
+impl TorchFeed {
+    fn new(plan: &ForwardPlan, place: usize, input: &NamedTensor) -> Result<TorchFeed> {
         let tensor = &input.tensor;
         let dtype = element::to_torch(tensor.dtype())
             .ok_or_else(|| Error::invalid(format!("LibTorch has no {} tensors", tensor.dtype())))?;
@@ -327,6 +331,6 @@ impl Feed {
             return Err(Error::invalid("a bool element is neither 0 nor 1"));
         }
         let dims = tensor.shape().iter().map(|&size| size as i64).collect();
-        Ok(Feed { place, dtype, bytes, dims })
+        Ok(TorchFeed { place, dtype, bytes, dims })
     }
 }

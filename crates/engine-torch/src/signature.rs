@@ -11,13 +11,13 @@ use bytes::Bytes;
 use engine::{SignatureFile, TensorText};
 
 use crate::api::{BOOL, FLOAT, INT, TENSOR};
-use crate::module::{Argument, Description};
+use crate::module::{ArgumentDescription, ModuleDescription};
 
 /// A trial run's inputs have so many bytes together at most.
 const TRIAL_BYTES_MAX: usize = 256 << 20;
 
 /// One argument of forward, in its order.
-pub(crate) struct Place {
+pub(crate) struct ForwardArgument {
     /// A tensor or which kind of scalar.
     pub(crate) kind: i32,
     /// The input for it has to be there.
@@ -26,7 +26,7 @@ pub(crate) struct Place {
 
 /// One output.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Source {
+pub(crate) struct ModuleOutput {
     /// What a request calls it.
     pub(crate) name: Arc<str>,
     /// What the module calls it; absent where only its position is known.
@@ -36,15 +36,15 @@ pub(crate) struct Source {
 }
 
 /// What a module takes and gives, and how that maps to forward.
-pub(crate) struct Plan {
+pub(crate) struct ForwardPlan {
     /// What clients see.
     pub(crate) signature: Signature,
     /// The arguments of forward.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<ForwardArgument>,
     /// By an input's name, the argument that it is.
     pub(crate) inputs: HashMap<String, usize>,
     /// In the signature's order. Empty until a trial run has told.
-    pub(crate) outputs: Vec<Source>,
+    pub(crate) outputs: Vec<ModuleOutput>,
     /// The outputs are only what the types say.
     pub(crate) provisional: bool,
 }
@@ -54,7 +54,11 @@ pub(crate) struct Plan {
 /// # Errors
 /// `InvalidArgument` where they contradict each other, saying what forward takes or gives; where an argument is of a
 /// kind that a request cannot carry.
-pub(crate) fn plan(description: &Description, file: &SignatureFile, package: bool) -> Result<Plan> {
+pub(crate) fn plan(
+    description: &ModuleDescription,
+    file: &SignatureFile,
+    package: bool,
+) -> Result<ForwardPlan> {
     let (specs, places) = match package {
         true => declared_inputs(file)?,
         false => inputs(&description.arguments, file).map_err(|e| takes(e, description))?,
@@ -67,17 +71,17 @@ pub(crate) fn plan(description: &Description, file: &SignatureFile, package: boo
         false => (declared_outputs(description, file, &mut signature)?, false),
         true => (typed_outputs(description, &mut signature), true),
     };
-    Ok(Plan { signature, places, inputs, outputs, provisional })
+    Ok(ForwardPlan { signature, places, inputs, outputs, provisional })
 }
 
-fn takes(error: Error, description: &Description) -> Error {
+fn takes(error: Error, description: &ModuleDescription) -> Error {
     Error::invalid(format!("{error}; the model is {}", description.declaration))
 }
 
-type Specs = (Vec<(TensorSpec, usize)>, Vec<Place>);
+type InputSpecs = (Vec<(TensorSpec, usize)>, Vec<ForwardArgument>);
 
 /// What a package takes: it says nothing itself.
-fn declared_inputs(file: &SignatureFile) -> Result<Specs> {
+fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
     if file.inputs.is_empty() || file.outputs.is_empty() {
         return Err(Error::invalid(
             "a compiled package does not say what it takes and gives: list its inputs and outputs in [signature]",
@@ -92,11 +96,11 @@ fn declared_inputs(file: &SignatureFile) -> Result<Specs> {
     }
     let specs = file.inputs.iter().map(TensorText::spec).zip(0..);
     let specs = specs.map(|(spec, place)| Ok((spec?, place))).collect::<Result<Vec<_>>>()?;
-    let places = specs.iter().map(|_| Place { kind: TENSOR, required: true }).collect();
+    let places = specs.iter().map(|_| ForwardArgument { kind: TENSOR, required: true }).collect();
     Ok((specs, places))
 }
 
-fn inputs(arguments: &[Argument], file: &SignatureFile) -> Result<Specs> {
+fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<InputSpecs> {
     let names: Vec<&str> = arguments.iter().map(|argument| argument.name.as_str()).collect();
     let required = arguments.iter().filter(|argument| !argument.optional).count();
     let matched = matched(&file.inputs, &names, required).ok_or_else(|| {
@@ -114,7 +118,9 @@ fn inputs(arguments: &[Argument], file: &SignatureFile) -> Result<Specs> {
             specs.push((spec, place));
         }
     }
-    let places = arguments.iter().map(|argument| Place { kind: argument.kind, required: !argument.optional });
+    let places = arguments
+        .iter()
+        .map(|argument| ForwardArgument { kind: argument.kind, required: !argument.optional });
     Ok((specs, places.collect()))
 }
 
@@ -134,7 +140,7 @@ fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<
 }
 
 /// The input for `argument`; `None` for one that a request cannot give and need not.
-fn input(argument: &Argument, text: Option<&TensorText>) -> Result<Option<TensorSpec>> {
+fn input(argument: &ArgumentDescription, text: Option<&TensorText>) -> Result<Option<TensorSpec>> {
     let scalar = match argument.kind {
         TENSOR => None,
         INT => Some(DType::I64),
@@ -168,10 +174,10 @@ fn input(argument: &Argument, text: Option<&TensorText>) -> Result<Option<Tensor
 
 /// The outputs that the settings list.
 fn declared_outputs(
-    description: &Description,
+    description: &ModuleDescription,
     file: &SignatureFile,
     signature: &mut Signature,
-) -> Result<Vec<Source>> {
+) -> Result<Vec<ModuleOutput>> {
     signature.outputs = file.outputs.iter().map(TensorText::spec).collect::<Result<_>>()?;
     let keys = description.results.as_ref().map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
     let matched = match &keys {
@@ -188,7 +194,7 @@ fn declared_outputs(
             )
         })?,
     };
-    let source = |(position, text): (usize, &TensorText)| Source {
+    let source = |(position, text): (usize, &TensorText)| ModuleOutput {
         name: text.name.as_str().into(),
         key: match &description.results {
             Some(names) => names.get(position).cloned(),
@@ -200,13 +206,13 @@ fn declared_outputs(
 }
 
 /// The outputs that the module's types tell, as singles of any shape.
-fn typed_outputs(description: &Description, signature: &mut Signature) -> Vec<Source> {
+fn typed_outputs(description: &ModuleDescription, signature: &mut Signature) -> Vec<ModuleOutput> {
     let names = description.results.iter().flatten();
     signature.outputs = names
         .clone()
         .map(|name| TensorSpec { name: name.clone(), dtype: DType::F32, shape: None, optional: false })
         .collect();
-    let source = |(position, name): (usize, &String)| Source {
+    let source = |(position, name): (usize, &String)| ModuleOutput {
         name: name.as_str().into(),
         key: Some(name.clone()),
         position,
@@ -214,7 +220,7 @@ fn typed_outputs(description: &Description, signature: &mut Signature) -> Vec<So
     names.enumerate().map(source).collect()
 }
 
-impl Plan {
+impl ForwardPlan {
     /// Zeros for a trial run, with 1 where an axis may have any size; `None` where a shape is not known or too large.
     pub(crate) fn trial(&self) -> Option<Vec<NamedTensor>> {
         let mut left = TRIAL_BYTES_MAX;
@@ -244,7 +250,7 @@ impl Plan {
             optional: false,
         });
         self.signature.outputs = specs.collect();
-        let source = |(position, (name, ..)): (usize, &(String, DType, usize))| Source {
+        let source = |(position, (name, ..)): (usize, &(String, DType, usize))| ModuleOutput {
             name: name.as_str().into(),
             key: Some(name.clone()),
             position,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{DType, Dim, Error, Result, Signature, TensorSpec};
 
-use crate::{CutOptions, Merge, Mode, PadOptions, ScheduleOptions};
+use crate::{CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions};
 
 /// How each input is filled and padded and each output cut, in the signature's order.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub struct InputPlan {
     /// The rule; only for inputs that are padded in their own right.
     pub rule: Option<PadRule>,
     /// Where the server makes this input itself.
-    pub fill: Option<Fill>,
+    pub fill: Option<InputFill>,
     /// Whether it has no batch axis (a scalar, or a shape that the model fixes): requests of one run have one value of
     /// it. Only in a plan that is batchable.
     pub shared: bool,
@@ -65,7 +65,7 @@ pub struct PadRule {
 
 /// What the server puts into an input.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fill {
+pub enum InputFill {
     /// Ones, of the real shape of input `source`: its padded axes only, or its rank with 1 elsewhere.
     Mask {
         /// Index of the input it masks.
@@ -141,7 +141,7 @@ impl BatchPlan {
             }
         }
         let cuts = cuts(signature, options)?;
-        let batchable = options.mode == Mode::Async && share(&mut inputs, signature);
+        let batchable = options.mode == ScheduleMode::Async && share(&mut inputs, signature);
         Ok(BatchPlan { batchable, inputs, cuts })
     }
 
@@ -265,7 +265,7 @@ fn add_mask(
         source_axis: axis,
     };
     plan.axes = pad.axes.iter().enumerate().map(place).collect();
-    plan.fill = Some(Fill::Mask { source, full_rank });
+    plan.fill = Some(InputFill::Mask { source, full_rank });
     Ok(())
 }
 
@@ -289,7 +289,7 @@ fn add_length(
             )));
         }
     };
-    inputs[length].fill = Some(Fill::Length { source, matrix });
+    inputs[length].fill = Some(InputFill::Length { source, matrix });
     Ok(())
 }
 
@@ -368,7 +368,7 @@ mod tests {
             inputs: vec![spec("x", &[-1, 3, 48, -1]), spec("m", &[-1, -1]), spec("l", &[-1])],
             outputs: vec![spec("y", &[-1, -1, 97])],
         };
-        let mut options = ScheduleOptions { mode: Mode::Async, ..ScheduleOptions::default() };
+        let mut options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
         let (mask, length) = (Some("m".into()), Some("l".into()));
         options
             .inputs
@@ -385,8 +385,8 @@ mod tests {
         let plan = BatchPlan::new(&signature, &options).unwrap();
         assert!(plan.batchable && plan.pads() && plan.fills());
         assert_eq!(plan.inputs[1].axes, [GrowingAxis { axis: 1, source: 0, source_axis: 3 }]);
-        assert_eq!(plan.inputs[1].fill, Some(Fill::Mask { source: 0, full_rank: false }));
-        assert_eq!(plan.inputs[2].fill, Some(Fill::Length { source: 0, matrix: false }));
+        assert_eq!(plan.inputs[1].fill, Some(InputFill::Mask { source: 0, full_rank: false }));
+        assert_eq!(plan.inputs[2].fill, Some(InputFill::Length { source: 0, matrix: false }));
         assert_eq!(plan.cuts[0].axes[0].size(325), 40);
     }
 
@@ -396,7 +396,7 @@ mod tests {
         signature.outputs[0].shape = Some(vec![Dim::Fixed(1), Dim::Dynamic(None), Dim::Fixed(97)]);
         assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
         let (signature, mut options) = ocr();
-        options.mode = Mode::Sync;
+        options.mode = ScheduleMode::Sync;
         assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
     }
 
@@ -407,7 +407,7 @@ mod tests {
             outputs: vec![spec("y", out)],
         };
         let plan = |signature: &Signature| {
-            let options = ScheduleOptions { mode: Mode::Async, ..ScheduleOptions::default() };
+            let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
             BatchPlan::new(signature, &options).unwrap()
         };
         for side in [&[][..], &[16], &[2, 8]] {
@@ -425,7 +425,7 @@ mod tests {
     /// What has an unknown rank may grow with the padding, and no axis of it can be named.
     #[test]
     fn padding_needs_ranks() {
-        for mode in [Mode::Sync, Mode::Async] {
+        for mode in [ScheduleMode::Sync, ScheduleMode::Async] {
             let (mut signature, mut options) = ocr();
             options.mode = mode;
             signature.outputs[0].shape = None;

@@ -58,8 +58,8 @@ pub struct Fixture {
 /// When `engine` does not conform, saying how.
 pub fn check(engine: &dyn Engine, fixture: &Fixture) {
     let store = store();
-    let suite = Suite { engine, fixture, pool: store.pool().clone(), store };
-    type Case = fn(&Suite<'_>);
+    let suite = ConformanceSuite { engine, fixture, pool: store.pool().clone(), store };
+    type Case = fn(&ConformanceSuite<'_>);
     let cases: [(&str, Case); 13] = [
         ("echo", echo),
         ("scalars and empty tensors", shapes),
@@ -81,7 +81,7 @@ pub fn check(engine: &dyn Engine, fixture: &Fixture) {
     }
 }
 
-struct Suite<'a> {
+struct ConformanceSuite<'a> {
     engine: &'a dyn Engine,
     fixture: &'a Fixture,
     pool: Arc<SlotPool>,
@@ -94,7 +94,7 @@ fn store() -> Arc<ParameterStore> {
     ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true })
 }
 
-impl Suite<'_> {
+impl ConformanceSuite<'_> {
     fn try_load(&self, name: &str, parameters: Vec<BoundTensor>) -> Result<Box<dyn Session>, Error> {
         let graph = self.fixture.graphs.join(format!("{name}.{}", self.fixture.extension));
         let signature = self.fixture.signatures.get(name).cloned().unwrap_or_default();
@@ -197,7 +197,7 @@ fn sample(dtype: DType) -> Tensor {
     Tensor::from_bytes(dtype, [ELEMENTS].as_slice(), Bytes::from(data)).expect("seven elements")
 }
 
-fn echo(suite: &Suite<'_>) {
+fn echo(suite: &ConformanceSuite<'_>) {
     for dtype in suite.engine.capabilities().dtypes {
         let session = suite.load(&format!("echo-{dtype}"), vec![]);
         let (sent, empty) = (sample(dtype), empty(dtype));
@@ -216,7 +216,7 @@ fn empty(dtype: DType) -> Tensor {
     .expect("no elements")
 }
 
-fn shapes(suite: &Suite<'_>) {
+fn shapes(suite: &ConformanceSuite<'_>) {
     let session = suite.load("echo-scalar", vec![]);
     let scalar = Tensor::from_vec([].as_slice(), vec![7f32]).expect("a scalar");
     let got = answer(&*session, NamedTensor::new("x", scalar.clone()));
@@ -231,7 +231,7 @@ fn shapes(suite: &Suite<'_>) {
     }
 }
 
-fn signature(suite: &Suite<'_>) {
+fn signature(suite: &ConformanceSuite<'_>) {
     let session = suite.load_half_plus_two();
     let signature = session.signature();
     let [input] = &signature.inputs[..] else { panic!("parameters are no inputs: {signature:?}") };
@@ -241,7 +241,7 @@ fn signature(suite: &Suite<'_>) {
 }
 
 /// A device that is not there is an error, and never another device.
-fn devices(suite: &Suite<'_>) {
+fn devices(suite: &ConformanceSuite<'_>) {
     let capabilities = suite.engine.capabilities();
     let checked = capabilities.check_device(suite.engine.name(), DEVICE_NONE);
     assert_eq!(checked.is_ok(), capabilities.cuda, "the check says what the capabilities say");
@@ -261,7 +261,7 @@ fn devices(suite: &Suite<'_>) {
     assert!(capabilities.cuda || error.message().contains("cpu"), "it says what the engine has: {error}");
 }
 
-fn allocated_parameters(suite: &Suite<'_>) {
+fn allocated_parameters(suite: &ConformanceSuite<'_>) {
     if !suite.allocates() {
         return;
     }
@@ -282,7 +282,7 @@ fn allocated_parameters(suite: &Suite<'_>) {
     assert_eq!(suite.pool.stats().used, 0, "a dropped session lets go of its memory");
 }
 
-fn bound_parameters(suite: &Suite<'_>) {
+fn bound_parameters(suite: &ConformanceSuite<'_>) {
     if suite.allocates() {
         return;
     }
@@ -303,7 +303,7 @@ fn bound_parameters(suite: &Suite<'_>) {
     );
 }
 
-fn no_copy(suite: &Suite<'_>) {
+fn no_copy(suite: &ConformanceSuite<'_>) {
     if suite.allocates() {
         return;
     }
@@ -330,7 +330,7 @@ pub fn resident_bytes() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
 }
 
-fn missing_parameter(suite: &Suite<'_>) {
+fn missing_parameter(suite: &ConformanceSuite<'_>) {
     if suite.allocates() {
         return;
     }
@@ -349,7 +349,7 @@ fn missing_parameter(suite: &Suite<'_>) {
     assert_eq!(Arc::strong_count(&half.region), 1, "a failed load lets go of its regions");
 }
 
-fn damaged_graphs(suite: &Suite<'_>) {
+fn damaged_graphs(suite: &ConformanceSuite<'_>) {
     let whole = suite.fixture.graphs.join(format!("two_outputs.{}", suite.fixture.extension));
     let whole = std::fs::read(whole).expect("the graph");
     let damaged: [(&str, &[u8]); 3] =
@@ -364,7 +364,7 @@ fn damaged_graphs(suite: &Suite<'_>) {
     assert_fault_of_model(&load(suite.fixture.scratch.clone()).err().expect("a directory is no graph"));
 }
 
-fn requested_outputs(suite: &Suite<'_>) {
+fn requested_outputs(suite: &ConformanceSuite<'_>) {
     let session = suite.load("two_outputs", vec![]);
     let run = |wanted: &[&str]| {
         let wanted: Vec<Arc<str>> = wanted.iter().map(|name| Arc::from(*name)).collect();
@@ -380,7 +380,7 @@ fn requested_outputs(suite: &Suite<'_>) {
     assert_one_line(&error);
 }
 
-fn refused_values(suite: &Suite<'_>) {
+fn refused_values(suite: &ConformanceSuite<'_>) {
     let session = suite.load("pick", vec![suite.table()]);
     let out_of_range =
         session.run(&[indices("index", &[0, 1 << 40])], &[]).expect_err("an index out of range");
@@ -397,7 +397,7 @@ fn refused_values(suite: &Suite<'_>) {
     );
 }
 
-fn runs_at_once(suite: &Suite<'_>) {
+fn runs_at_once(suite: &ConformanceSuite<'_>) {
     let session = suite.load_half_plus_two();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -413,7 +413,7 @@ fn runs_at_once(suite: &Suite<'_>) {
     });
 }
 
-fn answers_outlive(suite: &Suite<'_>) {
+fn answers_outlive(suite: &ConformanceSuite<'_>) {
     let table = suite.table();
     let session = suite.load("pick", vec![table.clone()]);
     let picked = answer(&*session, indices("index", &[9, 8]));

@@ -1,7 +1,7 @@
 //! A deterministic engine without a native library, for the tests of whatever stands on [`Engine`].
 //!
 //! Its graphs are text (see [`graph`]), so that a test writes the model it needs in three lines. What a test must
-//! steer is on the engine: loads and runs can be held at a [`Gate`] or made to fail a number of times, and every
+//! steer is on the engine: loads and runs can be held at a [`FakeGate`] or made to fail a number of times, and every
 //! load, run and release is counted. [`publish`] writes version directories in the mappable layout.
 
 pub mod gate;
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::{DType, Error, NamedTensor, Result, Signature};
 
 use crate::{BoundTensor, Capabilities, Engine, LoadRequest, ParameterUse, Session};
-use gate::Gate;
-use graph::Graph;
+use gate::FakeGate;
+use graph::FakeGraph;
 
 /// The name under which the fake appears in manifests.
 pub const NAME: &str = "fake";
@@ -25,14 +25,14 @@ const GRAPH_BYTES_MAX: u64 = 1 << 20;
 
 /// What has happened so far.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct FakeCounters {
     loads: AtomicU64,
     failed_loads: AtomicU64,
     runs: AtomicU64,
     releases: AtomicU64,
 }
 
-impl Counters {
+impl FakeCounters {
     /// Loads that gave a session.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::SeqCst)
@@ -60,17 +60,17 @@ impl Counters {
 }
 
 #[derive(Default)]
-struct State {
-    counters: Counters,
-    loads: Gate,
-    runs: Gate,
+struct FakeState {
+    counters: FakeCounters,
+    loads: FakeGate,
+    runs: FakeGate,
     loads_to_fail: AtomicU64,
     runs_to_fail: AtomicU64,
 }
 
 /// The fake. Clones share counters and gates.
 #[derive(Clone, Default)]
-pub struct FakeEngine(Arc<State>);
+pub struct FakeEngine(Arc<FakeState>);
 
 impl FakeEngine {
     /// An engine that works and whose gates are open.
@@ -79,17 +79,17 @@ impl FakeEngine {
     }
 
     /// What has happened so far.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &FakeCounters {
         &self.0.counters
     }
 
     /// Where loads pass before they do anything.
-    pub fn load_gate(&self) -> &Gate {
+    pub fn load_gate(&self) -> &FakeGate {
         &self.0.loads
     }
 
     /// Where runs pass before they do anything.
-    pub fn run_gate(&self) -> &Gate {
+    pub fn run_gate(&self) -> &FakeGate {
         &self.0.runs
     }
 
@@ -116,7 +116,7 @@ impl FakeEngine {
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
         let text = std::str::from_utf8(&text)
             .map_err(|_| Error::data_loss(format!("{}: not a fake graph", path.display())))?;
-        let graph = Graph::parse(text).map_err(|e| e.context(path.display()))?;
+        let graph = FakeGraph::parse(text).map_err(|e| e.context(path.display()))?;
         graph.check_parameters(&request.parameters).map_err(|e| e.context(path.display()))?;
         std::thread::sleep(graph.load_delay);
         if let Some(message) = &graph.fail_load {
@@ -160,9 +160,9 @@ impl Engine for FakeEngine {
 }
 
 struct FakeSession {
-    graph: Graph,
+    graph: FakeGraph,
     parameters: Vec<BoundTensor>,
-    state: Arc<State>,
+    state: Arc<FakeState>,
 }
 
 impl Session for FakeSession {

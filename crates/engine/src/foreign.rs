@@ -6,7 +6,7 @@ use std::path::Path;
 pub const BEGINNING_BYTES: usize = 64;
 
 /// How a name tells a format.
-enum Name {
+enum NamePattern {
     /// The whole file name.
     Is(&'static str),
     /// Its extension.
@@ -14,7 +14,7 @@ enum Name {
 }
 
 /// A name, what it is, and what to do.
-type Row = (Name, &'static str, &'static str);
+type ForeignFormat = (NamePattern, &'static str, &'static str);
 
 const OPTIMUM: &str =
     "weights without a graph: export the model with optimum-cli export onnx --model DIR OUT";
@@ -22,48 +22,48 @@ const PADDLE: &str = "convert it with paddle2onnx --model_dir DIR --save_file mo
 const PICKLE: &str = "a pickled Python object, which is never opened: convert the estimator with skl2onnx";
 const TF: &str = "convert it with python -m tf2onnx.convert --saved-model DIR --output model.onnx";
 
-const TABLE: [Row; 20] = [
-    (Name::Is("saved_model.pb"), "a TensorFlow SavedModel", TF),
-    (Name::Is("saved_model.pbtxt"), "a TensorFlow SavedModel", TF),
-    (Name::Is("__model__"), "a Paddle model", PADDLE),
-    (Name::Is("inference.json"), "a Paddle model", PADDLE),
-    (Name::Ends("pdmodel"), "a Paddle model", PADDLE),
+const TABLE: [ForeignFormat; 20] = [
+    (NamePattern::Is("saved_model.pb"), "a TensorFlow SavedModel", TF),
+    (NamePattern::Is("saved_model.pbtxt"), "a TensorFlow SavedModel", TF),
+    (NamePattern::Is("__model__"), "a Paddle model", PADDLE),
+    (NamePattern::Is("inference.json"), "a Paddle model", PADDLE),
+    (NamePattern::Ends("pdmodel"), "a Paddle model", PADDLE),
     (
-        Name::Is("model.plan"),
+        NamePattern::Is("model.plan"),
         "a TensorRT engine",
         "it runs on one kind of GPU: serve the ONNX file that it was built from",
     ),
-    (Name::Ends("mar"), "a TorchServe archive", "unzip it and name its TorchScript file model.pt"),
-    (Name::Ends("safetensors"), "a Hugging Face checkpoint", OPTIMUM),
-    (Name::Ends("pkl"), "scikit-learn's", PICKLE),
-    (Name::Ends("joblib"), "scikit-learn's", PICKLE),
+    (NamePattern::Ends("mar"), "a TorchServe archive", "unzip it and name its TorchScript file model.pt"),
+    (NamePattern::Ends("safetensors"), "a Hugging Face checkpoint", OPTIMUM),
+    (NamePattern::Ends("pkl"), "scikit-learn's", PICKLE),
+    (NamePattern::Ends("joblib"), "scikit-learn's", PICKLE),
     (
-        Name::Ends("tflite"),
+        NamePattern::Ends("tflite"),
         "a TensorFlow Lite model",
         "convert it with python -m tf2onnx.convert --tflite FILE --output model.onnx",
     ),
     (
-        Name::Ends("keras"),
+        NamePattern::Ends("keras"),
         "a Keras model",
         "save it as a SavedModel with model.export(DIR), then convert that with tf2onnx",
     ),
     (
-        Name::Ends("h5"),
+        NamePattern::Ends("h5"),
         "a Keras model",
         "save it as a SavedModel with model.export(DIR), then convert that with tf2onnx",
     ),
-    (Name::Ends("gguf"), "a language model for llama.cpp", "text generation is not offered"),
+    (NamePattern::Ends("gguf"), "a language model for llama.cpp", "text generation is not offered"),
     (
-        Name::Ends("pb"),
+        NamePattern::Ends("pb"),
         "a frozen TensorFlow graph",
         "convert it with python -m tf2onnx.convert --graphdef FILE --output model.onnx",
     ),
-    (Name::Ends("xml"), "an OpenVINO model", "serve the ONNX file that it was converted from"),
-    (Name::Ends("onnx"), "an ONNX model by another name", "name it model.onnx"),
-    (Name::Ends("pt2"), "a compiled PyTorch package by another name", "name it model.pt2"),
-    (Name::Ends("pt"), "PyTorch's", "name it model.pt if it is TorchScript (torch.jit.save)"),
+    (NamePattern::Ends("xml"), "an OpenVINO model", "serve the ONNX file that it was converted from"),
+    (NamePattern::Ends("onnx"), "an ONNX model by another name", "name it model.onnx"),
+    (NamePattern::Ends("pt2"), "a compiled PyTorch package by another name", "name it model.pt2"),
+    (NamePattern::Ends("pt"), "PyTorch's", "name it model.pt if it is TorchScript (torch.jit.save)"),
     (
-        Name::Ends("pth"),
+        NamePattern::Ends("pth"),
         "PyTorch's",
         "save it with torch.jit.save as model.pt, or export it with torch.onnx.export",
     ),
@@ -130,11 +130,11 @@ pub fn triton_keys(text: &str) -> Vec<String> {
     found.map(|(key, equivalent)| format!("{key} ({equivalent})")).collect()
 }
 
-impl Name {
+impl NamePattern {
     fn fits(&self, path: &Path) -> bool {
         match self {
-            Name::Is(name) => path.file_name().is_some_and(|file| file == *name),
-            Name::Ends(extension) => path.extension().is_some_and(|ends| ends == *extension),
+            NamePattern::Is(name) => path.file_name().is_some_and(|file| file == *name),
+            NamePattern::Ends(extension) => path.extension().is_some_and(|ends| ends == *extension),
         }
     }
 }

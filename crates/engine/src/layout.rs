@@ -23,7 +23,7 @@ pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
 /// What a published version consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct LayoutManifest {
     /// Layout version; see [`FORMAT`].
     pub format: u32,
     /// The engine that runs the graph ("onnxruntime").
@@ -94,7 +94,7 @@ pub struct Artifact {
     /// The version directory.
     pub dir: PathBuf,
     /// Its manifest.
-    pub manifest: Manifest,
+    pub manifest: LayoutManifest,
 }
 
 impl Artifact {
@@ -111,7 +111,7 @@ impl Artifact {
             return Err(Error::data_loss(format!("{}: larger than a manifest can be", path.display())));
         }
         let text = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-        let manifest: Manifest = serde_json::from_slice(&text)
+        let manifest: LayoutManifest = serde_json::from_slice(&text)
             .map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))?;
         manifest.check().map_err(|e| e.context(path.display()))?;
         let artifact = Artifact { dir: dir.to_owned(), manifest };
@@ -151,7 +151,7 @@ impl Artifact {
     }
 }
 
-impl Manifest {
+impl LayoutManifest {
     fn check(&self) -> Result<()> {
         if self.format != FORMAT {
             return Err(Error::data_loss(format!("format {}, this build reads {FORMAT}", self.format)));

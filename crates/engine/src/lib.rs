@@ -35,17 +35,16 @@ use base::{DType, Error, NamedTensor, Result, Signature};
 use memory::Region;
 
 pub use arena::Arena;
-pub use batch_plan::{AxisCut, BatchPlan, Fill, GrowingAxis, InputPlan, OutputPlan, PadRule};
+pub use batch_plan::{AxisCut, BatchPlan, GrowingAxis, InputFill, InputPlan, OutputPlan, PadRule};
 pub use library_search::{LibrarySearch, package_dirs};
 pub use schedule_file::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile};
 pub use schedule_options::{
-    BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, Mode, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,
-    QUEUE_DELAY_MAX, ScheduleOptions,
+    BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,
+    QUEUE_DELAY_MAX, ScheduleMode, ScheduleOptions,
 };
 pub use servable::Servable;
 pub use session_options::{Device, SessionOptions};
 pub use signature_file::{SignatureFile, TensorText};
-pub use stream::Carry;
 
 /// How an engine gets its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

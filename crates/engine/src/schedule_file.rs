@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CutOptions, Merge, Mode, PriorityOptions, ScheduleOptions};
+use crate::{CutOptions, Merge, PriorityOptions, ScheduleMode, ScheduleOptions};
 use convert::changed;
 
 /// A `[schedule]` section. Times are text: "2ms".
@@ -63,7 +63,7 @@ pub struct ScheduleFile {
     pub outputs: Option<BTreeMap<String, Vec<CutText>>>,
 }
 
-/// [`Mode`] as text.
+/// [`ScheduleMode`] as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModeText {
@@ -157,7 +157,7 @@ impl ScheduleFile {
     pub fn apply(&self, base: &ScheduleOptions) -> ScheduleOptions {
         let base = base.clone();
         ScheduleOptions {
-            mode: self.mode.map_or(base.mode, Mode::from),
+            mode: self.mode.map_or(base.mode, ScheduleMode::from),
             threads: self.threads.or(base.threads),
             weight: self.weight.unwrap_or(base.weight),
             max_batch: self.max_batch.unwrap_or(base.max_batch),

@@ -17,7 +17,7 @@ pub const BUCKETS_MAX: usize = 256;
 
 /// Whether requests are merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum ScheduleMode {
     /// A worker runs each request as it comes.
     #[default]
     Sync,
@@ -39,7 +39,7 @@ pub enum Merge {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleOptions {
     /// Whether requests are merged.
-    pub mode: Mode,
+    pub mode: ScheduleMode,
     /// Runs of this model at the same time; `None` is as many as there are workers.
     pub threads: Option<usize>,
     /// Share of the workers' time against other models that have requests waiting: 2 gets twice what 1 gets.
@@ -134,7 +134,7 @@ pub struct CutOptions {
 impl Default for ScheduleOptions {
     fn default() -> Self {
         ScheduleOptions {
-            mode: Mode::default(),
+            mode: ScheduleMode::default(),
             threads: None,
             weight: 1,
             max_batch: 32,

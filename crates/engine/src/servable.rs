@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
-use base::{NamedTensor, Result, Signature, VersionId};
+use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
 
 use crate::stream::StreamSession;
-use crate::{BatchPlan, Carry, Mode, ScheduleOptions, Session, SessionOptions};
+use crate::{BatchPlan, ScheduleMode, ScheduleOptions, Session, SessionOptions};
 
 /// A loaded, warmed version. Held in an `Arc` by the catalogue and by each request that uses it; dropped only by
 /// the unload thread, which waits until it is the last holder.
@@ -138,7 +138,7 @@ impl Servable {
     ///
     /// # Errors
     /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
-    pub fn stream(self: &Arc<Self>, carried: Vec<Carry>, lanes: usize) -> Result<Arc<Servable>> {
+    pub fn stream(self: &Arc<Self>, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<Servable>> {
         Ok(Arc::new(Servable {
             id: self.id.clone(),
             engine: self.engine,
@@ -150,7 +150,11 @@ impl Servable {
             session: Arc::new(StreamSession::new(self, carried, lanes)?),
             watched: self.watched.clone(),
             signature: self.signature.clone(),
-            schedule: ScheduleOptions { mode: Mode::Sync, max_batch: usize::MAX, ..self.schedule.clone() },
+            schedule: ScheduleOptions {
+                mode: ScheduleMode::Sync,
+                max_batch: usize::MAX,
+                ..self.schedule.clone()
+            },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },
         }))
     }

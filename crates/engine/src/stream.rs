@@ -8,21 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Error, NamedTensor, Result, Shape, Signature, Tensor};
+use base::{CarriedInput, Error, NamedTensor, Result, Shape, Signature, Tensor};
 use bytes::Bytes;
 
 use crate::{Servable, Session};
-
-/// An input that is an output of the item before.
-#[derive(Clone, Debug)]
-pub struct Carry {
-    /// The input.
-    pub input: Arc<str>,
-    /// The output that it is for the next item.
-    pub output: Arc<str>,
-    /// What it is for the first.
-    pub initial: Tensor,
-}
 
 /// A session for one stream.
 pub(crate) struct StreamSession {
@@ -30,7 +19,7 @@ pub(crate) struct StreamSession {
     /// Rows of axis 0 that make an item.
     lanes: usize,
     /// The carried inputs as they stand; also what makes runs wait for each other.
-    state: Mutex<Vec<(Carry, Tensor)>>,
+    state: Mutex<Vec<(CarriedInput, Tensor)>>,
 }
 
 enum Runner {
@@ -54,7 +43,11 @@ impl StreamSession {
     ///
     /// # Errors
     /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
-    pub(crate) fn new(servable: &Arc<Servable>, carried: Vec<Carry>, lanes: usize) -> Result<StreamSession> {
+    pub(crate) fn new(
+        servable: &Arc<Servable>,
+        carried: Vec<CarriedInput>,
+        lanes: usize,
+    ) -> Result<StreamSession> {
         let signature = servable.signature();
         for carry in &carried {
             if signature.input(&carry.input).is_none() || signature.output(&carry.output).is_none() {
@@ -75,7 +68,7 @@ impl StreamSession {
     /// Runs one item and takes its state.
     fn item(
         &self,
-        state: &mut [(Carry, Tensor)],
+        state: &mut [(CarriedInput, Tensor)],
         mut inputs: Vec<NamedTensor>,
         outputs: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {

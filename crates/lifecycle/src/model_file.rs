@@ -227,7 +227,7 @@ mod tests {
             ([16].as_slice(), Some(3))
         );
         assert_eq!(config.warmup.dims["ids"], [-1, 128]);
-        assert_eq!((config.schedule.mode, config.schedule.max_batch), (engine::Mode::Async, 8));
+        assert_eq!((config.schedule.mode, config.schedule.max_batch), (engine::ScheduleMode::Async, 8));
         assert_eq!(config.schedule.threads, Some(2), "the server's settings hold where the file is silent");
         assert_eq!(config.schedule.inputs["ids"].axes, [1]);
         assert_eq!(applied(""), base);

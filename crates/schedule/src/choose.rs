@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{BatchPlan, Mode, ScheduleOptions};
+use engine::{BatchPlan, ScheduleMode, ScheduleOptions};
 
 use crate::entry::Entry;
 use crate::form::Form;
@@ -130,7 +130,7 @@ impl ModelQueue {
         let servable = self.at(head).servable.clone();
         let (options, plan) = (servable.schedule(), servable.plan());
         let misfit = self.misfit.contains(&servable.instance());
-        let mergeable = options.mode == Mode::Async && plan.batchable && options.max_batch > 1;
+        let mergeable = options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
         if !mergeable || self.at(head).form.is_none() || misfit {
             let form = self.at(head).form.clone().filter(|_| !misfit);
             return Ok(Group { places: vec![head], form, decided: None });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
 use bytes::Bytes;
-use engine::{BatchPlan, Fill, InputPlan};
+use engine::{BatchPlan, InputFill, InputPlan};
 
 use crate::bounds;
 
@@ -19,7 +19,7 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
         if inputs.iter().any(|given| given.name == input.name) {
             continue;
         }
-        let (Fill::Mask { source, .. } | Fill::Length { source, .. }) = fill;
+        let (InputFill::Mask { source, .. } | InputFill::Length { source, .. }) = fill;
         let source = &plan.inputs[*source];
         let given = inputs
             .iter()
@@ -35,7 +35,7 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
         })?;
         let received = given.tensor.byte_len();
         let tensor = match fill {
-            Fill::Mask { full_rank, .. } => {
+            InputFill::Mask { full_rank, .. } => {
                 let grows = |axis: usize| axis == 0 || source.axes.iter().any(|growing| growing.axis == axis);
                 let full =
                     || shape.iter().enumerate().map(|(axis, &size)| if grows(axis) { size } else { 1 });
@@ -43,7 +43,7 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
                     if *full_rank { full().collect() } else { std::iter::once(items).chain(real).collect() };
                 constant(input, dims, &[1], received)?
             }
-            Fill::Length { matrix, .. } => {
+            InputFill::Length { matrix, .. } => {
                 let dims: Shape = if *matrix { [items, real.len()][..].into() } else { [items][..].into() };
                 constant(input, dims, &real, received)?
             }

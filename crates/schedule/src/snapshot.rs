@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::Mode;
+use engine::ScheduleMode;
 
 /// Bounds of [`ModelSnapshot::batch_sizes`]: the last bucket holds everything above 2048.
 pub const BATCH_SIZE_BOUNDS: [usize; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048];
@@ -30,7 +30,7 @@ pub struct ModelSnapshot {
     /// Its name.
     pub model: Arc<str>,
     /// Whether its requests are merged.
-    pub mode: Mode,
+    pub mode: ScheduleMode,
     /// Requests waiting.
     pub queued: usize,
     /// Requests waiting by priority level, level 1 first.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{Mode, ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{ScheduleMode, ScheduleOptions, Servable, Session, SessionOptions};
 
 use crate::Job;
 use crate::entry::Entry;
@@ -43,7 +43,7 @@ pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
 
 /// Merging, with so long a wait for company.
 pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
-    ScheduleOptions { mode: Mode::Async, max_batch: 8, max_queue_delay, ..ScheduleOptions::default() }
+    ScheduleOptions { mode: ScheduleMode::Async, max_batch: 8, max_queue_delay, ..ScheduleOptions::default() }
 }
 
 /// A request of `rows` rows that came at `now`; nobody hears the answer.

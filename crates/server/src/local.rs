@@ -88,7 +88,7 @@ impl Local {
         &self,
         name: &str,
         stop: &Arc<AtomicBool>,
-    ) -> Result<(Recogniser, Arc<dyn audio::Model>)> {
+    ) -> Result<(Recogniser, Arc<dyn audio::AudioModel>)> {
         if let Err(error) = memory::thread::set_short_turns() {
             tracing::debug!(%error, "the pipeline waits for whole turns");
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result, VersionId};
-use engine::{Mode, Servable};
+use engine::{ScheduleMode, Servable};
 use lifecycle::{ModelStatus, State, VersionStatus};
 use protocol::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState};
 
@@ -157,7 +157,7 @@ fn entry(id: &VersionId, stats: &stats::VersionStats) -> StatisticsEntry {
 /// How a version's requests are merged; `None` for one that runs each by itself.
 pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
     let options = servable.schedule();
-    if options.mode == Mode::Sync {
+    if options.mode == ScheduleMode::Sync {
         return None;
     }
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);

@@ -2,8 +2,8 @@
 
 use base::{Error, Result};
 
-use super::bytes::Bytes;
-use super::pcm::{Coding, Layout};
+use super::bytes::InputBytes;
+use super::pcm::{PcmLayout, SampleCoding};
 
 /// The chunks before the sound.
 const CHUNKS_MAX: usize = 1000;
@@ -19,7 +19,7 @@ pub(super) fn is(start: &[u8]) -> bool {
 ///
 /// # Errors
 /// `DataLoss` when the header ends or makes no sense, `Unimplemented` for compressed sound.
-pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
+pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
     bytes.pass(12);
     let mut format = None;
     for _ in 0..CHUNKS_MAX {
@@ -40,7 +40,7 @@ pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
                     break;
                 }
                 let known = u64::from(length).checked_sub(8 + u64::from(offset));
-                return Ok(Layout {
+                return Ok(PcmLayout {
                     length: known.filter(|known| *known > 0 && length != u32::MAX),
                     ..layout
                 });
@@ -59,18 +59,20 @@ fn big(four: &[u8]) -> u32 {
 }
 
 /// What a COMM chunk says.
-fn describe(chunk: &[u8]) -> Result<Layout> {
+fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     if chunk.len() < 18 {
         return Err(Error::data_loss("the COMM chunk of this aiff file is too short"));
     }
     let (channels, bits) = (big(&chunk[..2]) as usize, big(&chunk[6..8]) as u16);
     let coding = match (chunk.get(18..22).unwrap_or(b"NONE"), bits) {
-        (b"NONE" | b"twos", 1..=32) => Coding::Signed { bytes: usize::from(bits.div_ceil(8)), big: true },
-        (b"sowt", 1..=32) => Coding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
-        (b"fl32" | b"FL32", _) => Coding::Float32 { big: true },
-        (b"fl64" | b"FL64", _) => Coding::Float64 { big: true },
-        (b"alaw" | b"ALAW", _) => Coding::ALaw,
-        (b"ulaw" | b"ULAW", _) => Coding::MuLaw,
+        (b"NONE" | b"twos", 1..=32) => {
+            SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: true }
+        }
+        (b"sowt", 1..=32) => SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
+        (b"fl32" | b"FL32", _) => SampleCoding::Float32 { big: true },
+        (b"fl64" | b"FL64", _) => SampleCoding::Float64 { big: true },
+        (b"alaw" | b"ALAW", _) => SampleCoding::ALaw,
+        (b"ulaw" | b"ULAW", _) => SampleCoding::MuLaw,
         (name, _) => {
             return Err(Error::unimplemented(format!(
                 "this aiff file's sound is coded in a way that is not known here ({:?}, {bits} bits)",
@@ -81,5 +83,5 @@ fn describe(chunk: &[u8]) -> Result<Layout> {
     // An 80-bit number: sign and exponent, then the mantissa with its leading one.
     let exponent = (big(&chunk[8..10]) & 0x7fff) as i32 - 16383 - 31;
     let rate = f64::from(big(&chunk[10..14])) * 2.0_f64.powi(exponent);
-    Ok(Layout { container: "aiff", coding, rate: rate.round() as u32, channels, length: None })
+    Ok(PcmLayout { container: "aiff", coding, rate: rate.round() as u32, channels, length: None })
 }

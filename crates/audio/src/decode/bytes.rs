@@ -4,15 +4,15 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use symphonia::core::io::MediaSource;
 
-use super::Input;
-use super::mp4::Watch;
+use super::AudioInput;
+use super::mp4::Mp4Watch;
 
 /// What is read at a time.
 const PIECE: usize = 32 * 1024;
 
 /// A recording's bytes from its beginning on.
-pub(super) struct Bytes {
-    rest: Input,
+pub(super) struct InputBytes {
+    rest: AudioInput,
     /// Read from `rest` and not taken yet, from `used` on.
     ahead: Vec<u8>,
     used: usize,
@@ -25,15 +25,15 @@ pub(super) struct Bytes {
     place: u64,
     seekable: bool,
     /// What is checked while it is read.
-    watch: Option<Watch>,
+    watch: Option<Mp4Watch>,
 }
 
-impl Bytes {
-    pub(super) fn new(input: Input) -> Bytes {
-        let seekable = matches!(input, Input::File(_));
+impl InputBytes {
+    pub(super) fn new(input: AudioInput) -> InputBytes {
+        let seekable = matches!(input, AudioInput::File(_));
         let (ahead, renamed) = (Vec::new(), Vec::new());
         let (used, place, watch) = (0, 0, None);
-        Bytes { rest: input, ahead, used, ended: false, broken: None, renamed, place, seekable, watch }
+        InputBytes { rest: input, ahead, used, ended: false, broken: None, renamed, place, seekable, watch }
     }
 
     /// The next bytes without taking them: `count`, or fewer at the end.
@@ -45,8 +45,8 @@ impl Bytes {
             self.ahead.resize(had + PIECE, 0);
             let read = loop {
                 let read = match &mut self.rest {
-                    Input::File(file) => file.read(&mut self.ahead[had..]),
-                    Input::Stream(stream) => stream.read(&mut self.ahead[had..]),
+                    AudioInput::File(file) => file.read(&mut self.ahead[had..]),
+                    AudioInput::Stream(stream) => stream.read(&mut self.ahead[had..]),
                 };
                 match read {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -110,7 +110,7 @@ impl Bytes {
     /// Up to `count` bytes at `offset` from the beginning, before anything was taken. On a stream, all up to there
     /// are kept.
     pub(super) fn look(&mut self, offset: u64, count: usize) -> Vec<u8> {
-        if let Input::File(file) = &mut self.rest {
+        if let AudioInput::File(file) = &mut self.rest {
             let mut bytes = Vec::new();
             let read = file
                 .seek(SeekFrom::Start(offset))
@@ -137,7 +137,7 @@ impl Bytes {
 
     /// From now on `watch` looks at what a reader is given, from the beginning on and before the reader sees it. Only
     /// where nobody can seek.
-    pub(super) fn watch(&mut self, watch: Watch) {
+    pub(super) fn watch(&mut self, watch: Mp4Watch) {
         self.watch = Some(watch);
     }
 
@@ -151,8 +151,8 @@ impl Bytes {
     }
 
     /// Back to the beginning, for readers that seek by themselves. Only before anything was taken.
-    pub(super) fn rewound(mut self) -> io::Result<Bytes> {
-        if let Input::File(file) = &mut self.rest {
+    pub(super) fn rewound(mut self) -> io::Result<InputBytes> {
+        if let AudioInput::File(file) = &mut self.rest {
             file.rewind()?;
             self.ahead.clear();
             self.ended = false;
@@ -163,14 +163,14 @@ impl Bytes {
     /// The length, of a file.
     pub(super) fn file_length(&self) -> Option<u64> {
         match &self.rest {
-            Input::File(file) => file.metadata().ok().map(|data| data.len()),
-            Input::Stream(_) => None,
+            AudioInput::File(file) => file.metadata().ok().map(|data| data.len()),
+            AudioInput::Stream(_) => None,
         }
     }
 }
 
 /// The part of the file that a reader sees: used for containers whose reader seeks, and then from the beginning.
-impl Read for Bytes {
+impl Read for InputBytes {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let room = usize::try_from(self.watched()?).unwrap_or(PIECE).min(PIECE);
         let seen = self.peek(into.len().min(room));
@@ -196,9 +196,9 @@ impl Read for Bytes {
     }
 }
 
-impl Seek for Bytes {
+impl Seek for InputBytes {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let Input::File(file) = &mut self.rest else {
+        let AudioInput::File(file) = &mut self.rest else {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         };
         let to = match to {
@@ -216,7 +216,7 @@ impl Seek for Bytes {
     }
 }
 
-impl MediaSource for Bytes {
+impl MediaSource for InputBytes {
     fn is_seekable(&self) -> bool {
         self.is_file()
     }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_held_does_not_grow() {
-        let mut bytes = Bytes::new(Input::Stream(Box::new(io::repeat(7).take(64 << 20))));
+        let mut bytes = InputBytes::new(AudioInput::Stream(Box::new(io::repeat(7).take(64 << 20))));
         let mut seen = 0;
         loop {
             let piece = bytes.peek(5000).len();
@@ -251,7 +251,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut file, b"0123456789").unwrap();
         file.rewind().unwrap();
-        let mut bytes = Bytes::new(Input::File(file));
+        let mut bytes = InputBytes::new(AudioInput::File(file));
         assert_eq!(bytes.look(8, 5), b"89");
         bytes.rename(3, *b"abcd");
         let mut bytes = bytes.rewound().unwrap();

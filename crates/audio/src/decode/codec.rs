@@ -14,7 +14,7 @@ use super::{CHANNELS_MAX, vorbis};
 const ALAC_FRAMES_MAX: u32 = 1 << 16;
 
 /// A decoder that survives its packets.
-pub(super) struct Codec {
+pub(super) struct PacketDecoder {
     parameters: CodecParameters,
     /// None between a panic and the next packet.
     decoder: Option<Box<dyn Decoder>>,
@@ -24,10 +24,10 @@ pub(super) struct Codec {
     rate: Option<u32>,
 }
 
-impl Codec {
+impl PacketDecoder {
     /// # Errors
     /// `Unimplemented` when this is no codec that is known, `DataLoss` when its description is damaged.
-    pub(super) fn new(parameters: CodecParameters) -> Result<Codec> {
+    pub(super) fn new(parameters: CodecParameters) -> Result<PacketDecoder> {
         if parameters.codec == CODEC_TYPE_VORBIS {
             vorbis::check(parameters.extra_data.as_deref().unwrap_or_default())?;
         }
@@ -35,7 +35,7 @@ impl Codec {
             check_alac(parameters.extra_data.as_deref().unwrap_or_default())?;
         }
         let decoder = Some(decoder(&parameters)?);
-        Ok(Codec { parameters, decoder, buffer: None, channels: None, rate: None })
+        Ok(PacketDecoder { parameters, decoder, buffer: None, channels: None, rate: None })
     }
 
     /// Decodes a packet and appends its samples.
@@ -94,9 +94,9 @@ impl Codec {
     }
 
     /// Goes on with another codec, whose blocks have the same channels and must have the same rate.
-    pub(super) fn follow(&mut self, next: Codec) {
+    pub(super) fn follow(&mut self, next: PacketDecoder) {
         let (channels, rate) = (self.channels, self.rate);
-        *self = Codec { channels, rate, ..next };
+        *self = PacketDecoder { channels, rate, ..next };
     }
 
     /// Which codec it is.
@@ -153,10 +153,14 @@ mod tests {
 
     #[test]
     fn an_alac_description_does_not_choose_how_much_memory_is_reserved() {
-        assert!(Codec::new(alac(4096)).is_ok());
-        assert!(Codec::new(alac(ALAC_FRAMES_MAX)).is_ok());
+        assert!(PacketDecoder::new(alac(4096)).is_ok());
+        assert!(PacketDecoder::new(alac(ALAC_FRAMES_MAX)).is_ok());
         for frames in [ALAC_FRAMES_MAX + 1, u32::MAX] {
-            assert_eq!(Codec::new(alac(frames)).err().unwrap().kind(), ErrorKind::DataLoss, "{frames}");
+            assert_eq!(
+                PacketDecoder::new(alac(frames)).err().unwrap().kind(),
+                ErrorKind::DataLoss,
+                "{frames}"
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 
-use super::bytes::Bytes;
+use super::bytes::InputBytes;
 
 /// The parts before the sound.
 const PARTS_MAX: usize = 1000;
@@ -13,7 +13,7 @@ const DESCRIPTION: usize = 34;
 ///
 /// # Errors
 /// `DataLoss` when there is no description or no end of parts.
-pub(super) fn strip(bytes: &mut Bytes) -> Result<()> {
+pub(super) fn strip(bytes: &mut InputBytes) -> Result<()> {
     bytes.pass(4);
     let mut description = None;
     for _ in 0..PARTS_MAX {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use base::{Error, Result};
 
-use super::bytes::Bytes;
+use super::bytes::InputBytes;
 use super::packets::PACKET_MAX;
 
 /// The longest table of contents, enough for days of sound.
@@ -28,17 +28,17 @@ const DEPTH_MAX: usize = 8;
 const LOOKS_MAX: u64 = 1 << 36;
 
 /// What a file's table of contents says of the tracks that a reader sees, in their order.
-pub(super) type Edits = Vec<Edit>;
+pub(super) type Mp4Edits = Vec<Mp4Edit>;
 
 /// Checks an mp4 file's table of contents, and says which frames of each track are no sound: those that an encoder
 /// needs to begin and to end.
 ///
 /// # Errors
 /// `FailedPrecondition` for a stream whose table of contents comes last, `DataLoss` for lengths that cannot be.
-pub(super) fn check(bytes: &mut Bytes) -> Result<Edits> {
+pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
     let mut at = 0;
     let mut edits = None;
-    let mut fragments = Fragments::default();
+    let mut fragments = FragmentTables::default();
     for _ in 0..FILE_ATOMS_MAX {
         if !bytes.is_file() && at > BEFORE_MOOV_MAX {
             return Err(Error::data_loss(
@@ -53,7 +53,7 @@ pub(super) fn check(bytes: &mut Bytes) -> Result<Edits> {
             b"moov" => {
                 edits = Some(contents(bytes, at, header, length)?);
                 if !bytes.is_file() {
-                    bytes.watch(Watch { next: at.saturating_add(length), fragments });
+                    bytes.watch(Mp4Watch { next: at.saturating_add(length), fragments });
                     return Ok(edits.unwrap_or_default());
                 }
             }
@@ -73,7 +73,7 @@ pub(super) fn check(bytes: &mut Bytes) -> Result<Edits> {
                 if whole.is_err() && edits.is_some() {
                     // What comes before it is read as a file that arrives, and breaks off here.
                     bytes.forward_only();
-                    bytes.watch(Watch { next: at, fragments });
+                    bytes.watch(Mp4Watch { next: at, fragments });
                     return Ok(edits.unwrap_or_default());
                 }
                 whole?;
@@ -87,7 +87,7 @@ pub(super) fn check(bytes: &mut Bytes) -> Result<Edits> {
 }
 
 /// Checks the table of contents at `at`.
-fn contents(bytes: &mut Bytes, at: u64, header: u64, length: u64) -> Result<Edits> {
+fn contents(bytes: &mut InputBytes, at: u64, header: u64, length: u64) -> Result<Mp4Edits> {
     if length > MOOV_MAX {
         return Err(Error::data_loss(format!(
             "the table of contents of this mp4 file is said to have {length} bytes, which cannot be"
@@ -97,7 +97,7 @@ fn contents(bytes: &mut Bytes, at: u64, header: u64, length: u64) -> Result<Edit
     if (body.len() as u64) < length - header {
         return Err(Error::data_loss("this mp4 file ends inside its table of contents"));
     }
-    let mut walk = Walk::default();
+    let mut walk = TableWalk::default();
     walk.level(&body, 0, 0)?;
     let edits = walk.seen()?;
     for place in walk.hidden {
@@ -107,7 +107,7 @@ fn contents(bytes: &mut Bytes, at: u64, header: u64, length: u64) -> Result<Edit
 }
 
 /// Checks an atom at `at` that is neither a table of contents nor sound.
-fn other(bytes: &mut Bytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
+fn other(bytes: &mut InputBytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
     match &name {
         b"ftyp" if length > FTYP_MAX => Err(wrong()),
         b"meta" if bytes.renamed() >= 2 * ATOMS_MAX => Err(wrong()),
@@ -121,9 +121,9 @@ fn other(bytes: &mut Bytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
 
 /// The tables of contents of fragments so far, in bytes.
 #[derive(Default)]
-struct Fragments(u64);
+struct FragmentTables(u64);
 
-impl Fragments {
+impl FragmentTables {
     /// Checks one of `length` bytes that begins with `moof`, or is what there is of it where the file ends inside it.
     fn admit(&mut self, moof: &[u8], length: u64) -> Result<()> {
         self.0 = self.0.saturating_add(length);
@@ -135,19 +135,19 @@ impl Fragments {
 }
 
 /// What is left to check of a file while a reader goes through it from its beginning to its end.
-pub(super) struct Watch {
+pub(super) struct Mp4Watch {
     /// Where the next atom begins.
     next: u64,
-    fragments: Fragments,
+    fragments: FragmentTables,
 }
 
-impl Watch {
+impl Mp4Watch {
     /// Looks at the atom that begins at `place`, which is where `bytes` goes on, if one does. The bytes from there up to
     /// the next one, which are to be read before this is called again.
     ///
     /// # Errors
     /// `DataLoss` for lengths that cannot be.
-    pub(super) fn pass(&mut self, bytes: &mut Bytes, place: u64) -> Result<u64> {
+    pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
         if place == self.next {
             match atom(bytes.peek(16)) {
                 // A reader uses the last table of contents, and only the first was checked.
@@ -223,7 +223,7 @@ fn big(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// Which part of a track is meant to be heard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Edit {
+pub(super) struct Mp4Edit {
     /// Ticks a second of the track.
     ticks: u32,
     /// Ticks a second of the whole file.
@@ -234,7 +234,7 @@ pub(super) struct Edit {
     length: u32,
 }
 
-impl Edit {
+impl Mp4Edit {
     /// The frames at `rate` that are not meant to be heard: the first ones and the last ones.
     pub(super) fn silent(&self, rate: u32) -> Vec<Range<u64>> {
         if self.ticks == 0 || self.media == 0 {
@@ -252,31 +252,31 @@ impl Edit {
 
 /// A walk through the table of contents.
 #[derive(Default)]
-struct Walk {
+struct TableWalk {
     /// Places of names of atoms that nobody has to read: tags and pictures.
     hidden: Vec<usize>,
     /// Ticks a second of the whole file.
     movie: u32,
     /// The file has fragments, whose tables count all tracks.
     fragmented: bool,
-    tracks: Vec<Track>,
+    tracks: Vec<Mp4Track>,
 }
 
 /// What the walk found of one track.
 #[derive(Default)]
-struct Track {
+struct Mp4Track {
     /// The place of its name.
     name: usize,
     /// It is sound.
     sound: bool,
-    edit: Edit,
+    edit: Mp4Edit,
     /// Entries of its table of times.
     entries: u64,
     /// Packets that have times.
     packets: u64,
 }
 
-impl Walk {
+impl TableWalk {
     /// Looks over the atoms of `body`, which lies at `base`.
     fn level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
@@ -292,7 +292,7 @@ impl Walk {
             match &name {
                 b"udta" | b"meta" => return self.hide(base + place.start + 4),
                 b"trak" if depth == 0 => {
-                    self.tracks.push(Track { name: base + place.start + 4, ..Track::default() });
+                    self.tracks.push(Mp4Track { name: base + place.start + 4, ..Mp4Track::default() });
                     return self.level(inside, below, depth + 1);
                 }
                 b"mdia" | b"minf" | b"stbl" | b"edts" | b"dinf" => {
@@ -323,22 +323,22 @@ impl Walk {
     }
 
     /// Hides the tracks that are no sound, where there is some: a reader would read them too. The edits of the others.
-    fn seen(&mut self) -> Result<Edits> {
+    fn seen(&mut self) -> Result<Mp4Edits> {
         let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
-        let (seen, hidden): (Vec<Track>, Vec<Track>) =
+        let (seen, hidden): (Vec<Mp4Track>, Vec<Mp4Track>) =
             std::mem::take(&mut self.tracks).into_iter().partition(|track| track.sound || !only);
         for track in hidden {
             self.hide(track.name)?;
         }
-        let sum = |count: fn(&Track) -> u64| seen.iter().map(count).fold(0, u64::saturating_add);
+        let sum = |count: fn(&Mp4Track) -> u64| seen.iter().map(count).fold(0, u64::saturating_add);
         if sum(|track| track.entries).saturating_mul(sum(|track| track.packets)) > LOOKS_MAX {
             return Err(Error::data_loss("the table of times of this mp4 file is longer than can be read"));
         }
-        Ok(seen.into_iter().map(|track| Edit { movie: self.movie, ..track.edit }).collect())
+        Ok(seen.into_iter().map(|track| Mp4Edit { movie: self.movie, ..track.edit }).collect())
     }
 }
 
-impl Track {
+impl Mp4Track {
     /// Takes in what an atom of the track says, `depth` levels below the table of contents.
     fn take(&mut self, name: [u8; 4], depth: usize, inside: &[u8]) {
         match &name {
@@ -400,7 +400,7 @@ fn second(header: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::Input;
+    use crate::decode::AudioInput;
 
     /// An atom.
     fn made(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
@@ -421,19 +421,19 @@ mod tests {
         made(b"moov", &[&tracks, after].concat())
     }
 
-    fn stream(bytes: Vec<u8>) -> Bytes {
-        Bytes::new(Input::Stream(Box::new(std::io::Cursor::new(bytes))))
+    fn stream(bytes: Vec<u8>) -> InputBytes {
+        InputBytes::new(AudioInput::Stream(Box::new(std::io::Cursor::new(bytes))))
     }
 
-    fn file(bytes: &[u8]) -> Bytes {
+    fn file(bytes: &[u8]) -> InputBytes {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, bytes).unwrap();
         std::io::Seek::rewind(&mut file).unwrap();
-        Bytes::new(Input::File(file))
+        InputBytes::new(AudioInput::File(file))
     }
 
     /// Checks a file whose tables have one atom.
-    fn checked(table: &[u8]) -> Result<Edits> {
+    fn checked(table: &[u8]) -> Result<Mp4Edits> {
         let contents = contents_of(&[table.to_vec()], b"");
         let file = [made(b"ftyp", b"M4A "), contents, made(b"mdat", &[0; 8])].concat();
         check(&mut stream(file))
@@ -537,7 +537,7 @@ mod tests {
 
     #[test]
     fn fragments_are_bounded_together() {
-        let mut fragments = Fragments::default();
+        let mut fragments = FragmentTables::default();
         let moof = made(b"moof", &made(b"free", &vec![0; MOOF_MAX as usize - 16]));
         for _ in 0..MOOFS_MAX / MOOF_MAX {
             fragments.admit(&moof, MOOF_MAX).unwrap();
@@ -555,10 +555,10 @@ mod tests {
 
     #[test]
     fn edits_say_what_is_silence() {
-        let edit = Edit { ticks: 48000, movie: 1000, media: 1024, length: 500 };
+        let edit = Mp4Edit { ticks: 48000, movie: 1000, media: 1024, length: 500 };
         assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
         assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);
-        assert_eq!(Edit { length: 0, ..edit }.silent(48000).len(), 1);
-        assert_eq!(Edit { media: 0, ..edit }.silent(48000), []);
+        assert_eq!(Mp4Edit { length: 0, ..edit }.silent(48000).len(), 1);
+        assert_eq!(Mp4Edit { media: 0, ..edit }.silent(48000), []);
     }
 }

@@ -5,9 +5,9 @@ use symphonia::core::audio::Channels;
 use symphonia::core::codecs::{CODEC_TYPE_MP3, CodecParameters};
 use symphonia::core::formats::Packet;
 
-use super::bytes::Bytes;
-use super::codec::Codec;
-use super::read::{Reader, Step};
+use super::bytes::InputBytes;
+use super::codec::PacketDecoder;
+use super::read::{BlockReader, DecodeStep};
 
 /// How far into a file its first frame may lie, after its tags.
 const SEARCH_MAX: usize = 128 * 1024;
@@ -22,7 +22,7 @@ const DECODER_DELAY: u64 = 529;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct MpegHeader {
     /// The bits that do not change within a recording: version, layer and rate.
     kind: u32,
     rate: u32,
@@ -35,8 +35,8 @@ struct Header {
     side: usize,
 }
 
-impl Header {
-    fn parse(bytes: &[u8]) -> Option<Header> {
+impl MpegHeader {
+    fn parse(bytes: &[u8]) -> Option<MpegHeader> {
         let word = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?);
         let (version, layer) = (word >> 19 & 3, word >> 17 & 3);
         let (bits, rate) = (word >> 12 & 15, word >> 10 & 3);
@@ -60,13 +60,13 @@ impl Header {
             (false, true) => 9,
         };
         let channels = if mono { 1 } else { 2 };
-        Some(Header { kind: word & 0xfffe_0c00, rate, channels, samples, size, side })
+        Some(MpegHeader { kind: word & 0xfffe_0c00, rate, channels, samples, size, side })
     }
 }
 
 /// What a recording says about itself in a first frame without sound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Information {
+struct MpegInfo {
     /// The frames of mp3 that follow.
     frames: Option<u64>,
     /// Samples that an encoder added before and after.
@@ -75,7 +75,7 @@ struct Information {
 }
 
 /// Reads the tag in the first frame, if it is one.
-fn information(frame: &[u8], header: &Header) -> Option<Information> {
+fn information(frame: &[u8], header: &MpegHeader) -> Option<MpegInfo> {
     let big = |at: usize| Some(u64::from(u32::from_be_bytes(frame.get(at..at + 4)?.try_into().ok()?)));
     let at = 4 + header.side;
     if matches!(frame.get(at..at + 4), Some(b"Xing" | b"Info")) {
@@ -90,16 +90,16 @@ fn information(frame: &[u8], header: &Header) -> Option<Information> {
             let all = gaps.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
             (all >> 12, all & 0xfff)
         });
-        return Some(Information { frames, delay, padding });
+        return Some(MpegInfo { frames, delay, padding });
     }
     if frame.get(36..40) == Some(b"VBRI") {
-        return Some(Information { frames: big(50), ..Information::default() });
+        return Some(MpegInfo { frames: big(50), ..MpegInfo::default() });
     }
     None
 }
 
 /// Passes over tags at the beginning.
-pub(super) fn pass_tags(bytes: &mut Bytes) {
+pub(super) fn pass_tags(bytes: &mut InputBytes) {
     for _ in 0..TAGS_MAX {
         let Some(length) = tag(bytes.peek(32)) else { return };
         bytes.pass(length);
@@ -127,9 +127,10 @@ fn tag(start: &[u8]) -> Option<u64> {
 fn first(start: &[u8], whole: bool) -> Option<usize> {
     (0..start.len().saturating_sub(3)).find(|at| {
         let mut place = *at;
-        let Some(header) = Header::parse(&start[place..]) else { return false };
+        let Some(header) = MpegHeader::parse(&start[place..]) else { return false };
         for _ in 0..2 {
-            let Some(next) = Header::parse(&start[place..]).filter(|next| next.kind == header.kind) else {
+            let Some(next) = MpegHeader::parse(&start[place..]).filter(|next| next.kind == header.kind)
+            else {
                 return false;
             };
             place += next.size;
@@ -138,13 +139,13 @@ fn first(start: &[u8], whole: bool) -> Option<usize> {
                 return whole && place == start.len() && (*at == 0 || place > at + header.size);
             }
         }
-        Header::parse(&start[place..]).is_some_and(|next| next.kind == header.kind)
+        MpegHeader::parse(&start[place..]).is_some_and(|next| next.kind == header.kind)
             || (whole && (tag(&start[place..]).is_some() || *at == 0))
     })
 }
 
 /// Where the first frame lies, looking no further ahead than need be: the rest of an upload may come slowly.
-pub(super) fn find(bytes: &mut Bytes) -> Option<usize> {
+pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
     [SEARCH_MAX / 16, SEARCH_MAX].into_iter().find_map(|look| {
         let start = bytes.peek(look);
         first(start, start.len() < look)
@@ -153,10 +154,10 @@ pub(super) fn find(bytes: &mut Bytes) -> Option<usize> {
 
 /// Reads frames.
 pub(super) struct Mpeg {
-    bytes: Bytes,
-    codec: Codec,
-    header: Header,
-    information: Information,
+    bytes: InputBytes,
+    codec: PacketDecoder,
+    header: MpegHeader,
+    information: MpegInfo,
     /// The mean size of the frames so far, to tell how much a damaged stretch held.
     size: f64,
 }
@@ -166,11 +167,11 @@ impl Mpeg {
     ///
     /// # Errors
     /// `InvalidArgument` when there is none.
-    pub(super) fn open(mut bytes: Bytes) -> Result<Mpeg> {
+    pub(super) fn open(mut bytes: InputBytes) -> Result<Mpeg> {
         let none = || Error::invalid("there is no frame of mp3");
         let at = find(&mut bytes).ok_or_else(none)?;
         bytes.advance(at);
-        let header = Header::parse(bytes.peek(4)).ok_or_else(none)?;
+        let header = MpegHeader::parse(bytes.peek(4)).ok_or_else(none)?;
         let information = information(bytes.peek(header.size), &header);
         if information.is_some() {
             bytes.advance(header.size);
@@ -184,7 +185,7 @@ impl Mpeg {
         parameters.for_codec(CODEC_TYPE_MP3).with_sample_rate(header.rate).with_channels(channels);
         Ok(Mpeg {
             bytes,
-            codec: Codec::new(parameters)?,
+            codec: PacketDecoder::new(parameters)?,
             header,
             information: information.unwrap_or_default(),
             size: header.size as f64,
@@ -203,7 +204,7 @@ impl Mpeg {
 
     /// The samples that encoder and decoder added at both ends.
     pub(super) fn silent(&self) -> Vec<std::ops::Range<u64>> {
-        let Information { delay, padding, .. } = self.information;
+        let MpegInfo { delay, padding, .. } = self.information;
         if delay == 0 {
             return Vec::new();
         }
@@ -211,13 +212,13 @@ impl Mpeg {
         std::iter::once(0..delay + DECODER_DELAY).chain(end).collect()
     }
 
-    fn header_at(&self, start: &[u8]) -> Option<Header> {
-        Header::parse(start).filter(|header| header.kind == self.header.kind)
+    fn header_at(&self, start: &[u8]) -> Option<MpegHeader> {
+        MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
     /// Passes over what is no frame. What was lost is as long as frames of so many bytes are; after the last frame
     /// nothing was.
-    fn search(&mut self) -> Step {
+    fn search(&mut self) -> DecodeStep {
         let (mut passed, mut zeros) = (0, true);
         loop {
             let window = PASS + 2 * FRAME_MAX + 4;
@@ -225,11 +226,11 @@ impl Mpeg {
             if start.is_empty() {
                 // Zeros are what some programs leave at the end.
                 let what = format!("{passed} bytes at the end are no sound");
-                return if zeros { Step::End } else { Step::Lost { frames: 0, what } };
+                return if zeros { DecodeStep::End } else { DecodeStep::Lost { frames: 0, what } };
             }
             // A frame where none was found before has to be followed by another one, or by the end.
             let (kind, whole) = (self.header.kind, start.len() < window);
-            let known = |at: usize| Header::parse(start.get(at..)?).filter(|header| header.kind == kind);
+            let known = |at: usize| MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind);
             let ends = |at: usize| {
                 whole && (at == start.len() || start.get(at..).is_some_and(|end| tag(end).is_some()))
             };
@@ -242,7 +243,7 @@ impl Mpeg {
             passed += skipped;
             if found.is_some() {
                 let frames = (passed as f64 / self.size).round() as u64;
-                return Step::Lost {
+                return DecodeStep::Lost {
                     frames: frames * self.header.samples,
                     what: format!("{passed} bytes are no sound"),
                 };
@@ -251,15 +252,15 @@ impl Mpeg {
     }
 }
 
-impl Reader for Mpeg {
-    fn next(&mut self, samples: &mut Vec<f32>) -> Step {
+impl BlockReader for Mpeg {
+    fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
         let start = self.bytes.peek(32);
         if start.is_empty() {
-            return self.bytes.broken().map_or(Step::End, |why| Step::Broken(why.to_owned()));
+            return self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
         }
         if let Some(length) = tag(start) {
             self.bytes.pass(length);
-            return Step::Sound { at: None };
+            return DecodeStep::Sound { at: None };
         }
         let start = start.to_vec();
         let Some(header) = self.header_at(&start) else { return self.search() };
@@ -267,16 +268,20 @@ impl Reader for Mpeg {
         if frame.len() < header.size {
             let count = frame.len();
             self.bytes.advance(count);
-            return Step::Lost { frames: header.samples, what: "the last frame is cut short".to_owned() };
+            return DecodeStep::Lost {
+                frames: header.samples,
+                what: "the last frame is cut short".to_owned(),
+            };
         }
         let packet = Packet::new_from_slice(0, 0, header.samples, frame);
         self.bytes.advance(header.size);
         self.size += (header.size as f64 - self.size) / 64.0;
         match self.codec.decode(&packet, samples) {
-            Ok(()) => Step::Sound { at: None },
-            Err(what) => {
-                Step::Lost { frames: header.samples, what: format!("a frame cannot be decoded: {what}") }
-            }
+            Ok(()) => DecodeStep::Sound { at: None },
+            Err(what) => DecodeStep::Lost {
+                frames: header.samples,
+                what: format!("a frame cannot be decoded: {what}"),
+            },
         }
     }
 }

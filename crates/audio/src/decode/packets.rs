@@ -9,9 +9,9 @@ use symphonia::core::formats::{FormatOptions, FormatReader, Track};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
 
-use super::bytes::Bytes;
-use super::codec::Codec;
-use super::read::{Reader, Step, guarded};
+use super::bytes::InputBytes;
+use super::codec::PacketDecoder;
+use super::read::{BlockReader, DecodeStep, guarded};
 
 /// Errors in a row after which a container is given up.
 const ERRORS_MAX: usize = 64;
@@ -33,7 +33,7 @@ pub(super) struct Packets {
     container: Container,
     reader: Box<dyn FormatReader>,
     track: u32,
-    codec: Codec,
+    codec: PacketDecoder,
     /// Ticks a second.
     ticks: f64,
     /// The time of the first packet, where recordings may begin at any.
@@ -50,7 +50,7 @@ impl Packets {
     ///
     /// # Errors
     /// `DataLoss` for a damaged header, `Unimplemented` for codecs that are not known.
-    pub(super) fn open(container: Container, bytes: Bytes) -> Result<(Packets, Option<f64>)> {
+    pub(super) fn open(container: Container, bytes: InputBytes) -> Result<(Packets, Option<f64>)> {
         let opened = guarded(|| {
             let mut stream = MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
             let options = FormatOptions { enable_gapless: true, ..FormatOptions::default() };
@@ -83,7 +83,7 @@ impl Packets {
         let ticks = parameters.time_base.map_or(rate, |base| f64::from(base.denom) / f64::from(base.numer));
         let seconds =
             parameters.n_frames.map(|frames| frames as f64 / ticks).filter(|seconds| *seconds > 0.0);
-        let codec = Codec::new(parameters)?;
+        let codec = PacketDecoder::new(parameters)?;
         let packets = Packets {
             container,
             reader,
@@ -126,28 +126,28 @@ impl Packets {
     }
 
     /// What a reader's error means.
-    fn wrong(&mut self, error: Wrong) -> Step {
+    fn wrong(&mut self, error: Wrong) -> DecodeStep {
         self.errors += 1;
         match error {
-            Wrong::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => Step::End,
+            Wrong::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => DecodeStep::End,
             Wrong::ResetRequired => {
                 match sound(self.reader.tracks()).map(|track| (track.id, track.codec_params.clone())) {
                     // Another recording follows in the same file.
-                    Ok((id, parameters)) => match Codec::new(parameters) {
+                    Ok((id, parameters)) => match PacketDecoder::new(parameters) {
                         Ok(codec) => {
                             self.codec.follow(codec);
                             self.track = id;
                             self.timed = false;
-                            Step::Sound { at: None }
+                            DecodeStep::Sound { at: None }
                         }
-                        Err(error) => Step::Broken(error.message().to_owned()),
+                        Err(error) => DecodeStep::Broken(error.message().to_owned()),
                     },
-                    Err(error) => Step::Broken(error.message().to_owned()),
+                    Err(error) => DecodeStep::Broken(error.message().to_owned()),
                 }
             }
-            error if self.errors >= ERRORS_MAX => Step::Broken(error.to_string()),
-            Wrong::DecodeError(what) => Step::Lost { frames: 0, what: what.to_owned() },
-            error => Step::Broken(error.to_string()),
+            error if self.errors >= ERRORS_MAX => DecodeStep::Broken(error.to_string()),
+            Wrong::DecodeError(what) => DecodeStep::Lost { frames: 0, what: what.to_owned() },
+            error => DecodeStep::Broken(error.to_string()),
         }
     }
 }
@@ -165,17 +165,17 @@ fn sound(tracks: &[Track]) -> Result<&Track> {
     })
 }
 
-impl Reader for Packets {
-    fn next(&mut self, samples: &mut Vec<f32>) -> Step {
+impl BlockReader for Packets {
+    fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
         let reader = &mut self.reader;
         let packet = match guarded(|| reader.next_packet()) {
-            None => return Step::Broken("the rest cannot be read".to_owned()),
+            None => return DecodeStep::Broken("the rest cannot be read".to_owned()),
             Some(Err(error)) => return self.wrong(error),
             Some(Ok(packet)) => packet,
         };
         self.errors = 0;
         if packet.track_id() != self.track {
-            return Step::Sound { at: None };
+            return DecodeStep::Sound { at: None };
         }
         let first = match self.container {
             Container::Flac => 0,
@@ -192,17 +192,19 @@ impl Reader for Packets {
         match decoded {
             Ok(()) => {
                 self.lost = 0;
-                Step::Sound { at: self.frames(packet.ts().saturating_sub(first)) }
+                DecodeStep::Sound { at: self.frames(packet.ts().saturating_sub(first)) }
             }
             Err(what) => {
                 self.lost += 1;
                 if self.lost > LOST_MAX {
-                    return Step::Broken(format!("{LOST_MAX} frames in a row cannot be decoded: {what}"));
+                    return DecodeStep::Broken(format!(
+                        "{LOST_MAX} frames in a row cannot be decoded: {what}"
+                    ));
                 }
                 // No packet is longer than a second, whatever it says.
                 let second = self.heard().map_or(0, |(rate, _)| u64::from(rate));
                 let frames = self.frames(packet.dur()).unwrap_or(0).min(second);
-                Step::Lost { frames, what: format!("a frame cannot be decoded: {what}") }
+                DecodeStep::Lost { frames, what: format!("a frame cannot be decoded: {what}") }
             }
         }
     }

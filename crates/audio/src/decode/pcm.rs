@@ -1,15 +1,15 @@
 //! Sound that is not compressed.
 
-use super::Format;
-use super::bytes::Bytes;
-use super::read::{Reader, Step};
+use super::AudioFormat;
+use super::bytes::InputBytes;
+use super::read::{BlockReader, DecodeStep};
 
 /// Frames of a block.
 const FRAMES: usize = 4096;
 
 /// How one sample is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coding {
+pub(super) enum SampleCoding {
     Unsigned8,
     /// One to four bytes.
     Signed {
@@ -28,33 +28,33 @@ pub(super) enum Coding {
 
 /// What a header says about the sound that follows it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct PcmLayout {
     pub(super) container: &'static str,
-    pub(super) coding: Coding,
+    pub(super) coding: SampleCoding,
     pub(super) rate: u32,
     pub(super) channels: usize,
     /// Its bytes, if the header knows.
     pub(super) length: Option<u64>,
 }
 
-impl Coding {
+impl SampleCoding {
     fn size(self) -> usize {
         match self {
-            Coding::Unsigned8 | Coding::ALaw | Coding::MuLaw => 1,
-            Coding::Signed { bytes, .. } => bytes,
-            Coding::Float32 { .. } => 4,
-            Coding::Float64 { .. } => 8,
+            SampleCoding::Unsigned8 | SampleCoding::ALaw | SampleCoding::MuLaw => 1,
+            SampleCoding::Signed { bytes, .. } => bytes,
+            SampleCoding::Float32 { .. } => 4,
+            SampleCoding::Float64 { .. } => 8,
         }
     }
 
     fn name(self) -> String {
         match self {
-            Coding::Unsigned8 => "8-bit".to_owned(),
-            Coding::Signed { bytes, .. } => format!("{}-bit", bytes * 8),
-            Coding::Float32 { .. } => "32-bit float".to_owned(),
-            Coding::Float64 { .. } => "64-bit float".to_owned(),
-            Coding::ALaw => "A-law".to_owned(),
-            Coding::MuLaw => "mu-law".to_owned(),
+            SampleCoding::Unsigned8 => "8-bit".to_owned(),
+            SampleCoding::Signed { bytes, .. } => format!("{}-bit", bytes * 8),
+            SampleCoding::Float32 { .. } => "32-bit float".to_owned(),
+            SampleCoding::Float64 { .. } => "64-bit float".to_owned(),
+            SampleCoding::ALaw => "A-law".to_owned(),
+            SampleCoding::MuLaw => "mu-law".to_owned(),
         }
     }
 
@@ -65,15 +65,15 @@ impl Coding {
             if big { bytes.iter().fold(0, step) } else { bytes.iter().rev().fold(0, step) }
         };
         match self {
-            Coding::Unsigned8 => (f32::from(bytes[0]) - 128.0) / 128.0,
-            Coding::Signed { bytes, big } => {
+            SampleCoding::Unsigned8 => (f32::from(bytes[0]) - 128.0) / 128.0,
+            SampleCoding::Signed { bytes, big } => {
                 let high = (whole(big) as u32) << (32 - 8 * bytes);
                 (f64::from(high as i32) / 2_147_483_648.0) as f32
             }
-            Coding::Float32 { big } => f32::from_bits(whole(big) as u32),
-            Coding::Float64 { big } => f64::from_bits(whole(big)) as f32,
-            Coding::ALaw => a_law(bytes[0]),
-            Coding::MuLaw => mu_law(bytes[0]),
+            SampleCoding::Float32 { big } => f32::from_bits(whole(big) as u32),
+            SampleCoding::Float64 { big } => f64::from_bits(whole(big)) as f32,
+            SampleCoding::ALaw => a_law(bytes[0]),
+            SampleCoding::MuLaw => mu_law(bytes[0]),
         }
     }
 }
@@ -96,10 +96,10 @@ fn mu_law(byte: u8) -> f32 {
     value as f32 / 32768.0
 }
 
-impl Layout {
-    pub(super) fn format(&self) -> Format {
+impl PcmLayout {
+    pub(super) fn format(&self) -> AudioFormat {
         let frame = (self.channels * self.coding.size()).max(1) as f64;
-        Format {
+        AudioFormat {
             container_and_codec: format!("{}, {}", self.container, self.coding.name()),
             rate: self.rate,
             channels: self.channels,
@@ -115,31 +115,31 @@ impl Layout {
 
 /// Reads samples as they are.
 pub(super) struct Pcm {
-    bytes: Bytes,
-    layout: Layout,
+    bytes: InputBytes,
+    layout: PcmLayout,
     left: Option<u64>,
 }
 
 impl Pcm {
-    pub(super) fn new(bytes: Bytes, layout: Layout) -> Pcm {
+    pub(super) fn new(bytes: InputBytes, layout: PcmLayout) -> Pcm {
         Pcm { bytes, layout, left: layout.length }
     }
 }
 
-impl Reader for Pcm {
-    fn next(&mut self, samples: &mut Vec<f32>) -> Step {
+impl BlockReader for Pcm {
+    fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
         let size = self.layout.coding.size();
         let frame = size * self.layout.channels;
         let wanted = self.left.map_or(u64::MAX, |left| left).min((FRAMES * frame) as u64) as usize;
         let seen = self.bytes.peek(wanted);
         let whole = seen.len() / frame * frame;
         if whole == 0 {
-            return self.bytes.broken().map_or(Step::End, |why| Step::Broken(why.to_owned()));
+            return self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
         }
         let coding = self.layout.coding;
         samples.extend(seen[..whole].chunks_exact(size).map(|sample| coding.value(sample)));
         self.bytes.advance(whole);
         self.left = self.left.map(|left| left - whole as u64);
-        Step::Sound { at: None }
+        DecodeStep::Sound { at: None }
     }
 }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What one step of a reader brought.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum DecodeStep {
     /// Samples were appended, perhaps none. `at` is the frame where they begin, if the recording says.
     Sound { at: Option<u64> },
     /// A damaged stretch of about so many frames.
@@ -16,9 +16,9 @@ pub(super) enum Step {
 }
 
 /// Reads sound step by step.
-pub(super) trait Reader: Send {
+pub(super) trait BlockReader: Send {
     /// The next step. Samples are appended to `samples`, interleaved.
-    fn next(&mut self, samples: &mut Vec<f32>) -> Step;
+    fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep;
 }
 
 /// Calls a decoder, which must not end the process whatever the bytes are; `None` if it panicked.

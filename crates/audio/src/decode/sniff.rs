@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 
-use super::bytes::Bytes;
+use super::bytes::InputBytes;
 use super::{aiff, mpeg, wave};
 
 /// How much is looked at to say what is no recording.
@@ -10,7 +10,7 @@ const LOOK: usize = 512;
 
 /// The kinds that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     Wave,
     Aiff,
     Flac,
@@ -23,7 +23,7 @@ pub(super) enum Kind {
 ///
 /// # Errors
 /// `InvalidArgument` or `Unimplemented` with what the bytes are instead.
-pub(super) fn kind(bytes: &mut Bytes, hint: Option<&str>) -> Result<Kind> {
+pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKind> {
     if bytes.peek(1).is_empty() {
         return Err(match bytes.broken() {
             Some(why) => Error::data_loss(format!("the recording cannot be read: {why}")),
@@ -35,13 +35,13 @@ pub(super) fn kind(bytes: &mut Bytes, hint: Option<&str>) -> Result<Kind> {
     }
     if bytes.peek(3) == b"ID3" {
         mpeg::pass_tags(bytes);
-        if let Some(kind) = named(bytes.peek(12)).filter(|kind| *kind != Kind::Mp4) {
+        if let Some(kind) = named(bytes.peek(12)).filter(|kind| *kind != FileKind::Mp4) {
             return Ok(kind);
         }
     }
     let other = other(bytes.peek(LOOK));
     if other.is_none() && mpeg::find(bytes).is_some() {
-        return Ok(Kind::Mp3);
+        return Ok(FileKind::Mp3);
     }
     let hint = hint.map(|hint| format!(" ({hint:?} by its name)")).unwrap_or_default();
     Err(match other {
@@ -54,13 +54,13 @@ pub(super) fn kind(bytes: &mut Bytes, hint: Option<&str>) -> Result<Kind> {
 const KNOWN: &str = "send wav, flac, mp3, ogg vorbis, m4a or aiff";
 
 /// Kinds that begin with a name of their own.
-fn named(start: &[u8]) -> Option<Kind> {
+fn named(start: &[u8]) -> Option<FileKind> {
     match start {
-        _ if wave::is(start) => Some(Kind::Wave),
-        _ if aiff::is(start) => Some(Kind::Aiff),
-        [b'f', b'L', b'a', b'C', ..] => Some(Kind::Flac),
-        [b'O', b'g', b'g', b'S', ..] => Some(Kind::Ogg),
-        [_, _, _, _, b'f', b't', b'y', b'p', ..] => Some(Kind::Mp4),
+        _ if wave::is(start) => Some(FileKind::Wave),
+        _ if aiff::is(start) => Some(FileKind::Aiff),
+        [b'f', b'L', b'a', b'C', ..] => Some(FileKind::Flac),
+        [b'O', b'g', b'g', b'S', ..] => Some(FileKind::Ogg),
+        [_, _, _, _, b'f', b't', b'y', b'p', ..] => Some(FileKind::Mp4),
         _ => None,
     }
 }

@@ -12,7 +12,7 @@ const NUMBERS_MAX: u64 = 1 << 22;
 pub(super) fn check(headers: &[u8]) -> Result<()> {
     let Some(start) = headers.windows(7).position(|name| name == b"\x05vorbis") else { return Ok(()) };
     // Where the bits end, the decoder says so.
-    match numbers(&mut Bits { bytes: &headers[start + 7..], at: 0 }) {
+    match numbers(&mut BitReader { bytes: &headers[start + 7..], at: 0 }) {
         Some(numbers) if numbers > NUMBERS_MAX => Err(Error::data_loss(
             "the code books of this vorbis recording are too large, so they must be damaged",
         )),
@@ -21,12 +21,12 @@ pub(super) fn check(headers: &[u8]) -> Result<()> {
 }
 
 /// Bits from the lowest of each byte.
-struct Bits<'a> {
+struct BitReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl Bits<'_> {
+impl BitReader<'_> {
     fn next(&mut self, count: usize) -> Option<u64> {
         let mut value = 0;
         for place in 0..count {
@@ -39,7 +39,7 @@ impl Bits<'_> {
 }
 
 /// The numbers in the code books, up to and including the first one that makes them too many.
-fn numbers(bits: &mut Bits<'_>) -> Option<u64> {
+fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
     let books = bits.next(8)? + 1;
     let mut sum = 0;
     for _ in 0..books {
@@ -64,7 +64,7 @@ fn numbers(bits: &mut Bits<'_>) -> Option<u64> {
 }
 
 /// Passes over the lengths of a book's code words.
-fn lengths(bits: &mut Bits<'_>, entries: u64) -> Option<()> {
+fn lengths(bits: &mut BitReader<'_>, entries: u64) -> Option<()> {
     let ordered = bits.next(1)? == 1;
     if ordered {
         bits.next(5)?;

@@ -2,8 +2,8 @@
 
 use base::{Error, Result};
 
-use super::bytes::Bytes;
-use super::pcm::{Coding, Layout};
+use super::bytes::InputBytes;
+use super::pcm::{PcmLayout, SampleCoding};
 
 /// The longest format description.
 const FORMAT_MAX: usize = 1024;
@@ -30,7 +30,7 @@ pub(super) fn is(start: &[u8]) -> bool {
 ///
 /// # Errors
 /// `DataLoss` when the header ends or makes no sense, `Unimplemented` for compressed sound.
-pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
+pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
     bytes.pass(12);
     let mut format = None;
     // The length in a chunk for files above 4 GiB.
@@ -58,7 +58,7 @@ pub(super) fn open(bytes: &mut Bytes) -> Result<Layout> {
                     Some(long) if length == u32::MAX => Some(long),
                     _ => (!unknown(length, bytes.file_length())).then_some(u64::from(length)),
                 };
-                return Ok(Layout { length: known, ..layout });
+                return Ok(PcmLayout { length: known, ..layout });
             }
             _ => {}
         }
@@ -81,7 +81,7 @@ fn little(four: &[u8]) -> u32 {
 }
 
 /// What a format chunk says.
-fn describe(chunk: &[u8]) -> Result<Layout> {
+fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     if chunk.len() < 16 {
         return Err(Error::data_loss("the fmt chunk of this wav file is too short"));
     }
@@ -91,14 +91,14 @@ fn describe(chunk: &[u8]) -> Result<Layout> {
         code = two(24);
     }
     let coding = match (code, bits) {
-        (PCM, 8) => Coding::Unsigned8,
-        (PCM, 16 | 24 | 32) => Coding::Signed { bytes: usize::from(bits / 8), big: false },
+        (PCM, 8) => SampleCoding::Unsigned8,
+        (PCM, 16 | 24 | 32) => SampleCoding::Signed { bytes: usize::from(bits / 8), big: false },
         // Other counts of bits are padded at the low end to whole bytes.
-        (PCM, 9..=31) => Coding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
-        (FLOAT, 32) => Coding::Float32 { big: false },
-        (FLOAT, 64) => Coding::Float64 { big: false },
-        (A_LAW, _) => Coding::ALaw,
-        (MU_LAW, _) => Coding::MuLaw,
+        (PCM, 9..=31) => SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
+        (FLOAT, 32) => SampleCoding::Float32 { big: false },
+        (FLOAT, 64) => SampleCoding::Float64 { big: false },
+        (A_LAW, _) => SampleCoding::ALaw,
+        (MU_LAW, _) => SampleCoding::MuLaw,
         _ => {
             return Err(Error::unimplemented(format!(
                 "this wav file's sound is coded in a way that is not known here (code {code}, {bits} bits)"
@@ -106,5 +106,5 @@ fn describe(chunk: &[u8]) -> Result<Layout> {
         }
     };
     let (rate, channels) = (little(&chunk[4..8]), usize::from(two(2)));
-    Ok(Layout { container: "wav", coding, rate, channels, length: None })
+    Ok(PcmLayout { container: "wav", coding, rate, channels, length: None })
 }

@@ -12,7 +12,7 @@ const MELS_MAX: usize = 1024;
 
 /// The kind of features and their settings, as a recogniser's file states them.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "Flat")]
+#[serde(try_from = "FlatFeatures")]
 pub enum FeatureFile {
     /// The samples themselves: a row is one sample.
     Raw {
@@ -95,7 +95,7 @@ pub enum Pad {
 /// Which logarithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Log {
+pub enum LogScale {
     /// Ten times the logarithm to base ten: decibels relative to one.
     #[default]
     Decibel,
@@ -107,7 +107,7 @@ pub enum Log {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogSettings {
     /// Which.
-    pub log: Log,
+    pub log: LogScale,
     /// The least value it is taken of.
     pub floor: f64,
     /// What is added before.
@@ -119,8 +119,8 @@ impl LogSettings {
     pub(super) fn apply(self, value: f64) -> f64 {
         let value = (value + self.offset).max(self.floor);
         match self.log {
-            Log::Decibel => 10.0 * value.log10(),
-            Log::Natural => value.ln(),
+            LogScale::Decibel => 10.0 * value.log10(),
+            LogScale::Natural => value.ln(),
         }
     }
 }
@@ -128,8 +128,8 @@ impl LogSettings {
 /// The file's keys before it is known which of them the kind has.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Flat {
-    kind: FlatKind,
+struct FlatFeatures {
+    kind: FeatureName,
     scale: Option<f32>,
     fft: Option<usize>,
     window: Option<usize>,
@@ -142,7 +142,7 @@ struct Flat {
     power: Option<f64>,
     center: Option<bool>,
     pad: Option<Pad>,
-    log: Option<Log>,
+    log: Option<LogScale>,
     floor: Option<f64>,
     offset: Option<f64>,
     reference: Option<String>,
@@ -153,43 +153,43 @@ struct Flat {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum FlatKind {
+enum FeatureName {
     Raw,
     Mel,
     LogMel,
     Mfcc,
 }
 
-impl Flat {
+impl FlatFeatures {
     /// The first key given that features of this kind do not have.
     fn misplaced(&self) -> Option<&'static str> {
         let keys = [
-            ("fft", self.fft.is_some(), FlatKind::Mel),
-            ("window", self.window.is_some(), FlatKind::Mel),
-            ("hop", self.hop.is_some(), FlatKind::Mel),
-            ("mels", self.mels.is_some(), FlatKind::Mel),
-            ("fmin", self.fmin.is_some(), FlatKind::Mel),
-            ("fmax", self.fmax.is_some(), FlatKind::Mel),
-            ("htk", self.htk.is_some(), FlatKind::Mel),
-            ("norm", self.norm.is_some(), FlatKind::Mel),
-            ("power", self.power.is_some(), FlatKind::Mel),
-            ("center", self.center.is_some(), FlatKind::Mel),
-            ("pad", self.pad.is_some(), FlatKind::Mel),
-            ("log", self.log.is_some(), FlatKind::LogMel),
-            ("floor", self.floor.is_some(), FlatKind::LogMel),
-            ("offset", self.offset.is_some(), FlatKind::LogMel),
-            ("reference", self.reference.is_some(), FlatKind::LogMel),
-            ("count", self.count.is_some(), FlatKind::Mfcc),
-            ("lifter", self.lifter.is_some(), FlatKind::Mfcc),
+            ("fft", self.fft.is_some(), FeatureName::Mel),
+            ("window", self.window.is_some(), FeatureName::Mel),
+            ("hop", self.hop.is_some(), FeatureName::Mel),
+            ("mels", self.mels.is_some(), FeatureName::Mel),
+            ("fmin", self.fmin.is_some(), FeatureName::Mel),
+            ("fmax", self.fmax.is_some(), FeatureName::Mel),
+            ("htk", self.htk.is_some(), FeatureName::Mel),
+            ("norm", self.norm.is_some(), FeatureName::Mel),
+            ("power", self.power.is_some(), FeatureName::Mel),
+            ("center", self.center.is_some(), FeatureName::Mel),
+            ("pad", self.pad.is_some(), FeatureName::Mel),
+            ("log", self.log.is_some(), FeatureName::LogMel),
+            ("floor", self.floor.is_some(), FeatureName::LogMel),
+            ("offset", self.offset.is_some(), FeatureName::LogMel),
+            ("reference", self.reference.is_some(), FeatureName::LogMel),
+            ("count", self.count.is_some(), FeatureName::Mfcc),
+            ("lifter", self.lifter.is_some(), FeatureName::Mfcc),
         ];
         keys.into_iter().find(|(_, given, least)| *given && self.kind < *least).map(|(name, _, _)| name)
     }
 }
 
-impl TryFrom<Flat> for FeatureFile {
+impl TryFrom<FlatFeatures> for FeatureFile {
     type Error = String;
 
-    fn try_from(flat: Flat) -> Result<FeatureFile, String> {
+    fn try_from(flat: FlatFeatures) -> Result<FeatureFile, String> {
         if flat.top_db.is_some() {
             return Err(
                 "top-db depends on the loudest moment of a whole recording, which a stream does not \
@@ -227,10 +227,10 @@ impl TryFrom<Flat> for FeatureFile {
             offset: flat.offset.unwrap_or(0.0),
         };
         Ok(match flat.kind {
-            FlatKind::Raw => FeatureFile::Raw { scale: mel.scale },
-            FlatKind::Mel => FeatureFile::Mel(mel),
-            FlatKind::LogMel => FeatureFile::LogMel { mel, log },
-            FlatKind::Mfcc => FeatureFile::Mfcc {
+            FeatureName::Raw => FeatureFile::Raw { scale: mel.scale },
+            FeatureName::Mel => FeatureFile::Mel(mel),
+            FeatureName::LogMel => FeatureFile::LogMel { mel, log },
+            FeatureName::Mfcc => FeatureFile::Mfcc {
                 mel,
                 log,
                 count: flat.count.unwrap_or(20),

@@ -2,23 +2,23 @@
 
 use base::{DType, Error, NamedTensor, Result, Tensor};
 
-use crate::post::Frames;
-use crate::recogniser::{Activation, Axis, Fit, Kind, Recogniser};
+use crate::post::WindowScores;
+use crate::recogniser::{Activation, InputAxis, ModelBinding, Recogniser, RecogniserKind};
 
 /// What a run gave for the windows that are wanted.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct RunScores {
     frames: usize,
     classes: usize,
     values: Vec<f32>,
     onsets: Option<Vec<f32>>,
 }
 
-impl Answer {
+impl RunScores {
     /// The frames of one window, the first is 0; the caller fills in what it knows of the window.
-    pub(super) fn window(&self, index: usize) -> Frames<'_> {
+    pub(super) fn window(&self, index: usize) -> WindowScores<'_> {
         let range = index * self.frames * self.classes..(index + 1) * self.frames * self.classes;
-        Frames {
+        WindowScores {
             window: 0,
             real: 0,
             level: 0.0,
@@ -41,10 +41,10 @@ pub(super) fn tensor(recogniser: &Recogniser, values: Vec<f32>, count: usize) ->
     }
     // Each axis with its size and how far apart its elements lie in `values`.
     let axes = recogniser.axes.iter().map(|axis| match axis {
-        Axis::Windows => (count, rows * width),
-        Axis::Rows => (rows, width),
-        Axis::Features => (width, 1),
-        Axis::One => (1, 0),
+        InputAxis::Windows => (count, rows * width),
+        InputAxis::Rows => (rows, width),
+        InputAxis::Features => (width, 1),
+        InputAxis::One => (1, 0),
     });
     let axes: Vec<(usize, usize)> = axes.collect();
     let shape: Vec<usize> = axes.iter().map(|(size, _)| *size).collect();
@@ -72,11 +72,11 @@ pub(super) fn tensor(recogniser: &Recogniser, values: Vec<f32>, count: usize) ->
 /// `InvalidArgument` when the outputs are not what the recogniser says.
 pub(super) fn answer(
     recogniser: &Recogniser,
-    fit: &Fit,
+    fit: &ModelBinding,
     outputs: &[NamedTensor],
     count: usize,
     wanted: std::ops::Range<usize>,
-) -> Result<Answer> {
+) -> Result<RunScores> {
     let named = |error: Error| error.context(format!("recogniser \"{}\"", recogniser.name));
     let (mut values, layout) = read(recogniser, outputs, &fit.output, count, &wanted).map_err(named)?;
     activate(&mut values, layout.1, recogniser.output.activation);
@@ -91,7 +91,7 @@ pub(super) fn answer(
             Some(onsets)
         }
     };
-    Ok(Answer { frames: layout.0, classes: layout.1, values, onsets })
+    Ok(RunScores { frames: layout.0, classes: layout.1, values, onsets })
 }
 
 /// One output's values for the windows that are wanted, and how many frames and classes each has.
@@ -130,18 +130,18 @@ fn read(
 /// Frames and classes of one window in an output of `shape`.
 fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usize, usize)> {
     // A model whose input has no axis for windows may or may not give its outputs one.
-    let inner = match recogniser.axes.contains(&Axis::Windows) || shape.first() == Some(&1) {
+    let inner = match recogniser.axes.contains(&InputAxis::Windows) || shape.first() == Some(&1) {
         true if shape.first() == Some(&count) => &shape[1..],
         true => return None,
         false => shape,
     };
     let elements: usize = inner.iter().product();
-    if recogniser.kind == Kind::Embeddings {
+    if recogniser.kind == RecogniserKind::Embeddings {
         return Some((1, elements));
     }
     let last = inner.last().copied().unwrap_or(1);
     let single = recogniser.output.classes.names(1).is_ok_and(|_| {
-        matches!(&recogniser.output.classes, crate::recogniser::Classes::Named(names) if names.len() == 1)
+        matches!(&recogniser.output.classes, crate::recogniser::ClassNames::Named(names) if names.len() == 1)
     });
     let classes = if single && last != 1 { 1 } else { last };
     // Of the axes between, one may be longer than one: the frames.

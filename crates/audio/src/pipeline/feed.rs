@@ -1,7 +1,7 @@
 //! The thread that reads a recording, decodes it and computes its features.
 //!
 //! An upload may fall silent for as long as its client likes, and who reads it waits. So that nobody else does, the reading
-//! is done here, up to [`STEPS_WAITING_MAX`] steps ahead. Whoever drops a [`Feed`] or stops the work ends its thread: at once
+//! is done here, up to [`STEPS_WAITING_MAX`] steps ahead. Whoever drops a [`AudioFeed`] or stops the work ends its thread: at once
 //! where that decodes or waits for room, and otherwise when the read that it is in returns.
 
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use std::thread::{Builder, JoinHandle};
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use super::{Options, STOP_EVERY, check_stop};
+use super::{PipelineOptions, STOP_EVERY, check_stop};
 use crate::Fault;
-use crate::decode::{Decoder, Format, Input};
-use crate::features::Features;
-use crate::recogniser::{Kind, Recogniser};
+use crate::decode::{AudioFormat, AudioInput, Decoder};
+use crate::features::FeatureExtractor;
+use crate::recogniser::{Recogniser, RecogniserKind};
 use crate::resample::{Channel, Mono};
 
 /// Steps that are decoded and wait.
@@ -26,7 +26,7 @@ const GATHERED_SAMPLES: u64 = 8192;
 
 /// What follows in a recording.
 #[derive(Debug, Default)]
-pub(super) struct Step {
+pub(super) struct FeedStep {
     /// Rows of features.
     pub(super) rows: Vec<f32>,
     /// The samples, for those whose loudness counts.
@@ -40,50 +40,50 @@ pub(super) struct Step {
 }
 
 /// The thread's other end.
-pub(super) struct Feed {
-    format: Format,
-    steps: Receiver<Result<Step>>,
+pub(super) struct AudioFeed {
+    format: AudioFormat,
+    steps: Receiver<Result<FeedStep>>,
     thread: JoinHandle<()>,
     /// Dropped with the rest.
-    _gone: Gone,
+    _gone: StopOnDrop,
 }
 
 /// Set when its owner is dropped: a recording that brings no sound gives its thread nothing to hand over.
 #[derive(Default)]
-struct Gone(Arc<AtomicBool>);
+struct StopOnDrop(Arc<AtomicBool>);
 
-impl Drop for Gone {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Feed {
+impl AudioFeed {
     /// Starts a thread that opens a recording, and waits until it has.
     ///
     /// # Errors
     /// Those of [`Decoder::open`] and [`Mono::new`]; `Cancelled` after a stop; `ResourceExhausted` where there can be no
     /// more threads.
     pub(super) fn open(
-        input: Input,
+        input: AudioInput,
         hint: Option<&str>,
         recogniser: &Recogniser,
-        options: &Options,
-    ) -> Result<Feed> {
+        options: &PipelineOptions,
+    ) -> Result<AudioFeed> {
         let (opened, format) = bounded(1);
         let (out, steps) = bounded(STEPS_WAITING_MAX);
-        let plan = Plan {
-            features: Features::new(&recogniser.features, recogniser.rate)?,
+        let plan = FeedSettings {
+            features: FeatureExtractor::new(&recogniser.features, recogniser.rate)?,
             rate: recogniser.rate,
             channel: recogniser.channel,
-            loudness: recogniser.kind == Kind::Embeddings,
-            gathered: if matches!(input, Input::File(_)) { GATHERED_SAMPLES } else { 0 },
+            loudness: recogniser.kind == RecogniserKind::Embeddings,
+            gathered: if matches!(input, AudioInput::File(_)) { GATHERED_SAMPLES } else { 0 },
         };
         let hint = hint.map(str::to_owned);
-        let gone = Gone::default();
+        let gone = StopOnDrop::default();
         let flags = [options.stop.clone(), gone.0.clone()];
         let stop = move || flags.iter().any(|flag| flag.load(Ordering::Relaxed));
-        let work = move || match Reading::open(input, hint.as_deref(), plan) {
+        let work = move || match FeedReader::open(input, hint.as_deref(), plan) {
             Err(error) => drop(opened.send(Err(error))),
             Ok((mut reading, format)) => {
                 reading.decoder.stop_when(stop);
@@ -96,16 +96,16 @@ impl Feed {
             .name(options.reader.clone())
             .spawn(work)
             .map_err(|error| Error::exhausted(format!("no thread to read the recording: {error}")))?;
-        Ok(Feed { format: wait_opened(&format, &options.stop)?, steps, thread, _gone: gone })
+        Ok(AudioFeed { format: wait_opened(&format, &options.stop)?, steps, thread, _gone: gone })
     }
 
     /// What the recording says about itself.
-    pub(super) fn format(&self) -> &Format {
+    pub(super) fn format(&self) -> &AudioFormat {
         &self.format
     }
 
     /// Where the steps come from, the last of which says so or is an error.
-    pub(super) fn steps(&self) -> &Receiver<Result<Step>> {
+    pub(super) fn steps(&self) -> &Receiver<Result<FeedStep>> {
         &self.steps
     }
 
@@ -116,7 +116,7 @@ impl Feed {
     }
 }
 
-fn wait_opened(format: &Receiver<Result<Format>>, stop: &AtomicBool) -> Result<Format> {
+fn wait_opened(format: &Receiver<Result<AudioFormat>>, stop: &AtomicBool) -> Result<AudioFormat> {
     loop {
         match format.recv_timeout(STOP_EVERY) {
             Ok(format) => return format,
@@ -132,8 +132,8 @@ pub(super) fn broken_off() -> Error {
 }
 
 /// What becomes of the samples.
-struct Plan {
-    features: Features,
+struct FeedSettings {
+    features: FeatureExtractor,
     rate: u32,
     channel: Channel,
     /// Whether samples are handed over beside the features.
@@ -143,23 +143,23 @@ struct Plan {
 }
 
 /// Decodes, mixes, resamples and computes features, on the thread.
-struct Reading {
+struct FeedReader {
     decoder: Decoder,
     mono: Mono,
-    plan: Plan,
+    plan: FeedSettings,
     samples: Vec<f32>,
 }
 
-impl Reading {
-    fn open(input: Input, hint: Option<&str>, plan: Plan) -> Result<(Reading, Format)> {
+impl FeedReader {
+    fn open(input: AudioInput, hint: Option<&str>, plan: FeedSettings) -> Result<(FeedReader, AudioFormat)> {
         let decoder = Decoder::open(input, hint)?;
         let format = decoder.format().clone();
         let mono = Mono::new(format.rate, format.channels, plan.rate, plan.channel)?;
-        Ok((Reading { decoder, mono, plan, samples: Vec::new() }, format))
+        Ok((FeedReader { decoder, mono, plan, samples: Vec::new() }, format))
     }
 
     /// Hands over steps to the last, or until nobody wants them.
-    fn run(&mut self, out: &Sender<Result<Step>>) {
+    fn run(&mut self, out: &Sender<Result<FeedStep>>) {
         loop {
             let step = self.step();
             let more = step.as_ref().is_ok_and(|step| !step.last);
@@ -170,8 +170,8 @@ impl Reading {
     }
 
     /// Decodes blocks, at least one, until there are samples enough.
-    fn step(&mut self) -> Result<Step> {
-        let mut step = Step::default();
+    fn step(&mut self) -> Result<FeedStep> {
+        let mut step = FeedStep::default();
         loop {
             self.block(&mut step)?;
             if step.last || step.count >= self.plan.gathered {
@@ -181,7 +181,7 @@ impl Reading {
     }
 
     /// Adds one block.
-    fn block(&mut self, step: &mut Step) -> Result<()> {
+    fn block(&mut self, step: &mut FeedStep) -> Result<()> {
         self.samples.clear();
         let block = self.decoder.next()?;
         let features = &mut self.plan.features;

@@ -5,41 +5,41 @@ use std::sync::Arc;
 use base::{Error, NamedTensor, Result, Shape, Tensor};
 use bytes::Bytes;
 
-use super::piece::Chunk;
-use super::source::Facts;
-use crate::recogniser::Fit;
-use crate::{Model, Pending};
+use super::piece::RunChunk;
+use super::source::WindowInfo;
+use crate::recogniser::ModelBinding;
+use crate::{AudioModel, PendingRun};
 
 /// Pieces whose runs are one.
-pub(super) struct Group {
+pub(super) struct RunGroup {
     pub(super) number: u64,
     /// Its stream, or the model itself; `None` before the first run and after one that failed.
-    pub(super) model: Option<Arc<dyn Model>>,
+    pub(super) model: Option<Arc<dyn AudioModel>>,
     /// The state that is handed on from run to run here.
     pub(super) carried: Vec<NamedTensor>,
     /// The run that is under way, whose windows it has, and how many of each lane.
-    pub(super) pending: Option<Pending>,
-    pub(super) members: Vec<Member>,
+    pub(super) pending: Option<PendingRun>,
+    pub(super) members: Vec<GroupMember>,
     pub(super) count: usize,
 }
 
 /// One piece's windows of a run.
-pub(super) struct Member {
+pub(super) struct GroupMember {
     /// The piece's number.
     pub(super) piece: u64,
     /// Its first window.
     pub(super) first: u64,
-    pub(super) facts: Vec<Facts>,
+    pub(super) facts: Vec<WindowInfo>,
 }
 
-impl Group {
-    pub(super) fn new(number: u64) -> Group {
+impl RunGroup {
+    pub(super) fn new(number: u64) -> RunGroup {
         let (carried, members) = (Vec::new(), Vec::new());
-        Group { number, model: None, carried, pending: None, members, count: 0 }
+        RunGroup { number, model: None, carried, pending: None, members, count: 0 }
     }
 
     /// Hands the state on to the next run.
-    pub(super) fn carry(&mut self, fit: &Fit, outputs: &[NamedTensor]) -> Result<()> {
+    pub(super) fn carry(&mut self, fit: &ModelBinding, outputs: &[NamedTensor]) -> Result<()> {
         for (carry, now) in fit.carried.iter().zip(&mut self.carried) {
             let next = outputs.iter().find(|output| output.name == carry.output);
             now.tensor = next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
@@ -50,7 +50,7 @@ impl Group {
 
 /// The values of a run: `count` times one window of each of `lanes` lanes, `each` values a window. Piece number `p` has
 /// lane `p % lanes`; where a lane has no window there are zeros.
-pub(super) fn side_by_side(chunks: &[(u64, Chunk)], lanes: usize, count: usize, each: usize) -> Vec<f32> {
+pub(super) fn side_by_side(chunks: &[(u64, RunChunk)], lanes: usize, count: usize, each: usize) -> Vec<f32> {
     let mut values = vec![0.0; count * lanes * each];
     for (piece, chunk) in chunks {
         let lane = (piece % lanes as u64) as usize;
@@ -95,15 +95,15 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::pipeline::values::Values;
+    use crate::pipeline::values::WindowValues;
 
     #[test]
     fn lanes_go_in_and_come_out_again() {
         let chunk = |rows: &[f32]| {
-            let mut values = Values::with_room(rows.len(), false);
+            let mut values = WindowValues::with_room(rows.len(), false);
             values.extend(rows);
-            let facts = vec![Facts { real: 2, level: 0.0 }; rows.len() / 2];
-            Chunk { since: Instant::now(), first: 0, facts, values }
+            let facts = vec![WindowInfo { real: 2, level: 0.0 }; rows.len() / 2];
+            RunChunk { since: Instant::now(), first: 0, facts, values }
         };
         let chunks = [(4, chunk(&[1.0, 1.5, 2.0, 2.5])), (6, chunk(&[5.0, 5.5]))];
         let values = side_by_side(&chunks, 4, 2, 2);

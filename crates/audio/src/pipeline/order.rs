@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 
 use base::Result;
 
-use super::Event;
+use super::PipelineEvent;
 use crate::{Fault, Label};
 
 /// Labels and faults that wait.
@@ -16,57 +16,57 @@ const WAITING_MAX: usize = 1 << 16;
 /// Faults that are told one by one; more are counted.
 const FAULTS_MAX: u64 = 1000;
 
-struct Entry {
+struct OrderedEvent {
     at: f64,
     number: u64,
-    event: Event,
+    event: PipelineEvent,
 }
 
-impl Ord for Entry {
+impl Ord for OrderedEvent {
     /// The earliest is the greatest, because the heap gives the greatest.
-    fn cmp(&self, other: &Entry) -> Ordering {
+    fn cmp(&self, other: &OrderedEvent) -> Ordering {
         other.at.total_cmp(&self.at).then(other.number.cmp(&self.number))
     }
 }
 
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+impl PartialOrd for OrderedEvent {
+    fn partial_cmp(&self, other: &OrderedEvent) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Entry {
-    fn eq(&self, other: &Entry) -> bool {
+impl PartialEq for OrderedEvent {
+    fn eq(&self, other: &OrderedEvent) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Entry {}
+impl Eq for OrderedEvent {}
 
 /// Puts in order what comes nearly so, and counts it.
-pub(super) struct Order<'a> {
-    sink: &'a mut dyn FnMut(Event) -> Result<()>,
-    waiting: BinaryHeap<Entry>,
+pub(super) struct EventOrder<'a> {
+    sink: &'a mut dyn FnMut(PipelineEvent) -> Result<()>,
+    waiting: BinaryHeap<OrderedEvent>,
     number: u64,
     labels: u64,
     faults: u64,
 }
 
-impl<'a> Order<'a> {
+impl<'a> EventOrder<'a> {
     /// For `sink`.
-    pub(super) fn new(sink: &'a mut dyn FnMut(Event) -> Result<()>) -> Order<'a> {
-        Order { sink, waiting: BinaryHeap::new(), number: 0, labels: 0, faults: 0 }
+    pub(super) fn new(sink: &'a mut dyn FnMut(PipelineEvent) -> Result<()>) -> EventOrder<'a> {
+        EventOrder { sink, waiting: BinaryHeap::new(), number: 0, labels: 0, faults: 0 }
     }
 
     /// Hands on what has no place in the order.
-    pub(super) fn pass(&mut self, event: Event) -> Result<()> {
+    pub(super) fn pass(&mut self, event: PipelineEvent) -> Result<()> {
         (self.sink)(event)
     }
 
     /// Takes a label.
     pub(super) fn label(&mut self, label: Label) -> Result<()> {
         self.labels += 1;
-        self.wait(label.start, Event::Label(label))
+        self.wait(label.start, PipelineEvent::Label(label))
     }
 
     /// Takes a fault.
@@ -74,18 +74,18 @@ impl<'a> Order<'a> {
         self.faults += 1;
         let at = fault.at;
         match self.faults.cmp(&FAULTS_MAX) {
-            Ordering::Less => self.wait(at, Event::Fault(fault)),
+            Ordering::Less => self.wait(at, PipelineEvent::Fault(fault)),
             Ordering::Equal => {
                 let what = "there are more faults than can be listed; from here they are only counted".into();
-                self.wait(at, Event::Fault(Fault { at, what }))
+                self.wait(at, PipelineEvent::Fault(Fault { at, what }))
             }
             Ordering::Greater => Ok(()),
         }
     }
 
-    fn wait(&mut self, at: f64, event: Event) -> Result<()> {
+    fn wait(&mut self, at: f64, event: PipelineEvent) -> Result<()> {
         self.number += 1;
-        self.waiting.push(Entry { at, number: self.number, event });
+        self.waiting.push(OrderedEvent { at, number: self.number, event });
         if self.waiting.len() > WAITING_MAX
             && let Some(entry) = self.waiting.pop()
         {
@@ -105,7 +105,7 @@ impl<'a> Order<'a> {
     }
 
     /// Lets everything go and `last` after it; how many labels and faults there were.
-    pub(super) fn finish(mut self, last: Event) -> Result<(u64, u64)> {
+    pub(super) fn finish(mut self, last: PipelineEvent) -> Result<(u64, u64)> {
         self.release(f64::INFINITY)?;
         (self.sink)(last)?;
         Ok((self.labels, self.faults))
@@ -120,19 +120,19 @@ mod tests {
         Label { start, end: start + 1.0, text: "x".into(), score: 1.0, embedding: None }
     }
 
-    fn starts(steps: impl FnOnce(&mut Order<'_>)) -> Vec<f64> {
+    fn starts(steps: impl FnOnce(&mut EventOrder<'_>)) -> Vec<f64> {
         let mut starts = Vec::new();
-        let mut sink = |event: Event| {
+        let mut sink = |event: PipelineEvent| {
             match event {
-                Event::Label(label) => starts.push(label.start),
-                Event::Fault(fault) => starts.push(fault.at),
+                PipelineEvent::Label(label) => starts.push(label.start),
+                PipelineEvent::Fault(fault) => starts.push(fault.at),
                 _ => {}
             }
             Ok(())
         };
-        let mut order = Order::new(&mut sink);
+        let mut order = EventOrder::new(&mut sink);
         steps(&mut order);
-        order.finish(Event::Progress { seconds: 0.0, total: None }).unwrap();
+        order.finish(PipelineEvent::Progress { seconds: 0.0, total: None }).unwrap();
         starts
     }
 

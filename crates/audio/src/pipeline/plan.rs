@@ -2,11 +2,11 @@
 
 use base::{Error, NamedTensor, Result};
 
-use crate::recogniser::{Fit, Recogniser};
+use crate::recogniser::{ModelBinding, Recogniser};
 
 /// How a recording is cut, in windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct CutPlan {
     /// From one piece to the next.
     pub(super) length: u64,
     pub(super) lead_in: u64,
@@ -22,12 +22,17 @@ pub(super) struct Plan {
     pub(super) short: bool,
 }
 
-impl Plan {
+impl CutPlan {
     /// For a model that may be stateful, and as many pieces at most as can be at hand together.
     ///
     /// # Errors
     /// `InvalidArgument` when the model cannot be run as the recogniser says.
-    pub(super) fn new(recogniser: &Recogniser, fit: &Fit, stateful: bool, pieces_max: u64) -> Result<Plan> {
+    pub(super) fn new(
+        recogniser: &Recogniser,
+        fit: &ModelBinding,
+        stateful: bool,
+        pieces_max: u64,
+    ) -> Result<CutPlan> {
         let Recogniser { batch, sequence, pieces, .. } = recogniser;
         let whole = (pieces.length + pieces.lead_in) as usize;
         let (length, lead_in) = (pieces.length, pieces.lead_in);
@@ -55,7 +60,7 @@ impl Plan {
             };
             recogniser.may_wait(whole * lanes)?;
             let short = lanes == 1;
-            return Ok(Plan { length, lead_in, run: *batch, fill: None, stream: true, lanes, short });
+            return Ok(CutPlan { length, lead_in, run: *batch, fill: None, stream: true, lanes, short });
         }
         if *sequence {
             let run = fit.items.unwrap_or(if fit.carried.is_empty() { whole } else { *batch });
@@ -64,10 +69,10 @@ impl Plan {
             }
             // Zeros after a run's windows would be part of the state that the next run begins with.
             let short = !fit.carried.is_empty() && fit.items.is_none();
-            return Ok(Plan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1, short });
+            return Ok(CutPlan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1, short });
         }
         let run = fit.items.unwrap_or(*batch);
         let (length, fill) = (run as u64, fit.items);
-        Ok(Plan { length, lead_in: 0, run, fill, stream: false, lanes: 1, short: true })
+        Ok(CutPlan { length, lead_in: 0, run, fill, stream: false, lanes: 1, short: true })
     }
 }

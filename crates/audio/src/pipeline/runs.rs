@@ -14,7 +14,7 @@
 //! short after a second, if that makes no difference to the model.
 //!
 //! A model whose state is inside may take several pieces in the lanes of one batch: a small model's run costs about the same
-//! for eight windows as for one. Pieces that share a batch are a [`Group`]; otherwise a group is one piece. Lanes need all
+//! for eight windows as for one. Pieces that share a batch are a [`RunGroup`]; otherwise a group is one piece. Lanes need all
 //! their pieces at hand, so they are for recordings that can be read as fast as they run, and not for those that arrive.
 
 use std::collections::VecDeque;
@@ -25,14 +25,14 @@ use base::{Error, NamedTensor, Result};
 use crossbeam_channel::{Receiver, Select, TryRecvError};
 
 use super::batch;
-use super::group::{Group, Member, lane_of, side_by_side};
-use super::piece::{Chunk, Outcome, Piece};
-use super::plan::Plan;
-use super::source::Facts;
-use super::{Options, STOP_EVERY, check_stop};
-use crate::Model;
-use crate::recogniser::{Fit, Recogniser};
-use crate::segment::Window;
+use super::group::{GroupMember, RunGroup, lane_of, side_by_side};
+use super::piece::{AudioPiece, RunChunk, RunOutcome};
+use super::plan::CutPlan;
+use super::source::WindowInfo;
+use super::{PipelineOptions, STOP_EVERY, check_stop};
+use crate::AudioModel;
+use crate::recogniser::{ModelBinding, Recogniser};
+use crate::segment::FeatureWindow;
 
 /// Runs under way at most, whatever a caller asks for.
 const IN_FLIGHT_MAX: usize = 256;
@@ -40,20 +40,20 @@ const IN_FLIGHT_MAX: usize = 256;
 const FAILURES_MAX: u32 = 8;
 
 /// Takes what became of runs, in the order of their windows.
-type Deliver<'a> = &'a mut dyn FnMut(Outcome) -> Result<()>;
+type Deliver<'a> = &'a mut dyn FnMut(RunOutcome) -> Result<()>;
 
 /// Runs under way and windows that wait for theirs.
-pub(super) struct Runs {
+pub(super) struct ModelRuns {
     recogniser: Recogniser,
-    fit: Fit,
-    model: Arc<dyn Model>,
-    plan: Plan,
+    fit: ModelBinding,
+    model: Arc<dyn AudioModel>,
+    plan: CutPlan,
     in_flight: usize,
     stop: Arc<AtomicBool>,
     /// The earliest first, none left out.
-    open: VecDeque<Piece>,
+    open: VecDeque<AudioPiece>,
     /// Those with pieces that are open, the earliest first.
-    groups: VecDeque<Group>,
+    groups: VecDeque<RunGroup>,
     finished: bool,
     /// The number of the next to be opened.
     next: u64,
@@ -65,22 +65,22 @@ pub(super) struct Runs {
     error: Option<Error>,
 }
 
-impl Runs {
+impl ModelRuns {
     /// For one recording, of which `seconds` are at hand: pieces may wait for each other only within them.
     ///
     /// # Errors
     /// `InvalidArgument` when the model cannot be run as the recogniser says.
     pub(super) fn new(
         recogniser: &Recogniser,
-        fit: Fit,
-        model: &Arc<dyn Model>,
-        options: &Options,
+        fit: ModelBinding,
+        model: &Arc<dyn AudioModel>,
+        options: &PipelineOptions,
         seconds: Option<f64>,
-    ) -> Result<Runs> {
+    ) -> Result<ModelRuns> {
         let windows = seconds.map_or(0.0, |seconds| seconds / recogniser.hop_seconds());
         let pieces_max = (windows / recogniser.pieces.length as f64).ceil() as u64;
-        Ok(Runs {
-            plan: Plan::new(recogniser, &fit, model.stateful(), pieces_max)?,
+        Ok(ModelRuns {
+            plan: CutPlan::new(recogniser, &fit, model.stateful(), pieces_max)?,
             recogniser: recogniser.clone(),
             fit,
             model: model.clone(),
@@ -101,8 +101,13 @@ impl Runs {
     ///
     /// # Errors
     /// `Cancelled`; the last run's error when too many failed; those of `deliver`.
-    pub(super) fn push(&mut self, window: Window<'_>, facts: Facts, deliver: Deliver<'_>) -> Result<()> {
-        let Plan { length, lead_in, run, lanes, .. } = self.plan;
+    pub(super) fn push(
+        &mut self,
+        window: FeatureWindow<'_>,
+        facts: WindowInfo,
+        deliver: Deliver<'_>,
+    ) -> Result<()> {
+        let CutPlan { length, lead_in, run, lanes, .. } = self.plan;
         while self.waiting() >= self.waiting_max() && self.is_running() {
             self.wait(deliver)?;
         }
@@ -137,7 +142,7 @@ impl Runs {
     /// Of lanes' pieces the last needs no more than one run's windows for its group to start; it ends as the others do,
     /// and gets its windows as theirs go.
     fn waiting_max(&self) -> u64 {
-        let Plan { length, lead_in, lanes, run, .. } = self.plan;
+        let CutPlan { length, lead_in, lanes, run, .. } = self.plan;
         let pieces = (lanes * self.runs_max()) as u64;
         match lanes {
             1 => (length + lead_in) * pieces + lead_in,
@@ -165,12 +170,12 @@ impl Runs {
     }
 
     fn open_piece(&mut self) {
-        let Plan { length, lead_in, lanes, .. } = self.plan;
+        let CutPlan { length, lead_in, lanes, .. } = self.plan;
         let keep = self.next * length;
-        self.open.push_back(Piece::new(self.next, keep.saturating_sub(lead_in), keep, keep + length));
+        self.open.push_back(AudioPiece::new(self.next, keep.saturating_sub(lead_in), keep, keep + length));
         let group = self.next / lanes as u64;
         if self.groups.back().is_none_or(|last| last.number != group) {
-            self.groups.push_back(Group::new(group));
+            self.groups.push_back(RunGroup::new(group));
         }
         self.next += 1;
     }
@@ -178,7 +183,7 @@ impl Runs {
     /// Runs what is left; no more windows come.
     ///
     /// # Errors
-    /// As for [`Runs::push`]; the last run's error when none succeeded.
+    /// As for [`ModelRuns::push`]; the last run's error when none succeeded.
     pub(super) fn finish(&mut self, deliver: Deliver<'_>) -> Result<()> {
         let pushed = self.pushed;
         // Pieces of which no more than the lead-in came have nothing to say.
@@ -277,7 +282,7 @@ impl Runs {
     /// Starts a group's next run, if it may; whether it tried.
     fn start(&mut self, index: usize) -> Result<bool> {
         let Some(chunks) = self.take_chunks(index) else { return Ok(false) };
-        let Runs { recogniser, fit, plan, model, groups, .. } = self;
+        let ModelRuns { recogniser, fit, plan, model, groups, .. } = self;
         let Some(group) = groups.get_mut(index) else { return Ok(false) };
         let longest = chunks.iter().map(|(_, chunk)| chunk.facts.len()).max().unwrap_or(0);
         let count = plan.fill.unwrap_or(longest);
@@ -300,8 +305,9 @@ impl Runs {
         let windows = batch::tensor(recogniser, values, count * plan.lanes)?;
         let mut inputs = vec![NamedTensor::new(fit.input.clone(), windows)];
         inputs.extend(fit.constants.iter().chain(&group.carried).cloned());
-        let member = |(piece, chunk): (u64, Chunk)| Member { piece, first: chunk.first, facts: chunk.facts };
-        let members: Vec<Member> = chunks.into_iter().map(member).collect();
+        let member =
+            |(piece, chunk): (u64, RunChunk)| GroupMember { piece, first: chunk.first, facts: chunk.facts };
+        let members: Vec<GroupMember> = chunks.into_iter().map(member).collect();
         match stream.start(inputs) {
             Ok(pending) => (group.pending, group.members, group.count) = (Some(pending), members, count),
             Err(error) => {
@@ -313,8 +319,8 @@ impl Runs {
     }
 
     /// The next windows of all pieces of a group, if they are all there and no run is under way.
-    fn take_chunks(&mut self, index: usize) -> Option<Vec<(u64, Chunk)>> {
-        let Plan { run, short, .. } = self.plan;
+    fn take_chunks(&mut self, index: usize) -> Option<Vec<(u64, RunChunk)>> {
+        let CutPlan { run, short, .. } = self.plan;
         let lanes = self.plan.lanes as u64;
         let group = self.groups.get(index)?;
         let pieces = group.number * lanes..(group.number + 1) * lanes;
@@ -323,18 +329,23 @@ impl Runs {
             return None;
         }
         let members = || self.open.iter().filter(|piece| pieces.contains(&piece.number));
-        if members().all(Piece::exhausted)
+        if members().all(AudioPiece::exhausted)
             || !members().all(|piece| piece.exhausted() || piece.ready(run, short))
         {
             return None;
         }
         let members = self.open.iter_mut().filter(|piece| pieces.contains(&piece.number));
-        let take = |piece: &mut Piece| piece.take().map(|chunk| (piece.number, chunk));
+        let take = |piece: &mut AudioPiece| piece.take().map(|chunk| (piece.number, chunk));
         Some(members.filter_map(take).collect())
     }
 
     /// Makes outcomes of a run's windows that count.
-    fn ended(&mut self, index: usize, members: Vec<Member>, outputs: Result<Vec<NamedTensor>>) -> Result<()> {
+    fn ended(
+        &mut self,
+        index: usize,
+        members: Vec<GroupMember>,
+        outputs: Result<Vec<NamedTensor>>,
+    ) -> Result<()> {
         let Some(group) = self.groups.get_mut(index) else { return Ok(()) };
         match &outputs {
             Ok(outputs) => {
@@ -367,7 +378,7 @@ impl Runs {
 
     fn member_ended(
         &mut self,
-        member: Member,
+        member: GroupMember,
         count: usize,
         outputs: Result<Vec<NamedTensor>>,
     ) -> Result<()> {
@@ -375,7 +386,7 @@ impl Runs {
             return Ok(());
         };
         piece.running = false;
-        let Member { first, mut facts, .. } = member;
+        let GroupMember { first, mut facts, .. } = member;
         let skip = (piece.keep.saturating_sub(first) as usize).min(facts.len());
         let answer = match outputs {
             Ok(outputs) => {
@@ -385,7 +396,7 @@ impl Runs {
         };
         facts.drain(..skip);
         if !facts.is_empty() {
-            piece.done.push_back(Outcome { first: first + skip as u64, facts, answer });
+            piece.done.push_back(RunOutcome { first: first + skip as u64, facts, answer });
         }
         Ok(())
     }

@@ -1,19 +1,19 @@
-//! A recording's features as windows, one step of its [`Feed`](super::feed::Feed) at a time.
+//! A recording's features as windows, one step of its [`AudioFeed`](super::feed::Feed) at a time.
 
 use std::collections::VecDeque;
 
 use base::Result;
 
-use super::feed::Step;
-use crate::recogniser::{Kind, Recogniser};
-use crate::segment::{Window, Windows};
+use super::feed::FeedStep;
+use crate::recogniser::{Recogniser, RecogniserKind};
+use crate::segment::{FeatureWindow, Windows};
 
 /// The level of silence, in dB of full scale.
 const SILENCE: f32 = -200.0;
 
 /// What is known of a window besides what the model sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Facts {
+pub(super) struct WindowInfo {
     /// Its rows that are the recording's.
     pub(super) real: usize,
     /// How loud its samples are, in dB of full scale; known for embeddings only.
@@ -21,22 +21,22 @@ pub(super) struct Facts {
 }
 
 /// Takes a window and what is known of it.
-type Each<'a> = &'a mut dyn FnMut(Window<'_>, Facts) -> Result<()>;
+type EachWindow<'a> = &'a mut dyn FnMut(FeatureWindow<'_>, WindowInfo) -> Result<()>;
 
 /// Cuts a recording.
-pub(super) struct Source {
+pub(super) struct WindowSource {
     windows: Windows,
-    levels: Option<Levels>,
+    levels: Option<LevelMeter>,
     count: u64,
     cut: u64,
 }
 
-impl Source {
+impl WindowSource {
     /// For one recording, from its first row on.
-    pub(super) fn new(recogniser: &Recogniser) -> Source {
-        Source {
+    pub(super) fn new(recogniser: &Recogniser) -> WindowSource {
+        WindowSource {
             windows: Windows::new(recogniser.spec, recogniser.width),
-            levels: (recogniser.kind == Kind::Embeddings).then(|| Levels::new(recogniser)),
+            levels: (recogniser.kind == RecogniserKind::Embeddings).then(|| LevelMeter::new(recogniser)),
             count: 0,
             cut: 0,
         }
@@ -46,16 +46,16 @@ impl Source {
     ///
     /// # Errors
     /// Those of `each`.
-    pub(super) fn cut(&mut self, step: &Step, each: Each<'_>) -> Result<()> {
+    pub(super) fn cut(&mut self, step: &FeedStep, each: EachWindow<'_>) -> Result<()> {
         self.count += step.count;
-        let Source { windows, levels, cut, .. } = self;
+        let WindowSource { windows, levels, cut, .. } = self;
         if let Some(levels) = levels {
             levels.samples.extend(&step.samples);
         }
-        let mut with_facts = |window: Window<'_>| {
+        let mut with_facts = |window: FeatureWindow<'_>| {
             let level = levels.as_mut().map_or(SILENCE, |levels| levels.of(&window));
             *cut += 1;
-            each(window, Facts { real: window.real, level })
+            each(window, WindowInfo { real: window.real, level })
         };
         windows.push(&step.rows, &mut with_facts)?;
         match step.last {
@@ -76,20 +76,20 @@ impl Source {
 }
 
 /// How loud windows are, from the samples since the last window's beginning.
-struct Levels {
+struct LevelMeter {
     samples: VecDeque<f32>,
     /// The number of the first of them.
     first: u64,
     row_samples: u64,
 }
 
-impl Levels {
-    fn new(recogniser: &Recogniser) -> Levels {
-        Levels { samples: VecDeque::new(), first: 0, row_samples: recogniser.row_samples }
+impl LevelMeter {
+    fn new(recogniser: &Recogniser) -> LevelMeter {
+        LevelMeter { samples: VecDeque::new(), first: 0, row_samples: recogniser.row_samples }
     }
 
     /// The level of `window`; what lies before it is forgotten.
-    fn of(&mut self, window: &Window<'_>) -> f32 {
+    fn of(&mut self, window: &FeatureWindow<'_>) -> f32 {
         let start = window.start * self.row_samples;
         let gone = start.saturating_sub(self.first).min(self.samples.len() as u64);
         self.samples.drain(..gone as usize);

@@ -7,40 +7,40 @@
 const STEPS: f32 = 32768.0;
 
 /// Values of windows, one after the other.
-pub(super) enum Values {
+pub(super) enum WindowValues {
     /// Any.
     Floats(Vec<f32>),
     /// Whole steps of 1/32768.
     Steps(Vec<i16>),
 }
 
-impl Values {
+impl WindowValues {
     /// None yet, with room for so many: of steps, as long as they are such, or of any.
-    pub(super) fn with_room(count: usize, steps: bool) -> Values {
+    pub(super) fn with_room(count: usize, steps: bool) -> WindowValues {
         if steps {
-            Values::Steps(Vec::with_capacity(count))
+            WindowValues::Steps(Vec::with_capacity(count))
         } else {
-            Values::Floats(Vec::with_capacity(count))
+            WindowValues::Floats(Vec::with_capacity(count))
         }
     }
 
     /// Whether all so far are steps and held as such.
     pub(super) fn are_steps(&self) -> bool {
-        matches!(self, Values::Steps(_))
+        matches!(self, WindowValues::Steps(_))
     }
 
     /// Appends values.
     pub(super) fn extend(&mut self, more: &[f32]) {
         match self {
-            Values::Floats(values) => values.extend_from_slice(more),
-            Values::Steps(steps) if more.iter().all(|value| is_step(*value)) => {
+            WindowValues::Floats(values) => values.extend_from_slice(more),
+            WindowValues::Steps(steps) if more.iter().all(|value| is_step(*value)) => {
                 steps.extend(more.iter().map(|value| step(*value)));
             }
-            Values::Steps(steps) => {
+            WindowValues::Steps(steps) => {
                 let mut values = Vec::with_capacity(steps.capacity());
                 values.extend(steps.iter().map(|value| float(*value)));
                 values.extend_from_slice(more);
-                *self = Values::Floats(values);
+                *self = WindowValues::Floats(values);
             }
         }
     }
@@ -48,8 +48,8 @@ impl Values {
     /// Copies as many values as `to` holds, from place `from` on.
     pub(super) fn copy(&self, from: usize, to: &mut [f32]) {
         match self {
-            Values::Floats(values) => to.copy_from_slice(&values[from..from + to.len()]),
-            Values::Steps(steps) => {
+            WindowValues::Floats(values) => to.copy_from_slice(&values[from..from + to.len()]),
+            WindowValues::Steps(steps) => {
                 to.iter_mut().zip(&steps[from..]).for_each(|(to, value)| *to = float(*value))
             }
         }
@@ -75,8 +75,8 @@ mod tests {
 
     use super::*;
 
-    fn held(given: &[f32]) -> (Values, Vec<f32>) {
-        let mut values = Values::with_room(given.len(), true);
+    fn held(given: &[f32]) -> (WindowValues, Vec<f32>) {
+        let mut values = WindowValues::with_room(given.len(), true);
         values.extend(given);
         let mut back = vec![f32::NAN; given.len()];
         values.copy(0, &mut back);
@@ -115,7 +115,7 @@ mod tests {
             steps: bool,
         ) {
             let mut given: Vec<f32> = samples.into_iter().map(float).collect();
-            let mut values = Values::with_room(given.len(), steps);
+            let mut values = WindowValues::with_room(given.len(), steps);
             values.extend(&given);
             values.extend(&more);
             given.extend(&more);

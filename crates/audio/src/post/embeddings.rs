@@ -1,11 +1,11 @@
 //! Embeddings: unit vectors, and who of the enrolled speakers is nearest.
 
 use crate::Label;
-use crate::recogniser::{Embeddings as Rule, Recogniser};
+use crate::recogniser::{EmbeddingSettings, Recogniser};
 use crate::speakers::Speakers;
 
-use super::Frames;
-use super::tracks::{Now, Tracks};
+use super::WindowScores;
+use super::tracks::{FrameLabel, LabelMerger};
 
 /// The label of a voice when nobody is enrolled.
 const VOICE: &str = "voice";
@@ -13,8 +13,8 @@ const VOICE: &str = "voice";
 const UNKNOWN: &str = "unknown";
 
 /// Follows who speaks.
-pub(super) struct Voices {
-    rule: Rule,
+pub(super) struct SpeakerLabeller {
+    rule: EmbeddingSettings,
     speakers: Option<Speakers>,
     embeddings: bool,
     rate: f64,
@@ -22,16 +22,20 @@ pub(super) struct Voices {
     window: f64,
     hop: f64,
     rows: usize,
-    tracks: Tracks,
+    tracks: LabelMerger,
     /// The first window that has not come.
     next: u64,
 }
 
-impl Voices {
+impl SpeakerLabeller {
     /// With those of `speakers`, if there are any; labels carry embeddings where `embeddings` says so.
-    pub(super) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Voices {
+    pub(super) fn new(
+        recogniser: &Recogniser,
+        embeddings: bool,
+        speakers: Option<Speakers>,
+    ) -> SpeakerLabeller {
         let samples = |rows: usize| rows as f64 * recogniser.row_samples as f64;
-        Voices {
+        SpeakerLabeller {
             rule: recogniser.embeddings,
             speakers: speakers.filter(|speakers| !speakers.names().is_empty()),
             embeddings,
@@ -39,14 +43,14 @@ impl Voices {
             window: samples(recogniser.spec.window),
             hop: samples(recogniser.spec.hop),
             rows: recogniser.spec.window,
-            tracks: Tracks::default(),
+            tracks: LabelMerger::default(),
             next: 0,
         }
     }
 
     /// Takes a window; one left out before it ends what was on. A last window with too much padding says nothing new: what
     /// was on goes on.
-    pub(super) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) {
+    pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
         }
@@ -68,7 +72,7 @@ impl Voices {
         }
     }
 
-    fn voice(&self, vector: &[f32]) -> Option<Now> {
+    fn voice(&self, vector: &[f32]) -> Option<FrameLabel> {
         let vector = unit(vector)?;
         let (text, score) = match &self.speakers {
             None => (VOICE.to_owned(), 1.0),
@@ -77,7 +81,7 @@ impl Voices {
                 other => (UNKNOWN.to_owned(), other.map_or(0.0, |(_, similarity)| similarity)),
             },
         };
-        Some(Now { text, score, embedding: self.embeddings.then_some(vector) })
+        Some(FrameLabel { text, score, embedding: self.embeddings.then_some(vector) })
     }
 
     /// No label still to come starts before this second.
@@ -95,7 +99,7 @@ impl Voices {
 }
 
 /// Whether enough of a window's `rows` are the recording's; a recording's first window always counts.
-fn covered(frames: &Frames<'_>, rule: &Rule, rows: usize) -> bool {
+fn covered(frames: &WindowScores<'_>, rule: &EmbeddingSettings, rows: usize) -> bool {
     frames.window == 0 || frames.real as f64 >= f64::from(rule.min_coverage) * rows as f64
 }
 
@@ -114,14 +118,14 @@ pub(crate) fn mean_of_units(recogniser: &Recogniser) -> UnitMean {
 
 /// One vector for many windows.
 pub(crate) struct UnitMean {
-    rule: Rule,
+    rule: EmbeddingSettings,
     rows: usize,
     sum: Vec<f64>,
 }
 
 impl UnitMean {
     /// Takes a window.
-    pub(crate) fn window(&mut self, frames: Frames<'_>) {
+    pub(crate) fn window(&mut self, frames: WindowScores<'_>) {
         if frames.level < self.rule.min_level || !covered(&frames, &self.rule, self.rows) {
             return;
         }

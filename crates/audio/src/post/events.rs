@@ -1,23 +1,23 @@
 //! Events of any number of classes: each class is followed by itself.
 
 use crate::Label;
-use crate::recogniser::Events as Rule;
+use crate::recogniser::EventSettings;
 
 use super::hysteresis::Detector;
-use super::smooth::Smooth;
-use super::{Frames, Grid};
+use super::smooth::MovingMean;
+use super::{Grid, WindowScores};
 
 /// Follows all classes.
-pub(super) struct Events {
-    smooth: Smooth,
-    classes: Classes,
+pub(super) struct EventLabeller {
+    smooth: MovingMean,
+    classes: ClassDetectors,
     /// The first window that has not come.
     next: u64,
 }
 
 /// What comes after the moving mean.
-struct Classes {
-    rule: Rule,
+struct ClassDetectors {
+    rule: EventSettings,
     grid: Grid,
     names: Vec<String>,
     detectors: Vec<Detector>,
@@ -25,19 +25,19 @@ struct Classes {
     next: u64,
 }
 
-impl Events {
+impl EventLabeller {
     /// For classes called `names`.
-    pub(super) fn new(rule: &Rule, grid: Grid, names: Vec<String>) -> Events {
+    pub(super) fn new(rule: &EventSettings, grid: Grid, names: Vec<String>) -> EventLabeller {
         let detectors = vec![Detector::default(); names.len()];
-        Events {
-            smooth: Smooth::new(rule.smooth, names.len()),
-            classes: Classes { rule: rule.clone(), grid, names, detectors, next: 0 },
+        EventLabeller {
+            smooth: MovingMean::new(rule.smooth, names.len()),
+            classes: ClassDetectors { rule: rule.clone(), grid, names, detectors, next: 0 },
             next: 0,
         }
     }
 
     /// Takes a window; those left out before it were silent.
-    pub(super) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) {
+    pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         self.silence_until(frames.window, out);
         self.next = frames.window + 1;
         let limit = self.classes.grid.limit(frames.window, frames.real);
@@ -71,7 +71,7 @@ impl Events {
 
     /// No label still to come starts before this second.
     pub(super) fn settled(&self) -> f64 {
-        let Classes { rule, grid, detectors, next, .. } = &self.classes;
+        let ClassDetectors { rule, grid, detectors, next, .. } = &self.classes;
         let next = grid.start(*next);
         let settled = detectors.iter().map(|detector| detector.settled(next, rule));
         grid.seconds(settled.min_by(f64::total_cmp).unwrap_or(next))
@@ -86,9 +86,9 @@ impl Events {
     }
 }
 
-impl Classes {
+impl ClassDetectors {
     fn frame(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, out: &mut Vec<Label>) {
-        let Classes { rule, grid, names, detectors, next } = self;
+        let ClassDetectors { rule, grid, names, detectors, next } = self;
         let start = grid.start(at);
         for (class, (detector, value)) in detectors.iter_mut().zip(values).enumerate() {
             let onset = onsets.and_then(|onsets| onsets.get(class)).map(|onset| f64::from(*onset));
@@ -100,14 +100,14 @@ impl Classes {
     }
 
     fn finish(&mut self, samples: f64, out: &mut Vec<Label>) {
-        let Classes { rule, grid, names, detectors, .. } = self;
+        let ClassDetectors { rule, grid, names, detectors, .. } = self;
         for (detector, name) in detectors.iter_mut().zip(names) {
             detector.finish(samples, rule, &mut |span| out.push(label(grid, span, name)));
         }
     }
 }
 
-fn label(grid: &Grid, span: super::hysteresis::Span, name: &str) -> Label {
+fn label(grid: &Grid, span: super::hysteresis::ActiveSpan, name: &str) -> Label {
     Label {
         start: grid.seconds(span.start),
         end: grid.seconds(span.end),

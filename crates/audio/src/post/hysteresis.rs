@@ -8,11 +8,11 @@
 //!
 //! The padding needs the next event, so one closed event waits here until the next one is sure or far enough away.
 
-use crate::recogniser::Events;
+use crate::recogniser::EventSettings;
 
 /// An event, in samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Span {
+pub(super) struct ActiveSpan {
     pub(super) start: f64,
     pub(super) end: f64,
     /// The mean probability of its frames, padding not counted.
@@ -21,12 +21,12 @@ pub(super) struct Span {
 
 /// Sum and count of probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Mean {
+struct RunningMean {
     sum: f64,
     count: u64,
 }
 
-impl Mean {
+impl RunningMean {
     fn add(&mut self, value: f64) {
         self.sum += value;
         self.count += 1;
@@ -39,21 +39,21 @@ impl Mean {
 
 /// An event that has not ended.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenSpan {
     start: f64,
     /// Its padded start, once it is sure that it counts.
     padded: Option<f64>,
-    all: Mean,
+    all: RunningMean,
     /// Where it may have ended, and its mean until there.
-    mark: Option<(f64, Mean)>,
+    mark: Option<(f64, RunningMean)>,
 }
 
 /// Follows one class.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Detector {
-    open: Option<Open>,
+    open: Option<OpenSpan>,
     /// Closed, its start final, its end not padded yet.
-    waiting: Option<Span>,
+    waiting: Option<ActiveSpan>,
     /// Whether the onset was on in the frame before.
     onset: bool,
 }
@@ -65,30 +65,30 @@ impl Detector {
         at: f64,
         probability: f64,
         onset: Option<f64>,
-        rule: &Events,
-        out: &mut dyn FnMut(Span),
+        rule: &EventSettings,
+        out: &mut dyn FnMut(ActiveSpan),
     ) {
         if self.rises(onset, rule)
             && let Some(open) = self.open.take()
         {
             let (end, mean) = open.mark.unwrap_or((at, open.all));
             self.close(open, end, mean, rule, out);
-            self.open = Some(Open { start: at, padded: None, all: Mean::default(), mark: None });
+            self.open = Some(OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None });
         }
         self.step(at, probability, rule, out);
         self.settle(at, rule, out);
     }
 
-    fn rises(&mut self, onset: Option<f64>, rule: &Events) -> bool {
+    fn rises(&mut self, onset: Option<f64>, rule: &EventSettings) -> bool {
         let (Some(onset), Some(settings)) = (onset, &rule.onset) else { return false };
         let now = onset >= settings.on;
         let before = std::mem::replace(&mut self.onset, now);
         now && !before
     }
 
-    fn step(&mut self, at: f64, probability: f64, rule: &Events, out: &mut dyn FnMut(Span)) {
+    fn step(&mut self, at: f64, probability: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
         if probability >= rule.on {
-            let fresh = Open { start: at, padded: None, all: Mean::default(), mark: None };
+            let fresh = OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None };
             let open = self.open.get_or_insert(fresh);
             open.mark = None;
             open.all.add(probability);
@@ -108,15 +108,22 @@ impl Detector {
     }
 
     /// Ends `open` at `end`, if it counts.
-    fn close(&mut self, open: Open, end: f64, mean: Mean, rule: &Events, out: &mut dyn FnMut(Span)) {
+    fn close(
+        &mut self,
+        open: OpenSpan,
+        end: f64,
+        mean: RunningMean,
+        rule: &EventSettings,
+        out: &mut dyn FnMut(ActiveSpan),
+    ) {
         if end - open.start > rule.min {
             let start = open.padded.unwrap_or_else(|| self.pad_before(open.start, rule, out));
-            self.waiting = Some(Span { start, end, score: mean.value() });
+            self.waiting = Some(ActiveSpan { start, end, score: mean.value() });
         }
     }
 
     /// The padded start of an event that counts; the event before it gets its end and leaves.
-    fn pad_before(&mut self, start: f64, rule: &Events, out: &mut dyn FnMut(Span)) -> f64 {
+    fn pad_before(&mut self, start: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) -> f64 {
         let Some(mut before) = self.waiting.take() else { return (start - rule.pad).max(0.0).floor() };
         let silence = start - before.end;
         let padded = if silence < 2.0 * rule.pad {
@@ -132,7 +139,7 @@ impl Detector {
     }
 
     /// Lets the closed event go when what comes next cannot change it any more.
-    fn settle(&mut self, at: f64, rule: &Events, out: &mut dyn FnMut(Span)) {
+    fn settle(&mut self, at: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
         let next = self.open.map_or(at, |open| open.start);
         if let Some(mut waiting) = self.waiting.take_if(|waiting| next - waiting.end >= 2.0 * rule.pad) {
             waiting.end = (waiting.end + rule.pad).floor();
@@ -148,7 +155,7 @@ impl Detector {
     }
 
     /// Ends with the recording, which has `samples`.
-    pub(super) fn finish(&mut self, samples: f64, rule: &Events, out: &mut dyn FnMut(Span)) {
+    pub(super) fn finish(&mut self, samples: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
         if let Some(open) = self.open.take() {
             self.close(open, samples, open.all, rule, out);
         }
@@ -159,7 +166,7 @@ impl Detector {
     }
 
     /// No event still to come starts before this sample, when the next frame starts at `next`.
-    pub(super) fn settled(&self, next: f64, rule: &Events) -> f64 {
+    pub(super) fn settled(&self, next: f64, rule: &EventSettings) -> f64 {
         if let Some(waiting) = &self.waiting {
             return waiting.start;
         }

@@ -1,29 +1,29 @@
 //! Scenes: the likeliest classes of each frame, as long as they stay among the likeliest.
 
 use crate::Label;
-use crate::recogniser::Scenes as Rule;
+use crate::recogniser::SceneSettings;
 
-use super::tracks::{Now, Tracks};
-use super::{Frames, Grid};
+use super::tracks::{FrameLabel, LabelMerger};
+use super::{Grid, WindowScores};
 
 /// Follows the likeliest classes.
-pub(super) struct Scenes {
-    rule: Rule,
+pub(super) struct SceneLabeller {
+    rule: SceneSettings,
     grid: Grid,
     names: Vec<String>,
-    tracks: Tracks,
+    tracks: LabelMerger,
     /// The first window that has not come.
     next: u64,
 }
 
-impl Scenes {
+impl SceneLabeller {
     /// For classes called `names`.
-    pub(super) fn new(rule: Rule, grid: Grid, names: Vec<String>) -> Scenes {
-        Scenes { rule, grid, names, tracks: Tracks::default(), next: 0 }
+    pub(super) fn new(rule: SceneSettings, grid: Grid, names: Vec<String>) -> SceneLabeller {
+        SceneLabeller { rule, grid, names, tracks: LabelMerger::default(), next: 0 }
     }
 
     /// Takes a window; one left out before it ends what was on.
-    pub(super) fn window(&mut self, frames: Frames<'_>, out: &mut Vec<Label>) {
+    pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
         }
@@ -46,13 +46,16 @@ impl Scenes {
     }
 
     /// The likeliest classes above the threshold, the likeliest first.
-    fn top(&self, values: &[f32]) -> Vec<Now> {
+    fn top(&self, values: &[f32]) -> Vec<FrameLabel> {
         let above = values.iter().enumerate().filter(|(_, value)| **value >= self.rule.threshold);
         let mut above: Vec<(usize, f32)> = above.map(|(class, value)| (class, *value)).collect();
         above.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         above.truncate(self.rule.top);
-        let now =
-            |(class, score): (usize, f32)| Now { text: self.names[class].clone(), score, embedding: None };
+        let now = |(class, score): (usize, f32)| FrameLabel {
+            text: self.names[class].clone(),
+            score,
+            embedding: None,
+        };
         above.into_iter().map(now).collect()
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 /// A frame on its way through the mean.
-struct Frame {
+struct ScoreFrame {
     at: u64,
     values: Box<[f32]>,
     onsets: Option<Box<[f32]>>,
@@ -11,10 +11,10 @@ struct Frame {
 
 /// Means over `width` frames: as many before as after a frame, one more before where `width` is even. At the ends of
 /// the recording over those that there are.
-pub(super) struct Smooth {
+pub(super) struct MovingMean {
     width: usize,
     /// The frames that the next mean may cover.
-    frames: VecDeque<Frame>,
+    frames: VecDeque<ScoreFrame>,
     /// How many of them have had their mean.
     done: usize,
     sums: Vec<f64>,
@@ -22,22 +22,22 @@ pub(super) struct Smooth {
 }
 
 /// Takes a frame: its number, its probabilities and those of its onsets.
-type Each<'a> = &'a mut dyn FnMut(u64, &[f32], Option<&[f32]>);
+type EachFrame<'a> = &'a mut dyn FnMut(u64, &[f32], Option<&[f32]>);
 
-impl Smooth {
+impl MovingMean {
     /// Over `width` frames of `classes` values.
-    pub(super) fn new(width: usize, classes: usize) -> Smooth {
+    pub(super) fn new(width: usize, classes: usize) -> MovingMean {
         let (sums, means) = (vec![0.0; classes], vec![0.0; classes]);
-        Smooth { width: width.max(1), frames: VecDeque::new(), done: 0, sums, means }
+        MovingMean { width: width.max(1), frames: VecDeque::new(), done: 0, sums, means }
     }
 
     /// Takes frame `at` and gives every frame whose mean is complete.
-    pub(super) fn push(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, each: Each<'_>) {
+    pub(super) fn push(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, each: EachFrame<'_>) {
         if self.width == 1 {
             return each(at, values, onsets);
         }
         self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
-        self.frames.push_back(Frame { at, values: values.into(), onsets: onsets.map(Into::into) });
+        self.frames.push_back(ScoreFrame { at, values: values.into(), onsets: onsets.map(Into::into) });
         // A frame's mean is complete with the last frame after it that counts.
         if self.frames.len() - self.done > (self.width - 1) / 2 {
             self.mean(each);
@@ -45,14 +45,14 @@ impl Smooth {
     }
 
     /// Gives the frames that still wait.
-    pub(super) fn finish(&mut self, each: Each<'_>) {
+    pub(super) fn finish(&mut self, each: EachFrame<'_>) {
         while self.done < self.frames.len() {
             self.mean(each);
         }
     }
 
     /// Gives the next frame and drops the one that no later mean covers.
-    fn mean(&mut self, each: Each<'_>) {
+    fn mean(&mut self, each: EachFrame<'_>) {
         while self.done > self.width / 2
             && let Some(gone) = self.frames.pop_front()
         {

@@ -29,7 +29,7 @@ fn labels_with(
     samples: u64,
     speakers: Option<Speakers>,
 ) -> Vec<Label> {
-    let mut post = Post::new(recogniser, true, speakers);
+    let mut post = Labeller::new(recogniser, true, speakers);
     let (mut found, mut settled) = (Vec::new(), 0.0);
     let window_samples = recogniser.spec.window as u64;
     for (window, values) in windows.iter().enumerate() {
@@ -38,7 +38,7 @@ fn labels_with(
         let left = samples - window * recogniser.spec.hop as u64;
         let (real, level) = (left.min(window_samples) as usize, -20.0);
         let (classes, before) = (values.len(), found.len());
-        let frames = Frames { window, real, level, frames: 1, classes, values, onsets: None };
+        let frames = WindowScores { window, real, level, frames: 1, classes, values, onsets: None };
         post.window(frames, &mut found).unwrap();
         assert!(found[before..].iter().all(|label| label.start >= settled), "{found:?} before {settled}");
         assert!(post.settled() >= settled);
@@ -130,7 +130,7 @@ proptest! {
 
     #[test]
     fn the_moving_mean_is_the_mean(values in probabilities(), width in 1usize..20) {
-        let mut smooth = super::smooth::Smooth::new(width, 1);
+        let mut smooth = super::smooth::MovingMean::new(width, 1);
         let mut found = Vec::new();
         let mut each = |at: u64, means: &[f32], _: Option<&[f32]>| found.push((at, means[0]));
         for (at, value) in values.iter().enumerate() {
@@ -160,11 +160,11 @@ fn an_event_has_the_mean_of_its_frames() {
 #[test]
 fn a_rising_onset_starts_a_new_event() {
     let recogniser = events(512, "min = \"0ms\"\npad = \"0ms\"\nonset = { output = \"o\", on = 0.5 }\n");
-    let mut post = Post::new(&recogniser, false, None);
+    let mut post = Labeller::new(&recogniser, false, None);
     let mut found = Vec::new();
     for (window, onset) in [0.9, 0.1, 0.1, 0.7, 0.8, 0.1, 0.9].into_iter().enumerate() {
         let (values, onsets) = ([0.9f32], [onset]);
-        let frames = Frames {
+        let frames = WindowScores {
             window: window as u64,
             real: 512,
             level: 0.0,
@@ -185,12 +185,19 @@ fn frames_of_overlapping_windows_join() {
     let text = "kind = \"events\"\nrate = 1000\nwindow = 100\nhop = 60\n[output]\ntrim = [2, 2]\n[events]\nmin = \
                 \"0ms\"\ngap = \"0ms\"\npad = \"0ms\"\n";
     let recogniser = recogniser(text);
-    let mut post = Post::new(&recogniser, false, None);
+    let mut post = Labeller::new(&recogniser, false, None);
     let mut found = Vec::new();
     for window in 0..5u64 {
         let values = [1.0f32; 6];
-        let frames =
-            Frames { window, real: 100, level: 0.0, frames: 6, classes: 1, values: &values, onsets: None };
+        let frames = WindowScores {
+            window,
+            real: 100,
+            level: 0.0,
+            frames: 6,
+            classes: 1,
+            values: &values,
+            onsets: None,
+        };
         post.window(frames, &mut found).unwrap();
     }
     post.finish(340, 5, &mut found);
@@ -198,9 +205,16 @@ fn frames_of_overlapping_windows_join() {
     // Without trimming they would not.
     let untrimmed = Recogniser::parse("t", &text.replace("[2, 2]", "[0, 0]")).unwrap();
     let values = [1.0f32; 10];
-    let frames =
-        Frames { window: 0, real: 100, level: 0.0, frames: 10, classes: 1, values: &values, onsets: None };
-    let error = Post::new(&untrimmed, false, None).window(frames, &mut found).unwrap_err();
+    let frames = WindowScores {
+        window: 0,
+        real: 100,
+        level: 0.0,
+        frames: 10,
+        classes: 1,
+        values: &values,
+        onsets: None,
+    };
+    let error = Labeller::new(&untrimmed, false, None).window(frames, &mut found).unwrap_err();
     assert!(error.message().contains("trim"), "{error}");
 }
 
@@ -234,9 +248,16 @@ fn names_are_checked_against_the_output() {
     let recogniser =
         recogniser("kind = \"scenes\"\nrate = 1000\nwindow = 1000\n[output]\nclasses = [\"a\", \"b\"]\n");
     let values = [0.1f32; 3];
-    let frames =
-        Frames { window: 0, real: 1000, level: 0.0, frames: 1, classes: 3, values: &values, onsets: None };
-    let error = Post::new(&recogniser, false, None).window(frames, &mut Vec::new()).unwrap_err();
+    let frames = WindowScores {
+        window: 0,
+        real: 1000,
+        level: 0.0,
+        frames: 1,
+        classes: 3,
+        values: &values,
+        onsets: None,
+    };
+    let error = Labeller::new(&recogniser, false, None).window(frames, &mut Vec::new()).unwrap_err();
     assert!(error.message().contains("3 classes"), "{error}");
     let keys = Recogniser::parse(
         "k",
@@ -272,7 +293,7 @@ fn voices_are_the_nearest_speakers() {
 #[test]
 fn silent_windows_are_nobody_and_are_left_out_of_the_mean() {
     let recogniser = recogniser("kind = \"embeddings\"\nrate = 1000\nwindow = 1000\n");
-    let mut post = Post::new(&recogniser, false, None);
+    let mut post = Labeller::new(&recogniser, false, None);
     let mut mean = mean_of_units(&recogniser);
     let (mut found, mut give) = (Vec::new(), Vec::new());
     for (window, level) in [-20.0, -60.0, -20.0f32].into_iter().enumerate() {
@@ -280,7 +301,7 @@ fn silent_windows_are_nobody_and_are_left_out_of_the_mean() {
     }
     for (window, level, values) in &give {
         let (window, level) = (*window, *level);
-        let frames = Frames { window, real: 1000, level, frames: 1, classes: 2, values, onsets: None };
+        let frames = WindowScores { window, real: 1000, level, frames: 1, classes: 2, values, onsets: None };
         post.window(frames, &mut found).unwrap();
         mean.window(frames);
     }

@@ -4,7 +4,7 @@ use crate::Label;
 
 /// What one frame says.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Now {
+pub(super) struct FrameLabel {
     pub(super) text: String,
     pub(super) score: f32,
     /// A unit vector.
@@ -13,7 +13,7 @@ pub(super) struct Now {
 
 /// What has been said since `start`.
 #[derive(Clone, Debug)]
-struct Track {
+struct OpenLabel {
     text: String,
     start: f64,
     scores: f64,
@@ -23,21 +23,21 @@ struct Track {
 
 /// The texts that are being said, each at most once; times in seconds.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tracks {
-    tracks: Vec<Track>,
+pub(super) struct LabelMerger {
+    tracks: Vec<OpenLabel>,
     /// Where the last frame ended.
     end: f64,
 }
 
-impl Tracks {
+impl LabelMerger {
     /// Takes the frame from `start` to `end`. What it does not say has ended.
-    pub(super) fn frame(&mut self, start: f64, end: f64, now: Vec<Now>, out: &mut Vec<Label>) {
+    pub(super) fn frame(&mut self, start: f64, end: f64, now: Vec<FrameLabel>, out: &mut Vec<Label>) {
         let gone = self.tracks.extract_if(.., |track| !now.iter().any(|now| now.text == track.text));
         out.extend(gone.map(|track| track.label(start)));
         for now in now {
             match self.tracks.iter_mut().find(|track| track.text == now.text) {
                 Some(track) => track.add(now),
-                None => self.tracks.push(Track {
+                None => self.tracks.push(OpenLabel {
                     text: now.text,
                     start,
                     scores: f64::from(now.score),
@@ -66,8 +66,8 @@ impl Tracks {
     }
 }
 
-impl Track {
-    fn add(&mut self, now: Now) {
+impl OpenLabel {
+    fn add(&mut self, now: FrameLabel) {
         self.scores += f64::from(now.score);
         self.count += 1;
         if let (Some(sum), Some(more)) = (&mut self.embedding, now.embedding) {

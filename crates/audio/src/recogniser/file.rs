@@ -8,8 +8,9 @@ use serde::Deserialize;
 use toml::Value;
 
 use super::{
-    Activation, Axis, CLASSES_MAX, Classes, Constant, ELEMENTS_MAX, Embeddings, Events, Kind, LANES_MAX,
-    Onset, Output, PIECE_SECONDS_MAX, Pieces, SMOOTH_MAX, Scenes, State, within,
+    Activation, CLASSES_MAX, ClassNames, ConstantInput, ELEMENTS_MAX, EmbeddingSettings, EventSettings,
+    InputAxis, LANES_MAX, OnsetSettings, OutputSettings, PIECE_SECONDS_MAX, PieceSettings, RecogniserKind,
+    SMOOTH_MAX, SceneSettings, StateInput, within,
 };
 use crate::features::FeatureFile;
 use crate::resample::Channel;
@@ -17,10 +18,10 @@ use crate::resample::Channel;
 /// The section as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct File {
+pub(super) struct RecogniserFile {
     pub(super) title: Option<String>,
     pub(super) model: Option<String>,
-    pub(super) kind: Kind,
+    pub(super) kind: RecogniserKind,
     pub(super) rate: u32,
     #[serde(default = "mix")]
     pub(super) channel: Value,
@@ -158,7 +159,7 @@ impl Default for EmbeddingsFile {
 
 impl PiecesFile {
     /// In windows that are `hop` seconds apart.
-    pub(super) fn resolve(self, hop: f64) -> Result<Pieces> {
+    pub(super) fn resolve(self, hop: f64) -> Result<PieceSettings> {
         let seconds = |what: &str, text: &str| parse_duration(text).map_err(|e| e.context(what));
         let length = seconds("pieces.length", &self.length)?.as_secs_f64();
         let lead_in = seconds("pieces.lead-in", &self.lead_in)?.as_secs_f64();
@@ -168,20 +169,20 @@ impl PiecesFile {
         if !(1..=LANES_MAX).contains(&self.lanes) {
             return Err(Error::invalid(format!("pieces.lanes must be 1 to {LANES_MAX}")));
         }
-        Ok(Pieces { length, lead_in: ((lead_in / hop).ceil() as u64).min(length), lanes: self.lanes })
+        Ok(PieceSettings { length, lead_in: ((lead_in / hop).ceil() as u64).min(length), lanes: self.lanes })
     }
 }
 
 impl OutputFile {
-    pub(super) fn resolve(self) -> Result<Output> {
-        let classes = self.classes.as_ref().map_or(Ok(Classes::Numbered), classes)?;
-        Ok(Output { name: self.name, trim: self.trim, activation: self.activation, classes })
+    pub(super) fn resolve(self) -> Result<OutputSettings> {
+        let classes = self.classes.as_ref().map_or(Ok(ClassNames::Numbered), classes)?;
+        Ok(OutputSettings { name: self.name, trim: self.trim, activation: self.activation, classes })
     }
 }
 
 impl EventsFile {
     /// In samples at `rate`.
-    pub(super) fn resolve(self, rate: u32) -> Result<Events> {
+    pub(super) fn resolve(self, rate: u32) -> Result<EventSettings> {
         // Whole numbers until the last division, so that 30 ms at 16 kHz are 480 samples and not nearly.
         let samples = |what: &str, text: &str| -> Result<f64> {
             let duration = parse_duration(text).map_err(|e| e.context(format!("events.{what}")))?;
@@ -193,32 +194,32 @@ impl EventsFile {
         if !(self.on.is_finite() && off <= self.on) {
             return Err(Error::invalid(format!("events.off = {off}: it must not be above on = {}", self.on)));
         }
-        Ok(Events {
+        Ok(EventSettings {
             on: self.on,
             off,
             min: samples("min", &self.min)?,
             gap: samples("gap", &self.gap)?,
             pad: samples("pad", &self.pad)?,
             smooth: self.smooth,
-            onset: self.onset.map(|onset| Onset { output: onset.output, on: onset.on }),
+            onset: self.onset.map(|onset| OnsetSettings { output: onset.output, on: onset.on }),
         })
     }
 }
 
 impl ScenesFile {
-    pub(super) fn resolve(self) -> Result<Scenes> {
+    pub(super) fn resolve(self) -> Result<SceneSettings> {
         within("scenes.top", self.top, 1, 100)?;
-        Ok(Scenes { top: self.top, threshold: self.threshold })
+        Ok(SceneSettings { top: self.top, threshold: self.threshold })
     }
 }
 
 impl EmbeddingsFile {
-    pub(super) fn resolve(self) -> Result<Embeddings> {
+    pub(super) fn resolve(self) -> Result<EmbeddingSettings> {
         within("embeddings.threshold", self.threshold, -1.0, 1.0)?;
         within("embeddings.min-level", self.min_level, -200.0, 0.0)?;
         within("embeddings.min-coverage", self.min_coverage, 0.0, 1.0)?;
         let EmbeddingsFile { threshold, min_level, min_coverage } = self;
-        Ok(Embeddings { threshold, min_level, min_coverage })
+        Ok(EmbeddingSettings { threshold, min_level, min_coverage })
     }
 }
 
@@ -232,28 +233,28 @@ pub(super) fn channel(value: &Value) -> Result<Channel> {
 }
 
 /// Reads `axes`: each letter once, the axes of one as often as wanted.
-pub(super) fn axes(text: &str, width: usize) -> Result<Vec<Axis>> {
+pub(super) fn axes(text: &str, width: usize) -> Result<Vec<InputAxis>> {
     let wrong = || {
         Error::invalid(format!(
             "axes = \"{text}\": it is made of n (windows), t (rows), f (features), each at most once, and 1"
         ))
     };
     let axis = |letter: char| match letter {
-        'n' => Ok(Axis::Windows),
-        't' => Ok(Axis::Rows),
-        'f' => Ok(Axis::Features),
-        '1' => Ok(Axis::One),
+        'n' => Ok(InputAxis::Windows),
+        't' => Ok(InputAxis::Rows),
+        'f' => Ok(InputAxis::Features),
+        '1' => Ok(InputAxis::One),
         _ => Err(wrong()),
     };
     let axes = text.chars().map(axis).collect::<Result<Vec<_>>>()?;
-    let count = |wanted: Axis| axes.iter().filter(|axis| **axis == wanted).count();
+    let count = |wanted: InputAxis| axes.iter().filter(|axis| **axis == wanted).count();
     if axes.is_empty()
         || axes.len() > 8
-        || [Axis::Windows, Axis::Rows, Axis::Features].iter().any(|axis| count(*axis) > 1)
+        || [InputAxis::Windows, InputAxis::Rows, InputAxis::Features].iter().any(|axis| count(*axis) > 1)
     {
         return Err(wrong());
     }
-    if width > 1 && count(Axis::Features) == 0 {
+    if width > 1 && count(InputAxis::Features) == 0 {
         return Err(Error::invalid(format!(
             "axes = \"{text}\": rows have {width} features, so an f is needed"
         )));
@@ -262,7 +263,7 @@ pub(super) fn axes(text: &str, width: usize) -> Result<Vec<Axis>> {
 }
 
 /// Reads one of `constants`: a number, or a table of a value and a shape.
-pub(super) fn constant((input, value): (String, Value)) -> Result<Constant> {
+pub(super) fn constant((input, value): (String, Value)) -> Result<ConstantInput> {
     let wrong = || {
         Error::invalid(format!(
             "constants.{input}: it must be a number or {{ value = 0, shape = [1, 1, 128] }}"
@@ -272,7 +273,7 @@ pub(super) fn constant((input, value): (String, Value)) -> Result<Constant> {
         Value::Table(table) => table,
         plain => {
             let value = number(plain).ok_or_else(wrong)?;
-            return Ok(Constant { input, value, shape: None });
+            return Ok(ConstantInput { input, value, shape: None });
         }
     };
     if table.keys().any(|key| key != "value" && key != "shape") {
@@ -286,13 +287,13 @@ pub(super) fn constant((input, value): (String, Value)) -> Result<Constant> {
         None => None,
     };
     small(&input, shape.as_deref())?;
-    Ok(Constant { input, value, shape })
+    Ok(ConstantInput { input, value, shape })
 }
 
 /// Reads one of `state`.
-pub(super) fn state((input, file): (String, StateFile)) -> Result<State> {
+pub(super) fn state((input, file): (String, StateFile)) -> Result<StateInput> {
     small(&input, file.shape.as_deref())?;
-    Ok(State { input, output: file.output, value: file.value, shape: file.shape })
+    Ok(StateInput { input, output: file.output, value: file.value, shape: file.shape })
 }
 
 fn small(input: &str, shape: Option<&[usize]>) -> Result<()> {
@@ -313,17 +314,17 @@ fn number(value: &Value) -> Option<f64> {
 }
 
 /// Reads `classes`: names, or the number of the first piano key.
-fn classes(value: &Value) -> Result<Classes> {
+fn classes(value: &Value) -> Result<ClassNames> {
     let wrong = || Error::invalid("output.classes must be a list of names or { midi = NUMBER }");
     match value {
         Value::Array(names) if !names.is_empty() && names.len() <= CLASSES_MAX => {
             let names = names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>();
-            names.map(Classes::Named).ok_or_else(wrong)
+            names.map(ClassNames::Named).ok_or_else(wrong)
         }
         Value::Table(table) if table.len() == 1 => {
             let first = table.get("midi").and_then(Value::as_integer);
             let first = first.filter(|first| (0..=127).contains(first)).ok_or_else(wrong)?;
-            Ok(Classes::Midi(first as usize))
+            Ok(ClassNames::Midi(first as usize))
         }
         _ => Err(wrong()),
     }

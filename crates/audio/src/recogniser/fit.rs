@@ -2,30 +2,29 @@
 
 use std::sync::Arc;
 
-use base::{DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
+use base::{CarriedInput, DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
 
-use super::{Axis, Recogniser};
-use crate::Carry;
+use super::{InputAxis, Recogniser};
 
 /// A recogniser and a model that fit each other.
 #[derive(Debug)]
-pub(crate) struct Fit {
+pub(crate) struct ModelBinding {
     /// The input that the windows go to.
     pub(crate) input: Arc<str>,
     /// How many windows a run must have, where the model fixes it.
     pub(crate) items: Option<usize>,
     pub(crate) constants: Vec<NamedTensor>,
-    pub(crate) carried: Vec<Carry>,
+    pub(crate) carried: Vec<CarriedInput>,
     pub(crate) output: Arc<str>,
     pub(crate) onset: Option<Arc<str>>,
 }
 
-impl Fit {
+impl ModelBinding {
     /// Finds every name of `recogniser` in `signature`.
     ///
     /// # Errors
     /// `InvalidArgument` that says what does not fit and lists what the model has.
-    pub(crate) fn new(recogniser: &Recogniser, signature: &Signature) -> Result<Fit> {
+    pub(crate) fn new(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> {
         find(recogniser, signature).map_err(|error| {
             let error = error.context(format!("recogniser \"{}\"", recogniser.name));
             Error::new(error.kind(), format!("{}; {}", error.message(), describe(signature)))
@@ -33,7 +32,7 @@ impl Fit {
     }
 }
 
-fn find(recogniser: &Recogniser, signature: &Signature) -> Result<Fit> {
+fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> {
     let input = match &recogniser.input {
         Some(name) => signature.input(name).ok_or_else(|| missing("input", name))?,
         None => signature.inputs.first().ok_or_else(|| Error::invalid("the model takes nothing"))?,
@@ -52,7 +51,7 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<Fit> {
         let spec = signature.input(&state.input).ok_or_else(|| missing("input", &state.input))?;
         signature.output(&state.output).ok_or_else(|| missing("output", &state.output))?;
         let initial = filled(spec, state.shape.as_deref(), state.value)?;
-        carried.push(Carry {
+        carried.push(CarriedInput {
             input: spec.name.as_str().into(),
             output: state.output.as_str().into(),
             initial,
@@ -81,7 +80,7 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<Fit> {
         Some(onset) => Some(signature.output(&onset.output).ok_or_else(|| missing("output", &onset.output))?),
         None => None,
     };
-    Ok(Fit {
+    Ok(ModelBinding {
         input: input.name.as_str().into(),
         items,
         constants,
@@ -116,10 +115,10 @@ fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> 
     for (dim, axis) in dims.iter().zip(&recogniser.axes) {
         let Dim::Fixed(size) = dim else { continue };
         match axis {
-            Axis::Windows => items = Some(*size),
-            Axis::Rows if *size == rows => {}
-            Axis::Features if *size == recogniser.width => {}
-            Axis::One if *size == 1 => {}
+            InputAxis::Windows => items = Some(*size),
+            InputAxis::Rows if *size == rows => {}
+            InputAxis::Features if *size == recogniser.width => {}
+            InputAxis::One if *size == 1 => {}
             _ => return Err(wrong()),
         }
     }

@@ -56,11 +56,14 @@ fn vad() -> Signature {
 #[test]
 fn a_full_section_is_read() {
     let vad_recogniser = Recogniser::parse("vad", VAD).unwrap();
-    assert_eq!((vad_recogniser.title.as_str(), vad_recogniser.kind), ("Voice activity", Kind::Events));
-    assert_eq!(vad_recogniser.pieces, Pieces { length: 1875, lead_in: 157, lanes: 1 });
-    let Events { min, gap, pad, .. } = vad_recogniser.events;
+    assert_eq!(
+        (vad_recogniser.title.as_str(), vad_recogniser.kind),
+        ("Voice activity", RecogniserKind::Events)
+    );
+    assert_eq!(vad_recogniser.pieces, PieceSettings { length: 1875, lead_in: 157, lanes: 1 });
+    let EventSettings { min, gap, pad, .. } = vad_recogniser.events;
     assert_eq!((min, gap, pad), (4000.0, 1600.0, 480.0));
-    let fit = Fit::new(&vad_recogniser, &vad()).unwrap();
+    let fit = ModelBinding::new(&vad_recogniser, &vad()).unwrap();
     assert_eq!((&*fit.input, &*fit.output, fit.items), ("input", "output", None));
     assert_eq!(fit.constants[0].tensor.to_vec::<i64>().unwrap(), [16000]);
     assert_eq!(fit.constants[0].tensor.shape(), [0usize; 0]);
@@ -71,12 +74,12 @@ fn a_full_section_is_read() {
 fn what_is_left_out_has_its_default() {
     let least = Recogniser::parse("x", "kind = \"events\"\nrate = 8000\nwindow = 256\n").unwrap();
     assert_eq!((least.title.as_str(), least.spec.hop, least.spec.context, least.batch), ("x", 256, 0, 32));
-    assert_eq!(least.axes, [Axis::Windows, Axis::Rows]);
+    assert_eq!(least.axes, [InputAxis::Windows, InputAxis::Rows]);
     assert_eq!((least.events.on, least.events.off), (0.5, 0.35));
     let mel = "kind = \"scenes\"\nrate = 16000\nwindow = 96\n[features]\nkind = \"log-mel\"\nfft = 512\nwindow = \
                400\nhop = 160\nmels = 64\n";
     let mel = Recogniser::parse("x", mel).unwrap();
-    assert_eq!(mel.axes, [Axis::Windows, Axis::Rows, Axis::Features]);
+    assert_eq!(mel.axes, [InputAxis::Windows, InputAxis::Rows, InputAxis::Features]);
     assert_eq!((mel.width, mel.row_samples), (64, 160));
     assert!((mel.done_seconds(0, 96) - 0.96).abs() < 1e-9);
     assert!((mel.middle_seconds(2) - 1.92).abs() < 1e-9);

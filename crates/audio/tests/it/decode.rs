@@ -5,7 +5,7 @@ use std::io::{Cursor, Read, Write};
 
 use base::ErrorKind;
 use millpond_audio::Fault;
-use millpond_audio::decode::{Decoder, Format, Input};
+use millpond_audio::decode::{AudioFormat, AudioInput, Decoder};
 use proptest::prelude::*;
 
 const FLAC: &[u8] = include_bytes!("../data/clip.flac");
@@ -17,24 +17,24 @@ const ALAC: &[u8] = include_bytes!("../data/clip-alac.m4a");
 const AIFF: &[u8] = include_bytes!("../data/clip.aiff");
 
 struct Decoded {
-    format: Format,
+    format: AudioFormat,
     samples: Vec<f32>,
     faults: Vec<Fault>,
 }
 
-fn stream(bytes: &[u8]) -> Input {
-    Input::Stream(Box::new(Cursor::new(bytes.to_vec())))
+fn stream(bytes: &[u8]) -> AudioInput {
+    AudioInput::Stream(Box::new(Cursor::new(bytes.to_vec())))
 }
 
-fn file(bytes: &[u8]) -> Input {
+fn file(bytes: &[u8]) -> AudioInput {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     std::io::Seek::rewind(&mut file).unwrap();
-    Input::File(file)
+    AudioInput::File(file)
 }
 
 /// Decodes all there is, and checks that blocks follow each other.
-fn decode(input: Input) -> base::Result<Decoded> {
+fn decode(input: AudioInput) -> base::Result<Decoded> {
     let mut decoder = Decoder::open(input, Some("clip"))?;
     let format = decoder.format().clone();
     let (mut samples, mut faults) = (Vec::new(), Vec::new());
@@ -83,7 +83,7 @@ fn lossless_kinds_are_exact() {
         [("flac", FLAC, "flac"), ("alac", ALAC, "mp4, alac"), ("aiff", AIFF, "aiff, 16-bit")]
     {
         for input in [stream(bytes), file(bytes)] {
-            if name == "alac" && matches!(input, Input::Stream(_)) {
+            if name == "alac" && matches!(input, AudioInput::Stream(_)) {
                 continue;
             }
             let decoded = decode(input).unwrap();
@@ -468,7 +468,7 @@ fn an_upload_that_breaks_off_says_so() {
     let wav = sixteen(&clip());
     for bytes in [&wav[..], MP3, FLAC] {
         let breaks = Breaks(Cursor::new(bytes.to_vec()), bytes.len() as u64 * 3 / 4);
-        let decoded = decode(Input::Stream(Box::new(breaks))).unwrap();
+        let decoded = decode(AudioInput::Stream(Box::new(breaks))).unwrap();
         assert!(decoded.samples.len() > 8000);
         assert!(!decoded.faults.is_empty());
     }
@@ -494,7 +494,7 @@ fn real_clips_decode_without_a_fault() {
             if !["wav", "flac", "mp3", "ogg", "m4a", "aiff"].contains(&extension) {
                 continue;
             }
-            let decoded = decode(Input::File(std::fs::File::open(&path).unwrap())).unwrap();
+            let decoded = decode(AudioInput::File(std::fs::File::open(&path).unwrap())).unwrap();
             let frames = decoded.samples.len() / decoded.format.channels;
             let seconds = frames as f64 / f64::from(decoded.format.rate);
             assert_eq!(decoded.faults, [], "{}", path.display());

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::{DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
+use base::{CarriedInput, DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
 use crossbeam_channel::Sender;
-use millpond_audio::decode::Input;
-use millpond_audio::pipeline::{Event, Options, Summary, recognise};
+use millpond_audio::decode::AudioInput;
+use millpond_audio::pipeline::{AudioSummary, PipelineEvent, PipelineOptions, recognise};
 use millpond_audio::recogniser::Recogniser;
-use millpond_audio::{Carry, Fault, Label, Model, Pending};
+use millpond_audio::{AudioModel, Fault, Label, PendingRun};
 
 /// Samples a second of the sounds here.
 pub(crate) const RATE: u32 = 16_000;
@@ -19,7 +19,7 @@ pub(crate) const RATE: u32 = 16_000;
 pub(crate) type Run = dyn Fn(&[NamedTensor], usize) -> Result<Vec<NamedTensor>> + Send + Sync;
 
 /// Makes a stream of a model.
-pub(crate) type MakeStream = dyn Fn(Vec<Carry>, usize) -> Result<Arc<dyn Model>> + Send + Sync;
+pub(crate) type MakeStream = dyn Fn(Vec<CarriedInput>, usize) -> Result<Arc<dyn AudioModel>> + Send + Sync;
 
 /// How answers come back.
 #[derive(Clone, Copy, PartialEq)]
@@ -54,7 +54,7 @@ pub(crate) struct Counts {
     kept: Mutex<Vec<Sender<Result<Vec<NamedTensor>>>>>,
 }
 
-impl Model for Fake {
+impl AudioModel for Fake {
     fn signature(&self) -> &Signature {
         &self.signature
     }
@@ -63,7 +63,7 @@ impl Model for Fake {
         self.stateful
     }
 
-    fn start(&self, inputs: Vec<NamedTensor>) -> Result<Pending> {
+    fn start(&self, inputs: Vec<NamedTensor>) -> Result<PendingRun> {
         self.signature.check_inputs(&inputs)?;
         let (sender, pending) = crossbeam_channel::bounded(1);
         let (run, counts, answers) = (self.run.clone(), self.counts.clone(), self.answers);
@@ -93,7 +93,7 @@ impl Model for Fake {
         Ok(pending)
     }
 
-    fn stream(&self, carried: Vec<Carry>, lanes: usize) -> Result<Arc<dyn Model>> {
+    fn stream(&self, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<dyn AudioModel>> {
         match &self.stream {
             Some(stream) => stream(carried, lanes),
             None => Err(Error::unimplemented("no streams")),
@@ -201,22 +201,22 @@ impl Read for Upload {
 }
 
 /// `samples` as an upload; what has been read of it.
-pub(crate) fn upload(samples: &[f32], most: usize, wait: Duration) -> (Input, Arc<AtomicUsize>) {
+pub(crate) fn upload(samples: &[f32], most: usize, wait: Duration) -> (AudioInput, Arc<AtomicUsize>) {
     let read = Arc::new(AtomicUsize::new(0));
     let upload = Upload { bytes: Cursor::new(wav(samples)), most, wait, read: read.clone() };
-    (Input::Stream(Box::new(upload)), read)
+    (AudioInput::Stream(Box::new(upload)), read)
 }
 
 /// `samples` as a file.
-pub(crate) fn recording(samples: &[f32]) -> Input {
+pub(crate) fn recording(samples: &[f32]) -> AudioInput {
     let mut file = tempfile::tempfile().unwrap();
     std::io::Write::write_all(&mut file, &wav(samples)).unwrap();
     std::io::Seek::rewind(&mut file).unwrap();
-    Input::File(file)
+    AudioInput::File(file)
 }
 
 /// `samples` as an upload that does not wait.
-pub(crate) fn sound(samples: &[f32]) -> Input {
+pub(crate) fn sound(samples: &[f32]) -> AudioInput {
     upload(samples, 4096, Duration::ZERO).0
 }
 
@@ -225,35 +225,35 @@ pub(crate) fn sound(samples: &[f32]) -> Input {
 pub(crate) struct Heard {
     pub(crate) labels: Vec<Label>,
     pub(crate) faults: Vec<Fault>,
-    pub(crate) summary: Summary,
+    pub(crate) summary: AudioSummary,
 }
 
 /// Options with so many runs at once.
-pub(crate) fn in_flight(in_flight: usize) -> Options {
-    Options { in_flight, ..Options::default() }
+pub(crate) fn in_flight(in_flight: usize) -> PipelineOptions {
+    PipelineOptions { in_flight, ..PipelineOptions::default() }
 }
 
 /// Recognises `input` and checks that what comes is in time order and counted right.
 pub(crate) fn hear(
-    input: Input,
+    input: AudioInput,
     recogniser: &Recogniser,
-    model: &Arc<dyn Model>,
-    options: &Options,
+    model: &Arc<dyn AudioModel>,
+    options: &PipelineOptions,
 ) -> Result<Heard> {
     let mut heard = Heard::default();
     let (mut last, opened) = (f64::NEG_INFINITY, AtomicBool::new(false));
     heard.summary = recognise(input, Some("wav"), recogniser, model, options, &mut |event| {
-        assert_eq!(opened.swap(true, Ordering::SeqCst), !matches!(event, Event::Opened(_)));
+        assert_eq!(opened.swap(true, Ordering::SeqCst), !matches!(event, PipelineEvent::Opened(_)));
         let at = match event {
-            Event::Label(label) => {
+            PipelineEvent::Label(label) => {
                 heard.labels.push(label);
                 heard.labels.last().unwrap().start
             }
-            Event::Fault(fault) => {
+            PipelineEvent::Fault(fault) => {
                 heard.faults.push(fault);
                 heard.faults.last().unwrap().at
             }
-            Event::Progress { .. } | Event::Opened(_) => return Ok(()),
+            PipelineEvent::Progress { .. } | PipelineEvent::Opened(_) => return Ok(()),
         };
         assert!(at >= last, "{at} after {last}");
         last = at;

@@ -4,17 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::{Error, ErrorKind, NamedTensor, Result, Tensor};
-use millpond_audio::pipeline::{Event, Options, embed, recognise};
+use base::{CarriedInput, Error, ErrorKind, NamedTensor, Result, Tensor};
+use millpond_audio::AudioModel;
+use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, embed, recognise};
 use millpond_audio::recogniser::Recogniser;
 use millpond_audio::speakers::Speakers;
-use millpond_audio::{Carry, Model};
 use proptest::prelude::*;
 
 use crate::fake::*;
 
 fn hear_bursts(seconds: f64, recogniser: &Recogniser, model: Fake, runs: usize) -> Heard {
-    let model: Arc<dyn Model> = Arc::new(model);
+    let model: Arc<dyn AudioModel> = Arc::new(model);
     hear(sound(&bursts(seconds)), recogniser, &model, &in_flight(runs)).unwrap()
 }
 
@@ -44,7 +44,7 @@ proptest! {
         seconds in 0.1f64..8.0,
     ) {
         let expected = hear_bursts(seconds, &events("batch = 1"), energy_detector(Answers::AtOnce), 1);
-        let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::OutOfOrder));
+        let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::OutOfOrder));
         let (input, _) = upload(&bursts(seconds), most, Duration::ZERO);
         let heard = hear(input, &events(&format!("batch = {batch}")), &model, &in_flight(runs)).unwrap();
         prop_assert_eq!(heard, expected);
@@ -64,7 +64,7 @@ fn no_more_is_alive_than_asked_for_however_long_the_recording_is() {
             seen.fetch_max((read.load(Ordering::SeqCst) / 4).saturating_sub(answered), Ordering::SeqCst);
             inner(inputs, number)
         });
-        let model: Arc<dyn Model> = Arc::new(fake);
+        let model: Arc<dyn AudioModel> = Arc::new(fake);
         hear(input, &events("batch = 4"), &model, &in_flight(3)).unwrap();
         assert!(counts.under_way_max.load(Ordering::SeqCst) <= 3);
         assert!(counts.windows_of_run_max.load(Ordering::SeqCst) <= 4);
@@ -78,7 +78,7 @@ fn no_more_is_alive_than_asked_for_however_long_the_recording_is() {
 
 /// A model with a state inside: each stream notes the windows that it sees, and says 1 once it has seen `needs`.
 fn counting(needs: usize, seen: Arc<Mutex<Vec<Vec<f32>>>>, answers: Answers) -> Fake {
-    let stream = move |carried: Vec<Carry>, _: usize| {
+    let stream = move |carried: Vec<CarriedInput>, _: usize| {
         assert!(carried.is_empty());
         let mut all = seen.lock().unwrap();
         let (stream, seen, busy) = (all.len(), seen.clone(), AtomicBool::new(false));
@@ -94,7 +94,7 @@ fn counting(needs: usize, seen: Arc<Mutex<Vec<Vec<f32>>>>, answers: Answers) -> 
             busy.store(false, Ordering::SeqCst);
             answer
         };
-        Ok(Arc::new(plain(answers, run)) as Arc<dyn Model>)
+        Ok(Arc::new(plain(answers, run)) as Arc<dyn AudioModel>)
     };
     Fake { stateful: true, stream: Some(Box::new(stream)), ..energy_detector(answers) }
 }
@@ -111,7 +111,7 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
         "batch = 7\n[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\n[events]\nmin = \"0s\"\npad = \"0s\"";
     for (answers, runs) in [(Answers::AtOnce, 1), (Answers::OutOfOrder, 1), (Answers::OutOfOrder, 4)] {
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let model: Arc<dyn Model> = Arc::new(counting(10, seen.clone(), answers));
+        let model: Arc<dyn AudioModel> = Arc::new(counting(10, seen.clone(), answers));
         let heard = hear(sound(&numbered(333)), &events(text), &model, &in_flight(runs)).unwrap();
         // Only the very first windows have nothing before them.
         assert_eq!(heard.labels.len(), 1, "{:?}", heard.labels);
@@ -138,7 +138,7 @@ fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
     let (input, read) = upload(&numbered(2000), 4096, Duration::ZERO);
     let most = Arc::new(AtomicUsize::new(0));
     let (seen, answered) = (most.clone(), Arc::new(AtomicUsize::new(0)));
-    let stream = move |_: Vec<Carry>, _: usize| {
+    let stream = move |_: Vec<CarriedInput>, _: usize| {
         let (read, answered, seen) = (read.clone(), answered.clone(), seen.clone());
         let run = move |inputs: &[NamedTensor], _: usize| {
             let count = windows(inputs).len();
@@ -146,10 +146,11 @@ fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
             seen.fetch_max((read.load(Ordering::SeqCst) / 4).saturating_sub(done), Ordering::SeqCst);
             column(vec![0.0; count])
         };
-        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn Model>)
+        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn AudioModel>)
     };
     let fake = energy_detector(Answers::OutOfOrder);
-    let model: Arc<dyn Model> = Arc::new(Fake { stateful: true, stream: Some(Box::new(stream)), ..fake });
+    let model: Arc<dyn AudioModel> =
+        Arc::new(Fake { stateful: true, stream: Some(Box::new(stream)), ..fake });
     hear(input, &events(text), &model, &in_flight(1)).unwrap();
     // A piece with its lead-in, a run, and what the decoder is ahead.
     let (most, allowed) = (most.load(Ordering::SeqCst), (410 + 8) * 512 + 65_536);
@@ -170,7 +171,7 @@ fn decay(inputs: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
 
 /// `decay` as a model that can be run as a stream, as an engine's can.
 fn decaying() -> Fake {
-    let stream = |carried: Vec<Carry>, _: usize| {
+    let stream = |carried: Vec<CarriedInput>, _: usize| {
         let state = Mutex::new(carried[0].initial.clone());
         let run = move |inputs: &[NamedTensor], _: usize| {
             let mut state = state.lock().unwrap();
@@ -178,7 +179,7 @@ fn decaying() -> Fake {
             *state = outputs[1].tensor.clone();
             Ok(outputs)
         };
-        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn Model>)
+        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn AudioModel>)
     };
     let inputs = vec![spec("x", &[-1, -1]), spec("h", &[1, 1])];
     let outputs = vec![spec("y", &[-1, 1]), spec("hn", &[1, 1])];
@@ -208,7 +209,7 @@ fn a_state_handed_on_gives_the_same_in_streams_in_sequences_and_in_one_piece() {
 
 /// Says yes from a lane's 11th window on; a window's samples tell its number, and each lane must see them in order.
 fn counting_in_lanes(lanes_wanted: usize) -> Fake {
-    let stream = move |_: Vec<Carry>, lanes: usize| {
+    let stream = move |_: Vec<CarriedInput>, lanes: usize| {
         assert_eq!(lanes, lanes_wanted);
         let seen: Mutex<Vec<Vec<usize>>> = Mutex::new(vec![Vec::new(); lanes]);
         let run = move |inputs: &[NamedTensor], _: usize| {
@@ -225,7 +226,7 @@ fn counting_in_lanes(lanes_wanted: usize) -> Fake {
             });
             column(answers.collect())
         };
-        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn Model>)
+        Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn AudioModel>)
     };
     Fake { stateful: true, stream: Some(Box::new(stream)), ..energy_detector(Answers::OutOfOrder) }
 }
@@ -238,7 +239,7 @@ fn pieces_in_lanes_give_what_they_give_alone() {
                 "batch = 7\n[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = {lanes}\n[events]\n\
                  min = \"0s\"\npad = \"0s\""
             );
-            let model: Arc<dyn Model> = Arc::new(counting_in_lanes(used));
+            let model: Arc<dyn AudioModel> = Arc::new(counting_in_lanes(used));
             let heard =
                 hear(recording(&numbered(windows)), &events(&text), &model, &in_flight(runs)).unwrap();
             let spans: Vec<_> = heard.labels.iter().map(|label| (label.start, label.end)).collect();
@@ -250,7 +251,7 @@ fn pieces_in_lanes_give_what_they_give_alone() {
 #[test]
 fn what_still_arrives_has_one_lane() {
     let text = "[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = 8\n[events]\nmin = \"0s\"";
-    let model: Arc<dyn Model> = Arc::new(counting_in_lanes(1));
+    let model: Arc<dyn AudioModel> = Arc::new(counting_in_lanes(1));
     assert_eq!(hear(sound(&numbered(333)), &events(text), &model, &in_flight(2)).unwrap().labels.len(), 1);
 }
 
@@ -261,14 +262,14 @@ fn labels_come_while_an_upload_runs() {
         ("batch = 8\n".to_owned(), energy_detector(Answers::OutOfOrder)),
         (format!("batch = 4\n{STATE}"), decaying()),
     ] {
-        let model: Arc<dyn Model> = Arc::new(model);
+        let model: Arc<dyn AudioModel> = Arc::new(model);
         // The whole recording is shorter than a piece.
         let (input, read) = upload(&samples, 4096, Duration::from_millis(1));
         let (mut first, mut done) = (None, 0.0f64);
         recognise(input, None, &events(&text), &model, &in_flight(2), &mut |event| {
             match event {
-                Event::Label(_) => drop(first.get_or_insert(read.load(Ordering::SeqCst))),
-                Event::Progress { seconds, .. } => done = done.max(seconds),
+                PipelineEvent::Label(_) => drop(first.get_or_insert(read.load(Ordering::SeqCst))),
+                PipelineEvent::Progress { seconds, .. } => done = done.max(seconds),
                 _ => {}
             }
             Ok(())
@@ -315,14 +316,14 @@ fn faults_of_windows_that_overlap_are_in_order_too() {
 fn a_stream_that_fails_is_replaced_by_a_fresh_one() {
     let streams = Arc::new(AtomicUsize::new(0));
     let made = streams.clone();
-    let stream = move |_: Vec<Carry>, _: usize| {
+    let stream = move |_: Vec<CarriedInput>, _: usize| {
         let number = made.fetch_add(1, Ordering::SeqCst);
         let run = move |inputs: &[NamedTensor], run: usize| match (number, run) {
             (0, 2) => Err(Error::unavailable("this version has gone")),
             (0, later) if later > 2 => panic!("a stream that failed must not be used again"),
             _ => column(vec![1.0; windows(inputs).len()]),
         };
-        Ok(Arc::new(plain(Answers::AtOnce, run)) as Arc<dyn Model>)
+        Ok(Arc::new(plain(Answers::AtOnce, run)) as Arc<dyn AudioModel>)
     };
     let fake = energy_detector(Answers::AtOnce);
     let fake = Fake { stateful: true, stream: Some(Box::new(stream)), ..fake };
@@ -338,7 +339,7 @@ fn a_model_that_always_fails_ends_the_work() {
     for seconds in [1.0, 60.0] {
         let fake = plain(Answers::OutOfOrder, |_, _| Err(Error::exhausted("no memory")));
         let counts = fake.counts.clone();
-        let model: Arc<dyn Model> = Arc::new(fake);
+        let model: Arc<dyn AudioModel> = Arc::new(fake);
         let error = hear(sound(&bursts(seconds)), &events(""), &model, &in_flight(2)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
         assert!(counts.runs.load(Ordering::SeqCst) < 12);
@@ -347,8 +348,8 @@ fn a_model_that_always_fails_ends_the_work() {
 
 #[test]
 fn a_stop_ends_a_wait_for_answers_that_never_come() {
-    let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::Never));
-    let options = Options::default();
+    let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::Never));
+    let options = PipelineOptions::default();
     let stop = options.stop.clone();
     let stopper = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
@@ -361,9 +362,9 @@ fn a_stop_ends_a_wait_for_answers_that_never_come() {
 
 #[test]
 fn a_sink_that_fails_ends_the_work() {
-    let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::AtOnce));
-    let mut sink = |event: Event| match event {
-        Event::Label(_) => Err(Error::cancelled("the client has gone")),
+    let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
+    let mut sink = |event: PipelineEvent| match event {
+        PipelineEvent::Label(_) => Err(Error::cancelled("the client has gone")),
         _ => Ok(()),
     };
     let input = sound(&bursts(10.0));
@@ -374,16 +375,16 @@ fn a_sink_that_fails_ends_the_work() {
 #[test]
 fn what_does_not_fit_is_an_error_and_not_a_fault() {
     let one_more = |inputs: &[NamedTensor], _: usize| column(vec![0.0; windows(inputs).len() + 1]);
-    let model: Arc<dyn Model> = Arc::new(plain(Answers::AtOnce, one_more));
+    let model: Arc<dyn AudioModel> = Arc::new(plain(Answers::AtOnce, one_more));
     let error = hear(sound(&bursts(3.0)), &events(""), &model, &in_flight(2)).unwrap_err();
     assert!(error.message().contains("cannot be read as 32 windows"), "{error}");
 
     let text = "sequence = true\n";
-    let model: Arc<dyn Model> = Arc::new(counting(0, Arc::default(), Answers::AtOnce));
+    let model: Arc<dyn AudioModel> = Arc::new(counting(0, Arc::default(), Answers::AtOnce));
     let error = hear(sound(&bursts(3.0)), &events(text), &model, &in_flight(2)).unwrap_err();
     assert!(error.message().contains("sequence"), "{error}");
 
-    let model: Arc<dyn Model> = Arc::new(decaying());
+    let model: Arc<dyn AudioModel> = Arc::new(decaying());
     let error = hear(sound(&bursts(3.0)), &events(""), &model, &in_flight(2)).unwrap_err();
     assert!(error.message().contains("also takes \"h\""), "{error}");
 }
@@ -402,7 +403,7 @@ fn windows_are_laid_out_as_the_axes_say() {
             column(vec![0.5; count])
         };
         let fake = fake(vec![spec("x", dims)], vec![spec("y", &[-1, 1])], Answers::AtOnce, run);
-        let model: Arc<dyn Model> = Arc::new(fake);
+        let model: Arc<dyn AudioModel> = Arc::new(fake);
         let recogniser = Recogniser::parse("mel", text).unwrap();
         hear(sound(&bursts(1.0)), &recogniser, &model, &in_flight(1)).unwrap();
         let all = all.lock().unwrap();
@@ -426,7 +427,7 @@ fn a_model_of_fixed_batch_gets_full_ones() {
 }
 
 /// Gives the mean and the loudness of a window as its embedding.
-fn voiceprint() -> Arc<dyn Model> {
+fn voiceprint() -> Arc<dyn AudioModel> {
     let run = |inputs: &[NamedTensor], _: usize| {
         let each = windows(inputs);
         let vector = |w: &Vec<f32>| [w.iter().sum::<f32>() / w.len() as f32 + 1e-6, energy(w)];
@@ -453,7 +454,7 @@ fn one_embedding_for_a_recording_leaves_silence_out() {
 
     let speakers = Speakers::in_memory();
     speakers.enrol("steady", &vector).unwrap();
-    let options = Options { speakers: Some(speakers), embeddings: true, ..in_flight(2) };
+    let options = PipelineOptions { speakers: Some(speakers), embeddings: true, ..in_flight(2) };
     let heard = hear(sound(&samples), &recogniser, &voiceprint(), &options).unwrap();
     assert_eq!(heard.labels.len(), 1, "{:?}", heard.labels);
     let label = &heard.labels[0];

@@ -1,6 +1,6 @@
 //! Features against the package that defines them, and rates against what ears would say.
 
-use millpond_audio::features::{FeatureFile, Features};
+use millpond_audio::features::{FeatureExtractor, FeatureFile};
 use millpond_audio::resample::{Channel, Mono};
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn signal(count: usize) -> Vec<f32> {
 }
 
 fn rows(file: &FeatureFile, samples: &[f32], cuts: &[usize]) -> (usize, Vec<f32>) {
-    let mut features = Features::new(file, 16000).unwrap();
+    let mut features = FeatureExtractor::new(file, 16000).unwrap();
     let (mut rows, mut rest) = (Vec::new(), samples);
     for cut in cuts {
         let (now, later) = rest.split_at((*cut).min(rest.len()));
@@ -87,12 +87,12 @@ fn settings_are_checked_and_named() {
         ("kind = \"log-mel\"\nfloor = 0.0", "floor is 0"),
         ("kind = \"mel\"\nmels = 1000000", "mels is 1000000"),
     ] {
-        let error = Features::new(&parse(text).unwrap(), 16000).err().unwrap();
+        let error = FeatureExtractor::new(&parse(text).unwrap(), 16000).err().unwrap();
         assert!(error.message().contains(says), "{text:?}: {error}");
     }
     let raw = parse("kind = \"raw\"").unwrap();
     assert_eq!(raw, FeatureFile::Raw { scale: 1.0 });
-    let mut features = Features::new(&raw, 16000).unwrap();
+    let mut features = FeatureExtractor::new(&raw, 16000).unwrap();
     let mut rows = Vec::new();
     features.push(&[0.5, -0.25], &mut rows);
     assert_eq!((features.width(), features.step(), rows), (1, 1.0 / 16000.0, vec![0.5, -0.25]));

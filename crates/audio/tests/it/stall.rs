@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
-use millpond_audio::Model;
-use millpond_audio::decode::Input;
-use millpond_audio::pipeline::{Event, Options, recognise};
+use millpond_audio::AudioModel;
+use millpond_audio::decode::AudioInput;
+use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, recognise};
 
 use crate::fake::*;
 
@@ -50,13 +50,13 @@ impl Drop for Stalling {
 }
 
 /// `samples` as an upload that falls silent after `seconds`; lets it go on; what becomes of it.
-fn stalling(samples: &[f32], seconds: f64) -> (Input, Sender<()>, Receiver<&'static str>) {
+fn stalling(samples: &[f32], seconds: f64) -> (AudioInput, Sender<()>, Receiver<&'static str>) {
     let all = wav(samples);
     let head = all.len() - samples.len() * 4;
     let count = if seconds > 0.0 { head + (seconds * f64::from(RATE)) as usize * 4 } else { 0 };
     let (before, after) = (Cursor::new(all[..count].to_vec()), Cursor::new(all[count..].to_vec()));
     let ((let_go, go), (at, heard)) = (unbounded(), unbounded());
-    (Input::Stream(Box::new(Stalling { before, after, go, at, silent: false })), let_go, heard)
+    (AudioInput::Stream(Box::new(Stalling { before, after, go, at, silent: false })), let_go, heard)
 }
 
 #[test]
@@ -66,11 +66,12 @@ fn labels_of_what_came_are_handed_out_while_an_upload_is_silent() {
     // Runs that are full by then, and such as never would be.
     for batch in [1, 7, 1000] {
         let text = format!("batch = {batch}");
-        let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::OutOfOrder));
+        let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::OutOfOrder));
         let (input, let_go, heard) = stalling(&samples, sent);
         let labels = AtomicUsize::new(0);
         let summary = recognise(input, Some("wav"), &events(&text), &model, &in_flight(3), &mut |event| {
-            if matches!(event, Event::Label(_)) && labels.fetch_add(1, Ordering::SeqCst) + 1 == ended {
+            if matches!(event, PipelineEvent::Label(_)) && labels.fetch_add(1, Ordering::SeqCst) + 1 == ended
+            {
                 let_go.send(()).ok();
             }
             Ok(())
@@ -85,7 +86,7 @@ fn labels_of_what_came_are_handed_out_while_an_upload_is_silent() {
 #[test]
 fn a_run_that_is_short_makes_no_difference() {
     let samples = bursts(20.0);
-    let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::OutOfOrder));
+    let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::OutOfOrder));
     let whole = hear(sound(&samples), &events("batch = 100"), &model, &in_flight(2)).unwrap();
     let (input, let_go, _heard) = stalling(&samples, 5.0);
     let later = std::thread::spawn(move || {
@@ -98,11 +99,11 @@ fn a_run_that_is_short_makes_no_difference() {
 
 #[test]
 fn an_end_does_not_wait_for_a_silent_upload_and_its_thread_goes_with_the_read() {
-    let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::AtOnce));
+    let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
     // Runs of a thousand windows never fill up, so they give their labels after a while of silence.
     for (seconds, why) in [(0.0, "stop"), (5.0, "stop"), (5.0, "sink")] {
         let (input, let_go, heard) = stalling(&bursts(20.0), seconds);
-        let options = Options::default();
+        let options = PipelineOptions::default();
         let stop = options.stop.clone();
         let watcher = std::thread::spawn(move || {
             assert_eq!(heard.recv_timeout(PATIENCE), Ok("silent"));
@@ -112,8 +113,8 @@ fn an_end_does_not_wait_for_a_silent_upload_and_its_thread_goes_with_the_read() 
             heard
         });
         let begun = Instant::now();
-        let mut sink = |event: Event| match event {
-            Event::Label(_) if why == "sink" => Err(Error::cancelled("the client has gone")),
+        let mut sink = |event: PipelineEvent| match event {
+            PipelineEvent::Label(_) if why == "sink" => Err(Error::cancelled("the client has gone")),
             _ => Ok(()),
         };
         let error = recognise(input, None, &events("batch = 1000"), &model, &options, &mut sink).unwrap_err();
@@ -137,9 +138,9 @@ fn the_thread_that_reads_has_the_name_it_is_given() {
         }
     }
     let (names, seen) = unbounded();
-    let input = Input::Stream(Box::new(Named(Cursor::new(wav(&bursts(2.0))), names)));
-    let model: Arc<dyn Model> = Arc::new(energy_detector(Answers::AtOnce));
-    let options = Options { reader: "audio-7-in".to_owned(), ..Options::default() };
+    let input = AudioInput::Stream(Box::new(Named(Cursor::new(wav(&bursts(2.0))), names)));
+    let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
+    let options = PipelineOptions { reader: "audio-7-in".to_owned(), ..PipelineOptions::default() };
     hear(input, &events(""), &model, &options).unwrap();
     assert!(seen.try_iter().all(|name| name.as_deref() == Some("audio-7-in")));
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use audio::decode::{Decoder, Input};
+use audio::decode::{AudioInput, Decoder};
 use audio::resample::{Channel, Mono};
 use base::{Error, Result};
 use hound::{SampleFormat, WavSpec, WavWriter};
@@ -139,7 +139,7 @@ fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
 fn one(clip: &Path, put: &mut dyn FnMut(&[f32]) -> Result<bool>) -> Result<bool> {
     let file = File::open(clip).map_err(|e| Error::io(clip, &e))?;
     let hint = clip.extension().and_then(|extension| extension.to_str());
-    let mut decoder = Decoder::open(Input::File(file), hint)?;
+    let mut decoder = Decoder::open(AudioInput::File(file), hint)?;
     let format = decoder.format();
     let mut mono = Mono::new(format.rate, format.channels, RATE, Channel::Mix)?;
     let mut samples = Vec::new();

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{DType, Dim, Result};
-use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
+use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
 use crate::BenchEnv;
@@ -36,8 +36,8 @@ pub(super) fn publish(env: &BenchEnv) -> Result<PathBuf> {
 }
 
 /// The filters of layer `layer`.
-fn weights(layer: usize, from: usize, to: usize) -> Parameter {
-    Parameter::new(format!("layer{layer}.w"), DType::F32, [to, from, KERNEL, KERNEL])
+fn weights(layer: usize, from: usize, to: usize) -> OnnxParameter {
+    OnnxParameter::new(format!("layer{layer}.w"), DType::F32, [to, from, KERNEL, KERNEL])
 }
 
 /// Writes the mappable layout into `dir`, which is empty.

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{DType, Dim, NamedTensor, Result, Tensor};
-use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
+use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
 use super::cache;
@@ -104,8 +104,12 @@ impl Layer {
         self.from * self.kernel * self.kernel
     }
 
-    fn weights(&self) -> Parameter {
-        Parameter::new(format!("{}.w", self.name), DType::F32, [self.to, self.from, self.kernel, self.kernel])
+    fn weights(&self) -> OnnxParameter {
+        OnnxParameter::new(
+            format!("{}.w", self.name),
+            DType::F32,
+            [self.to, self.from, self.kernel, self.kernel],
+        )
     }
 
     /// Only layers that a mask follows have a bias: it would not be zero beyond the edge.

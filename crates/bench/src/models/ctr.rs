@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use base::{DType, Dim, NamedTensor, Result, Tensor};
-use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
+use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
 use super::layers::Layers;
@@ -163,7 +163,7 @@ impl Ctr {
     }
 
     /// The layers' parameters of content `seed`, with their values.
-    pub(crate) fn layer_values(&self, seed: u64) -> Vec<(Parameter, Vec<f32>)> {
+    pub(crate) fn layer_values(&self, seed: u64) -> Vec<(OnnxParameter, Vec<f32>)> {
         let parameters = self.layers.parameters().into_iter().enumerate();
         parameters.map(|(index, parameter)| (parameter, self.layers.values(seed, index))).collect()
     }
@@ -173,9 +173,9 @@ impl Ctr {
         &self.layers
     }
 
-    fn table_parameters(&self) -> Vec<Parameter> {
+    fn table_parameters(&self) -> Vec<OnnxParameter> {
         let table = |(index, &rows): (usize, &u64)| {
-            Parameter::new(format!("emb_{index}"), DType::F32, [rows as usize, DIMENSION])
+            OnnxParameter::new(format!("emb_{index}"), DType::F32, [rows as usize, DIMENSION])
         };
         self.rows.iter().enumerate().map(table).collect()
     }

@@ -2,7 +2,7 @@
 
 use base::{DType, Result};
 use engine_onnx::publish::LayoutWriter;
-use engine_onnx::publish::build::{ModelBuilder, Node, Parameter};
+use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 
 use crate::random::signed_unit;
 
@@ -30,12 +30,12 @@ impl Layers {
     }
 
     /// The parameters in file order: w0, b0, w1, b1, ...
-    pub(crate) fn parameters(&self) -> Vec<Parameter> {
+    pub(crate) fn parameters(&self) -> Vec<OnnxParameter> {
         self.pairs()
             .flat_map(|(layer, rows, columns)| {
                 [
-                    Parameter::new(format!("w{layer}"), DType::F32, [rows, columns]),
-                    Parameter::new(format!("b{layer}"), DType::F32, [columns]),
+                    OnnxParameter::new(format!("w{layer}"), DType::F32, [rows, columns]),
+                    OnnxParameter::new(format!("b{layer}"), DType::F32, [columns]),
                 ]
             })
             .collect()

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use base::Result;
 use engine_torch::TorchEngine;
-use engine_torch::build::{Parameter, module};
+use engine_torch::build::{TorchParameter, module};
 
 use super::ctr::{Ctr, DENSE, TABLES};
 use super::layers::Layers;
@@ -35,12 +35,12 @@ pub(crate) fn write(
         let fill = move |values: &mut [f32]| {
             values.iter_mut().zip(0..).for_each(|(value, place)| *value = table.value(place));
         };
-        Parameter::filled(&format!("emb_{index}"), &table.dims, fill)
+        TorchParameter::filled(&format!("emb_{index}"), &table.dims, fill)
     });
     let layers = ctr
         .layer_values(seed)
         .into_iter()
-        .map(|(own, values)| Parameter::floats(&own.name, &own.dims, values));
+        .map(|(own, values)| TorchParameter::floats(&own.name, &own.dims, values));
     module(engine, &dir.join(FILE), &source(ctr.own_layers()), tables.chain(layers).collect())?;
     progress(ctr.bytes());
     Ok(())

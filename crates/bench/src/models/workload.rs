@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::bare::tests::env;
     use base::{DType, Dim, Signature, TensorSpec};
-    use engine::{BatchPlan, Fill, Merge, ScheduleFile, ScheduleOptions};
+    use engine::{BatchPlan, InputFill, Merge, ScheduleFile, ScheduleOptions};
 
     /// What a server makes of the model's settings.
     fn options(model: WorkloadModel, pad: bool) -> ScheduleOptions {
@@ -188,7 +188,7 @@ mod tests {
         for pad in [false, true] {
             let plan = BatchPlan::new(bare.signature(), &options(WorkloadModel::Conv, pad)).unwrap();
             assert!(plan.batchable);
-            assert_eq!(plan.inputs[1].fill, Some(Fill::Mask { source: 0, full_rank: true }));
+            assert_eq!(plan.inputs[1].fill, Some(InputFill::Mask { source: 0, full_rank: true }));
             assert_eq!(plan.inputs[0].rule.as_ref().map(|rule| rule.merge), Some(pad));
         }
     }

@@ -46,7 +46,7 @@ impl TunePoint {
 
     /// The keys of `[schedule]` that make this point, as the model's own settings file has them.
     pub(super) fn schedule(&self) -> ScheduleFile {
-        let mode = if self.merged { engine::Mode::Async } else { engine::Mode::Sync };
+        let mode = if self.merged { engine::ScheduleMode::Async } else { engine::ScheduleMode::Sync };
         ScheduleFile {
             mode: Some(mode.into()),
             threads: Some(self.threads),

@@ -7,8 +7,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use audio::decode::Input;
-use audio::pipeline::{Event, Summary};
+use audio::decode::AudioInput;
+use audio::pipeline::{AudioSummary, PipelineEvent};
 use base::{Error, Result};
 
 use crate::audio::lines::{LINE_BYTES_MAX, Said, parse};
@@ -61,10 +61,10 @@ impl Exchange {
     /// `Unavailable` when nobody answers; the server's own error; what the sink says.
     pub(crate) fn recognise(
         &self,
-        input: Input,
+        input: AudioInput,
         hint: Option<&str>,
-        sink: &mut dyn FnMut(Event) -> Result<()>,
-    ) -> Result<Summary> {
+        sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
+    ) -> Result<AudioSummary> {
         let stream = self.connect()?;
         let sending = stream.try_clone().map_err(|error| self.lost(&error))?;
         let head = self.head(hint);
@@ -119,7 +119,11 @@ impl Exchange {
         )
     }
 
-    fn answer(&self, mut reader: impl BufRead, sink: &mut dyn FnMut(Event) -> Result<()>) -> Result<Summary> {
+    fn answer(
+        &self,
+        mut reader: impl BufRead,
+        sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
+    ) -> Result<AudioSummary> {
         let (status, chunked) = read_head(&mut reader).map_err(|error| self.lost(&error))?;
         let body: Box<dyn Read + '_> = if chunked { Box::new(Chunks::new(reader)) } else { Box::new(reader) };
         if !(200..300).contains(&status) {
@@ -154,10 +158,10 @@ impl Exchange {
 
 /// Sends the head and then the recording in chunks. A server that no longer listens is no error here: its answer
 /// says why.
-fn upload(mut stream: TcpStream, head: &str, input: Input) -> Result<()> {
+fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
     let mut reader: Box<dyn Read> = match input {
-        Input::File(file) => Box::new(file),
-        Input::Stream(stream) => stream,
+        AudioInput::File(file) => Box::new(file),
+        AudioInput::Stream(stream) => stream,
     };
     if stream.write_all(head.as_bytes()).is_err() {
         return Ok(());
@@ -290,11 +294,11 @@ mod tests {
             // Read on, so that closing does not throw the answer away.
             let _ = std::io::copy(&mut stream.take(1 << 20), &mut std::io::sink());
         });
-        let endless = Input::Stream(Box::new(std::io::repeat(7)));
+        let endless = AudioInput::Stream(Box::new(std::io::repeat(7)));
         let mut faults = 0;
         let summary =
             Exchange::new(&url, "vad", false).unwrap().recognise(endless, Some("mp3"), &mut |event| {
-                faults += u64::from(matches!(event, Event::Fault(_)));
+                faults += u64::from(matches!(event, PipelineEvent::Fault(_)));
                 Ok(())
             });
         let summary = summary.unwrap();

@@ -1,7 +1,7 @@
 //! A server's answer about a recording: one JSON object a line, as the work goes on.
 
-use audio::decode::Format;
-use audio::pipeline::{Event, Summary};
+use audio::decode::AudioFormat;
+use audio::pipeline::{AudioSummary, PipelineEvent};
 use audio::{Fault, Label};
 use base::{Error, Result};
 use serde::Deserialize;
@@ -53,8 +53,8 @@ enum Line {
 /// What a line says.
 #[derive(Debug)]
 pub(crate) enum Said {
-    Event(Event),
-    Summary(Summary),
+    Event(PipelineEvent),
+    Summary(AudioSummary),
     Nothing,
 }
 
@@ -67,19 +67,19 @@ pub(crate) fn parse(line: &[u8]) -> Result<Said> {
         Error::internal(format!("the server sent a line that is not understood: {error}"))
     })?;
     Ok(match line {
-        Line::Opened { seconds } => Said::Event(Event::Opened(Format {
+        Line::Opened { seconds } => Said::Event(PipelineEvent::Opened(AudioFormat {
             container_and_codec: String::new(),
             rate: 0,
             channels: 0,
             seconds,
         })),
         Line::Label { start, end, text, score, embedding } => {
-            Said::Event(Event::Label(Label { start, end, text, score, embedding }))
+            Said::Event(PipelineEvent::Label(Label { start, end, text, score, embedding }))
         }
-        Line::Fault { at, what } => Said::Event(Event::Fault(Fault { at, what })),
-        Line::Progress { seconds, total } => Said::Event(Event::Progress { seconds, total }),
+        Line::Fault { at, what } => Said::Event(PipelineEvent::Fault(Fault { at, what })),
+        Line::Progress { seconds, total } => Said::Event(PipelineEvent::Progress { seconds, total }),
         Line::Summary { seconds, labels, faults, partial, windows } => {
-            Said::Summary(Summary { seconds, labels, faults, partial, windows })
+            Said::Summary(AudioSummary { seconds, labels, faults, partial, windows })
         }
         Line::Error { error } => return Err(Error::invalid(error)),
         Line::Other => Said::Nothing,
@@ -93,7 +93,8 @@ mod tests {
     #[test]
     fn what_a_server_writes_is_understood() {
         let label = Label { start: 1.0, end: 2.5, text: "speech".into(), score: 0.5, embedding: None };
-        let events = [Event::Label(label), Event::Fault(Fault { at: 3.0, what: "gone".into() })];
+        let events =
+            [PipelineEvent::Label(label), PipelineEvent::Fault(Fault { at: 3.0, what: "gone".into() })];
         for event in events {
             let Some(line) = audio::write::ndjson(&event) else { continue };
             let Said::Event(back) = parse(line.as_bytes()).unwrap() else { panic!("{line}") };
@@ -101,7 +102,7 @@ mod tests {
         }
         assert!(matches!(
             parse(br#"{"type":"progress","seconds":1}"#),
-            Ok(Said::Event(Event::Progress { .. }))
+            Ok(Said::Event(PipelineEvent::Progress { .. }))
         ));
         assert!(matches!(parse(br#"{"type":"news"}"#), Ok(Said::Nothing)));
         assert_eq!(parse(br#"{"type":"error","error":"empty"}"#).unwrap_err().message(), "empty");

@@ -83,15 +83,15 @@ enum Format {
     Audacity,
 }
 
-impl From<Format> for audio::write::Format {
-    fn from(format: Format) -> audio::write::Format {
+impl From<Format> for audio::write::LabelFormat {
+    fn from(format: Format) -> audio::write::LabelFormat {
         match format {
-            Format::Table => audio::write::Format::Table,
-            Format::Json => audio::write::Format::Json,
-            Format::Csv => audio::write::Format::Csv,
-            Format::Srt => audio::write::Format::Srt,
-            Format::Rttm => audio::write::Format::Rttm,
-            Format::Audacity => audio::write::Format::Audacity,
+            Format::Table => audio::write::LabelFormat::Table,
+            Format::Json => audio::write::LabelFormat::Json,
+            Format::Csv => audio::write::LabelFormat::Csv,
+            Format::Srt => audio::write::LabelFormat::Srt,
+            Format::Rttm => audio::write::LabelFormat::Rttm,
+            Format::Audacity => audio::write::LabelFormat::Audacity,
         }
     }
 }

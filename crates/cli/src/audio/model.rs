@@ -54,7 +54,7 @@ pub(crate) struct EngineArgs {
 /// A recogniser that is ready.
 pub(crate) struct Opened {
     pub(crate) recogniser: Recogniser,
-    pub(crate) model: Arc<dyn audio::Model>,
+    pub(crate) model: Arc<dyn audio::AudioModel>,
     /// Set to end the work early.
     pub(crate) stop: Arc<AtomicBool>,
     /// How long loading took.
@@ -145,9 +145,9 @@ impl Opened {
         &self,
         embeddings: bool,
         speakers: Option<audio::speakers::Speakers>,
-    ) -> audio::pipeline::Options {
+    ) -> audio::pipeline::PipelineOptions {
         let in_flight = self.local.workers().max(1) * RUNS_PER_THREAD;
         let stop = self.stop.clone();
-        audio::pipeline::Options { in_flight, embeddings, speakers, stop, ..Default::default() }
+        audio::pipeline::PipelineOptions { in_flight, embeddings, speakers, stop, ..Default::default() }
     }
 }

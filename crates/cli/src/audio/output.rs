@@ -5,8 +5,8 @@ use std::io::{LineWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use audio::pipeline::{Event, Summary};
-use audio::write::{Format, Writer};
+use audio::pipeline::{AudioSummary, PipelineEvent};
+use audio::write::{LabelFormat, LabelWriter};
 use base::{Error, Result};
 
 use crate::exit::{Failure, Outcome};
@@ -101,7 +101,7 @@ type Lines = LineWriter<Sink>;
 
 /// The labels of one recording after another.
 pub(crate) struct Output {
-    format: Format,
+    format: LabelFormat,
     name: PathBuf,
     /// Taken while a recording is being written.
     out: Option<Lines>,
@@ -114,7 +114,7 @@ pub(crate) struct Output {
 /// One recording's part.
 pub(crate) struct Part<'a> {
     output: &'a mut Output,
-    writer: Writer<Lines>,
+    writer: LabelWriter<Lines>,
 }
 
 impl Output {
@@ -122,9 +122,9 @@ impl Output {
     ///
     /// # Errors
     /// A failure when the file cannot be made, is one of the recordings, or the format holds only one.
-    pub(crate) fn open(path: Option<&Path>, format: Format, recordings: &[PathBuf]) -> Outcome<Output> {
+    pub(crate) fn open(path: Option<&Path>, format: LabelFormat, recordings: &[PathBuf]) -> Outcome<Output> {
         let several = recordings.len() > 1;
-        if several && matches!(format, Format::Srt | Format::Audacity) {
+        if several && matches!(format, LabelFormat::Srt | LabelFormat::Audacity) {
             let name = format.name();
             return Err(Failure::usage(format!("--format {name} is for one recording, and {} are given", recordings.len()))
                 .hint("call it once for each, or take json, csv, rttm or table, which say which recording a label is of"));
@@ -137,7 +137,7 @@ impl Output {
             format,
             name,
             begun: false,
-            list: several && format == Format::Json,
+            list: several && format == LabelFormat::Json,
             out: Some(LineWriter::new(Sink { out, gone: false, skip_line: false })),
         })
     }
@@ -158,9 +158,9 @@ impl Output {
             written.and_then(|()| if self.list { out.write_all(between.as_bytes()) } else { Ok(()) });
         written.map_err(|error| Error::io(&self.name, &error))?;
         // One table, one head, however many recordings: its first column names them.
-        out.get_mut().skip_line = self.begun && self.format == Format::Csv;
+        out.get_mut().skip_line = self.begun && self.format == LabelFormat::Csv;
         self.begun = true;
-        let writer = Writer::new(self.format, out, name)?;
+        let writer = LabelWriter::new(self.format, out, name)?;
         Ok(Part { output: self, writer })
     }
 
@@ -185,11 +185,11 @@ impl Part<'_> {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn event(&mut self, event: &Event) -> Result<()> {
+    pub(crate) fn event(&mut self, event: &PipelineEvent) -> Result<()> {
         match event {
-            Event::Label(label) => self.writer.label(label),
-            Event::Fault(fault) => self.writer.fault(fault),
-            Event::Opened(_) | Event::Progress { .. } => Ok(()),
+            PipelineEvent::Label(label) => self.writer.label(label),
+            PipelineEvent::Fault(fault) => self.writer.fault(fault),
+            PipelineEvent::Opened(_) | PipelineEvent::Progress { .. } => Ok(()),
         }
     }
 
@@ -197,7 +197,7 @@ impl Part<'_> {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn finish(self, summary: &Summary) -> Result<()> {
+    pub(crate) fn finish(self, summary: &AudioSummary) -> Result<()> {
         self.output.out = Some(self.writer.finish(summary)?);
         Ok(())
     }
@@ -209,14 +209,14 @@ mod tests {
     use audio::Label;
 
     /// Writes a label of each recording to `path`.
-    fn written(path: &Path, format: Format, names: &[&str]) -> String {
+    fn written(path: &Path, format: LabelFormat, names: &[&str]) -> String {
         let recordings: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
         let mut output = Output::open(Some(path), format, &recordings).unwrap();
         for name in names {
             let mut part = output.begin(name).unwrap();
             let label = Label { start: 0.0, end: 1.0, text: "speech".into(), score: 1.0, embedding: None };
-            part.event(&Event::Label(label)).unwrap();
-            part.finish(&Summary::default()).unwrap();
+            part.event(&PipelineEvent::Label(label)).unwrap();
+            part.finish(&AudioSummary::default()).unwrap();
         }
         output.close().unwrap();
         std::fs::read_to_string(path).unwrap()
@@ -225,10 +225,10 @@ mod tests {
     #[test]
     fn a_table_of_several_recordings_has_one_head() {
         let dir = tempfile::tempdir().unwrap();
-        let text = written(&dir.path().join("labels.csv"), Format::Csv, &["a.wav", "b.wav"]);
+        let text = written(&dir.path().join("labels.csv"), LabelFormat::Csv, &["a.wav", "b.wav"]);
         let starts: Vec<&str> = text.lines().filter_map(|line| line.split(',').next()).collect();
         assert_eq!(starts, ["file", "a.wav", "b.wav"], "{text}");
-        assert!(Output::open(Some(dir.path()), Format::Csv, &[]).is_err());
+        assert!(Output::open(Some(dir.path()), LabelFormat::Csv, &[]).is_err());
     }
 
     #[test]
@@ -236,12 +236,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("labels.json");
         let parsed = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap();
-        let both = parsed(written(&path, Format::Json, &["a.wav", "b.wav"]));
+        let both = parsed(written(&path, LabelFormat::Json, &["a.wav", "b.wav"]));
         assert_eq!((&both[0]["file"], &both[1]["file"]), (&"a.wav".into(), &"b.wav".into()));
-        assert_eq!(parsed(written(&path, Format::Json, &["a.wav"]))["file"], "a.wav");
+        assert_eq!(parsed(written(&path, LabelFormat::Json, &["a.wav"]))["file"], "a.wav");
         let recordings = ["a.wav".into(), "b.wav".into()];
-        Output::open(Some(&path), Format::Json, &recordings).unwrap().close().unwrap();
-        for format in [Format::Srt, Format::Audacity] {
+        Output::open(Some(&path), LabelFormat::Json, &recordings).unwrap().close().unwrap();
+        for format in [LabelFormat::Srt, LabelFormat::Audacity] {
             assert!(Output::open(Some(&path), format, &recordings).is_err());
         }
     }
@@ -251,12 +251,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("labels.csv");
         std::fs::write(&path, "of before").unwrap();
-        Output::open(Some(&path), Format::Csv, &["absent.wav".into()]).unwrap().close().unwrap();
+        Output::open(Some(&path), LabelFormat::Csv, &["absent.wav".into()]).unwrap().close().unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
         let link = dir.path().join("a.wav");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(Output::open(Some(&path), Format::Csv, &[link]).is_err(), "it is a recording");
+        assert!(Output::open(Some(&path), LabelFormat::Csv, &[link]).is_err(), "it is a recording");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
-        assert!(!written(&path, Format::Csv, &["a.wav"]).contains("before"));
+        assert!(!written(&path, LabelFormat::Csv, &["a.wav"]).contains("before"));
     }
 }

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use audio::decode::Input;
-use audio::pipeline::{Event, Options, Summary};
-use audio::recogniser::{Kind, Recogniser};
+use audio::decode::AudioInput;
+use audio::pipeline::{AudioSummary, PipelineEvent, PipelineOptions};
+use audio::recogniser::{Recogniser, RecogniserKind};
 use audio::speakers::Speakers;
 use audio::{Fault, pipeline};
 use base::{Error, Result};
@@ -27,7 +27,7 @@ const FAULTS_SHOWN_MAX: u64 = 20;
 /// Who recognises.
 pub(crate) enum Source {
     /// This process.
-    Here { opened: Box<Opened>, options: Options },
+    Here { opened: Box<Opened>, options: PipelineOptions },
     /// A running server.
     Server(Exchange),
 }
@@ -35,7 +35,7 @@ pub(crate) enum Source {
 /// What came of one recording.
 pub(crate) struct Done {
     name: String,
-    summary: Summary,
+    summary: AudioSummary,
     /// From its first byte to its last label.
     work: Duration,
     /// Processor time of that time, in seconds.
@@ -70,10 +70,10 @@ impl Source {
 
     fn recognise(
         &mut self,
-        input: Input,
+        input: AudioInput,
         hint: Option<&str>,
-        sink: &mut dyn FnMut(Event) -> Result<()>,
-    ) -> Result<Summary> {
+        sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
+    ) -> Result<AudioSummary> {
         match self {
             Source::Here { opened, options } => {
                 pipeline::recognise(input, hint, &opened.recogniser, &opened.model, options, sink)
@@ -88,7 +88,7 @@ impl Source {
 /// # Errors
 /// A failure when the file cannot be read.
 pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> Outcome<Option<Speakers>> {
-    if recogniser.kind != Kind::Embeddings {
+    if recogniser.kind != RecogniserKind::Embeddings {
         return match given {
             Some(_) => Err(Failure::usage("--speakers is for recognisers of speakers")),
             None => Ok(None),
@@ -102,16 +102,16 @@ pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> Outcome
 ///
 /// # Errors
 /// `NotFound` and the like, naming the file.
-pub(crate) fn open(file: &Path) -> Result<(Input, Option<String>)> {
+pub(crate) fn open(file: &Path) -> Result<(AudioInput, Option<String>)> {
     if file == Path::new(STDIN) {
-        return Ok((Input::Stream(Box::new(std::io::stdin())), None));
+        return Ok((AudioInput::Stream(Box::new(std::io::stdin())), None));
     }
     let input = File::open(file).map_err(|error| Error::io(file, &error))?;
     if input.metadata().is_ok_and(|meta| meta.is_dir()) {
         return Err(Error::invalid(format!("{}: it is a directory and not a recording", file.display())));
     }
     let hint = file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
-    Ok((Input::File(input), hint))
+    Ok((AudioInput::File(input), hint))
 }
 
 /// Recognises one recording, whatever is wrong with it.
@@ -121,7 +121,7 @@ pub(crate) fn open(file: &Path) -> Result<(Input, Option<String>)> {
 pub(crate) fn recognise(source: &mut Source, file: &Path, output: &mut Output) -> Outcome<Done> {
     let name = file.display().to_string();
     let (started, cpu_before) = (Instant::now(), cpu_seconds());
-    let mut progress = Watch { bar: Bar::new(&name), name: name.clone(), seen: Summary::default() };
+    let mut progress = Watch { bar: Bar::new(&name), name: name.clone(), seen: AudioSummary::default() };
     let mut part: Option<Part<'_>> = None;
     let mut output = Some(output);
     let result = open(file).and_then(|(input, hint)| {
@@ -158,9 +158,9 @@ pub(crate) fn recognise(source: &mut Source, file: &Path, output: &mut Output) -
 }
 
 /// Ends the part of a recording; an error is its last fault.
-fn finish(mut part: Part<'_>, seen: &Summary, error: Option<&str>) -> Outcome {
+fn finish(mut part: Part<'_>, seen: &AudioSummary, error: Option<&str>) -> Outcome {
     if let Some(error) = error {
-        part.event(&Event::Fault(Fault { at: seen.seconds, what: error.to_owned() }))?;
+        part.event(&PipelineEvent::Fault(Fault { at: seen.seconds, what: error.to_owned() }))?;
     }
     Ok(part.finish(seen)?)
 }
@@ -169,19 +169,19 @@ fn finish(mut part: Part<'_>, seen: &Summary, error: Option<&str>) -> Outcome {
 struct Watch {
     bar: Bar,
     name: String,
-    seen: Summary,
+    seen: AudioSummary,
 }
 
 impl Watch {
-    fn see(&mut self, event: &Event) {
+    fn see(&mut self, event: &PipelineEvent) {
         match event {
-            Event::Opened(format) => self.bar.at(0.0, format.seconds),
-            Event::Progress { seconds, total } => {
+            PipelineEvent::Opened(format) => self.bar.at(0.0, format.seconds),
+            PipelineEvent::Progress { seconds, total } => {
                 self.seen.seconds = *seconds;
                 self.bar.at(*seconds, *total);
             }
-            Event::Label(_) => self.seen.labels += 1,
-            Event::Fault(fault) => {
+            PipelineEvent::Label(_) => self.seen.labels += 1,
+            PipelineEvent::Fault(fault) => {
                 self.seen.faults += 1;
                 if self.seen.faults <= FAULTS_SHOWN_MAX {
                     self.bar.line(&format!("warning: {}", fault_text(&self.name, fault)));

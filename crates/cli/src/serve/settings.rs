@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Mode, ScheduleFile, ScheduleOptions};
+use engine::{ScheduleFile, ScheduleMode, ScheduleOptions};
 
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile};
@@ -69,7 +69,7 @@ fn schedule(
 ) -> Outcome<ScheduleOptions> {
     let mut options = flags.over(file).apply(&ScheduleOptions::default());
     if let Some(threads @ 1..) = inference.runtime_threads {
-        (options.mode, options.threads) = (Mode::Async, Some(threads));
+        (options.mode, options.threads) = (ScheduleMode::Async, Some(threads));
     }
     options.check().map_err(|error| Failure::usage(format!("[schedule]: {}", error.message())))?;
     Ok(options)
@@ -382,11 +382,11 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let config = ["--config", file.to_str().unwrap()];
         let settings = resolve(&config).unwrap();
-        assert_eq!((settings.schedule.mode, settings.schedule.max_batch), (Mode::Sync, 8));
+        assert_eq!((settings.schedule.mode, settings.schedule.max_batch), (ScheduleMode::Sync, 8));
         let flags = ["--runtime-threads", "1", "--max-batch", "64", "--max-queue-delay", "1ms"];
         let settings = resolve(&[&config[..], &flags].concat()).unwrap();
         let wanted = ScheduleOptions {
-            mode: Mode::Async,
+            mode: ScheduleMode::Async,
             threads: Some(1),
             max_batch: 64,
             max_queue_delay: Duration::from_millis(1),

@@ -9,7 +9,7 @@ use base::{DType, Dim, Error, Result};
 
 use super::encode;
 use super::schema::{self, attribute, attribute_type, graph, model, node, tensor};
-use super::sink::{FileWriter, WriteOptions};
+use super::sink::{PacedFileWriter, WriteOptions};
 
 /// Protobuf, and with it ONNX Runtime, refuses a message of this many bytes or more.
 pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
@@ -17,7 +17,7 @@ pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
 const IR_VERSION: i64 = 9;
 
 /// Takes the next bytes of a parameter.
-pub type Put<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
+pub type PutBytes<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// One operator of a graph.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl Node {
 
 /// What a parameter is, without its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parameter {
+pub struct OnnxParameter {
     /// Its name in the graph.
     pub name: String,
     /// Its element type.
@@ -115,10 +115,10 @@ pub struct Parameter {
     pub dims: Vec<usize>,
 }
 
-impl Parameter {
+impl OnnxParameter {
     /// Describes a parameter.
-    pub fn new(name: impl Into<String>, dtype: DType, dims: impl Into<Vec<usize>>) -> Parameter {
-        Parameter { name: name.into(), dtype, dims: dims.into() }
+    pub fn new(name: impl Into<String>, dtype: DType, dims: impl Into<Vec<usize>>) -> OnnxParameter {
+        OnnxParameter { name: name.into(), dtype, dims: dims.into() }
     }
 
     /// The bytes it takes.
@@ -202,7 +202,7 @@ impl ModelBuilder {
     }
 
     /// Adds a small parameter whose `raw` little-endian bytes lie in the graph.
-    pub fn initializer(mut self, parameter: &Parameter, raw: &[u8]) -> ModelBuilder {
+    pub fn initializer(mut self, parameter: &OnnxParameter, raw: &[u8]) -> ModelBuilder {
         encode::message(&mut self.graph, graph::INITIALIZER, |out| {
             parameter.encode(out);
             encode::bytes(out, tensor::RAW_DATA, raw);
@@ -213,21 +213,26 @@ impl ModelBuilder {
     /// Adds a parameter of float32 values.
     pub fn floats(self, name: &str, dims: &[usize], values: &[f32]) -> ModelBuilder {
         let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.initializer(&Parameter::new(name, DType::F32, dims), &raw)
+        self.initializer(&OnnxParameter::new(name, DType::F32, dims), &raw)
     }
 
     /// Adds a parameter of int64 values: shapes, axes, split sizes.
     pub fn ints(self, name: &str, dims: &[usize], values: &[i64]) -> ModelBuilder {
         let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.initializer(&Parameter::new(name, DType::I64, dims), &raw)
+        self.initializer(&OnnxParameter::new(name, DType::I64, dims), &raw)
     }
 
     /// Adds a parameter that lies at `offset` of the file `location` beside the graph. For the layout, take both
     /// from [`super::LayoutWriter::tensor`] and [`engine::layout::WEIGHTS_NAME`].
     ///
     /// # Errors
-    /// As [`Parameter::bytes`].
-    pub fn external(mut self, parameter: &Parameter, location: &str, offset: u64) -> Result<ModelBuilder> {
+    /// As [`OnnxParameter::bytes`].
+    pub fn external(
+        mut self,
+        parameter: &OnnxParameter,
+        location: &str,
+        offset: u64,
+    ) -> Result<ModelBuilder> {
         let bytes = parameter.bytes()?;
         encode::message(&mut self.graph, graph::INITIALIZER, |out| {
             parameter.encode(out);
@@ -254,9 +259,9 @@ impl ModelBuilder {
     pub fn write_embedded(
         &self,
         path: &Path,
-        parameters: &[Parameter],
+        parameters: &[OnnxParameter],
         options: WriteOptions,
-        fill: &mut dyn FnMut(usize, &mut Put<'_>) -> Result<()>,
+        fill: &mut dyn FnMut(usize, &mut PutBytes<'_>) -> Result<()>,
     ) -> Result<u64> {
         let mut prefixes = Vec::with_capacity(parameters.len());
         let mut length = self.graph.len() as u64;
@@ -273,7 +278,7 @@ impl ModelBuilder {
                 "the model would take {total} bytes, ONNX allows fewer than {MODEL_BYTES_MAX} in one file"
             )));
         }
-        let mut file = FileWriter::create(path, options)?;
+        let mut file = PacedFileWriter::create(path, options)?;
         file.put(&head)?;
         file.put(&self.graph)?;
         for (index, (prefix, bytes)) in prefixes.iter().enumerate() {
@@ -338,7 +343,7 @@ impl ModelBuilder {
 }
 
 /// Everything of an embedded initializer before its raw bytes.
-fn embedded_prefix(parameter: &Parameter, bytes: u64) -> Vec<u8> {
+fn embedded_prefix(parameter: &OnnxParameter, bytes: u64) -> Vec<u8> {
     let mut fields = Vec::new();
     parameter.encode(&mut fields);
     encode::header(&mut fields, tensor::RAW_DATA, bytes);

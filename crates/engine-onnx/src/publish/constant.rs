@@ -14,7 +14,7 @@ const WORD_BYTES_MAX: u64 = 64;
 
 /// A `Constant` with a tensor as its value.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Constant {
+pub(super) struct ConstantNode {
     /// The name of its output.
     pub(super) output: Vec<u8>,
     /// Its `TensorProto`.
@@ -23,7 +23,7 @@ pub(super) struct Constant {
 
 /// Reads a `NodeProto`; nothing unless it is a `Constant` in its plain form: no input, one output, one attribute
 /// `value` with one tensor.
-pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Constant>> {
+pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<ConstantNode>> {
     let (mut output, mut value) = (None, None);
     let (mut is_constant, mut foreign, mut attributes, mut outputs) = (false, false, 0, 0);
     let mut at = payload.start;
@@ -56,7 +56,7 @@ pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Co
         return Ok(None);
     }
     let Some(value) = tensor_value(walker, attribute)? else { return Ok(None) };
-    Ok(Some(Constant { output: walker.bytes(output, NAME_BYTES_MAX)?, value }))
+    Ok(Some(ConstantNode { output: walker.bytes(output, NAME_BYTES_MAX)?, value }))
 }
 
 /// The one tensor of an attribute called `value`.

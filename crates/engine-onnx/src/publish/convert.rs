@@ -4,33 +4,33 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
-use engine::layout::{Artifact, MANIFEST_NAME, Manifest};
+use engine::layout::{Artifact, LayoutManifest, MANIFEST_NAME};
 
 use super::layout_writer::{ENGINE_NAME, GRAPH_NAME, GraphWriter, LayoutWriter};
-use super::plan::{Data, Move, Piece, Plan, plan};
+use super::plan::{ConversionPlan, GraphPiece, MovedParameter, ParameterBytes, plan};
 use super::sink::WriteOptions;
 use super::source::{COPY_BYTES, SourceFile, WALK_BYTES};
 use super::tensor::stream_typed;
 use super::wire::Walker;
-use super::{Progress, Summary};
+use super::{PublishProgress, SourceSummary};
 
 /// Progress is reported after so many bytes.
 const REPORT_BYTES: u64 = 4 << 20;
 
 /// A source that was read and found sound, as far as headers tell.
-pub(super) struct Job {
+pub(super) struct Conversion {
     model: PathBuf,
-    plan: Plan,
+    plan: ConversionPlan,
     /// What the parameters must turn out to be, when the source is a published version.
-    published: Option<Manifest>,
+    published: Option<LayoutManifest>,
 }
 
-impl Job {
+impl Conversion {
     /// Reads the headers of `source` and plans its conversion.
-    pub(super) fn open(source: &Path, direct: bool) -> Result<Job> {
+    pub(super) fn open(source: &Path, direct: bool) -> Result<Conversion> {
         let meta = std::fs::metadata(source).map_err(|e| Error::io(source, &e))?;
         if !meta.is_dir() {
-            return Job::plan(source.to_owned(), None, direct);
+            return Conversion::plan(source.to_owned(), None, direct);
         }
         if source.join(MANIFEST_NAME).exists() {
             let artifact = Artifact::open(source)?;
@@ -42,7 +42,7 @@ impl Job {
                 )));
             }
             check_graph(&artifact, direct)?;
-            return Job::plan(artifact.graph(), Some(artifact.manifest), direct);
+            return Conversion::plan(artifact.graph(), Some(artifact.manifest), direct);
         }
         let model = source.join(GRAPH_NAME);
         if !model.exists() {
@@ -51,10 +51,10 @@ impl Job {
                 source.display()
             )));
         }
-        Job::plan(model, None, direct)
+        Conversion::plan(model, None, direct)
     }
 
-    fn plan(model: PathBuf, published: Option<Manifest>, direct: bool) -> Result<Job> {
+    fn plan(model: PathBuf, published: Option<LayoutManifest>, direct: bool) -> Result<Conversion> {
         let always: HashSet<String> = published
             .iter()
             .flat_map(|manifest| &manifest.tensors)
@@ -69,12 +69,12 @@ impl Job {
                 model.display()
             )));
         }
-        Ok(Job { model, plan, published })
+        Ok(Conversion { model, plan, published })
     }
 
     /// What moves where.
-    pub(super) fn summary(&self) -> Summary {
-        let mut summary = Summary {
+    pub(super) fn summary(&self) -> SourceSummary {
+        let mut summary = SourceSummary {
             published: self.published.is_some(),
             embedded_bytes: 0,
             external_bytes: 0,
@@ -82,8 +82,10 @@ impl Job {
         };
         for parameter in &self.plan.moves {
             match parameter.data {
-                Data::File(..) => summary.external_bytes += parameter.bytes,
-                Data::Raw(_) | Data::Typed(_) => summary.embedded_bytes += parameter.bytes,
+                ParameterBytes::File(..) => summary.external_bytes += parameter.bytes,
+                ParameterBytes::Raw(_) | ParameterBytes::Typed(_) => {
+                    summary.embedded_bytes += parameter.bytes
+                }
             }
         }
         summary
@@ -94,16 +96,16 @@ impl Job {
         self,
         dir: &Path,
         options: WriteOptions,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Manifest> {
+        progress: &mut dyn FnMut(PublishProgress),
+    ) -> Result<LayoutManifest> {
         let mut writer = LayoutWriter::create(dir, options)?;
         let total =
             self.plan.moves.iter().map(|parameter| parameter.bytes).sum::<u64>() + self.plan.graph_bytes;
-        let mut reader = Reader {
+        let mut reader = ConversionReader {
             model: Walker::open(&self.model, COPY_BYTES, options.direct)?,
             other: None,
             direct: options.direct,
-            meter: Meter { done: 0, reported: 0, total, progress },
+            meter: ByteMeter { done: 0, reported: 0, total, progress },
         };
         for parameter in &self.plan.moves {
             reader.parameter(parameter, &mut writer)?;
@@ -161,16 +163,16 @@ fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
 }
 
 /// The source's files while they are copied.
-struct Reader<'a> {
+struct ConversionReader<'a> {
     model: Walker,
     /// The external file that was read last.
     other: Option<(PathBuf, SourceFile)>,
     direct: bool,
-    meter: Meter<'a>,
+    meter: ByteMeter<'a>,
 }
 
-impl Reader<'_> {
-    fn parameter(&mut self, parameter: &Move, writer: &mut LayoutWriter) -> Result<()> {
+impl ConversionReader<'_> {
+    fn parameter(&mut self, parameter: &MovedParameter, writer: &mut LayoutWriter) -> Result<()> {
         writer.begin(&parameter.name, parameter.dtype, &parameter.dims)?;
         let meter = &mut self.meter;
         let mut sink = |slice: &[u8]| {
@@ -179,12 +181,12 @@ impl Reader<'_> {
             Ok(())
         };
         match &parameter.data {
-            Data::Raw(range) => self.model.file().stream(range.clone(), &mut sink)?,
-            Data::Typed(payload) => {
+            ParameterBytes::Raw(range) => self.model.file().stream(range.clone(), &mut sink)?,
+            ParameterBytes::Typed(payload) => {
                 stream_typed(&mut self.model, payload.clone(), parameter.dtype, parameter.bytes, &mut sink)
                     .map_err(|e| e.context(format_args!("tensor {:?}", parameter.name)))?;
             }
-            Data::File(path, range) => {
+            ParameterBytes::File(path, range) => {
                 other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;
             }
         }
@@ -198,7 +200,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn graph(&mut self, pieces: &[Piece], out: &mut GraphWriter) -> Result<()> {
+    fn graph(&mut self, pieces: &[GraphPiece], out: &mut GraphWriter) -> Result<()> {
         for piece in pieces {
             let meter = &mut self.meter;
             let mut sink = |slice: &[u8]| {
@@ -207,9 +209,9 @@ impl Reader<'_> {
                 Ok(())
             };
             match piece {
-                Piece::New(bytes) => sink(bytes)?,
-                Piece::Copy(range) => self.model.file().stream(range.clone(), &mut sink)?,
-                Piece::File(path, range) => {
+                GraphPiece::New(bytes) => sink(bytes)?,
+                GraphPiece::Copy(range) => self.model.file().stream(range.clone(), &mut sink)?,
+                GraphPiece::File(path, range) => {
                     other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;
                 }
             }
@@ -235,14 +237,14 @@ fn other<'a>(
 }
 
 /// Counts bytes and reports them now and then.
-struct Meter<'a> {
+struct ByteMeter<'a> {
     done: u64,
     reported: u64,
     total: u64,
-    progress: &'a mut dyn FnMut(Progress),
+    progress: &'a mut dyn FnMut(PublishProgress),
 }
 
-impl Meter<'_> {
+impl ByteMeter<'_> {
     fn add(&mut self, bytes: usize) {
         self.done += bytes as u64;
         if self.done - self.reported >= REPORT_BYTES {
@@ -252,6 +254,6 @@ impl Meter<'_> {
 
     fn report(&mut self) {
         self.reported = self.done;
-        (self.progress)(Progress { bytes_done: self.done, bytes_total: self.total });
+        (self.progress)(PublishProgress { bytes_done: self.done, bytes_total: self.total });
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use base::{DType, Result};
 
 use super::encode::WIRE_BYTES;
-use super::names::Names;
+use super::names::ParameterNames;
 use super::schema::{self, graph, model};
 use super::source::WALK_BYTES;
 use super::tensor::TensorHead;
@@ -24,13 +24,13 @@ pub(crate) struct Initializer {
 }
 
 /// The parameters of a model.
-pub(crate) struct Parameters {
+pub(crate) struct GraphParameters {
     /// Those of the main graph.
     pub(crate) main: Vec<Initializer>,
-    names: Names,
+    names: ParameterNames,
 }
 
-impl Parameters {
+impl GraphParameters {
     /// Whether the name is given to one parameter only, in the main graph and all graphs inside it.
     pub(crate) fn only(&self, name: &str) -> bool {
         self.names.bindable(name.as_bytes()).is_some()
@@ -41,9 +41,9 @@ impl Parameters {
 ///
 /// # Errors
 /// `DataLoss` when it is not protobuf, or has no graph; I/O errors.
-pub(crate) fn read(path: &Path) -> Result<Parameters> {
+pub(crate) fn read(path: &Path) -> Result<GraphParameters> {
     let mut walker = Walker::open(path, WALK_BYTES, false)?;
-    let names = Names::collect(&mut walker)?;
+    let names = ParameterNames::collect(&mut walker)?;
     let mut found = Vec::new();
     let whole = walker.whole();
     for graph in fields(&mut walker, whole, model::GRAPH)? {
@@ -57,7 +57,7 @@ pub(crate) fn read(path: &Path) -> Result<Parameters> {
             });
         }
     }
-    Ok(Parameters { main: found, names })
+    Ok(GraphParameters { main: found, names })
 }
 
 /// The payloads of the message fields `number` of the message in `range`.

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use base::{DType, Error, Result};
-use engine::layout::{FORMAT, FileEntry, MANIFEST_NAME, Manifest, TensorEntry, WEIGHTS_NAME};
+use engine::layout::{FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TensorEntry, WEIGHTS_NAME};
 
-use super::sink::{FileWriter, WriteOptions, sync_dir, write_small};
+use super::sink::{PacedFileWriter, WriteOptions, sync_dir, write_small};
 
 /// The graph's file name in the layout.
 pub const GRAPH_NAME: &str = "model.onnx";
@@ -31,7 +31,7 @@ pub(super) const ENGINE_NAME: &str = "onnxruntime";
 pub struct LayoutWriter {
     dir: PathBuf,
     options: WriteOptions,
-    weights: Option<FileWriter>,
+    weights: Option<PacedFileWriter>,
     tensors: Vec<TensorEntry>,
     open: Option<OpenTensor>,
     direct: bool,
@@ -106,7 +106,7 @@ impl LayoutWriter {
         })?;
         let weights = match &mut self.weights {
             Some(weights) => weights,
-            none => none.insert(FileWriter::create(&self.dir.join(WEIGHTS_NAME), self.options)?),
+            none => none.insert(PacedFileWriter::create(&self.dir.join(WEIGHTS_NAME), self.options)?),
         };
         weights.align()?;
         let entry = TensorEntry {
@@ -165,7 +165,7 @@ impl LayoutWriter {
     ///
     /// # Errors
     /// `FailedPrecondition` while a parameter is open; I/O errors.
-    pub fn finish(self, graph: &[u8]) -> Result<Manifest> {
+    pub fn finish(self, graph: &[u8]) -> Result<LayoutManifest> {
         self.finish_with(|out| out.put(graph))
     }
 
@@ -173,7 +173,7 @@ impl LayoutWriter {
     pub(super) fn finish_with(
         mut self,
         graph: impl FnOnce(&mut GraphWriter) -> Result<()>,
-    ) -> Result<Manifest> {
+    ) -> Result<LayoutManifest> {
         if let Some(open) = &self.open {
             return Err(Error::precondition(format!("tensor \"{}\" has no end", open.entry.name)));
         }
@@ -185,13 +185,13 @@ impl LayoutWriter {
                 Some(FileEntry { name: WEIGHTS_NAME.to_owned(), bytes: file.finish()?, blake3: None })
             }
         };
-        let file = FileWriter::create(&self.dir.join(GRAPH_NAME), self.options)?;
+        let file = PacedFileWriter::create(&self.dir.join(GRAPH_NAME), self.options)?;
         let mut out = GraphWriter { file, hasher: blake3::Hasher::new() };
         graph(&mut out)?;
         let hash = out.hasher.finalize().to_hex().to_string();
         self.direct &= out.file.direct();
         let graph = FileEntry { name: GRAPH_NAME.to_owned(), bytes: out.file.finish()?, blake3: Some(hash) };
-        let manifest = Manifest {
+        let manifest = LayoutManifest {
             format: FORMAT,
             engine: ENGINE_NAME.to_owned(),
             created_by: concat!("millpond ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -209,7 +209,7 @@ impl LayoutWriter {
 
 /// The graph file being written and hashed.
 pub(super) struct GraphWriter {
-    file: FileWriter,
+    file: PacedFileWriter,
     hasher: blake3::Hasher,
 }
 
@@ -221,7 +221,7 @@ impl GraphWriter {
 }
 
 /// Writes the manifest of `dir` as its last file.
-pub(super) fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<()> {
+pub(super) fn write_manifest(dir: &Path, manifest: &LayoutManifest) -> Result<()> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|e| Error::internal(format!("the manifest does not serialise: {e}")))?;
     if text.len() as u64 > engine::layout::MANIFEST_BYTES_MAX {

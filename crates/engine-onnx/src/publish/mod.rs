@@ -24,11 +24,11 @@ mod wire;
 use std::path::{Path, PathBuf};
 
 use base::Result;
-use engine::layout::Manifest;
+use engine::layout::LayoutManifest;
 use memory::Rate;
 
-use convert::Job;
-use versions::Claim;
+use convert::Conversion;
+use versions::VersionClaim;
 
 pub use layout_writer::{GRAPH_NAME, LayoutWriter};
 pub use sink::WriteOptions;
@@ -53,7 +53,7 @@ pub struct PublishOptions {
 
 /// How far a conversion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct PublishProgress {
     /// Bytes written, parameters and graph together.
     pub bytes_done: u64,
     /// Bytes to be written.
@@ -68,12 +68,12 @@ pub struct Published {
     /// Its directory.
     pub dir: PathBuf,
     /// Its manifest.
-    pub manifest: Manifest,
+    pub manifest: LayoutManifest,
 }
 
 /// What a source holds, as far as its headers tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct SourceSummary {
     /// It is in the mappable layout already.
     pub published: bool,
     /// Bytes of parameters inside the model file that a conversion would move to the weights file.
@@ -90,10 +90,10 @@ pub struct Summary {
 /// # Errors
 /// `AlreadyExists` for a version that is there; `NotFound`, `DataLoss` or `InvalidArgument` when the source is
 /// at fault; I/O errors.
-pub fn publish(options: &PublishOptions, progress: &mut dyn FnMut(Progress)) -> Result<Published> {
+pub fn publish(options: &PublishOptions, progress: &mut dyn FnMut(PublishProgress)) -> Result<Published> {
     // Everything that the headers can tell is told before anything is written.
-    let job = Job::open(&options.source, options.direct)?;
-    let claim = Claim::new(&options.dest_root, options.version)?;
+    let job = Conversion::open(&options.source, options.direct)?;
+    let claim = VersionClaim::new(&options.dest_root, options.version)?;
     let write = WriteOptions { rate: options.rate, direct: options.direct };
     let manifest = job.run(claim.dir(), write, progress)?;
     let (version, dir) = claim.commit()?;
@@ -108,18 +108,18 @@ pub fn convert_into(
     source: &Path,
     dir: &Path,
     options: WriteOptions,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Manifest> {
-    Job::open(source, options.direct)?.run(dir, options, progress)
+    progress: &mut dyn FnMut(PublishProgress),
+) -> Result<LayoutManifest> {
+    Conversion::open(source, options.direct)?.run(dir, options, progress)
 }
 
 /// Says quickly, from the headers alone, where a model's parameters lie.
 ///
 /// # Errors
 /// `NotFound` and `DataLoss` when the source is at fault; I/O errors.
-pub fn inspect(source: &Path) -> Result<Summary> {
+pub fn inspect(source: &Path) -> Result<SourceSummary> {
     // Headers of a model that is about to be loaded are worth their place in the page cache.
-    Job::open(source, false).map(|job| job.summary())
+    Conversion::open(source, false).map(|job| job.summary())
 }
 
 #[cfg(test)]

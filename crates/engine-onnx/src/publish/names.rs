@@ -11,17 +11,17 @@ use base::units::MIB;
 
 use super::constant;
 use super::encode::WIRE_BYTES;
-use super::plan::{DEPTH_MAX, Kind};
+use super::plan::{DEPTH_MAX, MessageKind};
 use super::schema::{graph, sparse};
 use super::tensor::{NAME_BYTES_MAX, TensorHead};
-use super::wire::{Field, Walker};
+use super::wire::{Walker, WireField};
 
 /// All names together.
 const NAMES_BYTES_MAX: u64 = 64 * MIB;
 
 /// The parameters of a model and the outputs of its main graph.
 #[derive(Default)]
-pub(super) struct Names {
+pub(super) struct ParameterNames {
     /// How often each name is given to a parameter.
     parameters: HashMap<Vec<u8>, u32>,
     outputs: HashSet<Vec<u8>>,
@@ -29,12 +29,12 @@ pub(super) struct Names {
     bytes: u64,
 }
 
-impl Names {
+impl ParameterNames {
     /// Walks over the whole model.
-    pub(super) fn collect(walker: &mut Walker) -> Result<Names> {
-        let mut names = Names::default();
+    pub(super) fn collect(walker: &mut Walker) -> Result<ParameterNames> {
+        let mut names = ParameterNames::default();
         let whole = walker.whole();
-        names.message(walker, Kind::Model, whole, 0)?;
+        names.message(walker, MessageKind::Model, whole, 0)?;
         if names.graphs == 0 {
             return Err(walker.damaged(0, "not an ONNX model: it has no graph"));
         }
@@ -53,7 +53,13 @@ impl Names {
         self.outputs.contains(name)
     }
 
-    fn message(&mut self, walker: &mut Walker, kind: Kind, range: Range<u64>, depth: usize) -> Result<()> {
+    fn message(
+        &mut self,
+        walker: &mut Walker,
+        kind: MessageKind,
+        range: Range<u64>,
+        depth: usize,
+    ) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(
                 walker.damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep"))
@@ -66,15 +72,15 @@ impl Names {
             if field.wire != WIRE_BYTES {
                 continue;
             }
-            if kind == Kind::MainGraph && field.number == graph::OUTPUT {
+            if kind == MessageKind::MainGraph && field.number == graph::OUTPUT {
                 self.output(walker, &field)?;
             }
             let Some(child) = kind.child(field.number) else { continue };
-            self.graphs += usize::from(child == Kind::MainGraph);
-            if matches!(kind, Kind::MainGraph | Kind::Graph) {
+            self.graphs += usize::from(child == MessageKind::MainGraph);
+            if matches!(kind, MessageKind::MainGraph | MessageKind::Graph) {
                 self.parameter(walker, &field)?;
             }
-            if !matches!(child, Kind::MainTensor | Kind::Tensor | Kind::Sparse) {
+            if !matches!(child, MessageKind::MainTensor | MessageKind::Tensor | MessageKind::Sparse) {
                 self.message(walker, child, field.payload, depth + 1)?;
             }
         }
@@ -82,7 +88,7 @@ impl Names {
     }
 
     /// Counts the parameter that a field of a graph is, if it is one.
-    fn parameter(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+    fn parameter(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         let payload = field.payload.clone();
         let name = match field.number {
             graph::INITIALIZER => Some(TensorHead::read(walker, payload)?.name),
@@ -100,7 +106,7 @@ impl Names {
         Ok(())
     }
 
-    fn output(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+    fn output(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         if let Some(name) = last(walker, field.payload.clone(), 1)? {
             let name = walker.bytes(name, NAME_BYTES_MAX)?;
             self.count(walker, field, &name)?;
@@ -109,7 +115,7 @@ impl Names {
         Ok(())
     }
 
-    fn count(&mut self, walker: &Walker, field: &Field, name: &[u8]) -> Result<()> {
+    fn count(&mut self, walker: &Walker, field: &WireField, name: &[u8]) -> Result<()> {
         self.bytes += name.len() as u64;
         if self.bytes > NAMES_BYTES_MAX {
             return Err(walker.damaged(field.whole.start, "the parameters' names take too much memory"));

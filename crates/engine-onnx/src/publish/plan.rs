@@ -15,10 +15,10 @@ use engine::layout::{TENSOR_ALIGNMENT, WEIGHTS_NAME};
 use super::build::{MODEL_BYTES_MAX, external_data};
 use super::encode::{self, WIRE_BYTES};
 use super::external::ExternalFiles;
-use super::names::Names;
+use super::names::ParameterNames;
 use super::schema::{attribute, function, graph, model, node, sparse, tensor, training};
 use super::tensor::TensorHead;
-use super::wire::{Field, Walker};
+use super::wire::{Walker, WireField};
 use super::{EXTERNALISE_MIN, constant, schema};
 
 /// Messages inside messages; protobuf's own limit.
@@ -28,7 +28,7 @@ const EMBED_BYTES_MAX: u64 = 256 * MIB;
 
 /// Where the bytes of a parameter lie.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Data {
+pub(super) enum ParameterBytes {
     /// As they are in memory, in the model file.
     Raw(Range<u64>),
     /// In the typed fields of this `TensorProto`.
@@ -39,18 +39,18 @@ pub(super) enum Data {
 
 /// A parameter that moves to the weights file.
 #[derive(Clone, Debug)]
-pub(super) struct Move {
+pub(super) struct MovedParameter {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) dims: Vec<usize>,
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    pub(super) data: Data,
+    pub(super) data: ParameterBytes,
 }
 
 /// A part of the new graph.
 #[derive(Clone, Debug)]
-pub(super) enum Piece {
+pub(super) enum GraphPiece {
     /// A range of the model file.
     Copy(Range<u64>),
     /// New bytes.
@@ -60,15 +60,15 @@ pub(super) enum Piece {
 }
 
 /// The whole conversion.
-pub(super) struct Plan {
-    pub(super) moves: Vec<Move>,
-    pub(super) graph: Vec<Piece>,
+pub(super) struct ConversionPlan {
+    pub(super) moves: Vec<MovedParameter>,
+    pub(super) graph: Vec<GraphPiece>,
     pub(super) graph_bytes: u64,
 }
 
 /// The messages that can hold a tensor.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     Model,
     MainGraph,
     MainNode,
@@ -82,26 +82,28 @@ pub(super) enum Kind {
     Training,
 }
 
-impl Kind {
+impl MessageKind {
     /// What field `number` of this message is, if it can hold a tensor.
-    pub(super) fn child(self, number: u32) -> Option<Kind> {
+    pub(super) fn child(self, number: u32) -> Option<MessageKind> {
         Some(match (self, number) {
-            (Kind::Model, model::GRAPH) => Kind::MainGraph,
-            (Kind::Model, model::TRAINING_INFO) => Kind::Training,
-            (Kind::Model, model::FUNCTIONS) => Kind::Function,
-            (Kind::MainGraph, graph::NODE) => Kind::MainNode,
-            (Kind::MainGraph, graph::INITIALIZER) => Kind::MainTensor,
-            (Kind::MainGraph | Kind::Graph, graph::SPARSE_INITIALIZER) => Kind::Sparse,
-            (Kind::Graph, graph::NODE) => Kind::Node,
-            (Kind::Graph, graph::INITIALIZER) => Kind::Tensor,
-            (Kind::MainNode | Kind::Node, node::ATTRIBUTE) => Kind::Attribute,
-            (Kind::Attribute, attribute::T | attribute::TENSORS) => Kind::Tensor,
-            (Kind::Attribute, attribute::G | attribute::GRAPHS) => Kind::Graph,
-            (Kind::Attribute, attribute::SPARSE_TENSOR | attribute::SPARSE_TENSORS) => Kind::Sparse,
-            (Kind::Sparse, sparse::VALUES | sparse::INDICES) => Kind::Tensor,
-            (Kind::Function, function::NODE) => Kind::Node,
-            (Kind::Function, function::ATTRIBUTE_PROTO) => Kind::Attribute,
-            (Kind::Training, training::INITIALIZATION | training::ALGORITHM) => Kind::Graph,
+            (MessageKind::Model, model::GRAPH) => MessageKind::MainGraph,
+            (MessageKind::Model, model::TRAINING_INFO) => MessageKind::Training,
+            (MessageKind::Model, model::FUNCTIONS) => MessageKind::Function,
+            (MessageKind::MainGraph, graph::NODE) => MessageKind::MainNode,
+            (MessageKind::MainGraph, graph::INITIALIZER) => MessageKind::MainTensor,
+            (MessageKind::MainGraph | MessageKind::Graph, graph::SPARSE_INITIALIZER) => MessageKind::Sparse,
+            (MessageKind::Graph, graph::NODE) => MessageKind::Node,
+            (MessageKind::Graph, graph::INITIALIZER) => MessageKind::Tensor,
+            (MessageKind::MainNode | MessageKind::Node, node::ATTRIBUTE) => MessageKind::Attribute,
+            (MessageKind::Attribute, attribute::T | attribute::TENSORS) => MessageKind::Tensor,
+            (MessageKind::Attribute, attribute::G | attribute::GRAPHS) => MessageKind::Graph,
+            (MessageKind::Attribute, attribute::SPARSE_TENSOR | attribute::SPARSE_TENSORS) => {
+                MessageKind::Sparse
+            }
+            (MessageKind::Sparse, sparse::VALUES | sparse::INDICES) => MessageKind::Tensor,
+            (MessageKind::Function, function::NODE) => MessageKind::Node,
+            (MessageKind::Function, function::ATTRIBUTE_PROTO) => MessageKind::Attribute,
+            (MessageKind::Training, training::INITIALIZATION | training::ALGORITHM) => MessageKind::Graph,
             _ => return None,
         })
     }
@@ -109,14 +111,14 @@ impl Kind {
 
 /// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in `always` move
 /// whatever their size.
-pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -> Result<Plan> {
-    let names = Names::collect(walker)?;
+pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -> Result<ConversionPlan> {
+    let names = ParameterNames::collect(walker)?;
     let externals = ExternalFiles::beside(path)?;
     let mut planner = Planner { walker, externals, names, always, moves: Vec::new(), end: 0, embedded: 0 };
     let whole = planner.walker.whole();
-    let body = match planner.message(Kind::Model, whole.clone(), 0)? {
+    let body = match planner.message(MessageKind::Model, whole.clone(), 0)? {
         Some(body) => body,
-        None => Body { length: whole.end, pieces: vec![Piece::Copy(whole)] },
+        None => EditedMessage { length: whole.end, pieces: vec![GraphPiece::Copy(whole)] },
     };
     if body.length >= MODEL_BYTES_MAX {
         return Err(Error::too_large(format!(
@@ -124,50 +126,50 @@ pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -
             format_bytes(body.length)
         )));
     }
-    Ok(Plan { moves: planner.moves, graph: body.pieces, graph_bytes: body.length })
+    Ok(ConversionPlan { moves: planner.moves, graph: body.pieces, graph_bytes: body.length })
 }
 
 /// A message that differs from its source.
-struct Body {
-    pieces: Vec<Piece>,
+struct EditedMessage {
+    pieces: Vec<GraphPiece>,
     length: u64,
 }
 
-impl Body {
-    fn new() -> Body {
-        Body { pieces: Vec::new(), length: 0 }
+impl EditedMessage {
+    fn new() -> EditedMessage {
+        EditedMessage { pieces: Vec::new(), length: 0 }
     }
 
     fn copy(&mut self, range: Range<u64>) {
         self.length += range.end - range.start;
         match self.pieces.last_mut() {
-            Some(Piece::Copy(before)) if before.end == range.start => before.end = range.end,
+            Some(GraphPiece::Copy(before)) if before.end == range.start => before.end = range.end,
             _ if range.is_empty() => {}
-            _ => self.pieces.push(Piece::Copy(range)),
+            _ => self.pieces.push(GraphPiece::Copy(range)),
         }
     }
 
     fn new_bytes(&mut self, bytes: Vec<u8>) {
         self.length += bytes.len() as u64;
         match self.pieces.last_mut() {
-            Some(Piece::New(before)) => before.extend_from_slice(&bytes),
-            _ => self.pieces.push(Piece::New(bytes)),
+            Some(GraphPiece::New(before)) => before.extend_from_slice(&bytes),
+            _ => self.pieces.push(GraphPiece::New(bytes)),
         }
     }
 
     fn file(&mut self, path: PathBuf, range: Range<u64>) {
         self.length += range.end - range.start;
-        self.pieces.push(Piece::File(path, range));
+        self.pieces.push(GraphPiece::File(path, range));
     }
 
     /// Appends `inner` as field `number`.
-    fn field(&mut self, number: u32, inner: Body) {
+    fn field(&mut self, number: u32, inner: EditedMessage) {
         let mut header = Vec::new();
         encode::header(&mut header, number, inner.length);
         self.new_bytes(header);
         self.length += inner.length;
         let mut pieces = inner.pieces.into_iter();
-        if let Some(Piece::New(first)) = pieces.as_slice().first() {
+        if let Some(GraphPiece::New(first)) = pieces.as_slice().first() {
             let first = first.clone();
             self.length -= first.len() as u64;
             self.new_bytes(first);
@@ -180,9 +182,9 @@ impl Body {
 struct Planner<'a> {
     walker: &'a mut Walker,
     externals: ExternalFiles,
-    names: Names,
+    names: ParameterNames,
     always: &'a HashSet<String>,
-    moves: Vec<Move>,
+    moves: Vec<MovedParameter>,
     /// Where the last parameter ends in the weights file.
     end: u64,
     /// External bytes that move into the graph.
@@ -191,13 +193,18 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     /// The new form of a message, or nothing where it stays as it is.
-    fn message(&mut self, kind: Kind, range: Range<u64>, depth: usize) -> Result<Option<Body>> {
+    fn message(
+        &mut self,
+        kind: MessageKind,
+        range: Range<u64>,
+        depth: usize,
+    ) -> Result<Option<EditedMessage>> {
         if depth > DEPTH_MAX {
             return Err(self
                 .walker
                 .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
         }
-        let mut body = Body::new();
+        let mut body = EditedMessage::new();
         let (mut at, mut copied) = (range.start, range.start);
         while at < range.end {
             let field = self.walker.field(at, range.end)?;
@@ -220,15 +227,20 @@ impl Planner<'_> {
     }
 
     /// The new form of a field: its number and its payload.
-    fn child(&mut self, kind: Kind, field: &Field, depth: usize) -> Result<Option<(u32, Body)>> {
+    fn child(
+        &mut self,
+        kind: MessageKind,
+        field: &WireField,
+        depth: usize,
+    ) -> Result<Option<(u32, EditedMessage)>> {
         let payload = field.payload.clone();
         let body = match kind {
-            Kind::MainTensor => self.parameter(payload)?,
-            Kind::Tensor => {
+            MessageKind::MainTensor => self.parameter(payload)?,
+            MessageKind::Tensor => {
                 let head = TensorHead::read(self.walker, payload)?;
                 self.embed(&head)?
             }
-            Kind::MainNode => match self.constant(payload.clone())? {
+            MessageKind::MainNode => match self.constant(payload.clone())? {
                 Some(body) => return Ok(Some((graph::INITIALIZER, body))),
                 None => self.message(kind, payload, depth)?,
             },
@@ -238,7 +250,7 @@ impl Planner<'_> {
     }
 
     /// An initialiser of the main graph.
-    fn parameter(&mut self, payload: Range<u64>) -> Result<Option<Body>> {
+    fn parameter(&mut self, payload: Range<u64>) -> Result<Option<EditedMessage>> {
         let head = TensorHead::read(self.walker, payload)?;
         let name = self.names.bindable(&head.name);
         match self.movable(&head, name)? {
@@ -249,7 +261,7 @@ impl Planner<'_> {
 
     /// A `Constant` of the main graph whose value is large: it becomes an initialiser, which is what ONNX Runtime
     /// would make of it, but one that can be bound.
-    fn constant(&mut self, payload: Range<u64>) -> Result<Option<Body>> {
+    fn constant(&mut self, payload: Range<u64>) -> Result<Option<EditedMessage>> {
         let Some(constant) = constant::read(self.walker, payload)? else { return Ok(None) };
         if self.names.is_output(&constant.output) {
             return Ok(None);
@@ -264,7 +276,7 @@ impl Planner<'_> {
     }
 
     /// Decides whether a parameter of the main graph moves. `name` is absent where it could not be bound.
-    fn movable(&mut self, head: &TensorHead, name: Option<String>) -> Result<Option<Move>> {
+    fn movable(&mut self, head: &TensorHead, name: Option<String>) -> Result<Option<MovedParameter>> {
         let (Some(name), Some(bytes)) = (name, head.bytes(self.walker)?) else { return Ok(None) };
         let Some(dtype) = schema::dtype(head.code) else { return Ok(None) };
         if head.segmented || (bytes < EXTERNALISE_MIN && !self.always.contains(&name)) {
@@ -277,9 +289,9 @@ impl Planner<'_> {
                     .externals
                     .resolve(location, bytes)
                     .map_err(|e| e.context(format_args!("tensor {name:?}")))?;
-                Data::File(path, range)
+                ParameterBytes::File(path, range)
             }
-            (None, Some(raw)) if raw.end - raw.start == bytes => Data::Raw(raw.clone()),
+            (None, Some(raw)) if raw.end - raw.start == bytes => ParameterBytes::Raw(raw.clone()),
             (None, Some(raw)) => {
                 let held = raw.end - raw.start;
                 return Err(self.walker.damaged(
@@ -287,13 +299,13 @@ impl Planner<'_> {
                     format_args!("tensor {name:?} holds {held} bytes, type and shape take {bytes}"),
                 ));
             }
-            (None, None) => Data::Typed(head.payload.clone()),
+            (None, None) => ParameterBytes::Typed(head.payload.clone()),
         };
         let offset = self.end.next_multiple_of(TENSOR_ALIGNMENT);
-        Ok(Some(Move { name, dtype, dims, offset, bytes, data }))
+        Ok(Some(MovedParameter { name, dtype, dims, offset, bytes, data }))
     }
 
-    fn move_out(&mut self, head: &TensorHead, parameter: Move) -> Result<Body> {
+    fn move_out(&mut self, head: &TensorHead, parameter: MovedParameter) -> Result<EditedMessage> {
         self.end =
             parameter.offset.checked_add(parameter.bytes).filter(|&end| end < i64::MAX as u64).ok_or_else(
                 || self.walker.damaged(head.payload.start, "more parameters than a file can hold"),
@@ -307,7 +319,7 @@ impl Planner<'_> {
     }
 
     /// A tensor whose external data moves into the graph.
-    fn embed(&mut self, head: &TensorHead) -> Result<Option<Body>> {
+    fn embed(&mut self, head: &TensorHead) -> Result<Option<EditedMessage>> {
         let Some(location) = &head.external else { return Ok(None) };
         let Some(bytes) = head.bytes(self.walker)? else {
             return Err(self.walker.damaged(
@@ -338,8 +350,8 @@ impl Planner<'_> {
 }
 
 /// A tensor's fields other than its data.
-fn kept(head: &TensorHead) -> Body {
-    let mut body = Body::new();
+fn kept(head: &TensorHead) -> EditedMessage {
+    let mut body = EditedMessage::new();
     for range in &head.kept {
         body.copy(range.clone());
     }

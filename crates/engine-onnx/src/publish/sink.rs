@@ -34,7 +34,7 @@ impl Default for WriteOptions {
 }
 
 /// A file being written from front to back.
-pub(super) struct FileWriter {
+pub(super) struct PacedFileWriter {
     path: PathBuf,
     file: File,
     direct: bool,
@@ -45,11 +45,11 @@ pub(super) struct FileWriter {
     pacer: Pacer,
 }
 
-impl FileWriter {
+impl PacedFileWriter {
     /// Creates `path`, which must not exist.
-    pub(super) fn create(path: &Path, options: WriteOptions) -> Result<FileWriter> {
+    pub(super) fn create(path: &Path, options: WriteOptions) -> Result<PacedFileWriter> {
         let (file, direct) = open_new(path, options.direct)?;
-        Ok(FileWriter {
+        Ok(PacedFileWriter {
             path: path.to_owned(),
             file,
             direct,
@@ -175,7 +175,7 @@ mod tests {
             for size in [0usize, 1, BLOCK - 1, BLOCK, BLOCK + 1, SLICE_BYTES, SLICE_BYTES + 5] {
                 let path = dir.path().join(format!("{direct}-{size}"));
                 let mut writer =
-                    FileWriter::create(&path, WriteOptions { direct, ..Default::default() }).unwrap();
+                    PacedFileWriter::create(&path, WriteOptions { direct, ..Default::default() }).unwrap();
                 let bytes: Vec<u8> = (0..size).map(|at| at as u8 | 1).collect();
                 writer.put(&bytes).unwrap();
                 writer.align().unwrap();
@@ -196,7 +196,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, b"old").unwrap();
-        assert!(FileWriter::create(&path, WriteOptions::default()).is_err());
+        assert!(PacedFileWriter::create(&path, WriteOptions::default()).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
     }
 }

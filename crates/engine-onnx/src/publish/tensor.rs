@@ -6,7 +6,7 @@ use base::{DType, Result};
 
 use super::encode::{WIRE_BYTES, WIRE_FIXED32, WIRE_FIXED64, WIRE_VARINT};
 use super::schema::{self, tensor};
-use super::wire::{Field, Walker};
+use super::wire::{Walker, WireField};
 
 /// Axes of a tensor at most.
 const DIMS_MAX: usize = 256;
@@ -90,7 +90,7 @@ impl TensorHead {
     }
 
     /// A field that is copied, and perhaps read.
-    fn other(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+    fn other(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         match (field.number, field.wire) {
             (tensor::DIMS, WIRE_VARINT) => self.dim(walker, field.whole.start, field.varint)?,
             (tensor::DIMS, WIRE_BYTES) => {
@@ -149,7 +149,7 @@ impl TensorHead {
 
 impl Location {
     /// Takes one `StringStringEntryProto`.
-    fn entry(&mut self, walker: &mut Walker, field: &Field) -> Result<()> {
+    fn entry(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let mut at = field.payload.start;
         while at < field.payload.end {
@@ -195,7 +195,8 @@ pub(super) fn stream_typed(
     wanted: u64,
     sink: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut batch = Batch { dtype, bytes: Vec::with_capacity(BATCH_BYTES + 8), passed: 0, wanted, sink };
+    let mut batch =
+        ElementBatch { dtype, bytes: Vec::with_capacity(BATCH_BYTES + 8), passed: 0, wanted, sink };
     let number = typed_field(dtype);
     let fixed = match number {
         tensor::FLOAT_DATA => Some((WIRE_FIXED32, 4)),
@@ -233,7 +234,7 @@ pub(super) fn stream_typed(
 }
 
 /// Elements on their way.
-struct Batch<'a> {
+struct ElementBatch<'a> {
     dtype: DType,
     bytes: Vec<u8>,
     /// Bytes handed on.
@@ -242,7 +243,7 @@ struct Batch<'a> {
     sink: &'a mut dyn FnMut(&[u8]) -> Result<()>,
 }
 
-impl Batch<'_> {
+impl ElementBatch<'_> {
     fn copy(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
         self.room(walker, range.start, range.end - range.start)?;
         let bytes = &mut self.bytes;

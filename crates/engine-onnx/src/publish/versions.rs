@@ -18,8 +18,8 @@ const HIDDEN_PREFIX: &str = ".tmp-";
 /// The protocols carry version numbers as `int64`.
 const VERSION_MAX: u64 = i64::MAX as u64;
 
-/// A place to write a version in. Dropped without [`Claim::commit`], it takes away what was written.
-pub(super) struct Claim {
+/// A place to write a version in. Dropped without [`VersionClaim::commit`], it takes away what was written.
+pub(super) struct VersionClaim {
     root: PathBuf,
     made_root: bool,
     hidden: PathBuf,
@@ -29,22 +29,22 @@ pub(super) struct Claim {
     _lock: File,
 }
 
-impl Claim {
+impl VersionClaim {
     /// Makes the model's directory if need be, sweeps it, and makes a hidden directory in it.
-    pub(super) fn new(root: &Path, wanted: Option<u64>) -> Result<Claim> {
+    pub(super) fn new(root: &Path, wanted: Option<u64>) -> Result<VersionClaim> {
         if wanted.is_some_and(|version| version > VERSION_MAX) {
             return Err(Error::invalid(format!("version numbers end at {VERSION_MAX}")));
         }
         let made_root = make_root(root)?;
-        let outcome = Claim::make(root, wanted, made_root);
+        let outcome = VersionClaim::make(root, wanted, made_root);
         if outcome.is_err() && made_root {
             let _ = std::fs::remove_dir(root);
         }
         outcome
     }
 
-    fn make(root: &Path, wanted: Option<u64>, made_root: bool) -> Result<Claim> {
-        let gate = Gate::enter(root)?;
+    fn make(root: &Path, wanted: Option<u64>, made_root: bool) -> Result<VersionClaim> {
+        let gate = DirectoryLock::enter(root)?;
         if let Some(version) = wanted {
             check_free(root, version)?;
         }
@@ -57,7 +57,7 @@ impl Claim {
         let lock = File::open(&hidden).map_err(|e| Error::io(&hidden, &e))?;
         // Where locks are not supported nobody sweeps either.
         let _ = lock.try_lock();
-        Ok(Claim { root: root.to_owned(), made_root, hidden, wanted, committed: false, _lock: lock })
+        Ok(VersionClaim { root: root.to_owned(), made_root, hidden, wanted, committed: false, _lock: lock })
     }
 
     /// Where to write.
@@ -67,7 +67,7 @@ impl Claim {
 
     /// Makes the version visible. Returns its number and directory.
     pub(super) fn commit(mut self) -> Result<(u64, PathBuf)> {
-        let _gate = Gate::enter(&self.root)?;
+        let _gate = DirectoryLock::enter(&self.root)?;
         let version = match self.wanted {
             Some(version) => version,
             None => next_version(&self.root)?,
@@ -86,7 +86,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for VersionClaim {
     fn drop(&mut self) {
         if self.committed {
             return;
@@ -102,16 +102,16 @@ impl Drop for Claim {
 }
 
 /// The model's directory, locked while names are chosen in it.
-struct Gate {
+struct DirectoryLock {
     _dir: File,
     locked: bool,
 }
 
-impl Gate {
-    fn enter(root: &Path) -> Result<Gate> {
+impl DirectoryLock {
+    fn enter(root: &Path) -> Result<DirectoryLock> {
         let dir = File::open(root).map_err(|e| Error::io(root, &e))?;
         let locked = dir.lock().is_ok();
-        Ok(Gate { _dir: dir, locked })
+        Ok(DirectoryLock { _dir: dir, locked })
     }
 }
 
@@ -208,24 +208,24 @@ mod tests {
     fn numbers_follow_the_highest() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("deep/model");
-        assert_eq!(Claim::new(&root, None).unwrap().commit().unwrap(), (1, root.join("1")));
+        assert_eq!(VersionClaim::new(&root, None).unwrap().commit().unwrap(), (1, root.join("1")));
         std::fs::create_dir(root.join("0041")).unwrap();
         std::fs::create_dir(root.join("50x")).unwrap();
-        assert_eq!(Claim::new(&root, None).unwrap().commit().unwrap().0, 42);
-        assert_eq!(Claim::new(&root, Some(7)).unwrap().commit().unwrap().0, 7);
+        assert_eq!(VersionClaim::new(&root, None).unwrap().commit().unwrap().0, 42);
+        assert_eq!(VersionClaim::new(&root, Some(7)).unwrap().commit().unwrap().0, 7);
         for taken in [1, 7, 41, 42] {
-            let error = Claim::new(&root, Some(taken)).err().unwrap();
+            let error = VersionClaim::new(&root, Some(taken)).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::AlreadyExists);
         }
-        assert!(Claim::new(&root, Some(u64::MAX)).is_err());
+        assert!(VersionClaim::new(&root, Some(u64::MAX)).is_err());
         assert_eq!(names(&root), ["0041", "1", "42", "50x", "7"]);
     }
 
     #[test]
     fn a_version_that_appears_meanwhile_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let claim = Claim::new(dir.path(), Some(3)).unwrap();
-        let other = Claim::new(dir.path(), None).unwrap();
+        let claim = VersionClaim::new(dir.path(), Some(3)).unwrap();
+        let other = VersionClaim::new(dir.path(), None).unwrap();
         std::fs::write(other.dir().join("file"), b"theirs").unwrap();
         std::fs::create_dir(dir.path().join("2")).unwrap();
         assert_eq!(other.commit().unwrap().0, 3);
@@ -239,9 +239,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join(".tmp-1-1")).unwrap();
         std::fs::write(dir.path().join(".tmp-1-1/weights.bin"), b"half").unwrap();
-        let living = Claim::new(dir.path(), None).unwrap();
+        let living = VersionClaim::new(dir.path(), None).unwrap();
         assert_eq!(names(dir.path()).len(), 1, "the dead one is gone");
-        let second = Claim::new(dir.path(), None).unwrap();
+        let second = VersionClaim::new(dir.path(), None).unwrap();
         assert!(living.dir().exists() && second.dir().exists());
         drop((living, second));
         assert!(names(dir.path()).is_empty());
@@ -251,10 +251,10 @@ mod tests {
     fn a_failure_takes_the_new_directory_away() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("model");
-        drop(Claim::new(&root, None).unwrap());
+        drop(VersionClaim::new(&root, None).unwrap());
         assert!(!root.exists());
         std::fs::write(&root, b"file").unwrap();
-        assert!(Claim::new(&root, None).is_err());
+        assert!(VersionClaim::new(&root, None).is_err());
         assert!(root.exists());
     }
 }

@@ -18,7 +18,7 @@ const VARINT_BYTES_MAX: u32 = 10;
 
 /// One field of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Field {
+pub(super) struct WireField {
     /// Its number in the schema.
     pub(super) number: u32,
     /// Its wire type.
@@ -31,7 +31,7 @@ pub(super) struct Field {
     pub(super) varint: u64,
 }
 
-impl Field {
+impl WireField {
     /// Whether it is the field `number` in the wire type `wire`. A field of another type than the schema's is
     /// as good as unknown, for protobuf and for us.
     pub(super) fn is(&self, number: u32, wire: u8) -> bool {
@@ -86,7 +86,7 @@ impl Walker {
     }
 
     /// The field at `at` of a message that ends at `end`.
-    pub(super) fn field(&mut self, at: u64, end: u64) -> Result<Field> {
+    pub(super) fn field(&mut self, at: u64, end: u64) -> Result<WireField> {
         let (key, after) = self.varint(at, end)?;
         let (number, wire) = (key >> 3, (key & 7) as u8);
         if number == 0 || number > FIELD_MAX {
@@ -107,7 +107,7 @@ impl Walker {
             }
             _ => return Err(self.damaged(at, format_args!("wire type {wire}, which ONNX does not use"))),
         };
-        Ok(Field { number: number as u32, wire, whole: at..payload.end, payload, varint })
+        Ok(WireField { number: number as u32, wire, whole: at..payload.end, payload, varint })
     }
 
     /// The varint at `at`, which ends before `end`, and what follows it.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::DType;
 use engine::conformance::{Fixture, TABLE_COLUMNS, TABLE_ROWS, check};
 use engine::{Engine, SignatureFile};
-use engine_torch::build::{self, Parameter};
+use engine_torch::build::{self, TorchParameter};
 
 use crate::support::{device, text, torch};
 
@@ -31,11 +31,11 @@ fn libtorch_conforms() {
     add("echo-scalar", echo, vec![], ("x", "float32", &[]), &["y"]);
     let half = "def forward(self, x):\n    return x * self.half + self.two\n";
     let parameters =
-        vec![Parameter::floats("half", &[1], vec![0.5]), Parameter::floats("two", &[1], vec![2.0])];
+        vec![TorchParameter::floats("half", &[1], vec![0.5]), TorchParameter::floats("two", &[1], vec![2.0])];
     add("half_plus_two", half, parameters, ("x", "float32", &[-1]), &["y"]);
     let two = "def forward(self, x):\n    return x / 2.0, x + 2.0\n";
     add("two_outputs", two, vec![], ("x", "float32", &[-1]), &["half", "plus"]);
-    let table = Parameter::filled("table", &[TABLE_ROWS, TABLE_COLUMNS], |elements| {
+    let table = TorchParameter::filled("table", &[TABLE_ROWS, TABLE_COLUMNS], |elements| {
         for (row, elements) in elements.chunks_exact_mut(TABLE_COLUMNS).enumerate() {
             elements.fill(row as f32);
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use base::ErrorKind;
 use engine::{Arena, Engine, SignatureFile};
-use engine_torch::build::Parameter;
+use engine_torch::build::TorchParameter;
 use proptest::prelude::*;
 
 use crate::support::{Written, answer, floats, load, store, torch};
@@ -17,7 +17,7 @@ fn module() -> Written {
     for line in 0..40 {
         source.push_str(&format!("    y = y + {line}.0 * self.weight[{line}]\n"));
     }
-    Written::new(&(source + "    return y\n"), vec![Parameter::floats("weight", &[64], weight)])
+    Written::new(&(source + "    return y\n"), vec![TorchParameter::floats("weight", &[64], weight)])
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use base::ErrorKind;
 use engine::{Device, Engine, LoadRequest, SessionOptions};
-use engine_torch::build::Parameter;
+use engine_torch::build::TorchParameter;
 
 use crate::support::{DEVICE, Written, answer, children, floats, torch};
 
@@ -65,7 +65,7 @@ fn what_runs_on_the_processor_runs_on_a_gpu() {
 fn threads_have_streams_of_their_own_and_pinned_memory() {
     const WIDTH: usize = 1000;
     if is_child() {
-        let weight = Parameter::filled("weight", &[WIDTH], |elements| elements.fill(3.0));
+        let weight = TorchParameter::filled("weight", &[WIDTH], |elements| elements.fill(3.0));
         let source = "def forward(self, x):\n    y = x.clone()\n    y += self.weight\n    return y.clone()\n";
         let session = &Written::new(source, vec![weight]).load();
         std::thread::scope(|scope| {
@@ -105,7 +105,7 @@ fn threads_have_streams_of_their_own_and_pinned_memory() {
 #[test]
 fn a_state_goes_from_thread_to_thread() {
     if is_child() {
-        let sum = Parameter { buffer: true, ..Parameter::floats("sum", &[1], vec![10.0]) };
+        let sum = TorchParameter { buffer: true, ..TorchParameter::floats("sum", &[1], vec![10.0]) };
         let source = "def forward(self, x):\n    self.sum = self.sum + x\n    return self.sum.clone()\n";
         let session = Written::new(source, vec![sum]).load();
         let fork = session.fork().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use engine::conformance::resident_bytes;
-use engine_torch::build::{Data, Parameter};
+use engine_torch::build::{ParameterData, TorchParameter};
 
 use crate::support::{ALONE, Written, answer, floats, store};
 
@@ -21,7 +21,7 @@ fn rights(address: usize) -> String {
 #[test]
 fn parameters_lie_in_the_sealed_arena() {
     let (store, elements) = (store(64 << 20), 1 << 20);
-    let weights = || vec![Parameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
+    let weights = || vec![TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
     let module = Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights());
     let session = module.load_into(&store).unwrap();
     let bytes = session.parameter_bytes();
@@ -46,15 +46,15 @@ fn probe(store: &memory::ParameterStore) -> usize {
 #[test]
 fn tied_and_viewed_parameters_stay_so() {
     let store = store(64 << 20);
-    let view = |name: &str, start, count: usize| Parameter {
+    let view = |name: &str, start, count: usize| TorchParameter {
         name: name.into(),
         dims: vec![count],
-        data: Data::View { of: "a".into(), start },
+        data: ParameterData::View { of: "a".into(), start },
         buffer: false,
     };
     let elements = 1 << 20;
     let parameters = vec![
-        Parameter::filled("a", &[elements], |elements| elements[3] = 7.0),
+        TorchParameter::filled("a", &[elements], |elements| elements[3] = 7.0),
         view("tied", 0, elements),
         view("part", 3, 2),
     ];
@@ -72,7 +72,7 @@ fn tied_and_viewed_parameters_stay_so() {
 #[test]
 fn a_full_arena_is_not_the_end() {
     let store = store(64 << 20);
-    let weights = vec![Parameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
+    let weights = vec![TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
     let module = Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights);
     let arena = engine::Arena { store: store.clone(), bytes: 4096, stop: Default::default() };
     let session = crate::support::load(&module.path(), Default::default(), Some(arena)).unwrap();
@@ -84,7 +84,7 @@ fn a_full_arena_is_not_the_end() {
 fn loading_again_and_again_grows_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let store = store(64 << 20);
-    let weights = vec![Parameter::filled("weight", &[256, 1024], |elements| elements.fill(0.001))];
+    let weights = vec![TorchParameter::filled("weight", &[256, 1024], |elements| elements.fill(0.001))];
     let source = "def forward(self, x):\n    return torch.relu(x @ self.weight).sum(1)\n";
     let module = Written::new(source, weights);
     let cycle = || {

@@ -2,7 +2,7 @@
 
 use base::{DType, Dim, ErrorKind, NamedTensor, Tensor};
 use engine::{Session, SignatureFile};
-use engine_torch::build::Parameter;
+use engine_torch::build::TorchParameter;
 
 use crate::support::{Written, answer, floats, text};
 
@@ -155,7 +155,7 @@ fn what_a_request_cannot_give_is_refused_at_the_load() {
 
 #[test]
 fn faults_are_one_line() {
-    let weight = Parameter::floats("weight", &[2, 2], vec![1.0; 4]);
+    let weight = TorchParameter::floats("weight", &[2, 2], vec![1.0; 4]);
     let session = Written::new("def forward(self, x):\n    return x @ self.weight\n", vec![weight]).load();
     let error = session.run(&[floats("x", &[1, 3], &[0.0; 3])], &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);

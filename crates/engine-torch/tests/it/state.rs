@@ -1,13 +1,13 @@
 //! Models that keep something from run to run.
 
 use engine::Session;
-use engine_torch::build::{Data, Parameter};
+use engine_torch::build::{ParameterData, TorchParameter};
 
 use crate::support::{Written, answer, floats, store};
 
-fn buffer(name: &str, elements: &[f32]) -> Parameter {
-    let data = Data::Floats(elements.to_vec());
-    Parameter { name: name.into(), dims: vec![elements.len()], data, buffer: true }
+fn buffer(name: &str, elements: &[f32]) -> TorchParameter {
+    let data = ParameterData::Floats(elements.to_vec());
+    TorchParameter { name: name.into(), dims: vec![elements.len()], data, buffer: true }
 }
 
 fn one(session: &dyn Session, value: f32) -> f32 {
@@ -19,10 +19,10 @@ fn adders() -> [(&'static str, Written); 7] {
     let sum = || vec![buffer("sum", &[10.0])];
     let viewed = vec![
         buffer("sum", &[10.0, 7.0]),
-        Parameter {
+        TorchParameter {
             name: "part".into(),
             dims: vec![1],
-            data: Data::View { of: "sum".into(), start: 0 },
+            data: ParameterData::View { of: "sum".into(), start: 0 },
             buffer: true,
         },
     ];
@@ -80,7 +80,7 @@ fn parts_that_run_beside_the_rest_and_write_nothing_are_no_state() {
          y += torch.wait(one)\n    return y * 0.5\n",
     ] {
         let source = format!("{source}def forward(self, x):\n{forward}");
-        let scale = || vec![Parameter::floats("scale", &[1], vec![3.0])];
+        let scale = || vec![TorchParameter::floats("scale", &[1], vec![3.0])];
         let session = Written::new(&source, scale()).load_into(&store(64 << 20)).unwrap();
         assert!(!session.stateful(), "{source}");
         assert_eq!([one(&*session, 1.0), one(&*session, 2.0)], [4.0, 7.0], "{source}");
@@ -160,7 +160,7 @@ fn statistics_that_normalisation_updates_are_state() {
 fn writing_to_what_was_computed_is_no_state() {
     let source = "def forward(self, x):\n    y = x * self.scale\n    y.add_(1.0)\n    z = self.scale.clone()\n    \
                   z.mul_(2.0)\n    return y + z\n";
-    let session = Written::new(source, vec![Parameter::floats("scale", &[1], vec![3.0])]).load();
+    let session = Written::new(source, vec![TorchParameter::floats("scale", &[1], vec![3.0])]).load();
     assert!(!session.stateful());
     assert_eq!([one(&*session, 1.0), one(&*session, 1.0)], [10.0, 10.0]);
 }

@@ -8,7 +8,7 @@ use engine::{
     Arena, Device, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText,
 };
 use engine_torch::TorchEngine;
-use engine_torch::build::{self, Parameter};
+use engine_torch::build::{self, TorchParameter};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 
 /// Where the shim of the tests is.
@@ -48,7 +48,7 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    pub(crate) fn new(source: &str, parameters: Vec<Parameter>) -> Written {
+    pub(crate) fn new(source: &str, parameters: Vec<TorchParameter>) -> Written {
         let written = Written { dir: tempfile::tempdir().unwrap() };
         build::module(&torch(), &written.path(), source, parameters).unwrap();
         written

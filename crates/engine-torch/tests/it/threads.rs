@@ -1,7 +1,7 @@
 //! A run takes as many threads as it was told, on whichever thread it is.
 
 use engine::{Engine, LoadRequest, SessionOptions};
-use engine_torch::build::Parameter;
+use engine_torch::build::TorchParameter;
 
 use crate::support::{Written, child, floats, torch};
 
@@ -22,7 +22,7 @@ fn threads() -> usize {
 
 /// Has four fresh threads run products of 1024 x 1024 after one another, and gives how many threads came beside them.
 fn extra(intra_op_threads: usize) -> usize {
-    let weights = vec![Parameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
+    let weights = vec![TorchParameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
     let module = Written::new("def forward(self, x):\n    return x @ self.weight\n", weights);
     let options = SessionOptions { intra_op_threads, ..SessionOptions::default() };
     let request = LoadRequest { graph: module.path(), options, ..LoadRequest::default() };

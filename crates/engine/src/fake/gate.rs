@@ -3,19 +3,19 @@
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 #[derive(Default)]
-struct Inside {
+struct GateState {
     closed: bool,
     waiting: usize,
 }
 
 /// Open at first.
 #[derive(Default)]
-pub struct Gate {
-    inside: Mutex<Inside>,
+pub struct FakeGate {
+    inside: Mutex<GateState>,
     changed: Condvar,
 }
 
-impl Gate {
+impl FakeGate {
     /// From now on threads stop here.
     pub fn close(&self) {
         self.lock().closed = true;
@@ -54,7 +54,7 @@ impl Gate {
         inside.waiting -= 1;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.inside.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -37,7 +37,7 @@ enum Operand {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Operation {
+enum FakeOperation {
     Echo { input: String },
     Affine { input: String, scale: Operand, offset: Operand },
     Pick { table: String, index: String },
@@ -45,7 +45,7 @@ enum Operation {
 
 /// A parsed graph.
 #[derive(Debug, Default)]
-pub(crate) struct Graph {
+pub(crate) struct FakeGraph {
     pub(crate) signature: Signature,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) load_delay: Duration,
@@ -53,18 +53,18 @@ pub(crate) struct Graph {
     pub(crate) fail_load: Option<String>,
     pub(crate) fail_run: Option<String>,
     parameters: Vec<TensorSpec>,
-    operations: BTreeMap<String, Operation>,
+    operations: BTreeMap<String, FakeOperation>,
 }
 
-impl Graph {
+impl FakeGraph {
     /// # Errors
     /// `DataLoss` when it is not one, `InvalidArgument` when it makes no sense.
-    pub(crate) fn parse(text: &str) -> Result<Graph> {
+    pub(crate) fn parse(text: &str) -> Result<FakeGraph> {
         let mut lines = text.lines();
         if lines.next() != Some(MAGIC) {
             return Err(Error::data_loss(format!("not a fake graph: its first line is not \"{MAGIC}\"")));
         }
-        let mut graph = Graph::default();
+        let mut graph = FakeGraph::default();
         for line in lines.map(str::trim).filter(|line| !line.is_empty()) {
             graph
                 .line(line)
@@ -125,7 +125,7 @@ impl Graph {
         inputs: &[NamedTensor],
         wanted: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {
-        let run = Run { parameters, inputs };
+        let run = FakeRun { parameters, inputs };
         let compute = |name: &str| -> Result<NamedTensor> {
             let operation = self.operations.get(name).filter(|_| self.signature.output(name).is_some());
             let operation =
@@ -150,38 +150,40 @@ fn delay(text: &str) -> Option<Duration> {
     text.parse().ok().filter(|ms| *ms <= DELAY_MS_MAX).map(Duration::from_millis)
 }
 
-fn operation(text: &str) -> Option<Operation> {
+fn operation(text: &str) -> Option<FakeOperation> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let operand =
         |word: &str| word.parse().map_or_else(|_| Operand::Parameter(word.to_owned()), Operand::Number);
     match words[..] {
-        ["echo", input] => Some(Operation::Echo { input: input.to_owned() }),
-        ["affine", input, scale, offset] => Some(Operation::Affine {
+        ["echo", input] => Some(FakeOperation::Echo { input: input.to_owned() }),
+        ["affine", input, scale, offset] => Some(FakeOperation::Affine {
             input: input.to_owned(),
             scale: operand(scale),
             offset: operand(offset),
         }),
-        ["pick", table, index] => Some(Operation::Pick { table: table.to_owned(), index: index.to_owned() }),
+        ["pick", table, index] => {
+            Some(FakeOperation::Pick { table: table.to_owned(), index: index.to_owned() })
+        }
         _ => None,
     }
 }
 
-struct Run<'a> {
+struct FakeRun<'a> {
     parameters: &'a [BoundTensor],
     inputs: &'a [NamedTensor],
 }
 
-impl Run<'_> {
-    fn compute(&self, operation: &Operation) -> Result<Tensor> {
+impl FakeRun<'_> {
+    fn compute(&self, operation: &FakeOperation) -> Result<Tensor> {
         match operation {
-            Operation::Echo { input } => Ok(self.input(input)?.clone()),
-            Operation::Affine { input, scale, offset } => {
+            FakeOperation::Echo { input } => Ok(self.input(input)?.clone()),
+            FakeOperation::Affine { input, scale, offset } => {
                 let (scale, offset, input) =
                     (self.operand(scale)?, self.operand(offset)?, self.input(input)?);
                 let elements = input.to_vec::<f32>()?.into_iter().map(|x| x * scale + offset).collect();
                 Tensor::from_vec(Shape::from_slice(input.shape()), elements)
             }
-            Operation::Pick { table, index } => self.pick(self.parameter(table)?, self.input(index)?),
+            FakeOperation::Pick { table, index } => self.pick(self.parameter(table)?, self.input(index)?),
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use base::{DType, Error, Result};
 
 use crate::layout::{
-    FORMAT, FileEntry, MANIFEST_NAME, Manifest, TENSOR_ALIGNMENT, TensorEntry, WEIGHTS_NAME,
+    FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TENSOR_ALIGNMENT, TensorEntry, WEIGHTS_NAME,
 };
 
 /// What the graph file is called.
@@ -13,7 +13,7 @@ pub const GRAPH_NAME: &str = "model.fake";
 
 /// A parameter to be written.
 #[derive(Clone, Debug)]
-pub struct Parameter {
+pub struct FakeParameter {
     /// Its name in the graph.
     pub name: String,
     /// Its element type.
@@ -24,11 +24,11 @@ pub struct Parameter {
     pub bytes: Vec<u8>,
 }
 
-impl Parameter {
+impl FakeParameter {
     /// A parameter of singles.
-    pub fn floats(name: &str, dims: &[usize], elements: &[f32]) -> Parameter {
+    pub fn floats(name: &str, dims: &[usize], elements: &[f32]) -> FakeParameter {
         let bytes = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
-        Parameter { name: name.to_owned(), dtype: DType::F32, dims: dims.to_vec(), bytes }
+        FakeParameter { name: name.to_owned(), dtype: DType::F32, dims: dims.to_vec(), bytes }
     }
 }
 
@@ -48,7 +48,7 @@ pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
     publish(
         dir,
         HALF_PLUS_TWO,
-        &[Parameter::floats("half", &[1], &[scale]), Parameter::floats("two", &[1], &[offset])],
+        &[FakeParameter::floats("half", &[1], &[scale]), FakeParameter::floats("two", &[1], &[offset])],
     )
 }
 
@@ -56,7 +56,7 @@ pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
 ///
 /// # Errors
 /// Those of the file system.
-pub fn publish(dir: &Path, graph: &str, parameters: &[Parameter]) -> Result<()> {
+pub fn publish(dir: &Path, graph: &str, parameters: &[FakeParameter]) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
     let write = |name: &str, bytes: &[u8]| {
         let path = dir.join(name);
@@ -69,7 +69,7 @@ pub fn publish(dir: &Path, graph: &str, parameters: &[Parameter]) -> Result<()> 
     }
     let file =
         |name: &str, bytes: usize| FileEntry { name: name.to_owned(), bytes: bytes as u64, blake3: None };
-    let manifest = Manifest {
+    let manifest = LayoutManifest {
         format: FORMAT,
         engine: super::NAME.to_owned(),
         created_by: "the fake engine".to_owned(),
@@ -84,7 +84,7 @@ pub fn publish(dir: &Path, graph: &str, parameters: &[Parameter]) -> Result<()> 
     write(MANIFEST_NAME, &text)
 }
 
-fn lay_out(parameters: &[Parameter]) -> (Vec<u8>, Vec<TensorEntry>) {
+fn lay_out(parameters: &[FakeParameter]) -> (Vec<u8>, Vec<TensorEntry>) {
     let mut weights = Vec::new();
     let mut tensors = Vec::new();
     for parameter in parameters {

@@ -1,27 +1,27 @@
 //! Between the text form and the plain values, one piece at a time.
 
 use super::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText};
-use crate::{CutOptions, Merge, Mode, PadOptions, PriorityOptions};
+use crate::{CutOptions, Merge, PadOptions, PriorityOptions, ScheduleMode};
 
 /// `value` where it is not the default.
 pub(super) fn changed<T: Clone + PartialEq>(value: &T, default: &T) -> Option<T> {
     (value != default).then(|| value.clone())
 }
 
-impl From<ModeText> for Mode {
-    fn from(text: ModeText) -> Mode {
+impl From<ModeText> for ScheduleMode {
+    fn from(text: ModeText) -> ScheduleMode {
         match text {
-            ModeText::Sync => Mode::Sync,
-            ModeText::Async => Mode::Async,
+            ModeText::Sync => ScheduleMode::Sync,
+            ModeText::Async => ScheduleMode::Async,
         }
     }
 }
 
-impl From<Mode> for ModeText {
-    fn from(mode: Mode) -> ModeText {
+impl From<ScheduleMode> for ModeText {
+    fn from(mode: ScheduleMode) -> ModeText {
         match mode {
-            Mode::Sync => ModeText::Sync,
-            Mode::Async => ModeText::Async,
+            ScheduleMode::Sync => ModeText::Sync,
+            ScheduleMode::Async => ModeText::Async,
         }
     }
 }

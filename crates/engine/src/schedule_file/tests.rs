@@ -66,7 +66,7 @@ fn every_setting_is_applied() {
         CutOptions { axis: 1, input: "x".into(), input_axis: 3, divisor: 8, round_up: false, offset: -2 };
     let level = PriorityOptions { queue_max: Some(16), timeout: Some(ms(50)) };
     let wanted = ScheduleOptions {
-        mode: Mode::Async,
+        mode: ScheduleMode::Async,
         threads: Some(2),
         weight: 3,
         max_batch: 32,

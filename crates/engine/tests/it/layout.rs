@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use base::{DType, ErrorKind};
-use engine::fake::publish::{self, GRAPH_NAME, HALF_PLUS_TWO, Parameter};
+use engine::fake::publish::{self, FakeParameter, GRAPH_NAME, HALF_PLUS_TWO};
 use engine::layout::{Artifact, MANIFEST_NAME, TENSOR_ALIGNMENT, WEIGHTS_NAME};
 use tempfile::TempDir;
 
@@ -60,8 +60,9 @@ fn a_graph_without_weights_opens() {
 #[test]
 fn zero_elements_take_no_room() {
     let dir = tempfile::tempdir().unwrap();
-    let empty = Parameter::floats("empty", &[0, 3], &[]);
-    publish::publish(dir.path(), HALF_PLUS_TWO, &[empty, Parameter::floats("half", &[1], &[0.5])]).unwrap();
+    let empty = FakeParameter::floats("empty", &[0, 3], &[]);
+    publish::publish(dir.path(), HALF_PLUS_TWO, &[empty, FakeParameter::floats("half", &[1], &[0.5])])
+        .unwrap();
     assert_eq!(Artifact::open(dir.path()).unwrap().parameter_bytes(), 4);
 }
 

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 
-use base::{DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{Carry, ScheduleOptions, Servable, Session, SessionOptions};
+use base::{
+    CarriedInput, DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId,
+};
+use engine::{ScheduleOptions, Servable, Session, SessionOptions};
 use proptest::prelude::*;
 
 /// `sum` = the items' numbers so far. The state is an input and an output, or inside.
@@ -79,9 +81,9 @@ fn servable(inside: bool) -> Arc<Servable> {
     Arc::new(Servable::new(id, "test", 0, Box::new(Summing::new(inside)), settings).unwrap())
 }
 
-fn carried(first: i64) -> Vec<Carry> {
+fn carried(first: i64) -> Vec<CarriedInput> {
     let initial = Tensor::from_vec([1].as_slice(), vec![first]).unwrap();
-    vec![Carry { input: "before".into(), output: "after".into(), initial }]
+    vec![CarriedInput { input: "before".into(), output: "after".into(), initial }]
 }
 
 fn sums(stream: &Servable, numbers: &[i64]) -> Vec<i64> {

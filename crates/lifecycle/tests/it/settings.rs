@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{Mode, ScheduleOptions};
+use engine::{ScheduleMode, ScheduleOptions};
 use lifecycle::LoadSpec;
 
 use crate::world::{MIB, Setting, World, cold, eventually};
@@ -52,7 +52,7 @@ fn a_models_schedule_is_laid_over_the_servers() {
     world.until_ready("m", 1);
     let schedule = || world.lifecycle().catalog().get("m", None).unwrap().schedule().clone();
     let wanted = ScheduleOptions {
-        mode: Mode::Async,
+        mode: ScheduleMode::Async,
         max_batch: 16,
         max_queue_delay: Duration::from_millis(2),
         queue_max: Some(7),
@@ -72,7 +72,7 @@ fn a_models_schedule_is_laid_over_the_servers() {
     assert_eq!(schedule(), wanted);
     world.settings("m", "[schedule]\nweight = 3");
     eventually("the error goes", || world.status("m").unwrap().error.is_none());
-    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, Mode::Sync));
+    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, ScheduleMode::Sync));
     world.load("m", again()).unwrap();
-    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, Mode::Sync));
+    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, ScheduleMode::Sync));
 }

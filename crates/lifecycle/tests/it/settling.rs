@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::Mode;
+use engine::ScheduleMode;
 use engine::fake::publish;
 use lifecycle::{Event, LoadSpec, State};
 
@@ -10,7 +10,7 @@ use crate::world::{MIB, Setting, World, cold, eventually, input};
 
 const ASYNC: &str = "[schedule]\nmode = \"async\"\nmax-batch = 16";
 
-fn mode(world: &World) -> Mode {
+fn mode(world: &World) -> ScheduleMode {
     world.lifecycle().catalog().get("m", None).unwrap().schedule().mode
 }
 
@@ -27,14 +27,14 @@ fn a_schedule_is_taken_over_without_a_load() {
     let world = World::with_model();
     let (held, used) = (world.lifecycle().catalog().get("m", None).unwrap(), world.used());
     world.settings("m", ASYNC);
-    eventually("the new schedule", || mode(&world) == Mode::Async);
+    eventually("the new schedule", || mode(&world) == ScheduleMode::Async);
     world.looks();
     let new = world.lifecycle().catalog().get("m", None).unwrap();
     assert_ne!(held.instance(), new.instance());
     assert_eq!((held.ready_at, &held.id), (new.ready_at, &new.id));
     // Who came before ends under the settings of then.
-    assert_eq!((held.schedule().mode, held.plan().batchable), (Mode::Sync, false));
-    assert_eq!((new.schedule().mode, new.plan().batchable), (Mode::Async, true));
+    assert_eq!((held.schedule().mode, held.plan().batchable), (ScheduleMode::Sync, false));
+    assert_eq!((new.schedule().mode, new.plan().batchable), (ScheduleMode::Async, true));
     assert_eq!(held.run(&[input(3.0)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap(), [3.0]);
     assert_eq!((loads(&world), releases(&world).len(), world.used()), (1, 0, used));
     assert_eq!(world.version("m", 1).unwrap().note, None);
@@ -59,7 +59,7 @@ fn who_came_under_earlier_settings_holds_up_the_release() {
     let world = World::with_model();
     let held = world.lifecycle().catalog().get("m", None).unwrap();
     world.settings("m", ASYNC);
-    eventually("the new schedule", || mode(&world) == Mode::Async);
+    eventually("the new schedule", || mode(&world) == ScheduleMode::Async);
     world.publish("m", 2);
     world.until_ready("m", 2);
     world.until("m", 1, State::Draining);
@@ -80,9 +80,9 @@ fn what_cannot_be_taken_over_is_said_and_the_version_serves_on() {
     eventually("a note", || world.version("m", 1).unwrap().note.is_some());
     let note = world.version("m", 1).unwrap().note.unwrap();
     assert!(note.starts_with("serves with the settings that it was loaded with: inputs.x: axes"), "{note}");
-    assert_eq!((mode(&world), world.ask("m").unwrap()), (Mode::Sync, 1.0));
+    assert_eq!((mode(&world), world.ask("m").unwrap()), (ScheduleMode::Sync, 1.0));
     world.settings("m", ASYNC);
-    eventually("the new schedule", || mode(&world) == Mode::Async);
+    eventually("the new schedule", || mode(&world) == ScheduleMode::Async);
     eventually("no note", || world.version("m", 1).unwrap().note.is_none());
     assert_eq!(loads(&world), 1);
 }
@@ -111,7 +111,7 @@ fn settings_that_change_during_a_load_hold_from_its_first_request() {
     world.looks();
     world.fake.load_gate().open();
     world.until_ready("m", 1);
-    assert_eq!((mode(&world), loads(&world)), (Mode::Async, 1));
+    assert_eq!((mode(&world), loads(&world)), (ScheduleMode::Async, 1));
 }
 
 #[test]

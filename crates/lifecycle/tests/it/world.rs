@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::allocating::Allocating;
 use base::{NamedTensor, Result, Signature, Tensor};
-use engine::fake::publish::{self, Parameter};
+use engine::fake::publish::{self, FakeParameter};
 use engine::fake::{FakeEngine, NAME};
 use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
 use lifecycle::{
@@ -235,12 +235,14 @@ impl World {
     /// The same with tables of 2 MiB each, filled with the given numbers.
     pub(crate) fn publish_tables(&self, model: &str, version: u64, tables: &[f32]) {
         let mut graph = publish::HALF_PLUS_TWO.to_owned();
-        let number =
-            [Parameter::floats("half", &[1], &[version as f32]), Parameter::floats("two", &[1], &[0.0])];
+        let number = [
+            FakeParameter::floats("half", &[1], &[version as f32]),
+            FakeParameter::floats("two", &[1], &[0.0]),
+        ];
         let mut parameters = number.to_vec();
         for (at, content) in tables.iter().enumerate() {
             graph.push_str(&format!("parameter t{at} float32 524288\n"));
-            parameters.push(Parameter::floats(&format!("t{at}"), &[524_288], &vec![*content; 524_288]));
+            parameters.push(FakeParameter::floats(&format!("t{at}"), &[524_288], &vec![*content; 524_288]));
         }
         self.place(model, version, |dir| publish::publish(dir, &graph, &parameters).unwrap());
     }

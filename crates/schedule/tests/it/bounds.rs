@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{Mode, PadOptions, ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{PadOptions, ScheduleMode, ScheduleOptions, Servable, Session, SessionOptions};
 
 use crate::Opens;
 use crate::rows::{Bench, Kind, With, merging, model, ok, padding, tags, x};
@@ -39,7 +39,9 @@ fn rows_without_bytes_are_not_cut_into_parts() {
 /// A request of no bytes is padded to more than there is: it fails, and the worker goes on.
 #[test]
 fn rows_without_bytes_are_not_padded() {
-    for (mode, rows_sent) in [(Mode::Sync, 1 << 31), (Mode::Sync, ROWS), (Mode::Async, ROWS)] {
+    for (mode, rows_sent) in
+        [(ScheduleMode::Sync, 1 << 31), (ScheduleMode::Sync, ROWS), (ScheduleMode::Async, ROWS)]
+    {
         let mut options = ScheduleOptions { mode, ..padding() };
         let pad = options.inputs.get_mut("x").unwrap();
         (pad.mask, pad.buckets) = (None, vec![64]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use base::ErrorKind;
-use engine::{Mode, PriorityOptions, ScheduleOptions, SessionOptions};
+use engine::{PriorityOptions, ScheduleMode, ScheduleOptions, SessionOptions};
 use millpond_schedule::SchedulerConfig;
 
 use crate::Opens;
@@ -163,7 +163,7 @@ fn a_queue_full_of_dead_requests_takes_living_ones() {
 /// `threads` bounds the runs of a model at a time, and leaves the other workers to other models.
 #[test]
 fn a_model_with_one_thread_leaves_the_others_free() {
-    let one = ScheduleOptions { threads: Some(1), mode: Mode::Sync, ..ScheduleOptions::default() };
+    let one = ScheduleOptions { threads: Some(1), mode: ScheduleMode::Sync, ..ScheduleOptions::default() };
     let bench = Bench::new(2, 100);
     let (slow, a) = model("a", one, PLAIN);
     let (quick, b) = model("b", ScheduleOptions::default(), PLAIN);

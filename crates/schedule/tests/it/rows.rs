@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use base::{DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{CutOptions, Merge, Mode, PadOptions, ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{
+    CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions, Servable, Session, SessionOptions,
+};
 use millpond_schedule::{Completion, Job, Scheduler, SchedulerConfig};
 
 use crate::Gate;
@@ -105,7 +107,12 @@ pub(crate) fn padding() -> ScheduleOptions {
 
 /// Async, equal shapes, whatever it costs.
 pub(crate) fn merging() -> ScheduleOptions {
-    ScheduleOptions { mode: Mode::Async, always_merge: true, max_batch: 8, ..ScheduleOptions::default() }
+    ScheduleOptions {
+        mode: ScheduleMode::Async,
+        always_merge: true,
+        max_batch: 8,
+        ..ScheduleOptions::default()
+    }
 }
 
 /// What a rig's model is like.

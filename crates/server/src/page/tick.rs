@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use engine::Mode;
+use engine::ScheduleMode;
 use lifecycle::{ModelStatus, VersionStatus};
 use metrics::KindLabels;
 use schedule::{ClassSnapshot, ModelSnapshot};
@@ -212,8 +212,8 @@ fn schedule(window: Window, counters: &ModelSnapshot) -> Schedule {
     };
     Schedule {
         mode: match counters.mode {
-            Mode::Sync => "sync",
-            Mode::Async => "async",
+            ScheduleMode::Sync => "sync",
+            ScheduleMode::Async => "async",
         },
         queued: counters.queued,
         queued_by_priority: counters.queued_by_priority.clone(),

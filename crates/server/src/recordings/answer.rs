@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 
-use audio::pipeline::{Event, Summary};
-use audio::write::{self, Format, Writer};
+use audio::pipeline::{AudioSummary, PipelineEvent};
+use audio::write::{self, LabelFormat, LabelWriter};
 use base::{Error, Result};
 use bytes::Bytes;
 
@@ -22,7 +22,7 @@ pub(super) enum Form {
     /// A line of JSON for every event, as they happen.
     Lines,
     /// One of the formats of the field.
-    Document(Format),
+    Document(LabelFormat),
 }
 
 impl Form {
@@ -33,11 +33,11 @@ impl Form {
     pub(super) fn parse(name: &str) -> Result<Form> {
         let document = match name {
             "ndjson" => return Ok(Form::Lines),
-            "json" => Format::Json,
-            "csv" => Format::Csv,
-            "srt" => Format::Srt,
-            "rttm" => Format::Rttm,
-            "audacity" => Format::Audacity,
+            "json" => LabelFormat::Json,
+            "csv" => LabelFormat::Csv,
+            "srt" => LabelFormat::Srt,
+            "rttm" => LabelFormat::Rttm,
+            "audacity" => LabelFormat::Audacity,
             other => {
                 let known = "ndjson, json, csv, srt, rttm and audacity";
                 return Err(Error::invalid(format!("there is no format \"{other}\"; there are {known}")));
@@ -50,9 +50,9 @@ impl Form {
     pub(super) fn content_type(self) -> &'static str {
         match self {
             Form::Lines => "application/x-ndjson",
-            Form::Document(Format::Json) => "application/json",
-            Form::Document(Format::Csv) => "text/csv; charset=utf-8",
-            Form::Document(Format::Srt) => "application/x-subrip; charset=utf-8",
+            Form::Document(LabelFormat::Json) => "application/json",
+            Form::Document(LabelFormat::Csv) => "text/csv; charset=utf-8",
+            Form::Document(LabelFormat::Srt) => "application/x-subrip; charset=utf-8",
             Form::Document(_) => "text/plain; charset=utf-8",
         }
     }
@@ -83,32 +83,32 @@ impl Page {
 /// Turns events into bytes.
 enum Printer {
     Lines,
-    Document(Page, Box<Writer<Page>>),
+    Document(Page, Box<LabelWriter<Page>>),
 }
 
 impl Printer {
     fn new(form: Form, file_name: &str) -> Result<Printer> {
         let Form::Document(format) = form else { return Ok(Printer::Lines) };
         let page = Page::default();
-        let writer = Writer::new(format, page.clone(), file_name)?;
+        let writer = LabelWriter::new(format, page.clone(), file_name)?;
         Ok(Printer::Document(page, Box::new(writer)))
     }
 
-    fn event(&mut self, event: &Event) -> Result<Bytes> {
+    fn event(&mut self, event: &PipelineEvent) -> Result<Bytes> {
         let (page, writer) = match self {
             Printer::Lines => return Ok(write::ndjson(event).unwrap_or_default().into()),
             Printer::Document(page, writer) => (page, writer),
         };
         let least = match event {
-            Event::Label(label) => writer.label(label).map(|()| DOCUMENT_PIECE)?,
-            Event::Fault(fault) => writer.fault(fault).map(|()| DOCUMENT_PIECE)?,
+            PipelineEvent::Label(label) => writer.label(label).map(|()| DOCUMENT_PIECE)?,
+            PipelineEvent::Fault(fault) => writer.fault(fault).map(|()| DOCUMENT_PIECE)?,
             // A pause: what there is may be looked at.
-            Event::Opened(_) | Event::Progress { .. } => 1,
+            PipelineEvent::Opened(_) | PipelineEvent::Progress { .. } => 1,
         };
         Ok(page.take(least))
     }
 
-    fn finish(self, summary: &Summary) -> Result<Bytes> {
+    fn finish(self, summary: &AudioSummary) -> Result<Bytes> {
         match self {
             Printer::Lines => Ok(write::ndjson_summary(summary).into()),
             Printer::Document(page, writer) => writer.finish(summary).map(|_| page.take(1)),
@@ -130,8 +130,8 @@ pub(super) fn recognise(listening: Listening, form: Form, spool: bool, outbox: &
     let file_name = file_name.unwrap_or_else(|| "recording".to_owned());
     let result = upload.input(spool, &config).and_then(|input| {
         let mut printer = Printer::new(form, &file_name)?;
-        let mut sink = |event: Event| {
-            if let Event::Progress { seconds, .. } = &event {
+        let mut sink = |event: PipelineEvent| {
+            if let PipelineEvent::Progress { seconds, .. } = &event {
                 count.heard(*seconds);
             }
             let bytes = printer.event(&event)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use audio::recogniser::Kind;
+use audio::recogniser::RecogniserKind;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -36,11 +36,11 @@ pub(crate) fn routes() -> Router<Arc<App>> {
 }
 
 /// The word for a kind in settings and answers.
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: RecogniserKind) -> &'static str {
     match kind {
-        Kind::Events => "events",
-        Kind::Scenes => "scenes",
-        Kind::Embeddings => "embeddings",
+        RecogniserKind::Events => "events",
+        RecogniserKind::Scenes => "scenes",
+        RecogniserKind::Embeddings => "embeddings",
     }
 }
 

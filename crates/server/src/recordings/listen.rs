@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use audio::Model;
-use audio::pipeline::Options;
-use audio::recogniser::{Kind, Recogniser};
+use audio::AudioModel;
+use audio::pipeline::PipelineOptions;
+use audio::recogniser::{Recogniser, RecogniserKind};
 use axum::body::Body;
 use base::{Error, ErrorKind, Result};
 use http::{HeaderMap, header};
@@ -30,8 +30,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// A recording that has a place, and whose upload has begun.
 pub(super) struct Listening {
     pub(super) recogniser: Recogniser,
-    pub(super) model: Arc<dyn Model>,
-    pub(super) options: Options,
+    pub(super) model: Arc<dyn AudioModel>,
+    pub(super) options: PipelineOptions,
     pub(super) upload: Upload,
     pub(super) failure: Failure,
     pub(super) hint: Option<String>,
@@ -182,8 +182,8 @@ struct Prepared {
     admitted: OwnedSemaphorePermit,
     place: Place,
     recogniser: Recogniser,
-    model: Arc<dyn Model>,
-    options: Options,
+    model: Arc<dyn AudioModel>,
+    options: PipelineOptions,
 }
 
 fn prepare(app: &App, name: &str) -> Result<Prepared> {
@@ -200,12 +200,13 @@ fn prepare(app: &App, name: &str) -> Result<Prepared> {
     })?;
     let stop = Arc::new(AtomicBool::new(false));
     // Speakers are an addition: where there is no directory for them, nobody is known.
-    let speakers = (recogniser.kind == Kind::Embeddings && recordings.config.speakers_dir.is_some())
-        .then(|| recordings.speakers(name))
-        .transpose()?;
+    let speakers = (recogniser.kind == RecogniserKind::Embeddings
+        && recordings.config.speakers_dir.is_some())
+    .then(|| recordings.speakers(name))
+    .transpose()?;
     let in_flight = RUNS_PER_WORKER * app.scheduler.workers();
     let reader = format!("audio-{}-in", place.number);
-    let options = Options { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
+    let options = PipelineOptions { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
     let model = Arc::new(ServedModel::new(app.scheduler.clone(), servable, stop));
     Ok(Prepared { admitted, place, recogniser, model, options })
 }

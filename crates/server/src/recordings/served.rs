@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use audio::{Carry, Model, Pending};
-use base::{Error, ErrorKind, NamedTensor, Result, Signature};
+use audio::{AudioModel, PendingRun};
+use base::{CarriedInput, Error, ErrorKind, NamedTensor, Result, Signature};
 use crossbeam_channel::bounded;
 use engine::Servable;
 use schedule::{Completion, Job, Scheduler};
@@ -33,7 +33,7 @@ impl ServedModel {
         ServedModel { scheduler, servable, streams: false, stop }
     }
 
-    fn job(&self, inputs: Vec<NamedTensor>) -> (Job, Pending) {
+    fn job(&self, inputs: Vec<NamedTensor>) -> (Job, PendingRun) {
         let (sender, pending) = bounded(1);
         // There is room for the one message; a receiver that has gone does not want it.
         let done = Box::new(move |completion: Completion| drop(sender.try_send(completion.result)));
@@ -50,7 +50,7 @@ impl ServedModel {
     }
 }
 
-impl Model for ServedModel {
+impl AudioModel for ServedModel {
     fn signature(&self) -> &Signature {
         self.servable.signature()
     }
@@ -59,7 +59,7 @@ impl Model for ServedModel {
         self.servable.stateful()
     }
 
-    fn start(&self, inputs: Vec<NamedTensor>) -> Result<Pending> {
+    fn start(&self, inputs: Vec<NamedTensor>) -> Result<PendingRun> {
         if !self.streams {
             self.servable.signature().check_inputs(&inputs)?;
         }
@@ -79,11 +79,7 @@ impl Model for ServedModel {
         }
     }
 
-    fn stream(&self, carried: Vec<Carry>, lanes: usize) -> Result<Arc<dyn Model>> {
-        let carried = carried
-            .into_iter()
-            .map(|Carry { input, output, initial }| engine::Carry { input, output, initial })
-            .collect();
+    fn stream(&self, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<dyn AudioModel>> {
         Ok(Arc::new(ServedModel {
             scheduler: self.scheduler.clone(),
             servable: self.servable.stream(carried, lanes)?,

@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use audio::decode::Input;
+use audio::decode::AudioInput;
 use base::{Error, ErrorKind, Result};
 use bytes::{Buf, Bytes};
 use tokio::sync::mpsc;
@@ -138,14 +138,14 @@ impl Upload {
     ///
     /// # Errors
     /// `TooLarge` for one that must lie in a file and is larger than such a file may be; what ended the upload.
-    pub(super) fn input(mut self, spool: bool, config: &AudioConfig) -> Result<Input> {
+    pub(super) fn input(mut self, spool: bool, config: &AudioConfig) -> Result<AudioInput> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         let read = self.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|error| self.ended(&error))?;
         if !spool && head.get(4..8) != Some(b"ftyp") {
-            return Ok(Input::Stream(Box::new(Read::chain(io::Cursor::new(head), self))));
+            return Ok(AudioInput::Stream(Box::new(Read::chain(io::Cursor::new(head), self))));
         }
-        self.spool(&head, config).map(Input::File)
+        self.spool(&head, config).map(AudioInput::File)
     }
 
     fn spool(&mut self, head: &[u8], config: &AudioConfig) -> Result<std::fs::File> {
@@ -227,18 +227,18 @@ mod tests {
         assert!(failure.get().is_none());
     }
 
-    fn input(bytes: &[u8], spool: bool, spool_bytes_max: u64) -> Result<Input> {
+    fn input(bytes: &[u8], spool: bool, spool_bytes_max: u64) -> Result<AudioInput> {
         let (feeder, upload, _) = upload(None);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(feeder.feed(Pieces::of(vec![bytes.to_vec()], false), LIMITS));
         upload.input(spool, &AudioConfig { spool_bytes_max, ..AudioConfig::default() })
     }
 
-    fn text(input: Input) -> (bool, Vec<u8>) {
+    fn text(input: AudioInput) -> (bool, Vec<u8>) {
         let mut all = Vec::new();
         match input {
-            Input::File(mut file) => (true, file.read_to_end(&mut all).map(|_| all).unwrap()),
-            Input::Stream(mut stream) => (false, stream.read_to_end(&mut all).map(|_| all).unwrap()),
+            AudioInput::File(mut file) => (true, file.read_to_end(&mut all).map(|_| all).unwrap()),
+            AudioInput::Stream(mut stream) => (false, stream.read_to_end(&mut all).map(|_| all).unwrap()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use audio::recogniser::Kind;
+use audio::recogniser::RecogniserKind;
 use audio::speakers::Speakers;
 use axum::Extension;
 use axum::body::Body;
@@ -23,7 +23,7 @@ use crate::listen::Peer;
 /// The store of a recogniser, and from which similarity a voice is accepted.
 fn store(app: &App, name: &str) -> Result<(Speakers, f32)> {
     let (recogniser, _) = find(app.lifecycle.catalog(), name)?;
-    let threshold = recogniser.threshold().filter(|_| recogniser.kind == Kind::Embeddings);
+    let threshold = recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
     let threshold = threshold.ok_or_else(|| {
         Error::precondition(format!(
             "recogniser \"{name}\" tells no speakers apart: its kind is not embeddings"

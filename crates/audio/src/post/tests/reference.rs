@@ -1,12 +1,12 @@
 //! The rule for events, over all probabilities at once.
 
-use crate::recogniser::Events;
+use crate::recogniser::EventSettings;
 
 /// First sample and the one after the last.
 pub(super) type Span = (u64, u64);
 
 /// The frame that ends an event begun at frame `start`: where it ends, and the first frame after the decision.
-fn end_of(values: &[f32], start: usize, rule: &Events, window: f64) -> Option<(usize, usize)> {
+fn end_of(values: &[f32], start: usize, rule: &EventSettings, window: f64) -> Option<(usize, usize)> {
     let mut quiet = None;
     for (frame, value) in values.iter().enumerate().skip(start) {
         let value = f64::from(*value);
@@ -23,7 +23,7 @@ fn end_of(values: &[f32], start: usize, rule: &Events, window: f64) -> Option<(u
 }
 
 /// The events of windows of `window` samples in a recording of `samples`.
-pub(super) fn naive(values: &[f32], rule: &Events, window: u64, samples: u64) -> Vec<Span> {
+pub(super) fn naive(values: &[f32], rule: &EventSettings, window: u64, samples: u64) -> Vec<Span> {
     let window = window as f64;
     let mut raw: Vec<(f64, f64)> = Vec::new();
     let mut frame = 0;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use base::{DType, Dim, NamedTensor, Tensor};
-use engine::layout::{Artifact, Manifest};
+use engine::layout::{Artifact, LayoutManifest};
 use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session};
 use memory::{Chunk, ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 
@@ -26,7 +26,7 @@ fn onnx() -> OnnxEngine {
 }
 
 /// Reads the parameters of a version as the server does.
-fn parameters(dir: &Path, manifest: &Manifest) -> Vec<BoundTensor> {
+fn parameters(dir: &Path, manifest: &LayoutManifest) -> Vec<BoundTensor> {
     let Some(file) = Artifact::open(dir).unwrap().weights() else { return vec![] };
     let config = PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
     let pool = SlotPool::new(config).unwrap();

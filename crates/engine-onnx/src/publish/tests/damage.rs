@@ -4,7 +4,7 @@ use std::path::Path;
 
 use base::ErrorKind;
 
-use super::super::convert::Job;
+use super::super::convert::Conversion;
 use super::super::encode;
 use super::super::{WriteOptions, convert_into};
 use super::generate::{Made, Place, Storage, write};
@@ -48,10 +48,11 @@ fn every_truncation_is_data_loss() {
     let model = sample(dir.path());
     let path = dir.path().join("model.onnx");
     std::fs::write(&path, &model).unwrap();
-    assert!(Job::open(&path, false).is_ok());
+    assert!(Conversion::open(&path, false).is_ok());
     for length in 0..model.len() {
         std::fs::write(&path, &model[..length]).unwrap();
-        let error = Job::open(&path, false).err().unwrap_or_else(|| panic!("{length} bytes were taken"));
+        let error =
+            Conversion::open(&path, false).err().unwrap_or_else(|| panic!("{length} bytes were taken"));
         assert_eq!(error.kind(), ErrorKind::DataLoss, "{length} bytes: {error}");
         let place = if length == 0 { "empty" } else { "byte " };
         assert!(error.message().contains(place), "{error}");
@@ -196,7 +197,7 @@ fn external_data_that_cannot_be_bound_has_a_limit() {
     });
     let path = dir.path().join("model.onnx");
     std::fs::write(&path, model).unwrap();
-    let error = Job::open(&path, false).err().unwrap();
+    let error = Conversion::open(&path, false).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("unique name"), "{error}");
 }

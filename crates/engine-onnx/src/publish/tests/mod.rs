@@ -9,7 +9,7 @@ mod whole;
 
 use std::path::{Path, PathBuf};
 
-use engine::layout::{Artifact, Manifest};
+use engine::layout::{Artifact, LayoutManifest};
 
 use super::{EXTERNALISE_MIN, WriteOptions, convert_into};
 use naive::{Reading, read};
@@ -22,7 +22,7 @@ fn scratch() -> tempfile::TempDir {
 }
 
 /// Converts the model at `source` and checks that nothing but places changed.
-fn check(source: &Path) -> Manifest {
+fn check(source: &Path) -> LayoutManifest {
     let out = scratch();
     let manifest = convert_into(source, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
     check_converted(source, out.path(), &manifest);
@@ -30,7 +30,7 @@ fn check(source: &Path) -> Manifest {
 }
 
 /// Checks the layout in `out` against the model at `source`.
-fn check_converted(source: &Path, out: &Path, manifest: &Manifest) {
+fn check_converted(source: &Path, out: &Path, manifest: &LayoutManifest) {
     let artifact = Artifact::open(out).unwrap();
     assert_eq!(&artifact.manifest, manifest);
     let before = read(source);

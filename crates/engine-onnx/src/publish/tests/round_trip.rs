@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::build::{ModelBuilder, Node, Parameter};
-use super::super::{EXTERNALISE_MIN, Summary, WriteOptions, convert_into, inspect};
+use super::super::build::{ModelBuilder, Node, OnnxParameter};
+use super::super::{EXTERNALISE_MIN, SourceSummary, WriteOptions, convert_into, inspect};
 use super::generate::{Made, Place, Storage, TYPES, made, write};
 use super::naive::read;
 use super::{check, scratch, sorted};
@@ -43,7 +43,7 @@ proptest! {
     }
 }
 
-fn names_none(manifest: &engine::layout::Manifest) -> bool {
+fn names_none(manifest: &engine::layout::LayoutManifest) -> bool {
     manifest.tensors.is_empty()
 }
 
@@ -86,16 +86,16 @@ fn a_model_without_large_parameters_has_no_weights() {
     let manifest = convert_into(&path, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
     assert!(manifest.weights.is_none() && manifest.tensors.is_empty());
     assert_eq!(std::fs::read(out.path().join("model.onnx")).unwrap(), model, "unchanged to the last byte");
-    let none = Summary { published: false, embedded_bytes: 0, external_bytes: 0, tensors: 0 };
+    let none = SourceSummary { published: false, embedded_bytes: 0, external_bytes: 0, tensors: 0 };
     assert_eq!(inspect(&path).unwrap(), none);
 }
 
 #[test]
 fn a_streamed_model_converts_to_what_a_layout_writer_writes() {
     let parameters = [
-        Parameter::new("table", DType::F32, [300, 8]),
-        Parameter::new("tiny", DType::U8, [5]),
-        Parameter::new("ids", DType::I64, [1024]),
+        OnnxParameter::new("table", DType::F32, [300, 8]),
+        OnnxParameter::new("tiny", DType::U8, [5]),
+        OnnxParameter::new("ids", DType::I64, [1024]),
     ];
     let content = |index: usize, bytes: u64| -> Vec<u8> {
         (0..bytes).map(|at| (at as usize * (index + 3)) as u8).collect()
@@ -136,12 +136,12 @@ fn a_streamed_model_converts_to_what_a_layout_writer_writes() {
 fn a_streamed_model_of_the_wrong_size_is_refused() {
     let dir = scratch();
     let base = ModelBuilder::new("m", 18);
-    let huge = [Parameter::new("t", DType::F32, [1 << 29])];
+    let huge = [OnnxParameter::new("t", DType::F32, [1 << 29])];
     let path = dir.path().join("a.onnx");
     let error = base.write_embedded(&path, &huge, WriteOptions::default(), &mut |_, _| Ok(())).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::TooLarge);
     assert!(!path.exists());
-    let small = [Parameter::new("t", DType::F32, [2])];
+    let small = [OnnxParameter::new("t", DType::F32, [2])];
     for (name, bytes) in [("b", 7), ("c", 9)] {
         let path = dir.path().join(name);
         let error = base

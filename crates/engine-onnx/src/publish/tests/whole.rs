@@ -7,7 +7,7 @@ use base::{DType, ErrorKind};
 use engine::layout::Artifact;
 use memory::Rate;
 
-use super::super::build::{ModelBuilder, Parameter};
+use super::super::build::{ModelBuilder, OnnxParameter};
 use super::super::{LayoutWriter, PublishOptions, WriteOptions, inspect, publish};
 use super::{check_converted, scratch};
 
@@ -22,7 +22,7 @@ fn options(source: &Path, root: &Path) -> PublishOptions {
 }
 
 fn model(dir: &Path) {
-    let wide = Parameter::new("w", DType::U8, [9000]);
+    let wide = OnnxParameter::new("w", DType::U8, [9000]);
     let bytes: Vec<u8> = (0..9000).map(|at| at as u8).collect();
     std::fs::write(dir.join("model.onnx"), ModelBuilder::new("m", 18).initializer(&wide, &bytes).encode())
         .unwrap();
@@ -127,7 +127,7 @@ fn a_published_version_publishes_again_unless_it_is_damaged() {
 fn small_parameters_of_a_handmade_version_stay_bound() {
     let (source, root) = (scratch(), scratch());
     let mut writer = LayoutWriter::create(source.path(), WriteOptions::default()).unwrap();
-    let small = Parameter::new("small", DType::U8, [3]);
+    let small = OnnxParameter::new("small", DType::U8, [3]);
     let entry = writer.tensor("small", DType::U8, &[3], [[1u8, 2, 3]]).unwrap();
     let graph = ModelBuilder::new("m", 18).external(&small, "weights.bin", entry.offset).unwrap();
     let manifest = writer.finish(&graph.encode()).unwrap();
