@@ -1,8 +1,9 @@
 //! Requests and answers of the three protocols.
 
+use api_qdrant::json;
 use base::{DType, Dim, NamedTensor, Signature, TensorSpec};
 use bytes::Bytes;
-use protocol::{Message, inference, oip, qdrant, tensorflow, tfs};
+use protocol::{Message, inference, oip, tensorflow, tfs};
 
 use crate::bounded;
 
@@ -164,28 +165,28 @@ pub fn tfs_warmup(data: &[u8]) {
 pub fn qdrant_json(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else { return };
     bounded(data, 0, || match kind % 15 {
-        0 => drop(qdrant::parse::<qdrant::UpsertRequest>(body).and_then(|upsert| upsert.points(""))),
-        1 => drop(qdrant::parse::<qdrant::UpsertRequest>(body).and_then(|upsert| upsert.points("v"))),
-        2 => drop(qdrant::parse::<qdrant::PointsSelector>(body).and_then(qdrant::PointsSelector::selection)),
-        3 => drop(qdrant::parse::<qdrant::UpdateBatch>(body)),
+        0 => drop(json::parse::<json::UpsertRequest>(body).and_then(|upsert| upsert.points(""))),
+        1 => drop(json::parse::<json::UpsertRequest>(body).and_then(|upsert| upsert.points("v"))),
+        2 => drop(json::parse::<json::PointsSelector>(body).and_then(json::PointsSelector::selection)),
+        3 => drop(json::parse::<json::UpdateBatch>(body)),
         4 => query(body),
-        5 => drop(qdrant::parse::<qdrant::QueryBatchRequest>(body)),
-        6 => drop(qdrant::parse::<qdrant::ScrollRequest>(body).map(|scroll| scroll.limit())),
-        7 => drop(qdrant::parse::<qdrant::CountRequest>(body)),
-        8 => drop(qdrant::parse::<qdrant::FacetRequest>(body).map(|facet| facet.limit())),
-        9 => drop(qdrant::parse::<qdrant::RetrieveRequest>(body)),
-        10 => drop(qdrant::parse::<qdrant::CreateCollection>(body).and_then(|create| create.shape())),
-        11 => drop(qdrant::parse::<qdrant::ChangeAliases>(body)),
-        12 => drop(qdrant::parse::<qdrant::SetPayload>(body).and_then(|mut set| set.selection())),
-        13 => drop(qdrant::parse::<qdrant::DeletePayload>(body).and_then(|mut delete| delete.selection())),
-        _ => drop(qdrant::parse::<qdrant::CreateIndex>(body).map(|index| drop(index.schema()))),
+        5 => drop(json::parse::<json::QueryBatchRequest>(body)),
+        6 => drop(json::parse::<json::ScrollRequest>(body).map(|scroll| scroll.limit())),
+        7 => drop(json::parse::<json::CountRequest>(body)),
+        8 => drop(json::parse::<json::FacetRequest>(body).map(|facet| facet.limit())),
+        9 => drop(json::parse::<json::RetrieveRequest>(body)),
+        10 => drop(json::parse::<json::CreateCollection>(body).and_then(|create| create.settings())),
+        11 => drop(json::parse::<json::ChangeAliases>(body)),
+        12 => drop(json::parse::<json::SetPayload>(body).and_then(|mut set| set.selection())),
+        13 => drop(json::parse::<json::DeletePayload>(body).and_then(|mut delete| delete.selection())),
+        _ => drop(json::parse::<json::CreateIndex>(body).map(|index| drop(index.schema()))),
     });
 }
 
 /// A query, its limits, and its filter on its own.
 fn query(body: &[u8]) {
-    if let Ok(query) = qdrant::parse::<qdrant::QueryRequest>(body) {
+    if let Ok(query) = json::parse::<json::QueryRequest>(body) {
         let _ = (query.limit(), query.offset());
     }
-    let _ = qdrant::parse::<qdrant::Filter>(body);
+    let _ = json::parse_filter(body);
 }

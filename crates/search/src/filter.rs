@@ -1,12 +1,13 @@
-//! Which rows a search may find: a bitmap, and the conditions on payloads that make one.
+//! Filters: conditions on payloads and ids, and the sets of rows that meet them.
 //!
-//! A filter is made before ranking, so that a search for ten rows finds ten even where few are allowed. The vocabulary
-//! of conditions is that of Qdrant's filters, which clients know; reading it from their requests is not done here.
+//! A filter is evaluated before ranking, so that a search for ten rows finds ten even if few are allowed.
+//! The conditions are those of Qdrant's filters. `api-qdrant` reads them from JSON.
 
 mod condition;
 mod row_set;
 mod values;
 
-pub use condition::{CONDITIONS_MAX, Condition, DEPTH_MAX, Filter, Match, Range, VALUES_MAX, each_value};
+pub(crate) use condition::each_value;
+pub use condition::{Condition, DEPTH_MAX, Filter, Match, Range, VALUES_MAX};
 pub use row_set::RowSet;
 pub use values::MatchValues;

@@ -26,6 +26,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("gpu", &["base"]),
     ("search", &["base", "metrics", "memory", "storage", "kernels", "matching", "gpu"]),
     ("vision", &["base", "kernels", "matching"]),
+    ("api-qdrant", &["base", "search"]),
     (
         "server",
         &[
@@ -39,6 +40,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "lifecycle",
             "schedule",
             "protocol",
+            "api-qdrant",
             "storage",
             "matching",
             "search",

@@ -1,8 +1,8 @@
 //! Conditions on the payload of a row, a JSON object, and on its id.
 //!
-//! A field that holds a list meets a condition when one of its elements does. A field that is absent, null or an empty
-//! list is empty: it meets [`Condition::IsEmpty`] and no other condition, `except` included, since there is no value
-//! that could be compared.
+//! A field that holds a list meets a condition if one of its elements does. A field that is absent, null
+//! or an empty list is empty: it meets [`Condition::IsEmpty`] and no other condition, not even
+//! [`Match::Except`], since it has no value to compare.
 
 use std::borrow::Cow;
 
@@ -11,32 +11,32 @@ use serde_json::Value;
 
 use super::{MatchValues, RowSet};
 
-/// Conditions of a filter at most, those inside nested clauses included.
-pub const CONDITIONS_MAX: usize = 1024;
-/// How deep clauses may be nested.
+/// Most conditions of a filter, including those of nested filters.
+pub(super) const CONDITIONS_MAX: usize = 1024;
+/// Most levels of nested filters.
 pub const DEPTH_MAX: usize = 16;
-/// Values or ids that one condition may name.
+/// Most values or ids of one condition.
 pub const VALUES_MAX: usize = 65_536;
 
-/// Conditions that are met together. A clause without conditions allows everything.
+/// Conditions that a row must meet together. A filter without conditions allows every row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    /// All of these are met.
+    /// All of these must be met.
     pub must: Vec<Condition>,
-    /// Where there are any, at least one of these is met.
+    /// At least one of these must be met, unless the list is empty.
     pub should: Vec<Condition>,
-    /// None of these is met.
+    /// None of these may be met.
     pub must_not: Vec<Condition>,
 }
 
 /// One condition.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Condition {
-    /// The field has a value that matches.
+    /// A value of the field matches.
     Match {
-        /// The field's path: names joined by dots, `[]` after a name whose list is meant element by element.
+        /// The field's path: names joined by dots, `[]` after a name to go into each element of its list.
         key: String,
-        /// What the value is compared with.
+        /// The comparison.
         matching: Match,
     },
     /// The field has a number within limits.
@@ -46,46 +46,57 @@ pub enum Condition {
         /// The limits.
         range: Range,
     },
-    /// The row's id is one of these, in ascending order (see [`Condition::has_id`]).
+    /// The row's internal id is one of these, in ascending order (see [`Condition::has_id`]).
     HasId(Vec<u64>),
     /// The field is absent, null or an empty list.
     IsEmpty {
         /// The field's path, as in [`Condition::Match`].
         key: String,
     },
-    /// The clause is met.
+    /// All conditions of another filter are met.
     Nested(Filter),
 }
 
-/// What a value is compared with. Numbers are equal when they mean the same: 1 and 1.0 are.
+/// Comparison of a value. Numbers are equal if their values are: 1 equals 1.0.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Match {
-    /// This value: a string, a number or a truth value.
+    /// Equal to this string, number or truth value.
     Value(Value),
-    /// One of these.
+    /// Equal to one of these.
     Any(MatchValues),
-    /// Some value that is none of these.
+    /// Different from all of these.
     Except(MatchValues),
 }
 
-/// Limits of a number; one that is absent does not limit.
+/// Limits of a number; `None` does not limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Range {
-    /// Greater than this.
+    /// The number is greater.
     pub gt: Option<f64>,
-    /// This or greater.
+    /// The number is greater or equal.
     pub gte: Option<f64>,
-    /// Less than this.
+    /// The number is less.
     pub lt: Option<f64>,
-    /// This or less.
+    /// The number is less or equal.
     pub lte: Option<f64>,
 }
 
 impl Filter {
-    /// Refuses a clause that is too large to be evaluated for every row.
+    /// Returns all conditions of the filter itself, without those of nested filters.
+    fn conditions(&self) -> impl Iterator<Item = &Condition> {
+        self.must.iter().chain(&self.should).chain(&self.must_not)
+    }
+
+    /// Returns all conditions of the filter itself, without those of nested filters.
+    pub fn conditions_mut(&mut self) -> impl Iterator<Item = &mut Condition> {
+        self.must.iter_mut().chain(&mut self.should).chain(&mut self.must_not)
+    }
+
+    /// Checks that the filter is small enough to be evaluated for every row.
     ///
     /// # Errors
-    /// `InvalidArgument` over [`CONDITIONS_MAX`], [`DEPTH_MAX`] or [`VALUES_MAX`], or for a field without a name.
+    /// `InvalidArgument` for more than 1,024 conditions, more than [`DEPTH_MAX`] levels, more than
+    /// [`VALUES_MAX`] values in a condition, or a field without a name.
     pub fn check(&self) -> Result<()> {
         let mut conditions = 0;
         self.check_within(1, &mut conditions)
@@ -97,7 +108,7 @@ impl Filter {
                 "a filter is nested deeper than {DEPTH_MAX}; write it flatter"
             )));
         }
-        for condition in self.must.iter().chain(&self.should).chain(&self.must_not) {
+        for condition in self.conditions() {
             *conditions += 1;
             if *conditions > CONDITIONS_MAX {
                 return Err(Error::invalid(format!("a filter has more than {CONDITIONS_MAX} conditions")));
@@ -107,24 +118,23 @@ impl Filter {
         Ok(())
     }
 
-    /// Whether the clause reads the payload at all; where it does not, [`Filter::matches`] may be given `Null`.
-    pub fn needs_payload(&self) -> bool {
-        self.must.iter().chain(&self.should).chain(&self.must_not).any(|condition| match condition {
+    /// Returns true if the filter reads the payload. Otherwise [`Filter::matches`] ignores it.
+    pub(crate) fn needs_payload(&self) -> bool {
+        self.conditions().any(|condition| match condition {
             Condition::HasId(_) => false,
-            Condition::Nested(clause) => clause.needs_payload(),
+            Condition::Nested(filter) => filter.needs_payload(),
             _ => true,
         })
     }
 
-    /// About how many bytes of memory it takes.
-    pub fn memory_bytes(&self) -> u64 {
-        let conditions = self.must.iter().chain(&self.should).chain(&self.must_not);
-        conditions.map(Condition::memory_bytes).sum()
+    /// Returns about how many bytes of memory the filter takes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.conditions().map(Condition::memory_bytes).sum()
     }
 
-    /// The clause without the ids that it excludes by itself, and those ids: they differ from query to query where the rest
-    /// does not.
-    pub fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
+    /// Splits off the ids that the filter excludes: they differ from query to query, while the rest of the
+    /// filter is mostly the same. Returns the rest and those ids.
+    pub(crate) fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
         let (ids, others): (Vec<&Condition>, Vec<&Condition>) =
             self.must_not.iter().partition(|condition| matches!(condition, Condition::HasId(_)));
         let excluded = ids.iter().flat_map(|condition| match condition {
@@ -133,7 +143,7 @@ impl Filter {
         });
         let excluded = excluded.copied().collect();
         let rest = match (&self.must[..], self.should.is_empty() && others.is_empty()) {
-            ([Condition::Nested(clause)], true) => Cow::Borrowed(clause.unwrapped()),
+            ([Condition::Nested(filter)], true) => Cow::Borrowed(filter.unwrapped()),
             _ if ids.is_empty() => Cow::Borrowed(self),
             (must, _) => Cow::Owned(Filter {
                 must: must.to_vec(),
@@ -144,48 +154,49 @@ impl Filter {
         (rest, excluded)
     }
 
-    /// What it consists of, where that is one other clause.
+    /// Returns the innermost filter of filters that consist of one nested filter only.
     fn unwrapped(&self) -> &Filter {
         match (&self.must[..], self.should.is_empty() && self.must_not.is_empty()) {
-            ([Condition::Nested(clause)], true) => clause.unwrapped(),
+            ([Condition::Nested(filter)], true) => filter.unwrapped(),
             _ => self,
         }
     }
 
-    /// Whether it allows everything.
+    /// Returns true if the filter has no conditions and so allows every row.
     pub fn is_empty(&self) -> bool {
         self.must.is_empty() && self.should.is_empty() && self.must_not.is_empty()
     }
 
-    /// Whether a row with this id and payload is allowed.
+    /// Returns true if the filter allows a row with this internal id and payload.
     pub fn matches(&self, id: u64, payload: &Value) -> bool {
         self.must.iter().all(|condition| condition.matches(id, payload))
             && (self.should.is_empty() || self.should.iter().any(|condition| condition.matches(id, payload)))
             && !self.must_not.iter().any(|condition| condition.matches(id, payload))
     }
 
-    /// The rows of 0 to `rows` that the clause allows. `fetch` gives a row's id and puts its payload, JSON text, into
-    /// the buffer, which is cleared before; no text means no payload.
+    /// Evaluates the filter for the rows below `rows`. `fetch` returns a row's internal id and writes its
+    /// payload as JSON text into the buffer, which is empty before the call; no text means no payload.
     ///
     /// # Errors
-    /// What [`Filter::check`] refuses, what `fetch` returns, and `DataLoss` where a payload is not JSON.
+    /// Errors of [`Filter::check`] and of `fetch`; `DataLoss` for a payload that is not JSON.
     pub fn select(
         &self,
         rows: u32,
         mut fetch: impl FnMut(u32, &mut Vec<u8>) -> Result<u64>,
     ) -> Result<RowSet> {
         self.check()?;
-        let reads = self.needs_payload();
-        let (mut filter, mut text) = (RowSet::none(rows), Vec::new());
+        let needs_payload = self.needs_payload();
+        let mut allowed = RowSet::none(rows);
+        let mut text = Vec::new();
         for row in 0..rows {
             text.clear();
             let id = fetch(row, &mut text)?;
-            let payload = if reads && !text.is_empty() { parse(row, &text)? } else { Value::Null };
+            let payload = if needs_payload && !text.is_empty() { parse(row, &text)? } else { Value::Null };
             if self.matches(id, &payload) {
-                filter.insert(row);
+                allowed.insert(row);
             }
         }
-        Ok(filter)
+        Ok(allowed)
     }
 }
 
@@ -196,7 +207,7 @@ fn parse(row: u32, text: &[u8]) -> Result<Value> {
 }
 
 impl Condition {
-    /// The row's id is one of `ids`.
+    /// Returns the condition that a row's internal id is one of `ids`, in any order.
     pub fn has_id(mut ids: Vec<u64>) -> Condition {
         ids.sort_unstable();
         Condition::HasId(ids)
@@ -207,7 +218,7 @@ impl Condition {
             Condition::Match { key, matching } => (key.len(), matching.memory_bytes()),
             Condition::Range { key, .. } | Condition::IsEmpty { key } => (key.len(), 0),
             Condition::HasId(ids) => (0, std::mem::size_of_val(&ids[..]) as u64),
-            Condition::Nested(clause) => (0, clause.memory_bytes()),
+            Condition::Nested(filter) => (0, filter.memory_bytes()),
         };
         std::mem::size_of::<Condition>() as u64 + key as u64 + values
     }
@@ -220,7 +231,7 @@ impl Condition {
             }
             Condition::Range { key, .. } | Condition::IsEmpty { key } => (Some(key), 0),
             Condition::HasId(ids) => (None, ids.len()),
-            Condition::Nested(clause) => return clause.check_within(depth + 1, conditions),
+            Condition::Nested(filter) => return filter.check_within(depth + 1, conditions),
         };
         if key.is_some_and(|key| key.is_empty()) {
             return Err(Error::invalid("a filter's condition names no field; give its key"));
@@ -239,7 +250,7 @@ impl Condition {
             Condition::Range { key, range } => any_value(payload, key, &mut |value| range.accepts(value)),
             Condition::HasId(ids) => ids.binary_search(&id).is_ok(),
             Condition::IsEmpty { key } => !any_value(payload, key, &mut |_| true),
-            Condition::Nested(clause) => clause.matches(id, payload),
+            Condition::Nested(filter) => filter.matches(id, payload),
         }
     }
 }
@@ -276,7 +287,7 @@ impl Range {
     }
 }
 
-/// Whether two values are the same. Whole numbers are compared exactly, others as 64-bit floats.
+/// Returns true if two values are equal. Whole numbers are compared exactly, others as 64-bit floats.
 pub(super) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
@@ -290,15 +301,16 @@ fn either_float(one: &serde_json::Number, other: &serde_json::Number) -> bool {
     one.is_f64() || other.is_f64()
 }
 
-/// Hands every value under `path` to `give`: null is none, the elements of a list are several.
-pub fn each_value(value: &Value, path: &str, give: &mut dyn FnMut(&Value)) {
+/// Calls `visit` for every value under `path`, and for each element of a list instead of the list. Null is
+/// no value.
+pub(crate) fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value)) {
     any_value(value, path, &mut |value| {
-        give(value);
+        visit(value);
         false
     });
 }
 
-/// Whether `accepts` says yes to one of the values under `path`: null is none, the elements of a list are several.
+/// Returns true if `accepts` does for one of the values under `path`, as [`each_value`] visits them.
 fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool) -> bool {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let (name, each) = name.strip_suffix("[]").map_or((name, false), |name| (name, true));

@@ -71,10 +71,10 @@ fn paths_go_into_objects_and_lists() {
 
 #[test]
 fn ids_need_no_payload() {
-    let clause = only(Condition::Nested(only(Condition::has_id(vec![9, 7]))));
-    assert!(!clause.needs_payload());
-    assert!(clause.matches(7, &Value::Null) && !clause.matches(8, &Value::Null));
-    let chosen = clause.select(10, |row, text| {
+    let filter = only(Condition::Nested(only(Condition::has_id(vec![9, 7]))));
+    assert!(!filter.needs_payload());
+    assert!(filter.matches(7, &Value::Null) && !filter.matches(8, &Value::Null));
+    let chosen = filter.select(10, |row, text| {
         text.extend(b"no JSON, and nobody reads it");
         Ok(u64::from(row))
     });
@@ -97,8 +97,8 @@ fn limits_are_refused() {
 
 #[test]
 fn a_damaged_payload_is_named() {
-    let clause = only(Condition::IsEmpty { key: "a".into() });
-    let error = clause.select(1, |_, text| {
+    let filter = only(Condition::IsEmpty { key: "a".into() });
+    let error = filter.select(1, |_, text| {
         text.extend(b"{\"a\"");
         Ok(0)
     });
@@ -168,12 +168,12 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
         }
         Condition::HasId(ids) => ids.contains(&id),
         Condition::IsEmpty { key } => values(key).is_empty(),
-        Condition::Nested(clause) => {
+        Condition::Nested(filter) => {
             let met =
                 |list: &[Condition]| list.iter().filter(|condition| naive(condition, id, payload)).count();
-            met(&clause.must) == clause.must.len()
-                && (clause.should.is_empty() || met(&clause.should) > 0)
-                && met(&clause.must_not) == 0
+            met(&filter.must) == filter.must.len()
+                && (filter.should.is_empty() || met(&filter.should) > 0)
+                && met(&filter.must_not) == 0
         }
     }
 }
@@ -184,8 +184,8 @@ proptest! {
         condition in condition(),
         payloads in prop::collection::vec(payload(), 0..20),
     ) {
-        let clause = only(condition.clone());
-        let chosen = clause.select(payloads.len() as u32, |row, text| {
+        let filter = only(condition.clone());
+        let chosen = filter.select(payloads.len() as u32, |row, text| {
             text.extend(payloads[row as usize].to_string().bytes());
             Ok(u64::from(row))
         });
@@ -200,7 +200,7 @@ fn what_excludes_ids_is_another_clause_and_these_ids() {
     let red = only(matching("a", Match::Value(json!("red"))));
     let has = |ids: &[u64]| Condition::has_id(ids.to_vec());
     let blue = matching("a", Match::Value(json!("blue")));
-    let clauses = [
+    let filters = [
         (red.clone(), red.clone(), 0),
         (only(Condition::Nested(only(Condition::Nested(red.clone())))), red.clone(), 0),
         (Filter { must_not: vec![has(&[2, 1]), has(&[7])], ..red.clone() }, red.clone(), 3),
@@ -213,12 +213,12 @@ fn what_excludes_ids_is_another_clause_and_these_ids() {
             1,
         ),
     ];
-    for (clause, wanted, count) in clauses {
-        let (rest, excluded) = clause.without_ids();
-        assert_eq!((&*rest, excluded.len()), (&wanted, count), "{clause:?}");
+    for (filter, wanted, count) in filters {
+        let (rest, excluded) = filter.without_ids();
+        assert_eq!((&*rest, excluded.len()), (&wanted, count), "{filter:?}");
         for (id, payload) in [(7, json!({"a": "red"})), (8, json!({"a": ["red", "blue"]})), (9, json!({}))] {
             let expected = rest.matches(id, &payload) && !excluded.contains(&id);
-            assert_eq!(clause.matches(id, &payload), expected, "{clause:?} on {id} {payload}");
+            assert_eq!(filter.matches(id, &payload), expected, "{filter:?} on {id} {payload}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A set of rows.
+//! Sets of rows.
 
-/// Rows that are allowed, of a known number of rows.
+/// A set of row numbers below a known number of rows, as a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowSet {
     rows: u32,
@@ -10,24 +10,25 @@ pub struct RowSet {
 }
 
 impl RowSet {
-    /// None of `rows` rows is allowed.
+    /// Returns the empty set of `rows` rows.
     pub fn none(rows: u32) -> RowSet {
         RowSet { rows, count: 0, words: vec![0; rows.div_ceil(64) as usize] }
     }
 
-    /// All of `rows` rows are allowed.
+    /// Returns the set of all `rows` rows.
     pub fn all(rows: u32) -> RowSet {
         RowSet::from_words(rows, vec![u64::MAX; rows.div_ceil(64) as usize])
     }
 
-    /// Those of `rows` rows are allowed that `list` names; what is not below `rows` is left out.
+    /// Returns the set of the rows in `list`. Rows from `rows` on are ignored.
     pub fn from_rows(rows: u32, list: impl IntoIterator<Item = u32>) -> RowSet {
-        let mut filter = RowSet::none(rows);
-        list.into_iter().for_each(|row| filter.insert(row));
-        filter
+        let mut set = RowSet::none(rows);
+        list.into_iter().for_each(|row| set.insert(row));
+        set
     }
 
-    /// From a bitmap as [`RowSet::words`] gives it: missing words count as zero, what is too much is left out.
+    /// Builds a set from a bitmap as [`RowSet::words`] returns it. Missing words count as zero, bits from
+    /// `rows` on are ignored.
     pub fn from_words(rows: u32, mut words: Vec<u64>) -> RowSet {
         words.resize(rows.div_ceil(64) as usize, 0);
         if !rows.is_multiple_of(64)
@@ -35,50 +36,50 @@ impl RowSet {
         {
             *last &= (1 << (rows % 64)) - 1;
         }
-        let mut filter = RowSet { rows, count: 0, words };
-        filter.recount();
-        filter
+        let mut set = RowSet { rows, count: 0, words };
+        set.recount();
+        set
     }
 
-    /// How many rows there are, allowed or not.
+    /// Number of rows, in the set or not.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// How many rows are allowed.
+    /// Number of rows in the set.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether no row is allowed.
+    /// Returns true if the set has no row.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether `row` is allowed; false where there is no such row.
+    /// Returns true if `row` is in the set.
     #[inline]
     pub fn contains(&self, row: u32) -> bool {
         self.words.get(row as usize / 64).is_some_and(|word| word >> (row % 64) & 1 == 1)
     }
 
-    /// Which of the 32 rows from `first` on are allowed, bit `i` for row `first + i`; `first` is a multiple of 32.
+    /// Returns 32 rows as bits: bit `i` is set if row `first + i` is in the set. `first` is a multiple of 32.
     #[inline]
     pub fn block(&self, first: u32) -> u32 {
         let word = self.words.get(first as usize / 64).copied().unwrap_or(0);
         (word >> (first % 64)) as u32
     }
 
-    /// The bitmap: row `r` is bit `r % 64` of word `r / 64`.
+    /// Returns the bitmap: row `r` is bit `r % 64` of word `r / 64`.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// The allowed rows in ascending order.
+    /// Iterates over the rows of the set in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.words.iter().enumerate().flat_map(|(at, &word)| Bits(word).map(move |bit| at as u32 * 64 + bit))
     }
 
-    /// Allows `row`; nothing happens where there is no such row.
+    /// Adds `row`, unless it is not below [`RowSet::rows`].
     pub fn insert(&mut self, row: u32) {
         if row < self.rows && !self.contains(row) {
             self.words[row as usize / 64] |= 1 << (row % 64);
@@ -86,7 +87,7 @@ impl RowSet {
         }
     }
 
-    /// No longer allows `row`.
+    /// Takes `row` out of the set.
     pub fn remove(&mut self, row: u32) {
         if self.contains(row) {
             self.words[row as usize / 64] &= !(1 << (row % 64));
@@ -94,27 +95,13 @@ impl RowSet {
         }
     }
 
-    /// Keeps what `other` also allows. Rows that `other` does not have are not allowed by it.
+    /// Keeps the rows that are in `other` too.
     pub fn intersect(&mut self, other: &RowSet) {
-        self.combine(other, |one, other| one & other);
-    }
-
-    /// Adds what `other` allows, as far as it is a row of this filter.
-    pub fn unite(&mut self, other: &RowSet) {
-        self.combine(other, |one, other| one | other);
-    }
-
-    /// Takes away what `other` holds, for example deleted rows.
-    pub fn subtract(&mut self, other: &RowSet) {
-        self.combine(other, |one, other| one & !other);
-    }
-
-    fn combine(&mut self, other: &RowSet, operation: impl Fn(u64, u64) -> u64) {
         let others = other.words.iter().copied().chain(std::iter::repeat(0));
         for (word, other) in self.words.iter_mut().zip(others) {
-            *word = operation(*word, other);
+            *word &= other;
         }
-        *self = RowSet::from_words(self.rows, std::mem::take(&mut self.words));
+        self.recount();
     }
 
     fn recount(&mut self) {
@@ -122,7 +109,7 @@ impl RowSet {
     }
 }
 
-/// The positions of the ones of a word, in ascending order.
+/// Iterates over the positions of the ones of a word, in ascending order.
 struct Bits(u64);
 
 impl Iterator for Bits {
@@ -145,42 +132,36 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    fn check(filter: &RowSet, expected: &BTreeSet<u32>) {
-        assert_eq!(filter.iter().collect::<Vec<_>>(), expected.iter().copied().collect::<Vec<_>>());
-        assert_eq!(filter.count() as usize, expected.len());
-        for row in 0..filter.rows() + 70 {
-            assert_eq!(filter.contains(row), expected.contains(&row));
+    fn check(set: &RowSet, expected: &BTreeSet<u32>) {
+        assert_eq!(set.iter().collect::<Vec<_>>(), expected.iter().copied().collect::<Vec<_>>());
+        assert_eq!(set.count() as usize, expected.len());
+        for row in 0..set.rows() + 70 {
+            assert_eq!(set.contains(row), expected.contains(&row));
         }
-        for first in (0..filter.rows()).step_by(32) {
+        for first in (0..set.rows()).step_by(32) {
             let naive =
                 (0..32).filter(|at| expected.contains(&(first + at))).fold(0, |bits, at| bits | 1 << at);
-            assert_eq!(filter.block(first), naive);
+            assert_eq!(set.block(first), naive);
         }
     }
 
-    fn set(rows: u32) -> impl Strategy<Value = BTreeSet<u32>> {
+    fn rows_below(rows: u32) -> impl Strategy<Value = BTreeSet<u32>> {
         prop::collection::btree_set(0..rows.max(1), 0..40)
     }
 
     proptest! {
         #[test]
-        fn behaves_as_a_set(rows in 0u32..200, one in set(220), other in set(220), other_rows in 0u32..200) {
+        fn behaves_as_a_set(rows in 0u32..200, one in rows_below(220), other in rows_below(220), other_rows in 0u32..200) {
             let within = |set: &BTreeSet<u32>, rows: u32| set.iter().copied().filter(|row| *row < rows).collect();
-            let filter = RowSet::from_rows(rows, one.iter().copied());
+            let set = RowSet::from_rows(rows, one.iter().copied());
             let second = RowSet::from_rows(other_rows, other.iter().copied());
             let (one, other): (BTreeSet<u32>, BTreeSet<u32>) = (within(&one, rows), within(&other, other_rows));
-            check(&filter, &one);
-            check(&RowSet::from_words(rows, filter.words().to_vec()), &one);
-            let mut both = filter.clone();
+            check(&set, &one);
+            check(&RowSet::from_words(rows, set.words().to_vec()), &one);
+            let mut both = set.clone();
             both.intersect(&second);
             check(&both, &(&one & &other));
-            let mut either = filter.clone();
-            either.unite(&second);
-            check(&either, &within(&(&one | &other), rows));
-            let mut rest = filter.clone();
-            rest.subtract(&second);
-            check(&rest, &(&one - &other));
-            let mut removed = filter;
+            let mut removed = set;
             other.iter().for_each(|row| removed.remove(*row));
             check(&removed, &(&one - &other));
             check(&RowSet::all(rows), &(0..rows).collect());

@@ -1,4 +1,4 @@
-//! The values that one condition names, in a table, so that a row costs the same however many there are.
+//! Values of one condition in a hash table, so that a row costs the same for any number of values.
 
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -8,14 +8,14 @@ use serde_json::{Number, Value};
 
 use super::condition::same;
 
-/// A list of values. The table is made if [`MatchValues::has`] is called for the first time.
+/// A list of values. The first call of [`MatchValues::has`] builds the table.
 #[derive(Clone, Debug, Default)]
 pub struct MatchValues {
     list: Vec<Value>,
     table: OnceLock<Table>,
 }
 
-/// Values by their kind. Two whole numbers are compared exactly, a whole number and another one as 64-bit floats.
+/// Values by type. Two whole numbers are compared exactly, a whole number and a fraction as 64-bit floats.
 #[derive(Clone, Debug, Default)]
 struct Table {
     texts: HashSet<String>,
@@ -23,7 +23,7 @@ struct Table {
     /// The whole numbers once more, as floats.
     whole_as_floats: HashSet<u64>,
     floats: HashSet<u64>,
-    /// Truth values and what no request has: lists and objects. Each is there once.
+    /// Truth values, lists and objects, each once. Requests have no lists and objects here.
     others: Vec<Value>,
 }
 
@@ -48,8 +48,8 @@ impl PartialEq for MatchValues {
 }
 
 impl MatchValues {
-    /// Says whether `value` is one of them.
-    pub fn has(&self, value: &Value) -> bool {
+    /// Returns true if `value` is one of the values.
+    pub(super) fn has(&self, value: &Value) -> bool {
         let table = self.table.get_or_init(|| Table::new(&self.list));
         match value {
             Value::String(text) => table.texts.contains(text),
@@ -89,12 +89,12 @@ impl Table {
     }
 }
 
-/// The value of a number that is written as a whole one.
+/// Returns a number that is written without a fraction.
 fn whole(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// The bits of a float; both zeros have the same.
+/// Returns the bits of a float, the same ones for both zeros.
 fn bits(number: f64) -> u64 {
     (number + 0.0).to_bits()
 }
@@ -129,7 +129,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_finds_what_a_comparison_with_each_finds(
+        fn the_table_agrees_with_comparisons(
             list in prop::collection::vec(any_value(), 0..12),
             value in any_value(),
         ) {

@@ -1,4 +1,4 @@
-//! Changes to payloads, as Qdrant's clients ask for them.
+//! Changes of payloads, as Qdrant's clients request them.
 
 use base::{Error, Result};
 use serde_json::{Map, Value};
@@ -6,34 +6,33 @@ use serde_json::{Map, Value};
 use super::{PointId, RESERVED_KEY};
 use crate::filter::Filter;
 
-/// Steps of a path into a payload at most.
-pub const PATH_STEPS_MAX: usize = 32;
+/// Most steps of a path into a payload.
+const PATH_STEPS_MAX: usize = 32;
 
-/// Which points a change is about.
-#[derive(Clone, Copy, Debug)]
-pub enum PointSelection<'a> {
-    /// These; ids without a point are passed over.
-    Ids(&'a [PointId]),
-    /// Those that the filter allows.
-    Filter(&'a Filter),
+/// Points that a change is about.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PointSelection {
+    /// These ids. Ids without a point are ignored.
+    Ids(Vec<PointId>),
+    /// All points that match.
+    Filter(Filter),
 }
 
-/// What happens to a payload.
+/// One change of a payload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PayloadChange {
-    /// Its members take the place of those of the same name; others stay.
+    /// Merges members into an object: those of the same name are replaced, others stay.
     Set {
         /// The members.
         payload: Map<String, Value>,
-        /// Where to: the path of an object in the payload, which is made where it is missing; `None` for the payload
-        /// itself.
+        /// Path of the object in the payload, created if it is missing; `None` for the payload itself.
         key: Option<String>,
     },
-    /// It is replaced.
+    /// Replaces the payload.
     Overwrite(Map<String, Value>),
-    /// What lies at these paths is removed.
+    /// Removes the values at these paths.
     DeleteKeys(Vec<String>),
-    /// It is emptied.
+    /// Empties the payload.
     Clear,
 }
 
@@ -46,10 +45,10 @@ enum Step {
 }
 
 impl PayloadChange {
-    /// Refuses what can never be done.
+    /// Checks the names and paths of the change.
     ///
     /// # Errors
-    /// `InvalidArgument` for the reserved key and for paths that cannot be read.
+    /// `InvalidArgument` for the reserved key and for malformed paths.
     pub fn check(&self) -> Result<()> {
         let reserved = |name: &str| match name == RESERVED_KEY {
             true => Err(Error::invalid(format!(
@@ -72,7 +71,7 @@ impl PayloadChange {
     }
 }
 
-/// Changes one payload, which has no reserved key. The change was checked.
+/// Applies a checked change to a payload without the reserved key.
 pub(crate) fn apply(change: &PayloadChange, payload: &mut Map<String, Value>) -> Result<()> {
     match change {
         PayloadChange::Overwrite(new) => payload.clone_from(new),
@@ -83,27 +82,27 @@ pub(crate) fn apply(change: &PayloadChange, payload: &mut Map<String, Value>) ->
         PayloadChange::Set { payload: new, key: Some(key) } => {
             let mut all = Value::Object(std::mem::take(payload));
             set(&mut all, &steps(key)?, new);
-            *payload = taken(all);
+            *payload = into_object(all);
         }
         PayloadChange::DeleteKeys(keys) => {
             let mut all = Value::Object(std::mem::take(payload));
             for key in keys {
                 remove(&mut all, &steps(key)?);
             }
-            *payload = taken(all);
+            *payload = into_object(all);
         }
     }
     Ok(())
 }
 
-fn taken(value: Value) -> Map<String, Value> {
+fn into_object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(members) => members,
         _ => Map::new(),
     }
 }
 
-/// Merges `new` into the objects at `path`; what is in the way of a name becomes an object.
+/// Merges `new` into the objects at `path`. A value that is no object is replaced by one.
 fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
     match path.split_first() {
         None => {
@@ -124,9 +123,9 @@ fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
     }
 }
 
-/// Changes the members of an object, which `value` becomes where it is none.
+/// Changes the members of `value`, which becomes an object if it is none.
 fn within(value: &mut Value, change: impl FnOnce(&mut Map<String, Value>)) {
-    let mut members = taken(value.take());
+    let mut members = into_object(value.take());
     change(&mut members);
     *value = Value::Object(members);
 }
@@ -158,25 +157,28 @@ fn remove(value: &mut Value, path: &[Step]) {
     }
 }
 
-/// A path: names joined by dots, `[3]` for an element, `[]` for each; a name in quotation marks may have dots.
+/// Parses a path: names joined by dots, `[3]` for an element, `[]` for each element. A name in quotation
+/// marks may have dots.
 fn steps(path: &str) -> Result<Vec<Step>> {
-    let odd = || Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"));
-    let (mut steps, mut rest) = (Vec::new(), path);
+    let malformed =
+        || Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"));
+    let mut steps = Vec::new();
+    let mut rest = path;
     loop {
         let (name, after) = match rest.strip_prefix('"') {
-            Some(quoted) => quoted.split_once('"').ok_or_else(odd)?,
+            Some(quoted) => quoted.split_once('"').ok_or_else(malformed)?,
             None => rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len())),
         };
         if name.is_empty() {
-            return Err(odd());
+            return Err(malformed());
         }
         steps.push(Step::Name(name.to_owned()));
         rest = after;
         while let Some(bracket) = rest.strip_prefix('[') {
-            let (index, after) = bracket.split_once(']').ok_or_else(odd)?;
+            let (index, after) = bracket.split_once(']').ok_or_else(malformed)?;
             steps.push(match index {
                 "" => Step::Each,
-                digits => Step::Index(digits.parse().map_err(|_| odd())?),
+                digits => Step::Index(digits.parse().map_err(|_| malformed())?),
             });
             rest = after;
         }
@@ -186,7 +188,7 @@ fn steps(path: &str) -> Result<Vec<Step>> {
         match rest.strip_prefix('.') {
             Some(after) => rest = after,
             None if rest.is_empty() => return Ok(steps),
-            None => return Err(odd()),
+            None => return Err(malformed()),
         }
     }
 }
@@ -198,14 +200,14 @@ mod tests {
     use serde_json::json;
 
     fn changed(change: PayloadChange, before: Value) -> Value {
-        let mut payload = taken(before);
+        let mut payload = into_object(before);
         change.check().unwrap();
         apply(&change, &mut payload).unwrap();
         Value::Object(payload)
     }
 
     fn members(value: Value) -> Map<String, Value> {
-        taken(value)
+        into_object(value)
     }
 
     #[test]

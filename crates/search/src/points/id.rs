@@ -1,16 +1,17 @@
-//! What points are called by.
+//! Ids of points.
 
 use std::fmt;
 use std::str::FromStr;
 
 use base::{Error, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::{Serialize, Serializer};
+use uuid::Uuid;
 
 /// Numbers are below this; the rest of the 64-bit ids belongs to UUIDs.
 pub const NUMBERS_MAX: u64 = 1 << 63;
 
-/// A number or a UUID.
+/// A number or a UUID. Numbers sort before UUIDs, and UUIDs by their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PointId {
     /// A number below [`NUMBERS_MAX`].
@@ -19,44 +20,24 @@ pub enum PointId {
     Uuid([u8; 16]),
 }
 
-/// 63 bits of a UUID's BLAKE3 hash: the first eight bytes, little-endian, without the highest bit. A hash with no
-/// structure, because version 7 UUIDs of one moment share their first half.
+/// Returns 63 bits of a UUID's BLAKE3 hash: its first eight bytes, little-endian, without the highest
+/// bit. The UUID itself has too much structure: those of version 7 from one moment share their first half.
 pub fn uuid_hash(uuid: &[u8; 16]) -> u64 {
     let hash = blake3::hash(uuid);
     let first = hash.as_bytes().first_chunk().copied().unwrap_or_default();
     u64::from_le_bytes(first) & (NUMBERS_MAX - 1)
 }
 
+fn malformed(text: &str) -> Error {
+    let shown: String = text.chars().take(64).collect();
+    Error::invalid(format!("\"{shown}\" is no point id; use a whole number or a UUID"))
+}
+
 impl PointId {
-    /// From a JSON number or string.
+    /// Returns the id of a point that has a number.
     ///
     /// # Errors
-    /// `InvalidArgument` for anything that is no whole number below 2^63 and no UUID.
-    pub fn from_json(value: &Value) -> Result<PointId> {
-        match value {
-            Value::Number(number) => match number.as_u64() {
-                Some(number) => PointId::number(number),
-                None => {
-                    Err(Error::invalid(format!("a point's id is a whole number or a UUID, not {number}")))
-                }
-            },
-            Value::String(text) => text.parse(),
-            _ => Err(Error::invalid("a point's id is a whole number or a UUID in quotation marks")),
-        }
-    }
-
-    /// As JSON: a number, or a UUID with hyphens.
-    pub fn to_json(&self) -> Value {
-        match self {
-            PointId::Number(number) => Value::from(*number),
-            PointId::Uuid(_) => Value::from(self.to_string()),
-        }
-    }
-
-    /// Of a number.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for one that is not below [`NUMBERS_MAX`].
+    /// `InvalidArgument` if `number` is not below [`NUMBERS_MAX`].
     pub fn number(number: u64) -> Result<PointId> {
         if number < NUMBERS_MAX {
             return Ok(PointId::Number(number));
@@ -65,22 +46,38 @@ impl PointId {
             "point id {number} is too large; numbers go up to 9223372036854775807, use a UUID"
         )))
     }
+
+    /// Reads a UUID: simple, with hyphens, in braces or as a URN, in either case.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for any other text.
+    pub fn uuid(text: &str) -> Result<PointId> {
+        Uuid::try_parse(text).map(|uuid| PointId::Uuid(uuid.into_bytes())).map_err(|_| malformed(text))
+    }
+
+    /// Returns the 64-bit id that collections store: the number itself, or 2^63 plus [`uuid_hash`].
+    pub fn internal(&self) -> u64 {
+        self.internal_by(uuid_hash)
+    }
+
+    /// Returns the 64-bit id that collections store, with `hash` in place of [`uuid_hash`].
+    pub(crate) fn internal_by(&self, hash: fn(&[u8; 16]) -> u64) -> u64 {
+        match self {
+            PointId::Number(number) => *number,
+            PointId::Uuid(uuid) => NUMBERS_MAX | (hash(uuid) & (NUMBERS_MAX - 1)),
+        }
+    }
 }
 
 impl FromStr for PointId {
     type Err = Error;
 
-    /// A UUID with or without hyphens, in braces or after `urn:uuid:`, as RFC 9562 and clients write it; a number in
-    /// digits.
+    /// Reads a number in digits or a UUID as [`PointId::uuid`] does, for paths and query strings.
     fn from_str(text: &str) -> Result<PointId> {
-        let odd = || {
-            let shown: String = text.chars().take(64).collect();
-            Error::invalid(format!("\"{shown}\" is no point id; use a whole number or a UUID"))
-        };
         if !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return PointId::number(text.parse().map_err(|_| odd())?);
+            return PointId::number(text.parse().map_err(|_| malformed(text))?);
         }
-        uuid::Uuid::try_parse(text).map(|uuid| PointId::Uuid(uuid.into_bytes())).map_err(|_| odd())
+        PointId::uuid(text)
     }
 }
 
@@ -88,11 +85,7 @@ impl fmt::Display for PointId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PointId::Number(number) => number.fmt(f),
-            PointId::Uuid(bytes) => {
-                let text = format!("{:032x}", u128::from_be_bytes(*bytes));
-                let parts = [&text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]];
-                f.write_str(&parts.join("-"))
-            }
+            PointId::Uuid(bytes) => Uuid::from_bytes(*bytes).fmt(f),
         }
     }
 }
@@ -106,10 +99,28 @@ impl Serialize for PointId {
     }
 }
 
+/// Reads a JSON number, or a UUID in a JSON string.
 impl<'de> Deserialize<'de> for PointId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PointId, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        PointId::from_json(&value).map_err(serde::de::Error::custom)
+        deserializer.deserialize_any(PointIdVisitor)
+    }
+}
+
+struct PointIdVisitor;
+
+impl Visitor<'_> for PointIdVisitor {
+    type Value = PointId;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a point's id, which is a whole number from 0 or a UUID")
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<PointId, E> {
+        PointId::number(value).map_err(E::custom)
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<PointId, E> {
+        PointId::uuid(value).map_err(E::custom)
     }
 }
 
@@ -117,10 +128,14 @@ impl<'de> Deserialize<'de> for PointId {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn read(value: &Value) -> std::result::Result<PointId, serde_json::Error> {
+        PointId::deserialize(value)
+    }
 
     #[test]
-    fn what_clients_write_is_read() {
+    fn ids_in_every_form() {
         let uuid = PointId::Uuid(0x5c56_c793_69f3_4fbf_87e6_c4bf_54c2_8c26_u128.to_be_bytes());
         for text in [
             "5c56c793-69f3-4fbf-87e6-c4bf54c28c26",
@@ -129,34 +144,41 @@ mod tests {
             "{5c56c793-69f3-4fbf-87e6-c4bf54c28c26}",
         ] {
             assert_eq!(text.parse::<PointId>(), Ok(uuid), "{text}");
+            assert_eq!(read(&json!(text)).unwrap(), uuid, "{text}");
         }
-        assert_eq!(uuid.to_json(), json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26"));
+        assert_eq!(serde_json::to_value(uuid).unwrap(), json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26"));
         assert_eq!("17".parse(), Ok(PointId::Number(17)));
         let largest = PointId::Number(NUMBERS_MAX - 1);
-        assert_eq!(PointId::from_json(&json!(NUMBERS_MAX - 1)), Ok(largest));
+        assert_eq!(read(&json!(NUMBERS_MAX - 1)).unwrap(), largest);
         for odd in [
             json!(NUMBERS_MAX),
             json!(-1),
             json!(1.5),
             json!(null),
             json!("x"),
+            json!("17"),
             json!(""),
             json!("é".repeat(16)),
+            json!("5c56c79369f34fbf87e6c4bf54c28c2"),
+            json!("5c56c793+69f3-4fbf-87e6-c4bf54c28c26"),
+            json!("5c56c793-69f3-4fbf-87e6c4bf-54c28c26"),
         ] {
-            assert!(PointId::from_json(&odd).is_err(), "{odd}");
+            let error = read(&odd).unwrap_err().to_string();
+            assert!(error.contains("UUID"), "{odd}: {error}");
         }
-        assert!("5c56c793-69f3-4fbf-87e6c4bf-54c28c26".parse::<PointId>().is_err());
+        assert!("-1".parse::<PointId>().is_err() && "18446744073709551616".parse::<PointId>().is_err());
     }
 
-    /// The hash is part of the format: another one would lose every UUID there is.
+    /// The hash is part of the format: with another one every UUID would be lost.
     #[test]
     fn the_hash_stays_as_it_is() {
-        assert_eq!(uuid_hash(&[0; 16]), uuid_hash(&[0; 16]));
         assert_eq!(
             uuid_hash(&[7; 16]),
             u64::from_le_bytes(blake3::hash(&[7; 16]).as_bytes()[..8].try_into().unwrap()) & (u64::MAX >> 1)
         );
         assert!(uuid_hash(&[255; 16]) < NUMBERS_MAX);
+        assert_eq!(PointId::Uuid([7; 16]).internal(), NUMBERS_MAX | uuid_hash(&[7; 16]));
+        assert_eq!(PointId::Number(7).internal(), 7);
     }
 
     proptest! {
@@ -164,8 +186,7 @@ mod tests {
         fn ids_come_back(number in 0..NUMBERS_MAX, uuid in any::<[u8; 16]>()) {
             for id in [PointId::Number(number), PointId::Uuid(uuid)] {
                 prop_assert_eq!(id.to_string().parse(), Ok(id));
-                prop_assert_eq!(PointId::from_json(&id.to_json()), Ok(id));
-                prop_assert_eq!(serde_json::from_value::<PointId>(serde_json::to_value(id).unwrap()).unwrap(), id);
+                prop_assert_eq!(read(&serde_json::to_value(id).unwrap()).unwrap(), id);
             }
         }
 

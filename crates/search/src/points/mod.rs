@@ -1,9 +1,11 @@
-//! Points as clients know them: called by a number or a UUID, with a JSON object beside the embedding and the record.
+//! Points as clients know them: an id, which is a number or a UUID, an embedding, a record and a JSON
+//! object.
 //!
-//! A collection knows points by 64-bit ids. A number below 2^63 is its own id. A UUID becomes 2^63 plus 63 bits of its
-//! hash ([`uuid_hash`]), and is kept in the payload under [`RESERVED_KEY`], where nobody else may write. Two UUIDs of
-//! the same hash cannot both be there; whoever comes second is refused. With a milliard of points the chance that this
-//! ever happens is about one in twenty.
+//! A collection stores points by 64-bit ids. A number below 2^63 is its own id. A UUID becomes 2^63 plus
+//! 63 bits of its hash ([`uuid_hash`]), and is kept in the payload under a key that clients
+//! cannot write. Two UUIDs of the same hash cannot both be in a collection: the second one is refused.
+//! Among 10^9 points the chance that this ever happens is about one in twenty. Points are stored, and
+//! scrolled, by the 64-bit id: numbers first, then UUIDs by their hash and not by their value.
 
 mod change;
 mod id;
@@ -12,28 +14,27 @@ mod payload;
 use serde_json::{Map, Value};
 
 pub(crate) use change::apply;
-pub use change::{PATH_STEPS_MAX, PayloadChange, PointSelection};
+pub use change::{PayloadChange, PointSelection};
 pub use id::{NUMBERS_MAX, PointId, uuid_hash};
-pub use payload::RESERVED_KEY;
-pub(crate) use payload::{decode, encode};
+pub(crate) use payload::{RESERVED_KEY, decode, encode};
 
-/// A point as it is handed in.
+/// A point to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPoint<'a> {
-    /// What it is called by.
+    /// Its id.
     pub id: PointId,
-    /// Its embedding, of as many values as the collection has dimensions.
+    /// Its embedding, with as many values as the collection has dimensions.
     pub embedding: &'a [f32],
-    /// What a scorer compares; may be empty.
+    /// Bytes that a scorer compares; may be empty.
     pub record: &'a [u8],
-    /// What conditions are about.
+    /// The JSON object that filters read.
     pub payload: &'a Map<String, Value>,
 }
 
-/// A point as it is given out; parts that were not asked for are empty.
+/// A point as it was read. Parts that were not requested are empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchedPoint {
-    /// What it is called by.
+    /// Its id.
     pub id: PointId,
     /// Its embedding.
     pub embedding: Vec<f32>,

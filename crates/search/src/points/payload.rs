@@ -1,17 +1,17 @@
-//! A payload as it is stored: the client's object, and for a point with a UUID the UUID.
+//! Stored payloads: the client's object and, for a point with a UUID, the UUID.
 
 use base::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::PointId;
 
-/// Where a point's UUID is kept in its stored payload. Clients neither write it nor see it.
-pub const RESERVED_KEY: &str = "__millpond_id";
+/// Key of a point's UUID in its stored payload. Clients can neither write nor see it.
+pub(crate) const RESERVED_KEY: &str = "__millpond_id";
 
-/// The bytes to store; none for an empty payload of a point with a number.
+/// Returns the bytes to store: none for an empty payload of a point with a number.
 ///
 /// # Errors
-/// `InvalidArgument` where the payload has the reserved key.
+/// `InvalidArgument` if the payload has the reserved key.
 pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8>> {
     if payload.contains_key(RESERVED_KEY) {
         return Err(Error::invalid(format!(
@@ -34,10 +34,10 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// The id of the point that has the internal id `internal`, and the client's part of its payload.
+/// Returns the id of the point with the internal id `internal`, and the client's part of its payload.
 ///
 /// # Errors
-/// `DataLoss` where the payload is no object, or should have a UUID and has none.
+/// `DataLoss` if the payload is no object, or has no UUID although the internal id is that of one.
 pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String, Value>)> {
     let mut payload: Map<String, Value> = if bytes.is_empty() {
         Map::new()

@@ -143,10 +143,7 @@ impl NamedCollection {
 
     /// The id that the collection knows a point by.
     pub fn internal(&self, id: &PointId) -> u64 {
-        match id {
-            PointId::Number(number) => *number,
-            PointId::Uuid(uuid) => NUMBERS_MAX | ((self.hash)(uuid) & (NUMBERS_MAX - 1)),
-        }
+        id.internal_by(self.hash)
     }
 
     /// What clients call the point of an internal id by. For a UUID its payload is read.

@@ -7,7 +7,7 @@ use base::{Error, ErrorKind, Result};
 
 use super::named::NamedCollection;
 use crate::collection::{Applied, Collection, IDS_MAX, IdList, PointParts};
-use crate::filter::{Condition, Filter};
+use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
 
@@ -121,9 +121,9 @@ impl NamedCollection {
     /// # Errors
     /// As [`NamedCollection::upsert`]; `TooLarge` where a payload would become that; points before it are changed then. With a filter
     /// also those of [`NamedCollection::delete_where`].
-    pub fn change_payload(&self, which: PointSelection<'_>, change: &PayloadChange) -> Result<u64> {
+    pub fn change_payload(&self, selection: &PointSelection, change: &PayloadChange) -> Result<u64> {
         change.check()?;
-        match which {
+        match selection {
             PointSelection::Ids(ids) => {
                 let mut count = 0;
                 for chunk in ids.chunks(CHUNK) {
@@ -222,11 +222,6 @@ impl NamedCollection {
             }
         }
         Ok(())
-    }
-
-    /// A condition on ids, as filters have it.
-    pub fn has_id(&self, ids: &[PointId]) -> Condition {
-        Condition::has_id(ids.iter().map(|id| self.internal(id)).collect())
     }
 }
 

@@ -164,9 +164,10 @@ impl Subject {
         apply: impl Fn(&mut Map<String, Value>),
     ) {
         let named = self.named();
-        let ids = [id(which.unwrap_or(0)), PointId::Number(999)];
-        let clause = colour(which.err().unwrap_or(0));
-        let about = if which.is_ok() { PointSelection::Ids(&ids) } else { PointSelection::Filter(&clause) };
+        let about = match which {
+            Ok(number) => PointSelection::Ids(vec![id(number), PointId::Number(999)]),
+            Err(of_colour) => PointSelection::Filter(colour(of_colour)),
+        };
         let mut count = 0;
         for (number, point) in &mut self.model {
             if which == Ok(*number)
@@ -176,7 +177,7 @@ impl Subject {
                 count += 1;
             }
         }
-        assert_eq!(named.change_payload(about, change).unwrap(), count);
+        assert_eq!(named.change_payload(&about, change).unwrap(), count);
     }
 
     fn step(&mut self, step: &Step) {
@@ -443,7 +444,7 @@ fn a_uuid_of_another_ones_hash_is_refused_never_overwritten() {
             assert_eq!(named.get(&point.id).unwrap(), None);
             assert_eq!(named.delete(&[point.id]).unwrap(), 0);
             let change = PayloadChange::Clear;
-            assert_eq!(named.change_payload(PointSelection::Ids(&[point.id]), &change).unwrap(), 0);
+            assert_eq!(named.change_payload(&PointSelection::Ids(vec![point.id]), &change).unwrap(), 0);
         }
         assert_eq!(named.get(&uuid(1)).unwrap(), Some(got(uuid(1), 1)));
         assert_eq!(named.get(&uuid(2)).unwrap(), Some(got(uuid(2), 2)));
@@ -481,8 +482,9 @@ fn concurrent_payload_changes_lose_nothing() {
                     for round in 0..10 {
                         let payload = object(json!({format!("w{writer}-{round}"): 1}));
                         let change = PayloadChange::Set { payload, key: None };
-                        let changed =
-                            named.change_payload(PointSelection::Ids(&[uuid(1), id(2)]), &change).unwrap();
+                        let changed = named
+                            .change_payload(&PointSelection::Ids(vec![uuid(1), id(2)]), &change)
+                            .unwrap();
                         assert_eq!(changed, 2);
                         if round == writer {
                             named.collection().flush().unwrap();
@@ -608,7 +610,7 @@ fn child_that_writes() {
         if number % 7 == 0 {
             let payload = object(json!({"acknowledged": number}));
             named
-                .change_payload(PointSelection::Ids(&[id(number)]), &PayloadChange::Overwrite(payload))
+                .change_payload(&PointSelection::Ids(vec![id(number)]), &PayloadChange::Overwrite(payload))
                 .unwrap();
         }
         if number % 50 == 49 {
@@ -681,7 +683,8 @@ fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
     let named = registry.get("c").unwrap();
     let every = Filter::default();
     let change = PayloadChange::Clear;
-    for outcome in [named.delete_where(&every), named.change_payload(PointSelection::Filter(&every), &change)]
+    for outcome in
+        [named.delete_where(&every), named.change_payload(&PointSelection::Filter(every.clone()), &change)]
     {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DataLoss);
     }

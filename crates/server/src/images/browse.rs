@@ -100,7 +100,8 @@ pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Resu
     if ids.len() > IDS_MAX {
         return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));
     }
-    let ids: Vec<PointId> = ids.iter().map(PointId::from_json).collect::<Result<_>>()?;
+    let ids: Vec<PointId> =
+        serde_json::from_value(ids.into()).map_err(|error| Error::invalid(format!("ids: {error}")))?;
     let registry = app.registry()?;
     let target = match Target::open(&registry, name) {
         Ok(target) => target,

@@ -262,7 +262,7 @@ impl Work<'_> {
                     Ok(Some(copy)) if copy.payload == point.payload => {}
                     Ok(Some(_)) => {
                         let change = PayloadChange::Overwrite(point.payload);
-                        moved += new.named.change_payload(PointSelection::Ids(&[point.id]), &change)?;
+                        moved += new.named.change_payload(&PointSelection::Ids(vec![point.id]), &change)?;
                     }
                     _ if before.contains(&point.id.to_string()) => drop(lacking.insert(point.id.to_string())),
                     _ => missing.push(point),

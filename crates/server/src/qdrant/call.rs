@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use api_qdrant::json;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use metrics::KindLabels;
-use protocol::qdrant as wire;
 use protocol::status::Dialect;
 use search::collection::{SearchThread, until};
 use search::registry::{NamedCollection, Registry};
@@ -81,8 +81,8 @@ impl FromRequest<Arc<App>> for Call {
             path.map_err(|error| refuse(&Error::invalid(error.body_text()), started.elapsed()))?;
         let writers = parts.extensions.get::<Arc<WriteThreads>>().cloned().unwrap_or_default();
         let name_bytes = path.get("collection").map_or(0, String::len);
-        if name_bytes > wire::NAME_BYTES_MAX {
-            return Err(refuse(&wire::name_too_long(name_bytes), started.elapsed()));
+        if name_bytes > json::NAME_BYTES_MAX {
+            return Err(refuse(&json::name_too_long(name_bytes), started.elapsed()));
         }
         let context = CallContext {
             collection: path.remove("collection").unwrap_or_default(),
@@ -275,20 +275,20 @@ fn encode<T: Serialize>(result: &T) -> EncodedResult {
 
 fn reply(answer: EncodedResult, started: Instant) -> Reply {
     match answer {
-        Ok(result) => Reply::json(protocol::qdrant::envelope(&result, started.elapsed())),
+        Ok(result) => Reply::json(api_qdrant::json::envelope(&result, started.elapsed())),
         Err(error) => refuse(&error, started.elapsed()),
     }
 }
 
 /// An error in Qdrant's envelope.
 pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
-    let status = if error.kind() == ErrorKind::InvalidArgument && wire::is_validation(error.message()) {
+    let status = if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
         StatusCode::UNPROCESSABLE_ENTITY
     } else {
         StatusCode::from_u16(protocol::status::http(error.kind(), Dialect::OpenInference))
             .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     };
-    let mut reply = Reply::json(protocol::qdrant::error(error.message(), took)).with_status(status);
+    let mut reply = Reply::json(api_qdrant::json::error(error.message(), took)).with_status(status);
     if let Some(after) = error.retry_after() {
         reply = reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
     }
@@ -329,10 +329,10 @@ mod tests {
     fn a_value_outside_its_limits_is_422_and_other_mistakes_are_400() {
         let status = |error: &Error| refuse(error, Duration::ZERO).into_response().status();
         assert_eq!(
-            status(&wire::out_of_limits("limit", "value 0 invalid")),
+            status(&json::out_of_limits("limit", "value 0 invalid")),
             StatusCode::UNPROCESSABLE_ENTITY
         );
-        assert_eq!(status(&wire::name_too_long(256)), StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(status(&json::name_too_long(256)), StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(status(&Error::invalid("no JSON")), StatusCode::BAD_REQUEST);
         assert_eq!(status(&Error::unimplemented("no such thing")), StatusCode::NOT_IMPLEMENTED);
     }

@@ -1,16 +1,15 @@
-//! Which collections there are: made, found, renamed by aliases, removed; and what is kept with one.
+//! Collections: list, create, change and remove them, and their aliases and indexes.
 
+use api_qdrant::json::{self, AliasAction};
 use base::{Error, ErrorKind, Result};
-use protocol::qdrant::{self as wire, AliasAction};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Map, Value, json};
 
 use super::call::CallContext;
-use super::convert;
 use super::describe::EXTRA;
 use super::update::{UpdateResponse, updated};
 
-/// Fields with an index of one collection.
+/// Most fields with an index in one collection.
 const INDEXES_MAX: usize = 1000;
 
 pub(super) fn list(registry: &Registry, _: &CallContext) -> Result<Value> {
@@ -19,7 +18,7 @@ pub(super) fn list(registry: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "collections": names }))
 }
 
-/// Whether there is a collection of this name or alias, in whatever state.
+/// Tells if a collection has this name or alias, in any state.
 pub(super) fn exists(registry: &Registry, context: &CallContext) -> Result<Value> {
     let found = match registry.get(&context.collection) {
         Err(error) => error.kind() != ErrorKind::NotFound,
@@ -29,12 +28,13 @@ pub(super) fn exists(registry: &Registry, context: &CallContext) -> Result<Value
 }
 
 pub(super) fn create(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
-    let request: wire::CreateCollection = wire::parse(body)?;
-    let shape = request.shape()?;
+    let request: json::CreateCollection = json::parse(body)?;
+    let mut settings = request.settings()?;
     let own = json!({ "hints": request.hints()?, "metadata": request.metadata.unwrap_or_default() });
-    let created = registry.create(&context.collection, convert::settings(&shape, json!({ EXTRA: own })));
+    settings.extra = json!({ EXTRA: own });
+    let created = registry.create(&context.collection, settings);
     match created {
-        // Qdrant tells the two apart by their status.
+        // Qdrant answers an alias with 400 and a collection with 409.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && is_alias(registry, &context.collection) => {
             Err(Error::invalid(error.message().to_owned()))
         }
@@ -46,23 +46,22 @@ fn is_alias(registry: &Registry, name: &str) -> bool {
     registry.aliases().iter().any(|(alias, _)| alias == name)
 }
 
-/// Whether there was one.
+/// Returns false if no collection has the name.
 pub(super) fn remove(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
     registry.remove(&context.collection)
 }
 
-/// Gives a damaged segment up. Qdrant has no such call.
+/// Abandons a damaged segment. Qdrant has no such call.
 pub(super) fn give_up(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
     registry.get(&context.collection)?.collection().abandon(&context.item)?;
     Ok(true)
 }
 
-/// Merges metadata. Everything else that may be changed is a hint that has no effect here, and is remembered so that
-/// `warnings` can say so.
+/// Merges metadata. All other settings are hints without effect, which are stored for `warnings`.
 pub(super) fn update(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
     let named = registry.get(&context.collection)?;
-    let request: wire::UpdateCollection =
-        if body.is_empty() { Default::default() } else { wire::parse(body)? };
+    let request: json::UpdateCollection =
+        if body.is_empty() { Default::default() } else { json::parse(body)? };
     let hints = request.hints()?;
     if !hints.is_empty() {
         named.change_extra(|extra| {
@@ -86,7 +85,7 @@ pub(super) fn update(registry: &Registry, context: &CallContext, body: &[u8]) ->
     Ok(true)
 }
 
-/// An object of this door's among what is kept with a collection, made where it is missing.
+/// Returns an object of this interface in the extra data of a collection, and creates it if it is missing.
 fn own<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
     object(object(object(extra).entry(EXTRA).or_insert(Value::Null)).entry(name).or_insert(Value::Null))
 }
@@ -97,13 +96,13 @@ fn object(value: &mut Value) -> &mut Map<String, Value> {
     }
     match value {
         Value::Object(map) => map,
-        _ => unreachable!("it was just made an object"),
+        _ => unreachable!("the value was made an object above"),
     }
 }
 
 pub(super) fn index(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.get(&context.collection)?;
-    let request: wire::CreateIndex = wire::parse(body)?;
+    let request: json::CreateIndex = json::parse(body)?;
     let (data_type, params) = request.schema()?;
     named.change_extra(|extra| {
         let schema = own(extra, "payload_schema");
@@ -141,7 +140,7 @@ fn described(aliases: Vec<(String, String)>) -> Value {
 }
 
 pub(super) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) -> Result<bool> {
-    let request: wire::ChangeAliases = wire::parse(body)?;
+    let request: json::ChangeAliases = json::parse(body)?;
     let change = |action| match action {
         AliasAction::CreateAlias { alias_name, collection_name } => {
             AliasChange::Create { alias: alias_name, collection: collection_name }
@@ -156,17 +155,17 @@ pub(super) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) 
     Ok(true)
 }
 
-/// Qdrant reports here what it advises; this server does so in `warnings` of each collection.
+/// Returns no issues. Qdrant gives advice here, and this server in the `warnings` of each collection.
 pub(super) fn issues(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "issues": [] }))
 }
 
-/// There are none to be cleared.
+/// Does nothing, because no issues are stored.
 pub(super) fn clear_issues(_: &Registry, _: &CallContext) -> Result<bool> {
     Ok(true)
 }
 
-/// One server, no cluster.
+/// Answers as Qdrant does without a cluster.
 pub(super) fn cluster(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "status": "disabled" }))
 }

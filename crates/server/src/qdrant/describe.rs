@@ -1,5 +1,6 @@
-//! What a collection is, as its clients read it.
+//! Descriptions of collections.
 
+use api_qdrant::json::distance_name;
 use base::Result;
 use search::collection::{SearchThread, Status};
 use search::filter::{Condition, Filter};
@@ -7,18 +8,19 @@ use search::registry::{CollectionSettings, NamedCollection};
 use serde_json::{Map, Value, json};
 
 use super::call::CallContext;
-use super::convert;
 
-/// Where in what doors keep with a collection this one has its part.
+/// Member of a collection's extra data that belongs to this interface.
 pub(super) const EXTRA: &str = "qdrant";
 
-/// What this door keeps: `hints` and `metadata` as the collection was made with, `payload_schema` by field.
+/// Returns an object of this interface from the extra data of a collection: `hints` and `metadata` of the
+/// request that created it, `payload_schema` by field.
 pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
     extra.get(EXTRA).and_then(|own| own.get(name)).and_then(Value::as_object).cloned().unwrap_or_default()
 }
 
-/// Configuration that clients insist on is Qdrant's default, so that a collection copied to a Qdrant server gets a
-/// usable one; it says nothing about how this server works. Hints that have no effect are named in `warnings` only.
+/// Describes a collection. The configuration is Qdrant's default: clients require one, and a collection
+/// copied to a Qdrant server gets usable values. It says nothing about this server. Hints without effect are
+/// named in `warnings` only.
 pub(super) fn describe(
     named: &NamedCollection,
     _: &mut SearchThread,
@@ -29,13 +31,13 @@ pub(super) fn describe(
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
     let refuses = status.low_disk.is_some() || status.write_error.is_some();
-    // Yellow: something is still being opened, or nothing can be written. Red: something is lost until somebody mends it.
+    // Yellow: a segment is still being opened, or writes are refused. Red: data is lost until it is repaired.
     let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
         (false, _) => "red",
         (true, true) => "yellow",
         (true, false) => "green",
     };
-    let mut vector = json!({ "size": settings.dims, "distance": convert::distance(settings.metric).name() });
+    let mut vector = json!({ "size": settings.dims, "distance": distance_name(settings.metric) });
     if !settings.vector_name.is_empty() {
         vector = json!({ settings.vector_name.as_str(): vector });
     }
@@ -62,7 +64,7 @@ pub(super) fn describe(
     }))
 }
 
-/// The indexed fields, each with how many points have a value of it.
+/// Returns the indexed fields, each with the number of points that have a value of it.
 fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
     for (field, schema) in kept(&settings.extra, "payload_schema") {
@@ -80,7 +82,7 @@ fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Res
     Ok(fields)
 }
 
-/// Lists what is damaged by name, why nothing can be written, and which settings have no effect.
+/// Returns warnings: damaged parts by name, reasons for refused writes, and settings without effect.
 fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));

@@ -1,11 +1,25 @@
-//! Answers that are alike to a query and not to each other: maximal marginal relevance (Carbonell and
+//! Hits that are similar to a query and different from each other: maximal marginal relevance (Carbonell and
 //! Goldstein, "The use of MMR, diversity-based reranking for reordering documents and producing summaries",
 //! SIGIR 1998).
 
 use search::coarse::Metric;
 
-/// How alike two vectors are, by the measure that a collection ranks by. Those of a cosine collection have
-/// length one.
+/// A hit that may be chosen.
+pub(super) struct Candidate {
+    /// Its vector; for the cosine, with length one.
+    pub(super) vector: Vec<f32>,
+    /// Its similarity to the query.
+    pub(super) similarity: f32,
+}
+
+/// A candidate that is not chosen yet.
+struct Pending {
+    index: usize,
+    /// Similarity to the most similar chosen candidate.
+    nearest: f32,
+}
+
+/// Returns the similarity by which a collection ranks.
 fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
     let pairs = one.iter().zip(other);
     match metric {
@@ -14,33 +28,30 @@ fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
     }
 }
 
-/// Which candidates to answer with, at most `count`, in this order. Each has its vector and how alike it is
-/// to the query. The first is the most alike; each next one has the best of `(1 - diversity) * alike to the
-/// query - diversity * alike to the most alike one chosen`. Takes `count * candidates.len()` comparisons.
-pub(super) fn choose(
-    metric: Metric,
-    candidates: &[(Vec<f32>, f32)],
-    diversity: f32,
-    count: usize,
-) -> Vec<usize> {
+/// Chooses at most `count` candidates, and returns their indexes in order. The first is the most similar to
+/// the query. Each next one maximises `(1 - diversity) * similarity to the query - diversity * similarity to
+/// the most similar chosen one`. Takes `count * candidates.len()` comparisons.
+pub(super) fn choose(metric: Metric, candidates: &[Candidate], diversity: f32, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(count.min(candidates.len()));
-    // For each that is not chosen: its place, and how alike it is to the most alike one chosen.
-    let mut pending: Vec<(usize, f32)> = (0..candidates.len()).map(|at| (at, f32::NEG_INFINITY)).collect();
+    let mut pending: Vec<Pending> =
+        (0..candidates.len()).map(|index| Pending { index, nearest: f32::NEG_INFINITY }).collect();
     while chosen.len() < count {
-        let worth = |(at, near): &(usize, f32)| {
-            let relevance = candidates.get(*at).map_or(f32::NEG_INFINITY, |(_, similarity)| *similarity);
-            if chosen.is_empty() { relevance } else { (1.0 - diversity) * relevance - diversity * near }
+        let worth = |pending: &Pending| {
+            let relevance = candidates.get(pending.index).map_or(f32::NEG_INFINITY, |it| it.similarity);
+            if chosen.is_empty() {
+                relevance
+            } else {
+                (1.0 - diversity) * relevance - diversity * pending.nearest
+            }
         };
-        let best = (0..pending.len())
-            .filter_map(|index| Some((index, worth(pending.get(index)?))))
-            .max_by(|one, other| one.1.total_cmp(&other.1));
-        let Some((index, _)) = best else { break };
-        let (at, _) = pending.swap_remove(index);
-        chosen.push(at);
-        let Some((vector, _)) = candidates.get(at) else { continue };
-        for (other, near) in &mut pending {
-            if let Some((candidate, _)) = candidates.get(*other) {
-                *near = near.max(similarity(metric, vector, candidate));
+        let best = pending.iter().map(worth).enumerate().max_by(|one, other| one.1.total_cmp(&other.1));
+        let Some((best, _)) = best else { break };
+        let Pending { index, .. } = pending.swap_remove(best);
+        chosen.push(index);
+        let Some(newest) = candidates.get(index) else { continue };
+        for other in &mut pending {
+            if let Some(candidate) = candidates.get(other.index) {
+                other.nearest = other.nearest.max(similarity(metric, &newest.vector, &candidate.vector));
             }
         }
     }
@@ -52,12 +63,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn diversity_decides_between_a_twin_and_something_else() {
+    fn diversity_prefers_another_point_to_a_twin() {
         let query = [1.0, 0.0];
         let vectors = [vec![1.0, 0.0], vec![0.99, 0.01], vec![0.6, 0.8], vec![-1.0, 0.0]];
         for metric in [Metric::Cosine, Metric::L2] {
-            let candidates: Vec<(Vec<f32>, f32)> =
-                vectors.iter().map(|vector| (vector.clone(), similarity(metric, &query, vector))).collect();
+            let candidate = |vector: &Vec<f32>| Candidate {
+                vector: vector.clone(),
+                similarity: similarity(metric, &query, vector),
+            };
+            let candidates: Vec<Candidate> = vectors.iter().map(candidate).collect();
             assert_eq!(choose(metric, &candidates, 0.0, 3), [0, 1, 2]);
             assert_eq!(choose(metric, &candidates, 1.0, 2), [0, 3], "only difference counts");
             assert_ne!(choose(metric, &candidates, 0.6, 2)[1], 1, "the twin of the first says nothing new");

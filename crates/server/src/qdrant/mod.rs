@@ -13,11 +13,12 @@
 
 mod call;
 mod collections;
-mod convert;
 mod describe;
+mod filters;
 mod mmr;
 mod query;
 mod retrieve;
+mod scores;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -113,7 +114,7 @@ pub(crate) fn clause(
     named: &search::registry::NamedCollection,
     filter: &str,
 ) -> base::Result<search::filter::Filter> {
-    convert::clause(named, &protocol::qdrant::parse(filter.as_bytes())?)
+    filters::prepare(named, api_qdrant::json::parse_filter(filter.as_bytes())?)
 }
 
 /// The probes, which want no key.
@@ -145,7 +146,7 @@ pub(crate) fn version(headers: &HeaderMap) -> Option<Reply> {
         ["python-client/", "qdrant", "go-client/", "python-requests/", "python-httpx/", "aiohttp/", "axios/"];
     let asks =
         agents.iter().any(|agent| has(header::USER_AGENT, agent)) || has(header::ACCEPT, "application/json");
-    asks.then(|| Reply::json(protocol::qdrant::version(crate::NAME, crate::VERSION)))
+    asks.then(|| Reply::json(api_qdrant::json::version(crate::NAME, crate::VERSION)))
 }
 
 /// Answers 405 in Qdrant's envelope.

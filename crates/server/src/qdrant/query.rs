@@ -1,33 +1,33 @@
-//! Queries: coarse, then exact over the best; or over what prefetches found.
+//! Queries: nearest points from the index, ranked exactly, or the ranked hits of prefetches.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use api_qdrant::json::{self, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
 use base::{Error, Result};
-use protocol::qdrant::{self as wire, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
 use search::coarse::{HITS_MAX, ScanParams};
 use search::collection::{CANDIDATES_MAX, CollectionQuery, PointParts, SearchThread};
 use search::filter::{Condition, Filter};
-use search::points::NUMBERS_MAX;
+use search::points::{NUMBERS_MAX, PointId};
 use search::registry::NamedCollection;
 use serde::Serialize;
 
 use super::call::CallContext;
-use super::convert;
+use super::filters;
 use super::mmr;
 use super::retrieve::{self, CHUNK, Projection, ResponseBudget};
+use super::scores;
 
-/// Prefetches of one query.
+/// Most prefetches of one query.
 const PREFETCHES_MAX: usize = 16;
-/// Candidates that answers which differ from each other are chosen from; each is compared with each that is
-/// chosen.
-const DIVERSE_MAX: usize = 1024;
-/// Examples of one query, liked and disliked together.
+/// Most candidates of a query with mmr: each is compared with each chosen hit.
+const MMR_CANDIDATES_MAX: usize = 1024;
+/// Most examples of one query, positive and negative together.
 const EXAMPLES_MAX: usize = 1024;
-/// Queries of one batch.
+/// Most queries of one batch.
 const BATCH_MAX: usize = 1024;
 
-/// What was found.
+/// Hits of a query, best first.
 #[derive(Serialize)]
 pub(super) struct QueryResponse {
     pub(super) points: Vec<ScoredPoint>,
@@ -35,18 +35,41 @@ pub(super) struct QueryResponse {
     pub(super) partial: bool,
 }
 
-/// Ids that the collection knows, with how alike they are, best first.
-#[derive(Default)]
+/// A hit before its point is read.
+#[derive(Clone, Copy)]
+struct RankedHit {
+    /// The internal id.
+    id: u64,
+    /// The score as clients see it.
+    score: f32,
+}
+
+/// Hits, best first.
 struct RankedHits {
-    hits: Vec<(u64, f32)>,
+    hits: Vec<RankedHit>,
     partial: bool,
 }
 
-/// A query that has become a vector.
+/// A query with its vector.
 struct ResolvedQuery {
     embedding: Vec<f32>,
-    /// Points that it was made from, which are no answers to it.
+    /// Internal ids of points that the vector was made from. They are no hits.
     examples: Vec<u64>,
+}
+
+/// Limits of a search for the nearest points.
+struct SearchLimits<'a> {
+    count: usize,
+    params: &'a SearchParams,
+    filter: Option<Filter>,
+    score_threshold: Option<f32>,
+}
+
+/// One query and the thread that answers it.
+struct QueryRun<'a> {
+    named: &'a NamedCollection,
+    thread: &'a mut SearchThread,
+    deadline: Instant,
 }
 
 pub(super) fn query(
@@ -55,215 +78,348 @@ pub(super) fn query(
     context: &CallContext,
     body: &[u8],
 ) -> Result<QueryResponse> {
-    run(named, thread, context, wire::parse(body)?, &mut ResponseBudget::default())
+    let request: QueryRequest = json::parse(body)?;
+    let run = QueryRun { named, thread, deadline: context.deadline };
+    run.answer(request, &mut ResponseBudget::default())
 }
 
-/// The answers in the order of the queries; where one fails, all do.
+/// Answers queries in order. If one fails, the batch fails.
 pub(super) fn batch(
     named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     body: &[u8],
 ) -> Result<Vec<QueryResponse>> {
-    let request: wire::QueryBatchRequest = wire::parse(body)?;
+    let request: json::QueryBatchRequest = json::parse(body)?;
     if request.searches.len() > BATCH_MAX {
         return Err(Error::invalid(format!(
             "searches: more than {BATCH_MAX} queries in one request; send several"
         )));
     }
+    let deadline = context.deadline;
     let mut budget = ResponseBudget::default();
-    let queries = request.searches.into_iter().enumerate();
-    queries
-        .map(|(at, query)| {
-            if Instant::now() > context.deadline {
-                return Err(Error::deadline(format!(
-                    "searches[{at}]: the time is up; send fewer in one request"
-                )));
-            }
-            run(named, thread, context, query, &mut budget)
-                .map_err(|error| error.context(format_args!("searches[{at}]")))
-        })
-        .collect()
+    let mut responses = Vec::with_capacity(request.searches.len());
+    for (at, query) in request.searches.into_iter().enumerate() {
+        if Instant::now() > deadline {
+            return Err(Error::deadline(format!(
+                "searches[{at}]: the time is up; send fewer in one request"
+            )));
+        }
+        let response = QueryRun { named, thread, deadline }.answer(query, &mut budget);
+        responses.push(response.map_err(|error| error.context(format_args!("searches[{at}]")))?);
+    }
+    Ok(responses)
 }
 
-fn run(
-    named: &NamedCollection,
-    thread: &mut SearchThread,
-    context: &CallContext,
-    mut request: QueryRequest,
-    budget: &mut ResponseBudget,
-) -> Result<QueryResponse> {
-    let (limit, offset) = (request.limit(), request.offset());
-    let count = wanted_hits(named, limit, offset)?;
-    convert::check_using(&named.settings(), using(&request.using, request.query.is_some(), named).as_str())?;
-    let projection = Projection::new(named, false, request.with_payload.take(), request.with_vector.as_ref());
-    let filter = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let (query, threshold) = (request.query.take(), request.score_threshold);
-    let Some(query) = query else {
-        if !request.prefetch.is_empty() {
-            return Err(Error::invalid("query: a query is needed to rank what the prefetches found"));
-        }
-        let mut ranked = in_order(named, count, filter.as_ref())?;
+impl QueryRun<'_> {
+    fn answer(mut self, mut request: QueryRequest, budget: &mut ResponseBudget) -> Result<QueryResponse> {
+        let limit = request.limit();
+        let offset = request.offset();
+        let count = self.hits_to_find(limit, offset)?;
+        self.check_using(&request.using, request.query.is_some())?;
+        let projection =
+            Projection::new(self.named, false, request.with_payload.take(), request.with_vector.as_ref());
+        let filter = request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
+        let mut ranked = match request.query.take() {
+            Some(query) => self.ranked(query, &request, count, filter)?,
+            None if request.prefetch.is_empty() => self.first_points(count, filter.as_ref())?,
+            None => {
+                return Err(Error::invalid("query: a query is needed to rank what the prefetches found"));
+            }
+        };
         ranked.hits.drain(..offset.min(ranked.hits.len()));
-        return present(named, ranked, &projection, budget);
-    };
-    let (query, diversity) = diversity(query, limit, count)?;
-    let depth = diversity.map_or(count, |(_, candidates)| candidates);
-    let resolved = resolve(named, context, query)?;
-    let mut ranked = if request.prefetch.is_empty() {
-        nearest(named, thread, context, &resolved, depth, &request.params, filter, threshold)?
-    } else {
-        over_prefetches(named, thread, context, &resolved, &request, filter.as_ref(), threshold)?
-    };
-    ranked.hits.truncate(depth);
-    if let Some((diversity, _)) = diversity {
-        diversify(named, &mut ranked, diversity, count);
+        self.present(ranked, &projection, budget)
     }
-    ranked.hits.drain(..offset.min(ranked.hits.len()));
-    present(named, ranked, &projection, budget)
+
+    /// Returns at most `count` hits of a query.
+    fn ranked(
+        &mut self,
+        query: VectorQuery,
+        request: &QueryRequest,
+        count: usize,
+        filter: Option<Filter>,
+    ) -> Result<RankedHits> {
+        let mmr = match &query {
+            VectorQuery::Mmr { diversity, candidates, .. } => {
+                Some((*diversity, mmr_candidates(candidates.unwrap_or(request.limit()), count)?))
+            }
+            _ => None,
+        };
+        let depth = mmr.map_or(count, |(_, candidates)| candidates);
+        let resolved = self.resolve(query)?;
+        let mut ranked = if request.prefetch.is_empty() {
+            let score_threshold = request.score_threshold;
+            let limits = SearchLimits { count: depth, params: &request.params, filter, score_threshold };
+            self.nearest(&resolved, limits)?
+        } else {
+            self.over_prefetches(&resolved, request, filter.as_ref())?
+        };
+        ranked.hits.truncate(depth);
+        if let Some((diversity, _)) = mmr {
+            self.diversify(&mut ranked, diversity, count);
+        }
+        Ok(ranked)
+    }
+
+    /// Keeps at most `count` hits that differ from each other. A hit with a damaged vector is left out.
+    fn diversify(&self, ranked: &mut RankedHits, diversity: f32, count: usize) {
+        let metric = self.named.settings().metric;
+        let ids: Vec<u64> = ranked.hits.iter().map(|hit| hit.id).collect();
+        let points = self.named.resolve(&ids, PointParts { embedding: true, ..PointParts::NONE });
+        let mut hits = Vec::with_capacity(ids.len());
+        let mut candidates = Vec::with_capacity(ids.len());
+        for (point, hit) in points.into_iter().zip(&ranked.hits) {
+            match point {
+                Ok(Some(point)) => {
+                    let similarity = scores::similarity(metric, hit.score);
+                    candidates.push(mmr::Candidate { vector: point.embedding, similarity });
+                    hits.push(*hit);
+                }
+                Ok(None) => {}
+                Err(_) => ranked.partial = true,
+            }
+        }
+        let chosen = mmr::choose(metric, &candidates, diversity, count);
+        ranked.hits = chosen.into_iter().filter_map(|at| hits.get(at).copied()).collect();
+    }
+
+    /// Checks the vector's name. A request without a query may leave it out.
+    fn check_using(&self, using: &str, has_query: bool) -> Result<()> {
+        if !has_query && using.is_empty() {
+            return Ok(());
+        }
+        scores::check_using(&self.named.settings(), using)
+    }
+
+    /// Returns the number of hits to find: at most the collection's points if the request has a high limit.
+    fn hits_to_find(&self, limit: usize, offset: usize) -> Result<usize> {
+        let mut count = limit.saturating_add(offset);
+        if count > CANDIDATES_MAX {
+            let points = usize::try_from(self.named.count(None)?.count).unwrap_or(usize::MAX);
+            count = count.min(points.max(1));
+        }
+        if limit == 0 || count > CANDIDATES_MAX {
+            return Err(Error::invalid(format!(
+                "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; scroll for more"
+            )));
+        }
+        Ok(count)
+    }
+
+    /// Returns the first points in the order of their ids.
+    fn first_points(&self, count: usize, filter: Option<&Filter>) -> Result<RankedHits> {
+        let page = self.named.scroll(None, count, filter, PointParts::NONE)?;
+        let hit = |id| RankedHit { id: self.named.internal(id), score: 1.0 };
+        Ok(RankedHits {
+            hits: page.points.iter().map(|point| hit(&point.id)).collect(),
+            partial: page.partial,
+        })
+    }
+
+    /// Makes a query's vector from its targets.
+    fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
+        let mut examples = Vec::new();
+        let embedding = match query {
+            VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
+                self.vectors(vec![target], &mut examples)?.pop().unwrap_or_default()
+            }
+            VectorQuery::Recommend { positive, negative } => {
+                let count = positive.len() + negative.len();
+                if count > EXAMPLES_MAX {
+                    return Err(Error::invalid(format!(
+                        "query: {count} examples are more than the {EXAMPLES_MAX} of one query"
+                    )));
+                }
+                let liked = self.mean(positive, &mut examples)?;
+                if negative.is_empty() {
+                    liked
+                } else {
+                    let disliked = self.mean(negative, &mut examples)?;
+                    liked.iter().zip(&disliked).map(|(liked, disliked)| liked + liked - disliked).collect()
+                }
+            }
+        };
+        if Instant::now() > self.deadline {
+            return Err(Error::deadline("query: the time was up once its examples were read"));
+        }
+        let embedding = scores::embedding(&self.named.settings(), embedding);
+        Ok(ResolvedQuery { embedding: embedding.map_err(|error| error.context("query"))?, examples })
+    }
+
+    /// Returns the vectors of targets, in their order. Adds the points among them, which are read together,
+    /// to `examples`.
+    fn vectors(&self, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
+        let ids: Vec<PointId> = targets
+            .iter()
+            .filter_map(|target| match target {
+                VectorInput::Id(id) => Some(*id),
+                VectorInput::Vector(_) => None,
+            })
+            .collect();
+        let parts = PointParts { embedding: true, ..PointParts::NONE };
+        let mut points = self.named.get_parts(&ids, parts).into_iter();
+        let mut vectors = Vec::with_capacity(targets.len());
+        for target in targets {
+            match target {
+                VectorInput::Vector(values) => vectors.push(values),
+                VectorInput::Id(id) => {
+                    let missing =
+                        || Error::not_found(format!("query: Not found: No point with id {id} found"));
+                    let point = points.next().unwrap_or(Ok(None))?.ok_or_else(missing)?;
+                    vectors.push(point.embedding);
+                    examples.push(self.named.internal(&id));
+                }
+            }
+        }
+        Ok(vectors)
+    }
+
+    fn mean(&self, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
+        let settings = self.named.settings();
+        let count = targets.len() as f32;
+        let mut sum = vec![0.0f32; settings.dims];
+        for values in self.vectors(targets, examples)? {
+            if values.len() != sum.len() {
+                // Fails with the message about the length.
+                scores::embedding(&settings, values)?;
+                continue;
+            }
+            sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value);
+        }
+        sum.iter_mut().for_each(|sum| *sum /= count);
+        Ok(sum)
+    }
+
+    fn nearest(&mut self, query: &ResolvedQuery, limits: SearchLimits<'_>) -> Result<RankedHits> {
+        let SearchLimits { count, params, filter, score_threshold } = limits;
+        let filter = excluding(filter, &query.examples);
+        let exact = params.exact == Some(true);
+        let search = CollectionQuery {
+            params: effort(params, count),
+            exact: exact || reads_vectors(params),
+            filter: filter.as_ref(),
+            deadline: Some(self.deadline),
+            ..CollectionQuery::nearest(&query.embedding, count)
+        };
+        let found = self.named.collection().nearest(self.thread, &search)?;
+        let hits = found.hits.iter().map(|hit| (hit.id, hit.score));
+        Ok(RankedHits { hits: self.scored(hits, score_threshold), partial: found.partial })
+    }
+
+    /// Turns similarities into scores, and leaves out hits of a worse score than `threshold`.
+    fn scored(&self, hits: impl Iterator<Item = (u64, f32)>, threshold: Option<f32>) -> Vec<RankedHit> {
+        let metric = self.named.settings().metric;
+        hits.map(|(id, similarity)| RankedHit { id, score: scores::score(metric, similarity) })
+            .filter(|hit| scores::passes(metric, hit.score, threshold))
+            .collect()
+    }
+
+    /// Ranks the hits of the prefetches exactly. The outer filter holds for them too, so that their limits
+    /// count only points that can be hits in the end.
+    fn over_prefetches(
+        &mut self,
+        query: &ResolvedQuery,
+        request: &QueryRequest,
+        filter: Option<&Filter>,
+    ) -> Result<RankedHits> {
+        if request.prefetch.len() > PREFETCHES_MAX {
+            return Err(Error::invalid(format!("prefetch: more than {PREFETCHES_MAX} in one query")));
+        }
+        let mut candidates = BTreeSet::new();
+        let mut partial = false;
+        for (at, prefetch) in request.prefetch.iter().enumerate() {
+            let found = self
+                .prefetch(prefetch, filter)
+                .map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
+            partial |= found.partial;
+            candidates.extend(found.hits.iter().map(|hit| hit.id));
+        }
+        let candidates: Vec<u64> = candidates.into_iter().filter(|id| !query.examples.contains(id)).collect();
+        let similarities = self.named.scores(self.thread, &query.embedding, &candidates)?;
+        partial |= similarities.iter().any(Option::is_none);
+        let mut ranked: Vec<(u64, f32)> = candidates
+            .into_iter()
+            .zip(similarities)
+            .filter_map(|(id, similarity)| Some((id, similarity?)))
+            .collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        Ok(RankedHits { hits: self.scored(ranked.into_iter(), request.score_threshold), partial })
+    }
+
+    fn prefetch(&mut self, prefetch: &Prefetch, outer: Option<&Filter>) -> Result<RankedHits> {
+        let count = self.hits_to_find(prefetch.limit(), 0)?;
+        self.check_using(&prefetch.using, prefetch.query.is_some())?;
+        let own = prefetch.filter.clone().map(|filter| filters::prepare(self.named, filter)).transpose()?;
+        let filter = both(outer.cloned(), own);
+        match prefetch.query.clone() {
+            None => self.first_points(count, filter.as_ref()),
+            Some(VectorQuery::Mmr { .. }) => Err(Error::unimplemented(
+                "mmr in a prefetch is not supported by this server; use it in the outer query",
+            )),
+            Some(query) => {
+                let resolved = self.resolve(query)?;
+                let score_threshold = prefetch.score_threshold;
+                let limits = SearchLimits { count, params: &prefetch.params, filter, score_threshold };
+                self.nearest(&resolved, limits)
+            }
+        }
+    }
+
+    /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the response is
+    /// partial then.
+    fn present(
+        &self,
+        ranked: RankedHits,
+        projection: &Projection,
+        budget: &mut ResponseBudget,
+    ) -> Result<QueryResponse> {
+        let RankedHits { hits, mut partial } = ranked;
+        let ids_only = !projection.payload.any() && !projection.vector;
+        if ids_only && hits.iter().all(|hit| hit.id < NUMBERS_MAX) {
+            let scored = |hit: RankedHit| {
+                let id = PointId::Number(hit.id);
+                ScoredPoint { id, version: 0, score: hit.score, payload: None, vector: None }
+            };
+            return Ok(QueryResponse { points: hits.into_iter().map(scored).collect(), partial });
+        }
+        let mut points = Vec::with_capacity(hits.len());
+        for hits in hits.chunks(CHUNK) {
+            let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
+            for (point, hit) in self.named.resolve(&ids, projection.parts()).into_iter().zip(hits) {
+                match point {
+                    Ok(Some(point)) => {
+                        let record = projection.record(point);
+                        budget.add_or_fail(&record)?;
+                        let json::PointRecord { id, payload, vector } = record;
+                        points.push(ScoredPoint { id, version: 0, score: hit.score, payload, vector });
+                    }
+                    // Removed since the search.
+                    Ok(None) => {}
+                    Err(error) if retrieve::concerns_one_point(&error) => partial = true,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(QueryResponse { points, partial })
+    }
 }
 
-/// A query for answers that differ from each other: as one for the nearest, with how much they shall differ,
-/// and how many of the nearest they are chosen from.
-fn diversity(query: VectorQuery, limit: usize, count: usize) -> Result<(VectorQuery, Option<(f32, usize)>)> {
-    let VectorQuery::Diverse { target, diversity, candidates } = query else { return Ok((query, None)) };
-    let candidates = candidates.unwrap_or(limit);
-    if candidates == 0 || candidates.max(count) > DIVERSE_MAX {
+/// Checks the number of candidates of a query with mmr for `count` hits.
+fn mmr_candidates(candidates: usize, count: usize) -> Result<usize> {
+    if candidates == 0 || candidates.max(count) > MMR_CANDIDATES_MAX {
         return Err(Error::invalid(format!(
-            "mmr chooses from 1 to {DIVERSE_MAX} candidates, not from {candidates}"
+            "mmr chooses from 1 to {MMR_CANDIDATES_MAX} candidates, not from {candidates}"
         )));
     }
-    Ok((VectorQuery::Nearest(target), Some((diversity, candidates))))
+    Ok(candidates)
 }
 
-/// Keeps at most `count` hits that differ from each other. One whose vector is damaged is left out.
-fn diversify(named: &NamedCollection, ranked: &mut RankedHits, diversity: f32, count: usize) {
-    let metric = named.settings().metric;
-    let ids: Vec<u64> = ranked.hits.iter().map(|(id, _)| *id).collect();
-    let (mut hits, mut candidates) = (Vec::new(), Vec::new());
-    for (found, hit) in
-        named.resolve(&ids, PointParts { embedding: true, ..PointParts::NONE }).into_iter().zip(&ranked.hits)
-    {
-        match found {
-            Ok(Some(point)) => {
-                candidates.push((point.embedding, convert::similarity(metric, hit.1)));
-                hits.push(*hit);
-            }
-            Ok(None) => {}
-            Err(_) => ranked.partial = true,
-        }
-    }
-    let chosen = mmr::choose(metric, &candidates, diversity, count);
-    ranked.hits = chosen.into_iter().filter_map(|at| hits.get(at).copied()).collect();
-}
-
-/// The vector's name that a request means: one without a query need not say.
-fn using(using: &str, asks: bool, named: &NamedCollection) -> String {
-    if asks || !using.is_empty() { using.to_owned() } else { named.settings().vector_name.clone() }
-}
-
-/// How many hits to look for. More than a collection has points are as many as it has.
-fn wanted_hits(named: &NamedCollection, limit: usize, offset: usize) -> Result<usize> {
-    let mut count = limit.saturating_add(offset);
-    if count > CANDIDATES_MAX {
-        let points = usize::try_from(named.count(None)?.count).unwrap_or(usize::MAX);
-        count = count.min(points.max(1));
-    }
-    if limit == 0 || count > CANDIDATES_MAX {
-        return Err(Error::invalid(format!(
-            "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; scroll for more"
-        )));
-    }
-    Ok(count)
-}
-
-fn in_order(named: &NamedCollection, count: usize, filter: Option<&Filter>) -> Result<RankedHits> {
-    let found = named.scroll(None, count, filter, PointParts::NONE)?;
-    let hits = found.points.iter().map(|point| (named.internal(&point.id), 1.0)).collect();
-    Ok(RankedHits { hits, partial: found.partial })
-}
-
-/// The vector that a query means.
-fn resolve(named: &NamedCollection, context: &CallContext, query: VectorQuery) -> Result<ResolvedQuery> {
-    let settings = named.settings();
-    let mut examples = Vec::new();
-    let embedding = match query {
-        VectorQuery::Nearest(target) | VectorQuery::Diverse { target, .. } => {
-            vectors(named, vec![target], &mut examples)?.pop().unwrap_or_default()
-        }
-        VectorQuery::Recommend { positive, negative } => {
-            let count = positive.len() + negative.len();
-            if count > EXAMPLES_MAX {
-                return Err(Error::invalid(format!(
-                    "query: {count} examples are more than the {EXAMPLES_MAX} of one query"
-                )));
-            }
-            let liked = mean(named, positive, &mut examples)?;
-            if negative.is_empty() {
-                liked
-            } else {
-                let disliked = mean(named, negative, &mut examples)?;
-                liked.iter().zip(&disliked).map(|(liked, disliked)| liked + liked - disliked).collect()
-            }
-        }
-    };
-    if Instant::now() > context.deadline {
-        return Err(Error::deadline("query: the time was up once its examples were read"));
-    }
-    let embedding = convert::embedding(&settings, embedding).map_err(|error| error.context("query"))?;
-    Ok(ResolvedQuery { embedding, examples })
-}
-
-/// The vectors of targets, in their order. Points among them are read together, and added to `examples`.
-fn vectors(
-    named: &NamedCollection,
-    targets: Vec<VectorInput>,
-    examples: &mut Vec<u64>,
-) -> Result<Vec<Vec<f32>>> {
-    let mut ids = Vec::new();
-    for target in &targets {
-        if let VectorInput::Id(id) = target {
-            ids.push(convert::point_id(*id)?);
-        }
-    }
-    let parts = PointParts { embedding: true, ..PointParts::NONE };
-    let mut found = named.get_parts(&ids, parts).into_iter().zip(&ids);
-    let mut vectors = Vec::with_capacity(targets.len());
-    for target in targets {
-        if let VectorInput::Vector(values) = target {
-            vectors.push(values);
-            continue;
-        }
-        let Some((point, id)) = found.next() else { break };
-        let missing = || Error::not_found(format!("query: Not found: No point with id {id} found"));
-        vectors.push(point?.ok_or_else(missing)?.embedding);
-        examples.push(named.internal(id));
-    }
-    Ok(vectors)
-}
-
-fn mean(named: &NamedCollection, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
-    let settings = named.settings();
-    let count = targets.len() as f32;
-    let mut sum = vec![0.0f32; settings.dims];
-    for values in vectors(named, targets, examples)? {
-        if values.len() != sum.len() {
-            // Says what is wrong with it.
-            convert::embedding(&settings, values)?;
-            continue;
-        }
-        sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value);
-    }
-    sum.iter_mut().for_each(|sum| *sum /= count);
-    Ok(sum)
-}
-
-/// `filter` without the points that a query was made from.
-fn without(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
+/// Returns `filter` without the points that a query was made from.
+fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
     if examples.is_empty() {
         return filter;
     }
-    // Outside, so that what the filter itself allows is kept for the next query.
+    // Nested, so that the rows of the filter itself are cached for the next query.
     let must = filter.map(Condition::Nested).into_iter().collect();
     Some(Filter { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Filter::default() })
 }
@@ -277,152 +433,22 @@ fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "what one query carries")]
-fn nearest(
-    named: &NamedCollection,
-    thread: &mut SearchThread,
-    context: &CallContext,
-    resolved: &ResolvedQuery,
-    count: usize,
-    params: &SearchParams,
-    filter: Option<Filter>,
-    threshold: Option<f32>,
-) -> Result<RankedHits> {
-    let filter = without(filter, &resolved.examples);
-    let (looks, exact) = effort(params, count);
-    let query = CollectionQuery {
-        params: looks,
-        exact,
-        filter: filter.as_ref(),
-        deadline: Some(context.deadline),
-        ..CollectionQuery::nearest(&resolved.embedding, count)
-    };
-    let found = named.collection().nearest(thread, &query)?;
-    let metric = named.settings().metric;
-    let hits = found.hits.iter().map(|hit| (hit.id, convert::score(metric, hit.score)));
-    let hits = hits.filter(|(_, score)| convert::passes(metric, *score, threshold)).collect();
-    Ok(RankedHits { hits, partial: found.partial })
+/// Returns the effort of a search. Qdrant's beam of the graph and its oversampling both become the number
+/// of candidates that are compared exactly.
+fn effort(params: &SearchParams, count: usize) -> ScanParams {
+    if params.exact == Some(true) {
+        return ScanParams { probes: usize::MAX, refine: HITS_MAX };
+    }
+    let oversampling = params.quantization.as_ref().and_then(|quantization| quantization.oversampling);
+    let oversampling = oversampling.filter(|factor| factor.is_finite() && *factor > 1.0);
+    // Bounded before the cast: a float may be larger than any usize.
+    let candidates =
+        oversampling.map_or(0, |factor| (count as f64 * factor).ceil().min(HITS_MAX as f64) as usize);
+    ScanParams { probes: 0, refine: candidates.max(params.hnsw_ef.unwrap_or(0)).min(HITS_MAX) }
 }
 
-/// How hard to look, and whether vectors are read to rank exactly. What Qdrant calls the beam of its graph,
-/// and the surplus of candidates over hits, is here how many candidates are compared exactly.
-fn effort(params: &SearchParams, count: usize) -> (ScanParams, bool) {
+/// Returns true if exact vectors rank the candidates, which a request can switch off.
+fn reads_vectors(params: &SearchParams) -> bool {
     let quantization = params.quantization.clone().unwrap_or_default();
-    let exact = params.exact == Some(true);
-    if exact {
-        return (ScanParams { probes: usize::MAX, refine: HITS_MAX }, true);
-    }
-    let surplus = quantization.oversampling.filter(|factor| factor.is_finite() && *factor > 1.0);
-    // A float becomes the nearest whole number there is, and the index has its own bound.
-    let surplus = surplus.map_or(0, |factor| (count as f64 * factor).ceil().min(HITS_MAX as f64) as usize);
-    let refine = surplus.max(params.hnsw_ef.unwrap_or(0)).min(HITS_MAX);
-    let rescore = quantization.rescore != Some(false) || quantization.ignore == Some(true);
-    (ScanParams { probes: 0, refine }, rescore)
-}
-
-/// Ranks exactly what the prefetches found. The outer filter holds for them too, so that their limits count
-/// only what may be found in the end.
-fn over_prefetches(
-    named: &NamedCollection,
-    thread: &mut SearchThread,
-    context: &CallContext,
-    resolved: &ResolvedQuery,
-    request: &QueryRequest,
-    filter: Option<&Filter>,
-    threshold: Option<f32>,
-) -> Result<RankedHits> {
-    if request.prefetch.len() > PREFETCHES_MAX {
-        return Err(Error::invalid(format!("prefetch: more than {PREFETCHES_MAX} in one query")));
-    }
-    let (mut candidates, mut partial) = (BTreeSet::new(), false);
-    for (at, prefetch) in request.prefetch.iter().enumerate() {
-        let found = one_prefetch(named, thread, context, prefetch, filter)
-            .map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
-        partial |= found.partial;
-        candidates.extend(found.hits.iter().map(|(id, _)| *id));
-    }
-    let candidates: Vec<u64> = candidates.into_iter().filter(|id| !resolved.examples.contains(id)).collect();
-    let metric = named.settings().metric;
-    let scores = named.scores(thread, &resolved.embedding, &candidates)?;
-    partial |= scores.iter().any(Option::is_none);
-    let mut ranked: Vec<(u64, f32)> =
-        candidates.into_iter().zip(scores).filter_map(|(id, score)| Some((id, score?))).collect();
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    let hits = ranked.into_iter().map(|(id, similarity)| (id, convert::score(metric, similarity)));
-    let hits = hits.filter(|(_, score)| convert::passes(metric, *score, threshold)).collect();
-    Ok(RankedHits { hits, partial })
-}
-
-fn one_prefetch(
-    named: &NamedCollection,
-    thread: &mut SearchThread,
-    context: &CallContext,
-    prefetch: &wire::Prefetch,
-    outer: Option<&Filter>,
-) -> Result<RankedHits> {
-    let count = wanted_hits(named, prefetch.limit(), 0)?;
-    let name = using(&prefetch.using, prefetch.query.is_some(), named);
-    convert::check_using(&named.settings(), &name)?;
-    let own = prefetch.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let filter = both(outer.cloned(), own);
-    match prefetch.query.clone() {
-        None => in_order(named, count, filter.as_ref()),
-        Some(VectorQuery::Diverse { .. }) => Err(Error::unimplemented(
-            "mmr in a prefetch is not supported by this server; use it in the outer query",
-        )),
-        Some(query) => {
-            let resolved = resolve(named, context, query)?;
-            nearest(
-                named,
-                thread,
-                context,
-                &resolved,
-                count,
-                &prefetch.params,
-                filter,
-                prefetch.score_threshold,
-            )
-        }
-    }
-}
-
-/// Hits as clients see them. One whose payload is damaged is left out, and the answer says that it is
-/// partial.
-fn present(
-    named: &NamedCollection,
-    ranked: RankedHits,
-    projection: &Projection,
-    budget: &mut ResponseBudget,
-) -> Result<QueryResponse> {
-    let RankedHits { hits, mut partial } = ranked;
-    let plain =
-        !projection.payload.any() && !projection.vector && hits.iter().all(|(id, _)| *id < NUMBERS_MAX);
-    if plain {
-        let scored = |(id, score)| ScoredPoint {
-            id: wire::PointId::Number(id),
-            version: 0,
-            score,
-            payload: None,
-            vector: None,
-        };
-        return Ok(QueryResponse { points: hits.into_iter().map(scored).collect(), partial });
-    }
-    let mut points = Vec::with_capacity(hits.len());
-    for hits in hits.chunks(CHUNK) {
-        let ids: Vec<u64> = hits.iter().map(|(id, _)| *id).collect();
-        for (found, (_, score)) in named.resolve(&ids, projection.parts()).into_iter().zip(hits) {
-            match found {
-                Ok(Some(point)) => {
-                    let wire::PointRecord { id, payload, vector } = projection.record(point);
-                    budget.must_add(payload.as_ref(), vector.as_ref())?;
-                    points.push(ScoredPoint { id, version: 0, score: *score, payload, vector });
-                }
-                // Removed since it was found.
-                Ok(None) => {}
-                Err(error) if retrieve::concerns_one(&error) => partial = true,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(QueryResponse { points, partial })
+    quantization.rescore != Some(false) || quantization.ignore == Some(true)
 }

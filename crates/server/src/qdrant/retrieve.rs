@@ -1,89 +1,85 @@
-//! Points without ranking: by id, in the order of ids, counted.
+//! Points without ranking: by id, in the order of ids, counted, faceted.
 
+use api_qdrant::json::{self, PointRecord, Vector, WithPayload, WithVector};
 use base::{Error, ErrorKind, Result};
-use protocol::qdrant::{self as wire, PointRecord, Vector, WithPayload, WithVector};
 use search::collection::{FacetValue, IDS_MAX, PointParts, SearchThread};
-use search::points::FetchedPoint;
+use search::points::{FetchedPoint, PointId};
 use search::registry::NamedCollection;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::call::CallContext;
-use super::convert;
+use super::filters;
 
-/// Bytes that the points of one answer may take, about.
-const ANSWER_BYTES_MAX: usize = 128 << 20;
-/// Points that are read at once: few enough that an answer's bound is passed by little.
+/// About the most bytes of the points of one response.
+const RESPONSE_BYTES_MAX: usize = 128 << 20;
+/// Points that are read at once: few enough that a response exceeds its limit by little.
 pub(super) const CHUNK: usize = 1024;
 
-/// Adds up what an answer takes.
+/// Bytes of the points in a response so far.
 #[derive(Default)]
 pub(super) struct ResponseBudget(usize);
 
 impl ResponseBudget {
-    /// Adds a point; false where the answer is now as large as it may be.
-    pub(super) fn add(&mut self, payload: Option<&Map<String, Value>>, vector: Option<&Vector>) -> bool {
+    /// Adds a point, and returns false if the response has reached its limit.
+    pub(super) fn add(&mut self, record: &PointRecord) -> bool {
         // A number takes about ten characters.
-        let values = match vector {
+        let values = match &record.vector {
             Some(Vector::Plain(values)) => values.len(),
             Some(Vector::Named(vectors)) => vectors.iter().map(|(_, values)| values.len()).sum(),
             None => 0,
         };
-        self.0 += 64 + 10 * values + payload.map_or(0, weight_of_members);
-        self.0 <= ANSWER_BYTES_MAX
+        self.0 += 64 + 10 * values + record.payload.as_ref().map_or(0, members_bytes);
+        self.0 <= RESPONSE_BYTES_MAX
     }
 
-    /// [`Weight::add`] where points cannot be left for later.
+    /// Adds a point that cannot be left for a later response.
     ///
     /// # Errors
-    /// `InvalidArgument`.
-    pub(super) fn must_add(
-        &mut self,
-        payload: Option<&Map<String, Value>>,
-        vector: Option<&Vector>,
-    ) -> Result<()> {
-        if self.add(payload, vector) {
+    /// `InvalidArgument` if the response exceeds its limit.
+    pub(super) fn add_or_fail(&mut self, record: &PointRecord) -> Result<()> {
+        if self.add(record) {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "the answer is larger than {ANSWER_BYTES_MAX} bytes; ask for fewer points or for less of each"
+            "the answer is larger than {RESPONSE_BYTES_MAX} bytes; ask for fewer points or for less of each"
         )))
     }
 }
 
-fn weight_of_members(members: &Map<String, Value>) -> usize {
-    members.iter().map(|(name, value)| 32 + name.len() + budget(value)).sum()
+fn members_bytes(members: &Map<String, Value>) -> usize {
+    members.iter().map(|(name, value)| 32 + name.len() + value_bytes(value)).sum()
 }
 
-fn budget(value: &Value) -> usize {
+fn value_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => 32 + text.len(),
-        Value::Array(list) => list.iter().map(budget).sum::<usize>() + 32,
-        Value::Object(members) => weight_of_members(members) + 32,
+        Value::Array(list) => list.iter().map(value_bytes).sum::<usize>() + 32,
+        Value::Object(members) => members_bytes(members) + 32,
         _ => 32,
     }
 }
 
-/// What is wanted of each point.
+/// The requested parts of each point.
 pub(super) struct Projection {
     pub(super) payload: WithPayload,
     pub(super) vector: bool,
-    name: String,
+    vector_name: String,
 }
 
 impl Projection {
-    /// `payload` is whether payloads are given where the request does not say.
+    /// Builds the projection of a request. `payload` says if payloads are returned by default.
     pub(super) fn new(
         named: &NamedCollection,
         payload: bool,
         with_payload: Option<WithPayload>,
         with_vector: Option<&WithVector>,
     ) -> Projection {
-        let name = named.settings().vector_name.clone();
+        let vector_name = named.settings().vector_name.clone();
         Projection {
             payload: with_payload.unwrap_or(WithPayload::All(payload)),
-            vector: with_vector.is_some_and(|projection| projection.wants(&name)),
-            name,
+            vector: with_vector.is_some_and(|requested| requested.includes(&vector_name)),
+            vector_name,
         }
     }
 
@@ -92,8 +88,8 @@ impl Projection {
     }
 
     pub(super) fn record(&self, point: FetchedPoint) -> PointRecord {
-        let vector = self.vector.then(|| Vector::given(&self.name, point.embedding));
-        PointRecord { id: convert::given_id(point.id), payload: self.payload.of(point.payload), vector }
+        let vector = self.vector.then(|| Vector::labelled(&self.vector_name, point.embedding));
+        PointRecord { id: point.id, payload: self.payload.project(point.payload), vector }
     }
 }
 
@@ -103,22 +99,22 @@ pub(super) fn fetch(
     _: &CallContext,
     body: &[u8],
 ) -> Result<Vec<PointRecord>> {
-    let request: wire::RetrieveRequest = wire::parse(body)?;
+    let request: json::RetrieveRequest = json::parse(body)?;
     if request.ids.len() > IDS_MAX {
         return Err(Error::invalid(format!(
             "ids: {} are more than the {IDS_MAX} of one request",
             request.ids.len()
         )));
     }
-    let ids = convert::point_ids(&request.ids)?;
     let projection = Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
-    let (mut records, mut budget) = (Vec::new(), ResponseBudget::default());
-    for ids in ids.chunks(CHUNK) {
-        for (found, id) in named.get_parts(ids, projection.parts()).into_iter().zip(ids) {
-            // A client that names its points must hear of one that is damaged.
-            let found = found.map_err(|error| error.context(format_args!("point {id}")))?;
-            let Some(record) = found.map(|point| projection.record(point)) else { continue };
-            budget.must_add(record.payload.as_ref(), record.vector.as_ref())?;
+    let mut records = Vec::new();
+    let mut budget = ResponseBudget::default();
+    for ids in request.ids.chunks(CHUNK) {
+        for (point, id) in named.get_parts(ids, projection.parts()).into_iter().zip(ids) {
+            // A damaged point fails the request, because the client asked for it by its id.
+            let point = point.map_err(|error| error.context(format_args!("point {id}")))?;
+            let Some(record) = point.map(|point| projection.record(point)) else { continue };
+            budget.add_or_fail(&record)?;
             records.push(record);
         }
     }
@@ -131,10 +127,10 @@ pub(super) fn one(
     context: &CallContext,
     _: &[u8],
 ) -> Result<PointRecord> {
-    let id: search::points::PointId = context.item.parse()?;
+    let id: PointId = context.item.parse()?;
     let projection = Projection::new(named, true, None, Some(&WithVector::All(true)));
-    let found = named.get_parts(&[id], projection.parts()).pop().unwrap_or(Ok(None))?;
-    found
+    let point = named.get_parts(&[id], projection.parts()).pop().unwrap_or(Ok(None))?;
+    point
         .map(|point| projection.record(point))
         .ok_or_else(|| Error::not_found(format!("Not found: Point with id {id} does not exist")))
 }
@@ -143,7 +139,7 @@ pub(super) fn one(
 #[derive(Serialize)]
 pub(super) struct ScrollResponse {
     pub(super) points: Vec<PointRecord>,
-    pub(super) next_page_offset: Option<wire::PointId>,
+    pub(super) next_page_offset: Option<PointId>,
     #[serde(skip_serializing_if = "is_false")]
     pub(super) partial: bool,
 }
@@ -158,37 +154,30 @@ pub(super) fn scroll(
     _: &CallContext,
     body: &[u8],
 ) -> Result<ScrollResponse> {
-    let request: wire::ScrollRequest = wire::parse(body)?;
-    let limit = request.limit();
-    if limit == 0 {
-        return Err(Error::invalid("limit: 0 points cannot be asked for; 1 or more"));
-    }
+    let request: json::ScrollRequest = json::parse(body)?;
+    // The points beyond the most of one page come with the next one.
+    let limit = request.limit().min(IDS_MAX);
     let projection = Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
-    let clause = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let mut from = request.offset.map(convert::point_id).transpose()?;
-    let (mut page, mut budget) = (
-        ScrollResponse { points: Vec::new(), next_page_offset: None, partial: false },
-        ResponseBudget::default(),
-    );
-    // What is asked for beyond the most of one page comes with the next one.
-    let limit = limit.min(IDS_MAX);
-    let mut room = true;
-    while room && page.points.len() < limit {
+    let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
+    let mut page = ScrollResponse { points: Vec::new(), next_page_offset: request.offset, partial: false };
+    let mut budget = ResponseBudget::default();
+    let mut has_room = true;
+    while has_room && page.points.len() < limit {
         let chunk = (limit - page.points.len()).min(CHUNK);
-        let found = named.scroll(from.as_ref(), chunk, clause.as_ref(), projection.parts())?;
+        let found =
+            named.scroll(page.next_page_offset.as_ref(), chunk, filter.as_ref(), projection.parts())?;
         page.partial |= found.partial;
         for record in found.points.into_iter().map(|point| projection.record(point)) {
-            room &= budget.add(record.payload.as_ref(), record.vector.as_ref());
+            has_room &= budget.add(&record);
             page.points.push(record);
         }
-        from = found.next;
-        page.next_page_offset = from.map(convert::given_id);
-        room &= from.is_some();
+        page.next_page_offset = found.next;
+        has_room &= found.next.is_some();
     }
     Ok(page)
 }
 
-/// How many points there are.
+/// The number of points.
 #[derive(Serialize)]
 pub(super) struct CountResponse {
     pub(super) count: u64,
@@ -202,9 +191,9 @@ pub(super) fn count(
     _: &CallContext,
     body: &[u8],
 ) -> Result<CountResponse> {
-    let request: wire::CountRequest = if body.is_empty() { Default::default() } else { wire::parse(body)? };
-    let clause = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let counted = named.count(clause.as_ref())?;
+    let request: json::CountRequest = if body.is_empty() { Default::default() } else { json::parse(body)? };
+    let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
+    let counted = named.count(filter.as_ref())?;
     Ok(CountResponse { count: counted.count, partial: counted.partial })
 }
 
@@ -228,22 +217,20 @@ pub(super) fn facet(
     _: &CallContext,
     body: &[u8],
 ) -> Result<FacetResponse> {
-    let request: wire::FacetRequest = wire::parse(body)?;
-    if request.limit() == 0 {
-        return Err(Error::invalid("limit: 0 values cannot be asked for; 1 or more"));
-    }
-    let clause = request.filter.as_ref().map(|filter| convert::clause(named, filter)).transpose()?;
-    let found = named.facet(&request.key, clause.as_ref(), request.limit())?;
+    let request: json::FacetRequest = json::parse(body)?;
+    let limit = request.limit();
+    let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
+    let facet = named.facet(&request.key, filter.as_ref(), limit)?;
     let value = |value| match value {
         FacetValue::Bool(value) => Value::from(value),
         FacetValue::Whole(value) => Value::from(value),
         FacetValue::Text(text) => Value::from(text),
     };
-    let hits = found.hits.into_iter().map(|(found, count)| FacetHit { value: value(found), count }).collect();
-    Ok(FacetResponse { hits, partial: found.partial })
+    let hits = facet.hits.into_iter().map(|(found, count)| FacetHit { value: value(found), count }).collect();
+    Ok(FacetResponse { hits, partial: facet.partial })
 }
 
-/// Whether an error concerns one point only, which is then left out of an answer that says so.
-pub(super) fn concerns_one(error: &Error) -> bool {
+/// Returns true if an error concerns one point only. The response leaves the point out and is partial then.
+pub(super) fn concerns_one_point(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
 }

@@ -1,18 +1,19 @@
-//! Changes of points and payloads. Each is durable before it is acknowledged.
+//! Changes of points and payloads. Each is durable before its response.
 
+use api_qdrant::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
 use base::{Error, Result};
-use protocol::qdrant::{self as wire, PointsSelection, PointsSelector, SetPayload, UpdateOperation};
-use search::points::{NewPoint, PayloadChange, PointId, PointSelection};
+use search::points::{NewPoint, PayloadChange, PointSelection};
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 
 use super::call::CallContext;
-use super::convert::{self, PointChoice};
+use super::filters;
+use super::scores;
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Serialize)]
 pub(super) struct UpdateResponse {
-    /// Grows with every change of the collection since the start.
+    /// Generation of the collection, which grows with every change since the start.
     operation_id: u64,
     status: &'static str,
 }
@@ -23,19 +24,19 @@ pub(super) fn updated(named: &NamedCollection) -> UpdateResponse {
 
 pub(super) fn upsert(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    write(&named, wire::parse(body)?)?;
+    write(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn delete(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    remove(&named, wire::parse(body)?)?;
+    remove(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
 pub(super) fn set_payload(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    set(&named, wire::parse(body)?)?;
+    set(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
@@ -45,7 +46,7 @@ pub(super) fn overwrite_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    overwrite(&named, wire::parse(body)?)?;
+    overwrite(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
@@ -55,7 +56,7 @@ pub(super) fn delete_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    delete_keys(&named, wire::parse(body)?)?;
+    delete_keys(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
@@ -65,14 +66,14 @@ pub(super) fn clear_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    clear(&named, wire::parse(body)?)?;
+    clear(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
-/// Several changes in order. Those before one that fails have been made.
+/// Makes changes in order. If one fails, the changes before it stay.
 pub(super) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<Vec<UpdateResponse>> {
     let named = registry.writing(&context.collection)?;
-    let request: wire::UpdateBatch = wire::parse(body)?;
+    let request: json::UpdateBatch = json::parse(body)?;
     let mut done = Vec::new();
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
@@ -90,59 +91,59 @@ pub(super) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> 
     Ok(done)
 }
 
-fn write(named: &NamedCollection, request: wire::UpsertRequest) -> Result<()> {
+fn write(named: &NamedCollection, request: json::UpsertRequest) -> Result<()> {
     if crate::images::has_pictures(named) {
         return Err(Error::precondition(format!(
-            "collection \"{}\" is one of pictures, and a point of it needs a picture's keypoints, which this interface \
-             does not have; put pictures in by /v1/images. Payloads can be changed here",
+            "collection \"{}\" is one of images, and a point of it needs an image's keypoints, which this interface \
+             does not have; add images with /v1/images. Payloads can be changed here",
             named.name()
         )));
     }
     let settings = named.settings();
-    let mut points: Vec<(PointId, Vec<f32>, _)> = Vec::new();
-    for wire::UpsertPoint { id, vector, payload } in request.points(&settings.vector_name)? {
-        let vector = convert::embedding(&settings, vector)
-            .map_err(|error| error.context(format_args!("point {id}")))?;
-        points.push((convert::point_id(id)?, vector, payload));
+    let mut points = request.points(&settings.vector_name)?;
+    for point in &mut points {
+        let embedding = scores::embedding(&settings, std::mem::take(&mut point.vector));
+        point.vector = embedding.map_err(|error| error.context(format_args!("point {}", point.id)))?;
     }
     let new: Vec<NewPoint<'_>> = points
         .iter()
-        .map(|(id, embedding, payload)| NewPoint { id: *id, embedding, record: &[], payload })
+        .map(|point| NewPoint {
+            id: point.id,
+            embedding: &point.vector,
+            record: &[],
+            payload: &point.payload,
+        })
         .collect();
     if new.is_empty() { Ok(()) } else { named.upsert(&new) }
 }
 
 fn remove(named: &NamedCollection, request: PointsSelector) -> Result<()> {
-    match convert::chosen(named, &request.selection()?)? {
-        PointChoice::Ids(ids) => named.delete(&ids).map(drop),
-        PointChoice::Filter(clause) => named.delete_where(&clause).map(drop),
+    match filters::prepare_selection(named, request.selection()?)? {
+        PointSelection::Ids(ids) => named.delete(&ids).map(drop),
+        PointSelection::Filter(filter) => named.delete_where(&filter).map(drop),
     }
 }
 
 fn set(named: &NamedCollection, mut request: SetPayload) -> Result<()> {
     let selection = request.selection()?;
-    change(named, &selection, &PayloadChange::Set { payload: request.payload, key: request.key })
+    change(named, selection, &PayloadChange::Set { payload: request.payload, key: request.key })
 }
 
 fn overwrite(named: &NamedCollection, mut request: SetPayload) -> Result<()> {
     let selection = request.selection()?;
-    change(named, &selection, &PayloadChange::Overwrite(request.payload))
+    change(named, selection, &PayloadChange::Overwrite(request.payload))
 }
 
-fn delete_keys(named: &NamedCollection, mut request: wire::DeletePayload) -> Result<()> {
+fn delete_keys(named: &NamedCollection, mut request: DeletePayload) -> Result<()> {
     let selection = request.selection()?;
-    change(named, &selection, &PayloadChange::DeleteKeys(request.keys))
+    change(named, selection, &PayloadChange::DeleteKeys(request.keys))
 }
 
-fn clear(named: &NamedCollection, request: wire::PointsSelector) -> Result<()> {
-    change(named, &request.selection()?, &PayloadChange::Clear)
+fn clear(named: &NamedCollection, request: PointsSelector) -> Result<()> {
+    change(named, request.selection()?, &PayloadChange::Clear)
 }
 
-fn change(named: &NamedCollection, selection: &PointsSelection, change: &PayloadChange) -> Result<()> {
-    let chosen = convert::chosen(named, selection)?;
-    let which = match &chosen {
-        PointChoice::Ids(ids) => PointSelection::Ids(ids),
-        PointChoice::Filter(clause) => PointSelection::Filter(clause),
-    };
-    named.change_payload(which, change).map(drop)
+fn change(named: &NamedCollection, selection: PointSelection, change: &PayloadChange) -> Result<()> {
+    let selection = filters::prepare_selection(named, selection)?;
+    named.change_payload(&selection, change).map(drop)
 }

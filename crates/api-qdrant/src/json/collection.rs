@@ -1,66 +1,43 @@
-//! Collections: made, described, renamed.
+//! Requests that create and change collections, their aliases and their indexes.
 
 use base::{Error, Result};
+use search::coarse::Metric;
+use search::registry::CollectionSettings;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{AbsentField, out_of_limits, unsupported};
 
-/// Values that a vector may have; Qdrant's own bound.
+/// Most values of a vector; Qdrant's own limit.
 const SIZE_MAX: u64 = 65_536;
 
-/// What alike means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distance {
-    /// The cosine; vectors are kept with length one.
-    Cosine,
-    /// The inner product.
-    Dot,
-    /// The Euclidean distance; smaller is better.
-    Euclid,
-}
-
-impl Distance {
-    /// As the interface writes it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Distance::Cosine => "Cosine",
-            Distance::Dot => "Dot",
-            Distance::Euclid => "Euclid",
-        }
-    }
-
-    fn parse(name: &str) -> Result<Distance> {
-        match name {
-            "Cosine" => Ok(Distance::Cosine),
-            "Dot" => Ok(Distance::Dot),
-            "Euclid" => Ok(Distance::Euclid),
-            "Manhattan" => Err(Error::unimplemented(unsupported("distance Manhattan"))),
-            other => Err(Error::invalid(format!("distance: \"{other}\" is none of Cosine, Dot and Euclid"))),
-        }
+/// Returns Qdrant's name of a metric.
+pub fn distance_name(metric: Metric) -> &'static str {
+    match metric {
+        Metric::Cosine => "Cosine",
+        Metric::Dot => "Dot",
+        Metric::L2 => "Euclid",
     }
 }
 
-/// The one vector of a collection's points.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VectorShape {
-    /// Its name; "" where it has none.
-    pub name: String,
-    /// How many values.
-    pub size: usize,
-    /// What alike means.
-    pub distance: Distance,
+fn parse_distance(name: &str) -> Result<Metric> {
+    match name {
+        "Cosine" => Ok(Metric::Cosine),
+        "Dot" => Ok(Metric::Dot),
+        "Euclid" => Ok(Metric::L2),
+        "Manhattan" => Err(Error::unimplemented(unsupported("distance Manhattan"))),
+        other => Err(Error::invalid(format!("distance: \"{other}\" is none of Cosine, Dot and Euclid"))),
+    }
 }
 
-/// A collection to be made. What only tunes Qdrant's own machinery is listed by [`CreateCollection::hints`].
+/// Request for a new collection.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct CreateCollection {
     vectors: Option<Value>,
     sparse_vectors: Option<Map<String, Value>>,
     sharding_method: Option<String>,
-    /// Anything the client wants to keep with the collection.
+    /// Members that the client keeps with the collection.
     pub metadata: Option<Map<String, Value>>,
-    /// Everything else.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -79,12 +56,12 @@ struct VectorParams {
 }
 
 impl CreateCollection {
-    /// The vector that the points will have.
+    /// Returns the collection's settings, without extra members.
     ///
     /// # Errors
-    /// `InvalidArgument` for what makes no sense, `Unimplemented` for more than one vector or none, sparse ones,
-    /// multivectors, other types than float32 and distances that are not there.
-    pub fn shape(&self) -> Result<VectorShape> {
+    /// `InvalidArgument` for a malformed vector; `Unimplemented` for no vector or several, sparse vectors,
+    /// multivectors, types other than float32 and unknown distances.
+    pub fn settings(&self) -> Result<CollectionSettings> {
         if self.sparse_vectors.as_ref().is_some_and(|sparse| !sparse.is_empty()) {
             return Err(Error::unimplemented(unsupported("sparse_vectors")));
         }
@@ -92,10 +69,10 @@ impl CreateCollection {
             return Err(Error::unimplemented(unsupported("sharding_method other than auto")));
         }
         let (name, params) = self.vector()?;
-        shape(name, &params)
+        settings(name, &params)
     }
 
-    /// The name and the parameters of the one vector.
+    /// Returns the name and the parameters of the one vector.
     fn vector(&self) -> Result<(String, VectorParams)> {
         let wrong = || Error::invalid("vectors: an object with size and distance is expected");
         let none = || Error::unimplemented(unsupported("a collection without vectors"));
@@ -103,8 +80,8 @@ impl CreateCollection {
             None | Some(Value::Null) => return Err(none()),
             Some(vectors) => vectors.as_object().ok_or_else(wrong)?,
         };
-        let read = |params: &Map<String, Value>, place: &str| {
-            VectorParams::deserialize(params).map_err(|error| Error::invalid(format!("{place}: {error}")))
+        let read = |params: &Map<String, Value>, field: &str| {
+            VectorParams::deserialize(params).map_err(|error| Error::invalid(format!("{field}: {error}")))
         };
         if vectors.get("size").is_some_and(|size| !size.is_object()) {
             return Ok((String::new(), read(vectors, "vectors")?));
@@ -120,12 +97,12 @@ impl CreateCollection {
         }
     }
 
-    /// Lists the hints that this server does not follow, by their names in the request. A hint that holds in any case,
-    /// such as `on_disk: true` or `shard_number: 1`, is not among them.
+    /// Returns the hints that have no effect, by their names in the request. Hints that the server always
+    /// follows, such as `on_disk: true` or `shard_number: 1`, are left out.
     ///
     /// # Errors
-    /// `InvalidArgument` for values that Qdrant refuses and for fields that it does not know, `Unimplemented` for
-    /// `strict_mode_config` and `init_from`.
+    /// `InvalidArgument` for values that Qdrant refuses and for fields that it does not have;
+    /// `Unimplemented` for `strict_mode_config` and `init_from`.
     pub fn hints(&self) -> Result<Map<String, Value>> {
         let mut hints = Map::new();
         let (_, params) = self.vector()?;
@@ -146,7 +123,7 @@ impl CreateCollection {
     }
 }
 
-/// Returns the value of a hint that this server does not follow, `None` for one that holds in any case.
+/// Returns the value of a hint that has no effect, or `None` for one that the server always follows.
 fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
     match name {
         "shard_number" | "replication_factor" | "write_consistency_factor" => match value.as_u64() {
@@ -170,18 +147,19 @@ fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
     }
 }
 
-/// Returns where to keep something, `None` for the disk, where everything is. Qdrant does not pin vectors or payloads.
-fn not_cold(place: &str, memory: Option<Value>) -> Result<Option<Value>> {
+/// Returns the kind of memory for `field`, or `None` for the disk, which holds everything. Qdrant does not
+/// pin vectors or payloads.
+fn not_cold(field: &str, memory: Option<Value>) -> Result<Option<Value>> {
     let Some(memory) = memory.filter(|memory| !memory.is_null()) else { return Ok(None) };
     match memory.as_str() {
         Some("cold") => Ok(None),
         Some("cached") => Ok(Some(memory)),
-        Some("pinned") => Err(out_of_limits(place, "pinned is not possible here")),
-        _ => Err(Error::invalid(format!("{place}: {memory} is none of cold, cached and pinned"))),
+        Some("pinned") => Err(out_of_limits(field, "pinned is not possible here")),
+        _ => Err(Error::invalid(format!("{field}: {memory} is none of cold, cached and pinned"))),
     }
 }
 
-fn shape(name: String, params: &VectorParams) -> Result<VectorShape> {
+fn settings(vector_name: String, params: &VectorParams) -> Result<CollectionSettings> {
     if params.multivector_config.as_ref().is_some_and(|config| !config.is_null()) {
         return Err(Error::unimplemented(unsupported("multivector_config")));
     }
@@ -194,14 +172,15 @@ fn shape(name: String, params: &VectorParams) -> Result<VectorShape> {
             format_args!("{} is not within 1 and {SIZE_MAX}", params.size),
         ));
     }
-    Ok(VectorShape { name, size: params.size as usize, distance: Distance::parse(&params.distance)? })
+    let metric = parse_distance(&params.distance)?;
+    Ok(CollectionSettings { vector_name, ..CollectionSettings::new(params.size as usize, metric) })
 }
 
-/// A collection's settings to be changed. Only its metadata has an effect here.
+/// Request to change a collection. Only the metadata has an effect.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateCollection {
-    /// Merged into what is kept.
+    /// Members to be merged into the metadata; null removes one.
     pub metadata: Option<Map<String, Value>>,
     vectors: Option<Value>,
     optimizers_config: Option<Value>,
@@ -215,10 +194,10 @@ pub struct UpdateCollection {
 }
 
 impl UpdateCollection {
-    /// Lists the hints that this server does not follow, as [`CreateCollection::hints`].
+    /// Returns the hints that have no effect, as [`CreateCollection::hints`] does.
     ///
     /// # Errors
-    /// As [`CreateCollection::hints`], for what is in `params`.
+    /// As [`CreateCollection::hints`], for the members of `params`.
     pub fn hints(&self) -> Result<Map<String, Value>> {
         let mut hints = Map::new();
         for (name, value) in self.params.iter().flatten().filter(|(_, value)| !value.is_null()) {
@@ -241,11 +220,11 @@ impl UpdateCollection {
     }
 }
 
-/// Changes of aliases, all or none.
+/// Request to change aliases. Either all changes are made or none.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeAliases {
-    /// In their order.
+    /// The changes, in order.
     pub actions: Vec<AliasAction>,
 }
 
@@ -253,28 +232,28 @@ pub struct ChangeAliases {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AliasAction {
-    /// Gives a collection another name, or lets the name mean another collection.
+    /// Adds an alias, or redirects one.
     CreateAlias {
-        /// The name.
+        /// The alias.
         alias_name: String,
-        /// What it means.
+        /// The collection.
         collection_name: String,
     },
-    /// Takes a name away.
+    /// Removes an alias.
     DeleteAlias {
-        /// The name.
+        /// The alias.
         alias_name: String,
     },
-    /// Renames.
+    /// Renames an alias.
     RenameAlias {
-        /// As it is.
+        /// The old name.
         old_alias_name: String,
-        /// As it will be.
+        /// The new name.
         new_alias_name: String,
     },
 }
 
-/// A field of the payload that clients want to filter by quickly.
+/// Request for an index on a field of the payload.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct CreateIndex {
@@ -283,15 +262,15 @@ pub struct CreateIndex {
     field_schema: Option<Value>,
 }
 
-/// Types that Qdrant has indexes for.
-const TYPES: [&str; 8] = ["keyword", "integer", "float", "geo", "text", "bool", "datetime", "uuid"];
+/// Types of Qdrant's indexes.
+const INDEX_TYPES: [&str; 8] = ["keyword", "integer", "float", "geo", "text", "bool", "datetime", "uuid"];
 
 impl CreateIndex {
-    /// The field's type, and the parameters that came with it.
+    /// Returns the field's type and the parameters in the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for a type that Qdrant does not have, if there is none, and for an index of whole numbers that
-    /// is for neither lookup nor range.
+    /// `InvalidArgument` for no type, for a type that Qdrant does not have, and for an integer index for
+    /// neither lookup nor range.
     pub fn schema(&self) -> Result<(&str, Option<&Map<String, Value>>)> {
         let (name, params) = match &self.field_schema {
             Some(Value::String(name)) => (name.as_str(), None),
@@ -300,10 +279,13 @@ impl CreateIndex {
             }
             _ => ("", None),
         };
-        if !TYPES.contains(&name) {
-            return Err(Error::invalid(format!("field_schema: the type is one of {}", TYPES.join(", "))));
+        if !INDEX_TYPES.contains(&name) {
+            return Err(Error::invalid(format!(
+                "field_schema: the type is one of {}",
+                INDEX_TYPES.join(", ")
+            )));
         }
-        let off = |what: &str| params.and_then(|params| params.get(what)) == Some(&Value::Bool(false));
+        let off = |name: &str| params.and_then(|params| params.get(name)) == Some(&Value::Bool(false));
         if name == "integer" && off("lookup") && off("range") {
             return Err(out_of_limits("field_schema", "lookup and range cannot both be false"));
         }

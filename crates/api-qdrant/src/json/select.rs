@@ -1,4 +1,4 @@
-//! Which parts of a point an answer has.
+//! PointParts of a point that a response has.
 
 use std::collections::BTreeMap;
 
@@ -7,35 +7,35 @@ use serde_json::{Map, Value};
 
 use super::OneOrMany;
 
-/// Names that one path may join.
+/// Most names of one path.
 const STEPS_MAX: usize = 64;
 
-/// Which part of the payload is wanted.
+/// The requested part of the payload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WithPayload {
-    /// All of it, or nothing.
+    /// All of it, or none.
     All(bool),
-    /// What is under these paths.
+    /// The values at these paths.
     Include(PayloadPaths),
-    /// What is not under these paths.
+    /// All but the values at these paths.
     Exclude(PayloadPaths),
 }
 
-/// Which vectors are wanted.
+/// The requested vectors.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WithVector {
     /// All of them, or none.
     All(bool),
-    /// Those of these names.
+    /// The vectors of these names.
     Names(Vec<String>),
 }
 
 impl WithVector {
-    /// Whether the vector called `name` is wanted.
-    pub fn wants(&self, name: &str) -> bool {
+    /// Returns true if the vector called `name` is requested.
+    pub fn includes(&self, name: &str) -> bool {
         match self {
             WithVector::All(all) => *all,
-            WithVector::Names(names) => names.iter().any(|wanted| wanted == name),
+            WithVector::Names(names) => names.iter().any(|requested| requested == name),
         }
     }
 }
@@ -56,11 +56,11 @@ impl<'de> Deserialize<'de> for WithVector {
     }
 }
 
-/// Steps that paths of names joined by dots have in common; `[]` after a name goes on to the elements of its
-/// list.
+/// Paths of names joined by dots, as a tree of their common steps. `[]` after a name goes into the elements
+/// of its list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PayloadPaths {
-    /// Where a path ends, everything below is meant.
+    /// True if a path ends here and covers everything below.
     ends: bool,
     names: BTreeMap<String, PayloadPaths>,
     elements: Option<Box<PayloadPaths>>,
@@ -75,12 +75,12 @@ impl PayloadPaths {
             }
             let mut at = &mut root;
             for step in path.split('.') {
-                let (name, lists) = match step.strip_suffix("[]") {
+                let (name, is_list) = match step.strip_suffix("[]") {
                     Some(name) => (name, true),
                     None => (step, false),
                 };
                 at = at.names.entry(name.to_owned()).or_default();
-                if lists {
+                if is_list {
                     at = at.elements.get_or_insert_default();
                 }
             }
@@ -102,8 +102,11 @@ impl PayloadPaths {
     }
 
     fn include_fields(&self, fields: Map<String, Value>) -> Map<String, Value> {
-        let wanted = |(name, value)| Some((self.names.get(&name)?.include(value), name));
-        fields.into_iter().filter_map(wanted).map(|(value, name)| (name, value)).collect()
+        let included = |(name, value): (String, Value)| {
+            let below = self.names.get(&name)?;
+            Some((name, below.include(value)))
+        };
+        fields.into_iter().filter_map(included).collect()
     }
 
     fn exclude(&self, value: Value) -> Option<Value> {
@@ -128,13 +131,13 @@ impl PayloadPaths {
 }
 
 impl WithPayload {
-    /// Whether any of it may be wanted.
+    /// Returns false if no part of the payload is requested.
     pub fn any(&self) -> bool {
         *self != WithPayload::All(false)
     }
 
-    /// What is wanted of a payload; `None` where none is.
-    pub fn of(&self, payload: Map<String, Value>) -> Option<Map<String, Value>> {
+    /// Returns the requested part of a payload, or `None` if no part is requested.
+    pub fn project(&self, payload: Map<String, Value>) -> Option<Map<String, Value>> {
         match self {
             WithPayload::All(all) => all.then_some(payload),
             WithPayload::Include(paths) => Some(paths.include_fields(payload)),

@@ -1,4 +1,4 @@
-//! Questions: nearest, by id, recommended, all in order; and what else is asked of points.
+//! Requests that read points: queries, scrolls, counts, facets, points by id.
 
 use std::fmt;
 
@@ -6,41 +6,43 @@ use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAcces
 use serde_json::Value;
 
 use super::vector::{DenseVector, is_inference, no_vector, object};
-use super::{
-    AbsentField, Filter, IgnoredField, PointId, WithPayload, WithVector, limits, positive, unsupported,
-};
+use search::filter::Filter;
+use search::points::PointId;
 
-/// Points in an answer where the request does not say.
-const LIMIT: usize = 10;
+use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
 
-/// A query, perhaps over what others found.
+/// Points in a response if the request has no limit.
+const DEFAULT_LIMIT: usize = 10;
+
+/// A query, of the collection or of the hits of prefetches.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryRequest {
-    /// What is asked first; the query is then asked of what these found.
+    /// Queries whose hits the query ranks; empty for a query of the collection.
     #[serde(default, deserialize_with = "prefetches")]
     pub prefetch: Vec<Prefetch>,
-    /// What is looked for; everything in the order of ids where there is none.
+    /// The query; `None` for all points in the order of their ids.
     pub query: Option<VectorQuery>,
-    /// The name of the vector.
+    /// Name of the vector.
     #[serde(default, deserialize_with = "null_is_default")]
     pub using: String,
-    /// Which points may be found.
+    /// Limits the points that may be found.
+    #[serde(default, deserialize_with = "super::filter::optional")]
     pub filter: Option<Filter>,
-    /// How hard to look.
+    /// Effort and accuracy.
     #[serde(default, deserialize_with = "null_is_default")]
     pub params: SearchParams,
-    /// Scores worse than this are left out.
+    /// Leaves out hits of a worse score.
     pub score_threshold: Option<f32>,
-    /// Points wanted; ten where it does not say.
+    /// Most points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
-    /// Points left out at the front.
+    /// Number of hits to skip.
     pub offset: Option<usize>,
-    /// Whether vectors are wanted; none where it does not say.
+    /// The requested vectors; none by default.
     #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
-    /// Whether payloads are wanted; none where it does not say.
+    /// The requested part of payloads; none by default.
     pub with_payload: Option<WithPayload>,
     #[serde(default, rename = "lookup_from")]
     _lookup_from: AbsentField,
@@ -49,12 +51,12 @@ pub struct QueryRequest {
 }
 
 impl QueryRequest {
-    /// Points wanted.
+    /// Returns the most points of the response.
     pub fn limit(&self) -> usize {
-        self.limit.unwrap_or(LIMIT)
+        self.limit.unwrap_or(DEFAULT_LIMIT)
     }
 
-    /// Points left out at the front.
+    /// Returns the number of hits to skip.
     pub fn offset(&self) -> usize {
         self.offset.unwrap_or(0)
     }
@@ -64,27 +66,28 @@ impl QueryRequest {
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryBatchRequest {
-    /// In the order of their answers.
+    /// The queries, in the order of the results.
     pub searches: Vec<QueryRequest>,
 }
 
-/// A query whose hits another one ranks again.
+/// A query whose hits the outer query ranks again.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prefetch {
-    /// What is looked for.
+    /// The query; `None` for the first points in the order of their ids.
     pub query: Option<VectorQuery>,
-    /// The name of the vector.
+    /// Name of the vector.
     #[serde(default, deserialize_with = "null_is_default")]
     pub using: String,
-    /// Which points may be found.
+    /// Limits the points that may be found.
+    #[serde(default, deserialize_with = "super::filter::optional")]
     pub filter: Option<Filter>,
-    /// How hard to look.
+    /// Effort and accuracy.
     #[serde(default, deserialize_with = "null_is_default")]
     pub params: SearchParams,
-    /// Scores worse than this are left out.
+    /// Leaves out hits of a worse score.
     pub score_threshold: Option<f32>,
-    /// Points wanted; ten where it does not say.
+    /// Most points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     #[serde(default, rename = "prefetch")]
@@ -94,14 +97,14 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Points wanted.
+    /// Returns the most points of the response.
     pub fn limit(&self) -> usize {
-        self.limit.unwrap_or(LIMIT)
+        self.limit.unwrap_or(DEFAULT_LIMIT)
     }
 }
 
 fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Prefetch>, D::Error> {
-    // Through a value, so that what is wrong inside keeps its own message.
+    // Through a value: an untagged enum would hide the messages of errors inside.
     let value = Value::deserialize(deserializer)?;
     let list = match value {
         Value::Null => return Ok(Vec::new()),
@@ -117,68 +120,68 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// How hard a query looks.
+/// Effort and accuracy of a query.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SearchParams {
-    /// How many candidates a graph's search keeps.
+    /// Candidates that a search of a graph keeps.
     #[serde(default, deserialize_with = "positive")]
     pub hnsw_ef: Option<usize>,
-    /// Whether every vector is to be compared.
+    /// True to compare every vector.
     pub exact: Option<bool>,
-    /// How codes are used.
+    /// Use of quantised vectors.
     pub quantization: Option<QuantizationParams>,
-    // Points that no index has yet are always compared, so answers have them as well.
+    // Points without an index are always compared, so responses have them too.
     #[serde(default, rename = "indexed_only")]
     _indexed_only: IgnoredField,
-    // A filter is evaluated before ranking, so it needs no such search of a graph.
+    // A filter is evaluated before ranking, so no search of a graph needs it.
     #[serde(default, rename = "acorn")]
     _acorn: IgnoredField,
     #[serde(default, rename = "idf")]
     _idf: AbsentField,
 }
 
-/// How codes are used.
+/// Use of quantised vectors.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuantizationParams {
-    /// Whether they are not to be used.
+    /// True to compare exact vectors only.
     pub ignore: Option<bool>,
-    /// Whether the best by their codes are compared with the vectors themselves.
+    /// True to rank the best candidates by their exact vectors.
     pub rescore: Option<bool>,
-    /// How many times more candidates than hits.
+    /// Candidates for each hit.
     pub oversampling: Option<f64>,
 }
 
-/// What is looked for.
+/// A query by vectors.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VectorQuery {
-    /// What is most alike.
+    /// The most similar points.
     Nearest(VectorInput),
-    /// What is alike to it and not to each other (maximal marginal relevance).
-    Diverse {
-        /// Alike to this.
+    /// Points similar to the target and different from each other (maximal marginal relevance).
+    Mmr {
+        /// The vector to be similar to.
         target: VectorInput,
-        /// From 0, only alike, to 1, only different from each other.
+        /// From 0, similarity to the target alone, to 1, difference between hits alone.
         diversity: f32,
-        /// How many of the most alike are chosen from; as many as are wanted where it does not say.
+        /// Number of most similar points to choose from; the limit by default.
         candidates: Option<usize>,
     },
-    /// What is like some and unlike others, by the mean of their vectors.
+    /// Points similar to some examples and not to others, by the means of their vectors.
     Recommend {
-        /// Like these.
+        /// Examples to be similar to.
         positive: Vec<VectorInput>,
-        /// Unlike these.
+        /// Examples to differ from.
         negative: Vec<VectorInput>,
     },
 }
 
-/// A vector, or the point that has it.
+/// A vector, or a point of the collection that has it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VectorInput {
     /// The values.
     Vector(Vec<f32>),
-    /// The point, which is itself left out of the answer.
+    /// The point's id. The point itself is no hit.
     Id(PointId),
 }
 
@@ -203,12 +206,11 @@ impl<'de> Visitor<'de> for VectorInputVisitor {
     }
 
     fn visit_u64<E: DeError>(self, value: u64) -> Result<VectorInput, E> {
-        Ok(VectorInput::Id(PointId::Number(value)))
+        PointId::number(value).map(VectorInput::Id).map_err(E::custom)
     }
 
     fn visit_str<E: DeError>(self, value: &str) -> Result<VectorInput, E> {
-        let id = serde::de::value::StrDeserializer::new(value);
-        PointId::deserialize(id).map(VectorInput::Id)
+        PointId::uuid(value).map(VectorInput::Id).map_err(E::custom)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<VectorInput, A::Error> {
@@ -218,8 +220,8 @@ impl<'de> Visitor<'de> for VectorInputVisitor {
 
 impl<'de> Deserialize<'de> for VectorQuery {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<VectorQuery, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct VectorQueryVisitor;
+        impl<'de> Visitor<'de> for VectorQueryVisitor {
             type Value = VectorQuery;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -242,12 +244,12 @@ impl<'de> Deserialize<'de> for VectorQuery {
                 from_map(map)
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(VectorQueryVisitor)
     }
 }
 
-/// How different from each other answers are where a request for different ones does not say.
-const DIVERSITY: f32 = 0.5;
+/// Diversity of a query with mmr if the request does not set it.
+const DEFAULT_DIVERSITY: f32 = 0.5;
 
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -265,7 +267,8 @@ struct RecommendParams {
 }
 
 fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
-    let (mut query, mut mmr) = (None, None);
+    let mut query = None;
+    let mut mmr = None;
     while let Some(key) = map.next_key::<String>()? {
         match key.as_str() {
             "nearest" => query = Some(VectorQuery::Nearest(map.next_value()?)),
@@ -282,50 +285,51 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
         }
     }
     match (query, mmr) {
-        (Some(VectorQuery::Nearest(target)), Some(mmr)) => diverse(target, &mmr),
+        (Some(VectorQuery::Nearest(target)), Some(mmr)) => with_mmr(target, &mmr),
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom("an empty object is no query; give nearest or recommend")),
     }
 }
 
-fn diverse<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQuery, E> {
-    let diversity = mmr.diversity.unwrap_or(DIVERSITY);
+fn with_mmr<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQuery, E> {
+    let diversity = mmr.diversity.unwrap_or(DEFAULT_DIVERSITY);
     if !(0.0..=1.0).contains(&diversity) {
         return Err(E::custom(format_args!("mmr.diversity: {diversity} is not within 0 and 1")));
     }
-    Ok(VectorQuery::Diverse { target, diversity, candidates: mmr.candidates_limit })
+    Ok(VectorQuery::Mmr { target, diversity, candidates: mmr.candidates_limit })
 }
 
-fn recommend<E: DeError>(asked: RecommendParams) -> Result<VectorQuery, E> {
-    match asked.strategy.as_deref() {
+fn recommend<E: DeError>(params: RecommendParams) -> Result<VectorQuery, E> {
+    match params.strategy.as_deref() {
         None | Some("average_vector") => {}
         Some("best_score" | "sum_scores") => {
             return Err(E::custom(unsupported("recommend by another strategy than average_vector")));
         }
         Some(_) => return Err(E::custom("strategy: average_vector is expected")),
     }
-    let positive = asked.positive.unwrap_or_default();
+    let positive = params.positive.unwrap_or_default();
     if positive.is_empty() {
         return Err(E::custom(limits("recommend needs at least one positive example")));
     }
-    Ok(VectorQuery::Recommend { positive, negative: asked.negative.unwrap_or_default() })
+    Ok(VectorQuery::Recommend { positive, negative: params.negative.unwrap_or_default() })
 }
 
-/// Points in the order of their ids.
+/// Request for points in the order of their ids.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScrollRequest {
-    /// The first point wanted.
+    /// Id of the first point.
     pub offset: Option<PointId>,
-    /// Points wanted; ten where it does not say.
+    /// Most points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
-    /// Which points.
+    /// Limits the points.
+    #[serde(default, deserialize_with = "super::filter::optional")]
     pub filter: Option<Filter>,
-    /// Which part of the payload; all where it does not say.
+    /// The requested part of payloads; all by default.
     pub with_payload: Option<WithPayload>,
-    /// Whether vectors are wanted; none where it does not say.
+    /// The requested vectors; none by default.
     #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "order_by")]
@@ -335,17 +339,18 @@ pub struct ScrollRequest {
 }
 
 impl ScrollRequest {
-    /// Points wanted.
+    /// Returns the most points of the response.
     pub fn limit(&self) -> usize {
-        self.limit.unwrap_or(LIMIT)
+        self.limit.unwrap_or(DEFAULT_LIMIT)
     }
 }
 
-/// How many points there are.
+/// Request for the number of points.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountRequest {
-    /// Which points.
+    /// Limits the points.
+    #[serde(default, deserialize_with = "super::filter::optional")]
     pub filter: Option<Filter>,
     // A count is always exact.
     #[serde(default, rename = "exact")]
@@ -354,7 +359,7 @@ pub struct CountRequest {
     _shard_key: AbsentField,
 }
 
-/// How many points have which value of a field.
+/// Request for the number of points with each value of a field.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FacetRequest {
@@ -362,7 +367,8 @@ pub struct FacetRequest {
     pub key: String,
     #[serde(default, deserialize_with = "positive")]
     limit: Option<usize>,
-    /// Which points.
+    /// Limits the points.
+    #[serde(default, deserialize_with = "super::filter::optional")]
     pub filter: Option<Filter>,
     // A count is always exact.
     #[serde(default, rename = "exact")]
@@ -372,21 +378,21 @@ pub struct FacetRequest {
 }
 
 impl FacetRequest {
-    /// How many values.
+    /// Returns the most values of the response.
     pub fn limit(&self) -> usize {
-        self.limit.unwrap_or(LIMIT)
+        self.limit.unwrap_or(DEFAULT_LIMIT)
     }
 }
 
-/// Points by their ids.
+/// Request for points by their ids.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
     /// The ids.
     pub ids: Vec<PointId>,
-    /// Which part of the payload; all where it does not say.
+    /// The requested part of payloads; all by default.
     pub with_payload: Option<WithPayload>,
-    /// Whether vectors are wanted; none where it does not say.
+    /// The requested vectors; none by default.
     #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "shard_key")]

@@ -8,7 +8,7 @@ use serde::ser::{Serialize, Serializer};
 
 use super::unsupported;
 
-/// Names that one vector field may hold.
+/// Most names in one vector field.
 const NAMES_MAX: usize = 64;
 
 /// A point's vector.
@@ -16,16 +16,16 @@ const NAMES_MAX: usize = 64;
 pub enum Vector {
     /// The values alone.
     Plain(Vec<f32>),
-    /// Names with their values.
+    /// Values under their names.
     Named(Vec<(String, Vec<f32>)>),
 }
 
 /// The vectors of several points.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BatchVectors {
-    /// A vector a point.
+    /// One vector for each point.
     Plain(Vec<Vec<f32>>),
-    /// Names, each with a vector a point.
+    /// Names, each with one vector for each point.
     Named(Vec<(String, Vec<Vec<f32>>)>),
 }
 
@@ -41,15 +41,15 @@ impl Serialize for Vector {
 }
 
 impl Vector {
-    /// `values` as a collection gives them out whose vector is called `name` ("" for none).
-    pub fn given(name: &str, values: Vec<f32>) -> Vector {
+    /// Returns the vector called `name` for a response: bare if the name is "".
+    pub fn labelled(name: &str, values: Vec<f32>) -> Vector {
         if name.is_empty() { Vector::Plain(values) } else { Vector::Named(vec![(name.to_owned(), values)]) }
     }
 
-    /// The values of the vector called `name` ("" for the one without a name).
+    /// Returns the values of the vector called `name`, "" for a vector without a name.
     ///
     /// # Errors
-    /// `InvalidArgument` where it is not there, or another one is.
+    /// `InvalidArgument` for a vector of another name; `Unimplemented` if there is no vector.
     pub fn named(self, name: &str) -> Result<Vec<f32>> {
         match self {
             Vector::Plain(values) if name.is_empty() => Ok(values),
@@ -60,7 +60,7 @@ impl Vector {
 }
 
 impl BatchVectors {
-    /// The vectors called `name`, as [`Vector::named`].
+    /// Returns the vectors called `name`, "" for vectors without a name.
     ///
     /// # Errors
     /// As [`Vector::named`].
@@ -95,8 +95,8 @@ struct Component(f32);
 
 impl<'de> Deserialize<'de> for Component {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Component, D::Error> {
-        struct Value;
-        impl<'de> Visitor<'de> for Value {
+        struct ComponentVisitor;
+        impl<'de> Visitor<'de> for ComponentVisitor {
             type Value = Component;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Component {
                 Err(A::Error::custom(unsupported("a multivector")))
             }
         }
-        deserializer.deserialize_any(Value)
+        deserializer.deserialize_any(ComponentVisitor)
     }
 }
 
@@ -128,8 +128,8 @@ pub(super) struct DenseVector(pub(super) Vec<f32>);
 
 impl<'de> Deserialize<'de> for DenseVector {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DenseVector, D::Error> {
-        struct Values;
-        impl<'de> Visitor<'de> for Values {
+        struct DenseVectorVisitor;
+        impl<'de> Visitor<'de> for DenseVectorVisitor {
             type Value = DenseVector;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for DenseVector {
                 Err(object(&mut map)?)
             }
         }
-        deserializer.deserialize_any(Values)
+        deserializer.deserialize_any(DenseVectorVisitor)
     }
 }
 
@@ -156,49 +156,48 @@ fn components<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Vec<f32>, A::Error>
     Ok(values)
 }
 
-/// Why an object is no vector; reads it to its end.
+/// Reads an object to its end, and returns the error that says why it is no vector.
 pub(super) fn object<'de, A: MapAccess<'de>>(map: &mut A) -> Result<A::Error, A::Error> {
-    let mut what = None;
+    let mut input = None;
     while let Some(key) = map.next_key::<String>()? {
         map.next_value::<IgnoredAny>()?;
-        // What it is called by may come after the model's name.
+        // The key of the input may come after the model's name.
         if is_inference(&key) {
-            what = Some(key);
+            input = Some(key);
         }
     }
-    Ok(no_vector(what.as_deref()))
+    Ok(no_vector(input.as_deref()))
 }
 
-/// Why an object that has `key` is no vector.
+/// Returns the error for an object with `key` in the place of a vector.
 pub(super) fn no_vector<E: DeError>(key: Option<&str>) -> E {
     E::custom(match key {
         Some("indices" | "values") => unsupported("a sparse vector"),
         Some("text") => unsupported("a text to be embedded"),
-        Some("image") => {
-            unsupported("a picture in a vector's place (send pictures to /v1/images/COLLECTION)")
-        }
+        Some("image") => unsupported("an image in a vector's place (send images to /v1/images/COLLECTION)"),
         Some("object") => unsupported("an object to be embedded"),
         _ => "an object is no vector; write a list of numbers".to_owned(),
     })
 }
 
-/// Whether a key of a vector object belongs to something that is to be embedded, or sparse.
+/// Returns true if `key` belongs to a sparse vector or to an input that a model would embed.
 pub(super) fn is_inference(key: &str) -> bool {
     matches!(key, "indices" | "values" | "text" | "image" | "object")
 }
 
-/// Names with what each stands for.
-fn names<'de, T: Deserialize<'de>, A: MapAccess<'de>>(mut map: A) -> Result<Vec<(String, T)>, A::Error> {
+/// Reads an object of names and vectors.
+fn named_vectors<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
+    mut map: A,
+) -> Result<Vec<(String, T)>, A::Error> {
     let mut vectors = Vec::new();
     while let Some(name) = map.next_key::<String>()? {
-        // A vector may be called "text"; then its value is a list. What is to be embedded is a string or an
-        // object.
+        // A vector may be called "text": then its value is a list, and not a string or an object.
         if is_inference(&name) || name == "model" {
-            match map.next_value::<Maybe<T>>()? {
-                Maybe::Vector(vector) => vectors.push((name, vector)),
-                // What it is called by may come after the model's name.
-                Maybe::Other(_) if name == "model" => return Err(object(&mut map)?),
-                Maybe::Other(_) => return Err(no_vector(Some(&name))),
+            match map.next_value::<VectorOrInput<T>>()? {
+                VectorOrInput::Vector(vector) => vectors.push((name, vector)),
+                // The key of the input may come after the model's name.
+                VectorOrInput::Other(_) if name == "model" => return Err(object(&mut map)?),
+                VectorOrInput::Other(_) => return Err(no_vector(Some(&name))),
             }
         } else {
             vectors.push((name, map.next_value()?));
@@ -207,7 +206,7 @@ fn names<'de, T: Deserialize<'de>, A: MapAccess<'de>>(mut map: A) -> Result<Vec<
             return Err(A::Error::custom(format_args!("more than {NAMES_MAX} vectors in one point")));
         }
     }
-    let has = |wanted: &str| vectors.iter().any(|(name, _)| name == wanted);
+    let has = |key: &str| vectors.iter().any(|(name, _)| name == key);
     if has("indices") && has("values") {
         return Err(no_vector(Some("indices")));
     }
@@ -216,15 +215,15 @@ fn names<'de, T: Deserialize<'de>, A: MapAccess<'de>>(mut map: A) -> Result<Vec<
 
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
-enum Maybe<T> {
+enum VectorOrInput<T> {
     Vector(T),
     Other(IgnoredAny),
 }
 
 impl<'de> Deserialize<'de> for Vector {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Vector, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct VectorVisitor;
+        impl<'de> Visitor<'de> for VectorVisitor {
             type Value = Vector;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -236,18 +235,18 @@ impl<'de> Deserialize<'de> for Vector {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vector, A::Error> {
-                let vectors = names::<DenseVector, A>(map)?;
+                let vectors = named_vectors::<DenseVector, A>(map)?;
                 Ok(Vector::Named(vectors.into_iter().map(|(name, dense)| (name, dense.0)).collect()))
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(VectorVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for BatchVectors {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<BatchVectors, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct BatchVectorsVisitor;
+        impl<'de> Visitor<'de> for BatchVectorsVisitor {
             type Value = BatchVectors;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -263,13 +262,13 @@ impl<'de> Deserialize<'de> for BatchVectors {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<BatchVectors, A::Error> {
-                let columns = names::<Vec<DenseVector>, A>(map)?;
+                let columns = named_vectors::<Vec<DenseVector>, A>(map)?;
                 let plain = |column: Vec<DenseVector>| column.into_iter().map(|dense| dense.0).collect();
                 Ok(BatchVectors::Named(
                     columns.into_iter().map(|(name, column)| (name, plain(column))).collect(),
                 ))
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(BatchVectorsVisitor)
     }
 }

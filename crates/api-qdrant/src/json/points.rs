@@ -1,25 +1,27 @@
-//! Changes of points: added, replaced, removed, several at once.
+//! Requests that change points.
 
 use base::{Error, Result};
+use search::filter::Filter;
+use search::points::{PointId, PointSelection};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::payload::{DeletePayload, SetPayload};
 use super::vector::{BatchVectors, Vector};
-use super::{AbsentField, Filter, PointId};
+use super::{AbsentField, unsupported};
 
 /// A point to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsertPoint {
-    /// What it is called by.
+    /// Its id.
     pub id: PointId,
-    /// Its values.
+    /// Its vector.
     pub vector: Vec<f32>,
     /// Its payload; may be empty.
     pub payload: Map<String, Value>,
 }
 
-/// Points to be written, as a list of points or as lists of ids, vectors and payloads.
+/// Points to be written: a list of points, or lists of ids, vectors and payloads.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpsertRequest {
@@ -58,17 +60,19 @@ struct PointsBatch {
 }
 
 impl UpsertRequest {
-    /// The points, for a collection whose vector is called `name` ("" for none).
+    /// Returns the points for a collection with a vector called `name`, "" for a vector without a name.
     ///
     /// # Errors
-    /// `InvalidArgument` where a vector is missing or has another name, or the lists differ in length;
+    /// `InvalidArgument` if a vector is missing or has another name, or if lists differ in length;
     /// `Unimplemented` for modes other than "upsert".
     pub fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
         if matches!(self.update_mode, Some(UpdateMode::InsertOnly | UpdateMode::UpdateOnly)) {
-            return Err(Error::unimplemented(super::unsupported("update_mode other than \"upsert\"")));
+            return Err(Error::unimplemented(unsupported("update_mode other than \"upsert\"")));
         }
         match (self.points, self.batch) {
-            (Some(rows), None) => rows.into_iter().enumerate().map(|(at, row)| row.point(at, name)).collect(),
+            (Some(points), None) => {
+                points.into_iter().enumerate().map(|(at, point)| point.checked(at, name)).collect()
+            }
             (None, Some(batch)) => batch.points(name),
             _ => Err(Error::invalid("an upsert has either points or batch")),
         }
@@ -76,11 +80,10 @@ impl UpsertRequest {
 }
 
 impl PointStruct {
-    fn point(self, at: usize, name: &str) -> Result<UpsertPoint> {
-        let place = |error: Error| error.context(format_args!("points[{at}].vector"));
-        let missing = || place(Error::unimplemented(super::unsupported("a point without a vector")));
-        let vector = self.vector.ok_or_else(missing)?;
-        let vector = vector.named(name).map_err(place)?;
+    fn checked(self, at: usize, name: &str) -> Result<UpsertPoint> {
+        let missing = || Error::unimplemented(unsupported("a point without a vector"));
+        let vector = self.vector.ok_or_else(missing).and_then(|vector| vector.named(name));
+        let vector = vector.map_err(|error| error.context(format_args!("points[{at}].vector")))?;
         Ok(UpsertPoint { id: self.id, vector, payload: self.payload.unwrap_or_default() })
     }
 }
@@ -89,10 +92,7 @@ impl PointsBatch {
     fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
         let vectors = self.vectors.named(name).map_err(|error| error.context("batch.vectors"))?;
         let count = self.ids.len();
-        let payloads = match self.payloads {
-            Some(payloads) => payloads,
-            None => vec![None; count],
-        };
+        let payloads = self.payloads.unwrap_or_else(|| vec![None; count]);
         if vectors.len() != count || payloads.len() != count {
             return Err(Error::invalid(format!(
                 "batch: {count} ids, {} vectors and {} payloads do not go together",
@@ -100,37 +100,29 @@ impl PointsBatch {
                 payloads.len()
             )));
         }
-        let rows = self.ids.into_iter().zip(vectors).zip(payloads);
-        Ok(rows
+        let points = self.ids.into_iter().zip(vectors).zip(payloads);
+        Ok(points
             .map(|((id, vector), payload)| UpsertPoint { id, vector, payload: payload.unwrap_or_default() })
             .collect())
     }
 }
 
-/// Points by id or by filter.
+/// A choice of points by id or by filter.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct PointsSelector {
     points: Option<Vec<PointId>>,
+    #[serde(default, deserialize_with = "super::filter::optional")]
     filter: Option<Filter>,
     #[serde(default, rename = "shard_key")]
     _shard_key: AbsentField,
 }
 
-/// What a selector means.
-#[derive(Clone, Debug, PartialEq)]
-pub enum PointsSelection {
-    /// These points.
-    Ids(Vec<PointId>),
-    /// All that the filter allows.
-    Filter(Filter),
-}
-
-/// One of both.
-pub(super) fn selection(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Result<PointsSelection> {
+/// Returns the selection if exactly one of both is there.
+pub(super) fn selection(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Result<PointSelection> {
     match (points, filter) {
-        (Some(points), None) => Ok(PointsSelection::Ids(points)),
-        (None, Some(filter)) => Ok(PointsSelection::Filter(filter)),
+        (Some(points), None) => Ok(PointSelection::Ids(points)),
+        (None, Some(filter)) => Ok(PointSelection::Filter(filter)),
         (Some(_), Some(_)) => {
             Err(Error::invalid("points are chosen either by points or by filter, not by both"))
         }
@@ -139,24 +131,24 @@ pub(super) fn selection(points: Option<Vec<PointId>>, filter: Option<Filter>) ->
 }
 
 impl PointsSelector {
-    /// Which points are meant.
+    /// Returns the selection of points.
     ///
     /// # Errors
-    /// `InvalidArgument` where it says nothing or two things.
-    pub fn selection(self) -> Result<PointsSelection> {
+    /// `InvalidArgument` unless the request has exactly one of points and filter.
+    pub fn selection(self) -> Result<PointSelection> {
         selection(self.points, self.filter)
     }
 }
 
-/// Changes that are made one after another.
+/// Changes to be made in order.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateBatch {
-    /// In their order.
+    /// The changes.
     pub operations: Vec<UpdateOperation>,
 }
 
-/// One change of [`UpdateBatch`].
+/// One change of an [`UpdateBatch`].
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UpdateOperation {
@@ -164,7 +156,7 @@ pub enum UpdateOperation {
     Upsert(UpsertRequest),
     /// Removes points.
     Delete(PointsSelector),
-    /// Adds to payloads.
+    /// Merges members into payloads.
     SetPayload(SetPayload),
     /// Replaces payloads.
     OverwritePayload(SetPayload),
@@ -172,19 +164,19 @@ pub enum UpdateOperation {
     DeletePayload(DeletePayload),
     /// Empties payloads.
     ClearPayload(PointsSelector),
-    /// Not supported.
+    /// Refused by the parser.
     UpdateVectors(UnsupportedOperation),
-    /// Not supported.
+    /// Refused by the parser.
     DeleteVectors(UnsupportedOperation),
 }
 
-/// What can be named but not done.
+/// An operation of Qdrant's that this server does not have. The parser refuses it.
 #[derive(Debug)]
 pub enum UnsupportedOperation {}
 
 impl<'de> Deserialize<'de> for UnsupportedOperation {
     fn deserialize<D: serde::Deserializer<'de>>(_: D) -> std::result::Result<UnsupportedOperation, D::Error> {
-        Err(serde::de::Error::custom(super::unsupported(
+        Err(serde::de::Error::custom(unsupported(
             "changing vectors apart from their points (write the points again)",
         )))
     }

@@ -1,18 +1,19 @@
-//! Answers: the envelope around all of them, and points in them.
+//! Responses: the envelope and the points in it.
 
 use std::time::Duration;
 
+use search::points::PointId;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{PointId, VERSION, Vector};
+use super::{VERSION, Vector};
 
-/// A point as an answer has it.
+/// A point in a response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PointRecord {
-    /// What it is called by.
+    /// Its id.
     pub id: PointId,
-    /// What was asked for of its payload.
+    /// The requested part of its payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<Map<String, Value>>,
     /// Its vector, bare or under its name.
@@ -20,16 +21,16 @@ pub struct PointRecord {
     pub vector: Option<Vector>,
 }
 
-/// A point that was found.
+/// A hit of a query.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScoredPoint {
-    /// What it is called by.
+    /// Its id.
     pub id: PointId,
-    /// There are no versions of points here; always 0.
+    /// Always 0: points have no versions here.
     pub version: u64,
-    /// How alike it is.
+    /// The score by the collection's distance.
     pub score: f32,
-    /// What was asked for of its payload.
+    /// The requested part of its payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<Map<String, Value>>,
     /// Its vector, bare or under its name.
@@ -37,18 +38,18 @@ pub struct ScoredPoint {
     pub vector: Option<Vector>,
 }
 
-/// A result, JSON text already, in its envelope.
+/// Puts a result, which is JSON text, into its envelope.
 pub fn envelope(result: &[u8], took: Duration) -> Vec<u8> {
     let tail = format!(",\"status\":\"ok\",\"time\":{}}}", took.as_secs_f64());
     [b"{\"result\":", result, tail.as_bytes()].concat()
 }
 
-/// An error in its envelope.
+/// Puts an error's message into its envelope.
 pub fn error(message: &str, took: Duration) -> Vec<u8> {
     serde_json::json!({ "status": { "error": message }, "time": took.as_secs_f64() }).to_string().into_bytes()
 }
 
-/// What a client that looks for Qdrant wants to see at the root: `name` and `version` are this server's own.
+/// Returns the body by which clients recognise Qdrant at the root. `name` and `version` are this server's.
 pub fn version(name: &str, version: &str) -> Vec<u8> {
     let title = format!("qdrant - interface of {name} {version}");
     serde_json::json!({ "title": title, "version": VERSION }).to_string().into_bytes()

@@ -1,0 +1,3 @@
+//! Qdrant's REST interface over collections.
+
+pub mod json;

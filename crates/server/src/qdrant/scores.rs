@@ -1,0 +1,67 @@
+//! Vectors and scores: between clients, who know distances, and collections, which know similarities.
+
+use base::{Error, Result};
+use search::coarse::Metric;
+use search::registry::CollectionSettings;
+
+/// A vector with a norm below this counts as zero and is not normalised.
+const NORM_MIN: f32 = f32::EPSILON;
+
+/// Returns the score that clients see for a similarity, which is higher for nearer points.
+pub(super) fn score(metric: Metric, similarity: f32) -> f32 {
+    match metric {
+        Metric::Cosine | Metric::Dot => similarity,
+        Metric::L2 => (-similarity).max(0.0).sqrt(),
+    }
+}
+
+/// Returns the similarity for a score of [`score`].
+pub(super) fn similarity(metric: Metric, score: f32) -> f32 {
+    match metric {
+        Metric::Cosine | Metric::Dot => score,
+        Metric::L2 => -(score * score),
+    }
+}
+
+/// Returns true if a score is not worse than `threshold`. Distances are better the smaller they are.
+pub(super) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool {
+    threshold.is_none_or(|threshold| match metric {
+        Metric::Cosine | Metric::Dot => score >= threshold,
+        Metric::L2 => score <= threshold,
+    })
+}
+
+/// Checks that `using` is the name of the collection's vector.
+///
+/// # Errors
+/// `InvalidArgument` for any other name.
+pub(super) fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
+    if using == settings.vector_name {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "using: Not existing vector name error: \"{using}\"; the collection's vector is called \"{}\"",
+        settings.vector_name
+    )))
+}
+
+/// Returns a vector as the collection stores it: for the cosine, with length one.
+///
+/// # Errors
+/// `InvalidArgument` for a wrong number of values.
+pub(super) fn embedding(settings: &CollectionSettings, mut values: Vec<f32>) -> Result<Vec<f32>> {
+    if values.len() != settings.dims {
+        return Err(Error::invalid(format!(
+            "Vector dimension error: expected dim: {}, got {}",
+            settings.dims,
+            values.len()
+        )));
+    }
+    if settings.metric == Metric::Cosine {
+        let norm = values.iter().map(|value| value * value).sum::<f32>().sqrt();
+        if norm > NORM_MIN && norm.is_finite() {
+            values.iter_mut().for_each(|value| *value /= norm);
+        }
+    }
+    Ok(values)
+}
