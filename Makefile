@@ -126,6 +126,11 @@ build: .venv/ready ## build target/release/millpond and the environment it finds
 	$(call say,millpond (release))
 	cargo build --release --locked -p millpond-cli
 
+.PHONY: build-bench
+build-bench: build ## build target/release/millpond-bench, which `millpond bench` starts
+	$(call say,millpond-bench (release))
+	cargo build --release --locked -p millpond-bench
+
 .PHONY: demo
 demo: build $(CACHE)/models/ready $(CACHE)/demo/ready images-model ## serve real models under load, swap them, search pictures (Ctrl-C ends it)
 	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models --images $(CACHE)/images
@@ -154,7 +159,7 @@ test: ## everything that CI runs
 .PHONY: test-ready
 test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 
-# Also makes target/debug/millpond, as the command line's own tests start it.
+# Also makes target/debug/millpond and millpond-bench, as their own tests start them.
 .PHONY: tests-built
 tests-built: system
 	$(call say,millpond and its tests)
@@ -236,7 +241,7 @@ lint: system ## formatting, clippy, the rules of the workspace, generated code
 	cargo xtask codegen --check
 
 .PHONY: bench
-bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, tables here and JSON in .cache/bench (about an hour)
+bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, tables here and JSON in .cache/bench (about an hour)
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench swap --json $(CACHE)/bench/swap.json
 	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
@@ -247,7 +252,7 @@ bench: build $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, t
 peers: $(CACHE)/peers/ready ## the vector engines that bench vectors compares with (about 1 GB)
 
 .PHONY: bench-search
-bench-search: build peers images-model ## image search: tiers, matching, vectors beside their peers, crashes, pictures; made data, JSON in .cache/bench
+bench-search: build-bench peers images-model ## image search: tiers, matching, vectors beside their peers, crashes, pictures; made data, JSON in .cache/bench
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench tiers --json $(CACHE)/bench/tiers.json
 	$(MILLPOND) bench match --json $(CACHE)/bench/match.json
@@ -257,7 +262,7 @@ bench-search: build peers images-model ## image search: tiers, matching, vectors
 	$(MILLPOND) bench ingest --json $(CACHE)/bench/ingest.json
 
 .PHONY: bench-audio
-bench-audio: build recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them
+bench-audio: build-bench recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them
 	$(call say,millpond with the system's allocator (release), to compare memory with)
 	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
 	@mkdir -p $(CACHE)/bench

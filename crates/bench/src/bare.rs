@@ -11,8 +11,8 @@ use engine::{BoundTensor, Engine, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
 use memory::{Chunk, ParameterStore, PoolConfig, Rate, SLOT_BYTES, SlotPool, StoreConfig};
 
-use crate::BenchEnv;
-use crate::stats::Latencies;
+use loadgen::BenchEnv;
+use loadgen::stats::Latencies;
 
 /// How long each size is run to judge it.
 const CALIBRATION_TURN: Duration = Duration::from_millis(250);
@@ -207,9 +207,9 @@ fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::models::ctr::Ctr;
     use crate::models::dense::DenseModel;
-    use crate::models::layers::TOLERANCE;
+    use demo::ctr::Ctr;
+    use demo::layers::TOLERANCE;
     use engine::LibrarySearch;
 
     pub(crate) fn env(dir: &Path) -> BenchEnv {
@@ -219,7 +219,6 @@ pub(crate) mod tests {
             libtorch: engine::LibrarySearch::default(),
             audio_data: None,
             cache_dir: dir.into(),
-            demo_seconds: None,
         }
     }
 

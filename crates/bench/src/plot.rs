@@ -7,7 +7,7 @@ mod png;
 mod svg;
 
 pub(crate) use png::png;
-pub(crate) use svg::{escape, svg};
+pub(crate) use svg::svg;
 
 /// Size of a picture in pixels.
 const WIDTH: f64 = 860.0;

@@ -68,8 +68,9 @@ pub(crate) fn command() -> clap::Command {
 /// Parses the process's arguments. Help and version end the process with 0, a wrong argument with 2.
 ///
 /// # Errors
-/// A usage failure for a flag of another server.
+/// A usage failure for a flag of another server; those of [`bench::pass_on`].
 pub(crate) fn parse() -> Outcome<Arguments> {
+    bench::pass_on(&std::env::args_os().skip(1).collect::<Vec<_>>())?;
     let parsed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
     parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
 }

@@ -1,51 +1,37 @@
-//! `millpond bench` and `millpond demo`: the arguments are the bench crate's own, the environment is ours.
+//! `millpond bench` and `millpond demo`. `bench load` and the demo are linked; all other benchmarks are a program of
+//! their own, `millpond-bench`, which this one starts with the same arguments, as git starts `git-NAME`.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use base::ErrorKind;
-use bench::BenchEnv;
-use bench::audio::BenchAudioArgs;
-use bench::batch::BatchArgs;
-use bench::crash::CrashArgs;
-use bench::demo::DemoArgs;
-use bench::fingerprints::MatchArgs;
-use bench::images::BenchImagesArgs;
-use bench::ingest::IngestArgs;
-use bench::load::BenchLoadArgs;
-use bench::overhead::OverheadArgs;
-use bench::overload::OverloadArgs;
-use bench::swap::SwapArgs;
-use bench::tiers::TiersArgs;
-use bench::vectors::VectorsArgs;
 use clap::{Args, Subcommand};
+use demo::DemoArgs;
+use loadgen::BenchEnv;
+use tune::load::BenchLoadArgs;
 
 use crate::environment;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::serve::{library_search, torch_search};
 
-/// `millpond bench WHAT`.
+/// The program of all benchmarks but `load`.
+const PROGRAM: &str = "millpond-bench";
+
+/// `millpond bench load`. [`pass_on`] takes every other form of `millpond bench` before arguments are parsed.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    what: BenchCommand,
+    command: LinkedBenchmark,
     #[command(flatten)]
-    places: MachineArgs,
+    machine: MachineArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum BenchCommand {
+enum LinkedBenchmark {
     Load(BenchLoadArgs),
-    Swap(SwapArgs),
-    Overhead(OverheadArgs),
-    Batch(BatchArgs),
-    Overload(OverloadArgs),
-    Tiers(TiersArgs),
-    Audio(BenchAudioArgs),
-    Crash(CrashArgs),
-    Ingest(IngestArgs),
-    Match(MatchArgs),
-    Images(BenchImagesArgs),
-    Vectors(VectorsArgs),
 }
 
 /// `millpond demo`.
@@ -54,10 +40,10 @@ pub(crate) struct DemoCommand {
     #[command(flatten)]
     demo: DemoArgs,
     #[command(flatten)]
-    places: MachineArgs,
+    machine: MachineArgs,
 }
 
-/// What a benchmark needs of this machine.
+/// Libraries and directories of this machine.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
 pub(crate) struct MachineArgs {
@@ -72,54 +58,97 @@ pub(crate) struct MachineArgs {
     cache_dir: Option<PathBuf>,
 }
 
-/// Runs a benchmark.
+/// Runs a linked benchmark.
 pub(crate) fn run(args: &BenchArgs) -> Outcome {
-    let env = bench_env(&args.places)?;
-    let result = match &args.what {
-        BenchCommand::Load(args) => bench::load::run(args, &env),
-        BenchCommand::Swap(args) => bench::swap::run(args, &env),
-        BenchCommand::Overhead(args) => bench::overhead::run(args, &env),
-        BenchCommand::Batch(args) => bench::batch::run(args, &env),
-        BenchCommand::Overload(args) => bench::overload::run(args, &env),
-        BenchCommand::Tiers(args) => bench::tiers::run(args, &env),
-        BenchCommand::Audio(args) => bench::audio::run(args, &env),
-        BenchCommand::Crash(args) => bench::crash::run(args, &env),
-        BenchCommand::Ingest(args) => bench::ingest::run(args, &env),
-        BenchCommand::Vectors(args) => bench::vectors::run(args, &env),
-        BenchCommand::Match(args) => bench::fingerprints::run(args, &env),
-        BenchCommand::Images(args) => bench::images::run(args, &env),
-    };
-    finished(result)
+    let env = bench_env(&args.machine)?;
+    match &args.command {
+        LinkedBenchmark::Load(args) => finished(tune::load::run(args, &env)),
+    }
 }
 
 /// Runs the demo.
 pub(crate) fn demo(args: &DemoCommand) -> Outcome {
-    finished(bench::demo::run(&args.demo, &bench_env(&args.places)?))
+    finished(demo::run(&args.demo, demo_time()?, &bench_env(&args.machine)?))
 }
 
-pub(crate) fn bench_env(places: &MachineArgs) -> Outcome<BenchEnv> {
-    let millpond = std::env::current_exe().map_err(|error| {
-        Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}"))
-    })?;
-    Ok(BenchEnv {
-        millpond,
-        onnxruntime: library_search(places.onnxruntime.clone()),
-        libtorch: torch_search(places.libtorch.clone()),
-        audio_data: environment::AUDIO_DATA.path(),
-        cache_dir: places.cache_dir.clone().unwrap_or_else(environment::cache_dir),
-        demo_seconds: demo_seconds()?,
+/// Replaces this process by `millpond-bench` if `arguments` (without the program's name) are for it.
+///
+/// # Errors
+/// If that program is not installed or cannot be started.
+pub(crate) fn pass_on(arguments: &[OsString]) -> Outcome {
+    let word = |at: usize| arguments.get(at).and_then(|argument| argument.to_str());
+    let rest = match (word(0), word(1)) {
+        (Some("bench"), Some("load")) => return Ok(()),
+        (Some("bench"), _) => arguments[1..].to_vec(),
+        (Some("help"), Some("bench")) => [&[OsString::from("help")], &arguments[2..]].concat(),
+        _ => return Ok(()),
+    };
+    let program = program()?;
+    let error = command(&program)?.args(rest).exec();
+    Err(Failure::failed(format!("cannot start {}: {error}", program.display())))
+}
+
+/// Names and descriptions of the benchmarks in `millpond-bench`; none if it is not installed.
+pub(crate) fn benchmarks() -> Vec<(String, String)> {
+    let help = || {
+        let output = command(&program().ok()?).ok()?.arg("--help").output().ok()?;
+        String::from_utf8(output.stdout).ok()
+    };
+    let text = help().unwrap_or_default();
+    let lines = text.lines().skip_while(|line| *line != "Commands:").skip(1);
+    lines
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split_once(' '))
+        .filter(|(name, _)| !name.is_empty() && *name != "help" && *name != "load")
+        .map(|(name, about)| (name.to_owned(), about.trim().to_owned()))
+        .collect()
+}
+
+/// `millpond-bench` with the variables that say where this program and its cache are.
+fn command(program: &Path) -> Outcome<Command> {
+    let mut command = Command::new(program);
+    command.env(environment::PROGRAM.name, this_program()?);
+    command.env(environment::CACHE_DIR.name, environment::cache_dir());
+    Ok(command)
+}
+
+/// Finds `millpond-bench` beside this program, else in the directories of PATH.
+fn program() -> Outcome<PathBuf> {
+    let beside = this_program()?.parent().map(Path::to_path_buf);
+    let path = environment::PATH.path().unwrap_or_default();
+    let mut places = beside.clone().into_iter().chain(std::env::split_paths(&path));
+    places.find_map(|dir| Some(dir.join(PROGRAM)).filter(|file| file.is_file())).ok_or_else(|| {
+        let dir = beside.unwrap_or_default();
+        Failure::failed(format!("{PROGRAM} is neither in {} nor in PATH", dir.display())).hint(format!(
+            "`make build-bench` or `cargo build --release -p {PROGRAM}` builds it; `millpond bench load` needs no other program"
+        ))
     })
 }
 
-fn demo_seconds() -> Outcome<Option<u64>> {
+fn this_program() -> Outcome<PathBuf> {
+    std::env::current_exe()
+        .map_err(|error| Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}")))
+}
+
+pub(crate) fn bench_env(machine: &MachineArgs) -> Outcome<BenchEnv> {
+    Ok(BenchEnv {
+        millpond: this_program()?,
+        onnxruntime: library_search(machine.onnxruntime.clone()),
+        libtorch: torch_search(machine.libtorch.clone()),
+        audio_data: environment::AUDIO_DATA.path(),
+        cache_dir: machine.cache_dir.clone().unwrap_or_else(environment::cache_dir),
+    })
+}
+
+fn demo_time() -> Outcome<Option<Duration>> {
     let Some(text) = environment::DEMO_SECONDS.text() else { return Ok(None) };
     let seconds = text.parse().map_err(|_| {
         Failure::usage(format!("{}={text}: it must be a number of seconds", environment::DEMO_SECONDS.name))
     })?;
-    Ok(Some(seconds))
+    Ok(Some(Duration::from_secs(seconds)))
 }
 
-/// Wrong answers and servers that died come as internal errors: what ran is at fault, not who ran it.
+/// Gives internal errors the exit code of wrong answers: a wrong answer or a dead server is no fault of the user.
 pub(crate) fn finished(result: base::Result<()>) -> Outcome {
     result.map_err(|error| {
         let exit = match error.kind() {

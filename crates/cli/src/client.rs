@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use bench::port::{Spoken, spoken};
 use clap::Args;
+use loadgen::port::{Spoken, spoken};
 use serde_json::Value;
 
 use crate::environment;

@@ -3,12 +3,12 @@
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
-use crate::arguments;
 use crate::exit::{Outcome, print};
+use crate::{arguments, bench};
 
 /// The shells that have a script.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Kind {
+enum CompletionShell {
     /// source <(millpond completion bash)
     Bash,
     /// millpond completion zsh > "${fpath[1]}/_millpond"
@@ -21,17 +21,22 @@ enum Kind {
 #[derive(Args, Debug)]
 pub(crate) struct CompletionArgs {
     /// The shell
-    shell: Kind,
+    shell: CompletionShell,
 }
 
 /// Prints the script.
 pub(crate) fn run(args: &CompletionArgs) -> Outcome {
     let shell = match args.shell {
-        Kind::Bash => Shell::Bash,
-        Kind::Zsh => Shell::Zsh,
-        Kind::Fish => Shell::Fish,
+        CompletionShell::Bash => Shell::Bash,
+        CompletionShell::Zsh => Shell::Zsh,
+        CompletionShell::Fish => Shell::Fish,
     };
+    // The benchmarks of the other program get their names completed, not their flags.
+    let benchmarks = bench::benchmarks()
+        .into_iter()
+        .map(|(name, about)| clap::Command::new(name.leak() as &str).about(about));
+    let mut command = arguments::command().mut_subcommand("bench", |bench| bench.subcommands(benchmarks));
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut arguments::command(), "millpond", &mut script);
+    clap_complete::generate(shell, &mut command, "millpond", &mut script);
     print(&String::from_utf8_lossy(&script))
 }

@@ -48,6 +48,12 @@ pub(crate) const NVRTC: Variable = Variable {
 /// ONNX Runtime's library.
 pub(crate) const ONNXRUNTIME: Variable =
     Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
+/// The program to run as a server, for `millpond-bench`.
+pub(crate) const PROGRAM: Variable =
+    Variable { name: "MILLPOND_PROGRAM", help: "set for millpond-bench: the `millpond` to measure" };
+/// Directories of programs.
+pub(crate) const PATH: Variable =
+    Variable { name: "PATH", help: "where millpond-bench is looked for unless it is beside this program" };
 /// Directories of models that recognise something in recordings.
 pub(crate) const RECOGNISERS: Variable =
     Variable { name: "MILLPOND_RECOGNISERS", help: "default of --recognisers [else .cache/recognisers]" };
@@ -81,7 +87,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable { name: "TERM_PROGRAM", help: "whether `images search` may send pictures as iTerm2 takes them" };
 
 /// All of them, in the order of the help text.
-pub(crate) const ALL: [&Variable; 22] = [
+pub(crate) const ALL: [&Variable; 24] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -93,6 +99,8 @@ pub(crate) const ALL: [&Variable; 22] = [
     &MALLOC_CONF,
     &NVRTC,
     &ONNXRUNTIME,
+    &PATH,
+    &PROGRAM,
     &RECOGNISERS,
     &SPEAKERS,
     &URL,

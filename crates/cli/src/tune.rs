@@ -1,8 +1,8 @@
-//! `millpond tune`: the arguments are the bench crate's own, the environment is ours.
+//! `millpond tune`: the arguments are the tune crate's own, the environment is ours.
 
 use base::ErrorKind;
-use bench::tune::TuneArgs;
 use clap::Args;
+use tune::TuneArgs;
 
 use crate::bench::{MachineArgs, bench_env, finished};
 use crate::exit::Outcome;
@@ -13,13 +13,13 @@ pub(crate) struct TuneCommand {
     #[command(flatten)]
     tune: TuneArgs,
     #[command(flatten)]
-    places: MachineArgs,
+    machine: MachineArgs,
 }
 
 /// Searches, reports and writes.
 pub(crate) fn run(args: &TuneCommand) -> Outcome {
-    match bench::tune::run(&args.tune, &bench_env(&args.places)?) {
-        // What is damaged is the model that was given, and not what ran.
+    match tune::run(&args.tune, &bench_env(&args.machine)?) {
+        // The model is damaged; the server and this program are not at fault.
         Err(error) if error.kind() == ErrorKind::DataLoss => Err(error.into()),
         tuned => finished(tuned),
     }

@@ -47,6 +47,9 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "vision",
         ],
     ),
+    ("loadgen", &["base", "metrics", "memory", "engine", "engine-onnx", "engine-torch", "protocol"]),
+    ("tune", &["base", "metrics", "memory", "engine", "engine-onnx", "protocol", "loadgen"]),
+    ("demo", &["base", "metrics", "memory", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"]),
     (
         "bench",
         &[
@@ -64,6 +67,9 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "search",
             "vision",
             "server",
+            "loadgen",
+            "tune",
+            "demo",
         ],
     ),
     (
@@ -80,7 +86,9 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "protocol",
             "gpu",
             "server",
-            "bench",
+            "loadgen",
+            "tune",
+            "demo",
         ],
     ),
 ];

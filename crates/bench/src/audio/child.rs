@@ -10,9 +10,9 @@ use base::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Deserialize;
 
-use crate::BenchEnv;
-use crate::machine::{rss_kb_of, usage_of};
-use crate::process::{end_with_us, let_go};
+use loadgen::BenchEnv;
+use loadgen::machine::{rss_kb_of, usage_of};
+use loadgen::process::{end_with_us, let_go};
 
 /// Time between two looks whether it has ended.
 const POLL: Duration = Duration::from_millis(20);

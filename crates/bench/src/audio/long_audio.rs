@@ -8,9 +8,9 @@ use audio::resample::{Channel, Mono};
 use base::{Error, Result};
 use hound::{SampleFormat, WavSpec, WavWriter};
 
-use crate::BenchEnv;
-use crate::models::cache;
-use crate::report::StepProgress;
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::report::StepProgress;
 
 /// Samples a second of what is made.
 pub(super) const RATE: u32 = 16_000;
@@ -93,7 +93,7 @@ fn key(clips: &[(PathBuf, u64)]) -> u64 {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name.into_bytes().into_iter().chain(length.to_le_bytes())
     });
-    bytes.fold(RATE.into(), |hash, byte| crate::random::at(hash, byte.into()))
+    bytes.fold(RATE.into(), |hash, byte| loadgen::random::at(hash, byte.into()))
 }
 
 fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {

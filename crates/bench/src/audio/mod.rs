@@ -17,10 +17,10 @@ use std::time::Duration;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::report::StepProgress;
 use child::{ChildJob, ChildRun, ThreadSetting};
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 use memory::AllocatorMemory;
 use python::Reference;
 use report::{Against, AudioReport};
@@ -110,7 +110,7 @@ pub enum AudioPart {
     /// Threads against threads inside an operator.
     Sweep,
     /// Memory over time, by allocator.
-    AllocatorMemory,
+    Memory,
     /// The same through the Python package.
     Python,
 }
@@ -182,7 +182,7 @@ pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let clips = long_audio::clips_dir(env, args.clips.as_deref())?;
     let (short, count) = long_audio::make(env, &clips, args.sweep_minutes())?;
-    let recording = if args.wants(AudioPart::AllocatorMemory) {
+    let recording = if args.wants(AudioPart::Memory) {
         long_audio::make(env, &clips, args.minutes)?.0
     } else {
         short.clone()
@@ -190,18 +190,17 @@ pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let setup = AudioSetup { args: &args, env, recording, short, cores };
     let cells = if args.wants(AudioPart::Sweep) { setup.sweep()? } else { Vec::new() };
-    let (jemalloc, system) =
-        if args.wants(AudioPart::AllocatorMemory) { setup.memory()? } else { (None, None) };
+    let (jemalloc, system) = if args.wants(AudioPart::Memory) { setup.memory()? } else { (None, None) };
     let against = if args.wants(AudioPart::Python) { setup.python()? } else { None };
     let machine = MachineFacts::detect(None);
     let measured = report::AudioFigures { cells, jemalloc, system, against, clips: count, cores };
     let report = AudioReport::new(&args, measured, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     if let Some(path) = &args.report {
-        crate::report::write_file(path, report.html().as_bytes())?;
+        loadgen::report::write_file(path, report.html().as_bytes())?;
     }
     args.png.as_deref().map_or(Ok(()), |dir| report.write_png(dir))
 }
@@ -320,7 +319,7 @@ mod tests {
         let args = parse("").unwrap();
         assert_eq!((args.minutes, args.sweep_minutes(), args.rounds), (120, 64, 3));
         assert_eq!((args.threads.as_slice(), args.intra.as_slice()), (&[1, 2, 4, 8][..], &[1, 2, 4][..]));
-        assert_eq!(args.parts, [AudioPart::Sweep, AudioPart::AllocatorMemory, AudioPart::Python]);
+        assert_eq!(args.parts, [AudioPart::Sweep, AudioPart::Memory, AudioPart::Python]);
         assert_eq!(parse("--minutes 3").unwrap().sweep_minutes(), 3);
         assert_eq!(parse("--quick").unwrap().threads, [1, 2]);
     }

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use serde::Deserialize;
 
 use super::child::on_cores;
-use crate::BenchEnv;
+use loadgen::BenchEnv;
 
 /// What runs Python with the libraries that the torch wheel needs, where the checkout has it.
 const WRAPPER: &str = "scripts/torch_python.sh";

@@ -12,10 +12,11 @@ use super::child::ChildRun;
 use super::memory::AllocatorMemory;
 use super::python::{PythonRun, differ_ms};
 use super::sweep::{SweepCell, seconds};
-use crate::machine::{MachineFacts, Noise};
-use crate::plot::{Chart, Series, escape, png, svg};
-use crate::report::{TextTable, write_file};
-use crate::stats::{median, ratio};
+use crate::plot::{Chart, Series, png, svg};
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::println;
+use loadgen::report::{TextTable, escape, write_file};
+use loadgen::stats::{median, ratio};
 
 /// Most that memory may grow, in percent.
 const GROWTH_MAX_PCT: f64 = 3.0;
@@ -364,7 +365,7 @@ fn never_rises(cells: &[SweepCell], cores: usize) -> Option<AudioGoal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::NoiseWatch;
+    use loadgen::machine::NoiseWatch;
 
     fn cell(threads: usize, intra: usize, seconds: f64) -> SweepCell {
         SweepCell { threads, intra, seconds, cpu_pct: 100.0, cores: 2, seconds_rounds: vec![seconds] }

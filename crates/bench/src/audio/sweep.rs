@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::child::ThreadSetting;
-use crate::stats::median;
+use loadgen::stats::median;
 
 /// One pair, as measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -10,16 +10,16 @@ use bytes::Bytes;
 
 use super::point::{BatchTurn, BatchWindow};
 use super::{BatchArgs, BatchArm};
-use crate::BenchEnv;
-use crate::connection::Template;
-use crate::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
 use crate::models::answers::ExpectedAnswers;
-use crate::models::cache;
 use crate::models::workload::{Workload, WorkloadModel};
-use crate::process::{ServerPlan, ServerProcess};
-use crate::scrape::Scrape;
-use crate::settings;
-use crate::wire::{Api, ModelEndpoint};
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::connection::Template;
+use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::scrape::Scrape;
+use loadgen::settings;
+use loadgen::wire::{Api, ModelEndpoint};
 
 /// Connections are made in this time.
 const LEAD_IN: Duration = Duration::from_millis(100);

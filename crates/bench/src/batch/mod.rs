@@ -17,14 +17,14 @@ use base::units;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
-use crate::BenchEnv;
-use crate::drive::CONNECTIONS_MAX;
-use crate::machine::{MachineFacts, NoiseWatch};
 pub use crate::models::workload::WorkloadModel;
 use crate::models::workload::{Workload, WorkloadFolders};
-use crate::report::StepProgress;
 use arm::Arms;
 pub(crate) use arm::publish;
+use loadgen::BenchEnv;
+use loadgen::drive::CONNECTIONS_MAX;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 use point::BatchTurn;
 
 /// Rounds at most.
@@ -190,7 +190,7 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     let report = report::BatchReport::new(&args, &measured, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     report.verdict()
 }

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::BatchArm;
 use super::arm::ModelCounts;
-use crate::drive::{Judgement, RequestSample, SampleSink};
-use crate::samples::Faults;
-use crate::stats::{Latencies, median, ratio};
+use loadgen::drive::{Judgement, RequestSample, SampleSink};
+use loadgen::samples::Faults;
+use loadgen::stats::{Latencies, median, ratio};
 
 /// Counts what falls between two moments of a closed loop.
 ///

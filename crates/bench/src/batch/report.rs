@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::point::{BatchPoint, BatchTurn};
 use super::{BatchArgs, BatchArm, WorkloadModel};
-use crate::machine::{MachineFacts, Noise};
-use crate::report::{TextTable, ms};
-use crate::stats::ratio;
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::report::{TextTable, ms};
+use loadgen::stats::ratio;
+use loadgen::{print, println};
 
 /// Where merging must pay: this model with this many clients, by this factor.
 const GAIN_MODEL: WorkloadModel = WorkloadModel::Small;

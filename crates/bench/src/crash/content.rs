@@ -2,7 +2,7 @@
 
 use search::ingest::{PointRef, StoredPoint};
 
-use crate::random;
+use loadgen::random;
 
 /// Values of an embedding.
 pub(super) const DIMS: usize = 32;

@@ -20,8 +20,8 @@ use search::coarse::Metric;
 use search::collection::{CollectionOptions, Merging};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
 
 /// Kills at most.
 const KILLS_MAX: u32 = 100_000;
@@ -142,7 +142,7 @@ pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     let report = report::CrashReport::new(args, figures, MachineFacts::detect(None), watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     report.verdict()
 }

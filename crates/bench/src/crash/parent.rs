@@ -14,9 +14,9 @@ use search::rerank::SharedCaches;
 use super::child::{READY, REPORT_BYTES};
 use super::content::{Script, stored};
 use super::{CrashArgs, CrashMedium};
-use crate::BenchEnv;
-use crate::random::RandomSequence;
-use crate::report::StepProgress;
+use loadgen::BenchEnv;
+use loadgen::random::RandomSequence;
+use loadgen::report::StepProgress;
 
 /// How long segments may take to open.
 const OPEN_PATIENCE: Duration = Duration::from_secs(60);

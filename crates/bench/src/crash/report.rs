@@ -5,8 +5,9 @@ use serde::Serialize;
 
 use super::CrashArgs;
 use super::parent::CrashFigures;
-use crate::machine::{MachineFacts, Noise};
-use crate::report::TextTable;
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::println;
+use loadgen::report::TextTable;
 
 /// What `bench crash` writes as JSON.
 #[derive(Debug, Serialize)]

@@ -12,10 +12,10 @@ use clap::Args;
 use matching::{Graph, Options, Probe, Scratch, score, synthetic};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::report::StepProgress;
 use images::Extractor;
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 use rates::Scores;
 use report::MatchReport;
 
@@ -139,7 +139,7 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
         (MachineFacts::detect(None), watch.end()),
     )?;
     report.print();
-    args.json.as_ref().map_or(Ok(()), |path| crate::report::write_json(path, &report))
+    args.json.as_ref().map_or(Ok(()), |path| loadgen::report::write_json(path, &report))
 }
 
 /// Scores of all unordered pairs, in order, and what they cost.

@@ -8,8 +8,9 @@ use serde::Serialize;
 use super::images::Extractor;
 use super::rates::{ErrorRates, Scores};
 use super::{Cost, Impression, MatchArgs};
-use crate::machine::{MachineFacts, Noise};
-use crate::report::TextTable;
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::println;
+use loadgen::report::TextTable;
 
 /// What `bench match` writes as JSON.
 #[derive(Debug, Serialize)]

@@ -7,7 +7,7 @@ use image::{ExtendedColorType, ImageBuffer, Rgb};
 use vision::Picture;
 
 use super::lettering;
-use crate::random::RandomSequence;
+use loadgen::random::RandomSequence;
 
 /// Quality that copies are stored with where their quality is not the attack.
 const QUALITY: u8 = 90;

@@ -7,7 +7,7 @@ use engine::{Engine, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
 use vision::{Picture, Preprocess};
 
-use crate::BenchEnv;
+use loadgen::BenchEnv;
 
 /// Where `make images-model` puts the model.
 const USUAL_MODEL: &str = ".cache/images/models/mobilenet-v2/1/model.onnx";

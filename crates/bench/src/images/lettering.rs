@@ -4,7 +4,7 @@ use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 use base::{Error, Result};
 use vision::Picture;
 
-use crate::random::RandomSequence;
+use loadgen::random::RandomSequence;
 
 /// What it says.
 const WORDS: [&str; 12] = [

@@ -14,12 +14,12 @@ use base::{Error, Result};
 use clap::Args;
 use serde_json::json;
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::report::{StepProgress, write_json};
 use embed::PhotoEmbedder;
 pub use index::IndexMedium;
 use index::PhotoIndex;
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::{StepProgress, write_json};
 use queries::{CopyQuery, Pipeline};
 use report::{ImagesReport, ImagesRun};
 

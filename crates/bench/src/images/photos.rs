@@ -6,7 +6,7 @@ use base::{Error, Result};
 use vision::{Limits, Picture, decode};
 
 use super::attacks::encode;
-use crate::random::RandomSequence;
+use loadgen::random::RandomSequence;
 
 /// Files that are taken for pictures.
 const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];

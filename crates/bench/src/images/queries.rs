@@ -16,8 +16,8 @@ use super::attacks::Attack;
 use super::embed::PhotoEmbedder;
 use super::index::{IndexedPhoto, PhotoHit, PhotoIndex};
 use super::photos::Photo;
-use crate::random::{RandomSequence, at};
-use crate::report::{StepProgress, write_file};
+use loadgen::random::{RandomSequence, at};
+use loadgen::report::{StepProgress, write_file};
 
 /// A copy of a photograph to look for.
 #[derive(Clone, Copy, Debug)]

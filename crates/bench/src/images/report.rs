@@ -9,9 +9,10 @@ use super::attacks::Attack;
 use super::index::IndexedPhoto;
 use super::queries::{Pipeline, QueryResult, Times};
 use super::{BenchImagesArgs, QueryPlan};
-use crate::machine::{MachineFacts, Noise};
-use crate::report::{TextTable, ms};
-use crate::stats::{median, ratio};
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::println;
+use loadgen::report::{TextTable, ms};
+use loadgen::stats::{median, ratio};
 
 /// What `bench images` writes as JSON.
 #[derive(Debug, Serialize)]

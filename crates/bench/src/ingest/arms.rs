@@ -11,13 +11,13 @@ use serde_json::json;
 
 use super::IngestArgs;
 use super::subject::{Acknowledged, BackgroundCounts, COLLECTION, IngestSubject};
-use crate::connection::{RawResponse, Template};
-use crate::drive::{DrivePlan, Judge, Judgement, LoadLoop};
-use crate::measure::measure;
-use crate::report::StepProgress;
-use crate::samples::TallyCounts;
-use crate::schedule::Arrivals;
-use crate::stats::Latencies;
+use loadgen::connection::{RawResponse, Template};
+use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
+use loadgen::measure::measure;
+use loadgen::report::StepProgress;
+use loadgen::samples::TallyCounts;
+use loadgen::schedule::Arrivals;
+use loadgen::stats::Latencies;
 
 /// Different searches, sent in turn.
 const SEARCHES: usize = 64;
@@ -94,7 +94,7 @@ impl Burners {
                 let mut value = 1;
                 while !stop.load(Ordering::Relaxed) {
                     for step in 0..10_000 {
-                        value = std::hint::black_box(crate::random::at(value, step));
+                        value = std::hint::black_box(loadgen::random::at(value, step));
                     }
                 }
                 Ok(())

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::{Error, Result};
 use image::codecs::jpeg::JpegEncoder;
 
-use crate::random::{RandomSequence, at};
+use loadgen::random::{RandomSequence, at};
 
 /// Sides of a picture.
 const WIDTH: usize = 320;

@@ -10,8 +10,8 @@ use base::{Error, Result};
 
 use super::IngestArgs;
 use super::subject::{Acknowledged, IngestSubject};
-use crate::random::RandomSequence;
-use crate::report::StepProgress;
+use loadgen::random::RandomSequence;
+use loadgen::report::StepProgress;
 
 /// Pictures whose files are read after each kill, of those that were acknowledged last.
 const READ_BACK: usize = 40;

@@ -13,9 +13,9 @@ use base::{Error, Result};
 use clap::Args;
 use engine_onnx::OnnxEngine;
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::report::StepProgress;
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 use subject::IngestSubject;
 
 /// Rounds at most.
@@ -108,7 +108,7 @@ pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
         report::IngestReport::new(measured, killed, memory, MachineFacts::detect(version), watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     report.verdict()
 }

@@ -7,9 +7,9 @@ use base::{DType, Dim, Result};
 use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
-use crate::BenchEnv;
-use crate::models::cache;
-use crate::random::{at, signed_unit};
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::random::{at, signed_unit};
 
 /// The name it is served under.
 pub(super) const NAME: &str = "embedder";

@@ -5,9 +5,10 @@ use serde::Serialize;
 
 use super::arms::{IngestArm, IngestResults, IngestRound, pooled};
 use super::kills::Killed;
-use crate::machine::{MachineFacts, Noise};
-use crate::report::{TextTable, ms};
-use crate::stats::{LatencySummary, median, ratio};
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::println;
+use loadgen::report::{TextTable, ms};
+use loadgen::stats::{LatencySummary, median, ratio};
 
 /// The most that the ingest arm's p99 may be, in times of the control arm's.
 const RATIO_WANTED: f64 = 1.25;

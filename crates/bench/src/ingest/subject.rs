@@ -11,10 +11,10 @@ use base::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{IngestArgs, images, model};
-use crate::BenchEnv;
-use crate::models::cache;
-use crate::process::{ServerPlan, ServerProcess};
-use crate::scrape::Scrape;
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::scrape::Scrape;
 
 /// The collection's name.
 pub(super) const COLLECTION: &str = "photos";

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use base::{Error, NamedTensor, Result};
 
-use super::ocr;
 use crate::bare::Bare;
-use crate::connection::RawResponse;
-use crate::drive::{Judge, Judgement};
-use crate::wire::{Outputs, read_answer};
+use demo::ocr;
+use loadgen::connection::RawResponse;
+use loadgen::drive::{Judge, Judgement};
+use loadgen::wire::{Outputs, read_answer};
 
 /// What the model answers to each request when it runs alone, and how near an answer must come.
 #[derive(Debug)]

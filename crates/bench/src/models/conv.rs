@@ -12,9 +12,9 @@ use base::{DType, Dim, NamedTensor, Result, Tensor};
 use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
-use super::cache;
-use crate::BenchEnv;
-use crate::random::{RandomSequence, at, signed_unit};
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::random::{RandomSequence, at, signed_unit};
 
 /// Input that clients send.
 pub(crate) const PICTURE: &str = "x";

@@ -6,8 +6,8 @@ use base::{DType, Dim, NamedTensor, Result, Tensor};
 use engine_onnx::publish::build::ModelBuilder;
 use engine_onnx::publish::{LayoutWriter, WriteOptions};
 
-use super::layers::Layers;
-use crate::random::signed_unit;
+use demo::layers::Layers;
+use loadgen::random::signed_unit;
 
 /// Numbers in a row of input: few, so that a request stays small beside its compute.
 const WIDTH: usize = 128;
@@ -46,7 +46,7 @@ impl DenseModel {
 
     /// The inputs of request `index`.
     pub(crate) fn inputs(&self, seed: u64, index: u64, rows: usize) -> Result<Vec<NamedTensor>> {
-        let stream = crate::random::at(seed, index);
+        let stream = loadgen::random::at(seed, index);
         let values: Vec<f32> =
             (0..(rows * WIDTH) as u64).map(|position| signed_unit(stream, position)).collect();
         Ok(vec![NamedTensor::new("x", Tensor::from_vec([rows, WIDTH].as_slice(), values)?)])

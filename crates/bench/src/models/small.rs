@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use base::{NamedTensor, Result};
 
-use super::cache;
-use super::ctr::Ctr;
-use crate::BenchEnv;
+use demo::ctr::Ctr;
+use loadgen::BenchEnv;
+use loadgen::cache;
 
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 31;

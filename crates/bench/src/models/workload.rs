@@ -8,10 +8,12 @@ use clap::ValueEnum;
 use engine_onnx::OnnxEngine;
 
 use super::answers::ExpectedAnswers;
-use super::layers::TOLERANCE;
-use super::{conv, ocr, small};
-use crate::BenchEnv;
+use super::{conv, small};
 use crate::bare::Bare;
+use demo::layers::TOLERANCE;
+use demo::ocr;
+use loadgen::BenchEnv;
+use loadgen::println;
 
 /// Different requests, sent in turn, of the models that are asked with made-up inputs.
 const SMALL_REQUESTS: u64 = 32;

@@ -13,20 +13,21 @@ use base::{Error, NamedTensor, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::BenchEnv;
 use crate::bare::{Bare, BareRun};
-use crate::connection::RawResponse;
-use crate::drive::{DrivePlan, Judge, Judgement, LoadLoop, beside_a_client_that_spins};
-use crate::machine::{MachineFacts, Noise, NoiseWatch};
-use crate::measure::{Measurement, measure};
-use crate::models::cache;
-use crate::models::ctr::Ctr;
 use crate::models::dense::DenseModel;
-use crate::models::layers::TOLERANCE;
-use crate::process::{ServerPlan, ServerProcess};
-use crate::report::{StepProgress, TextTable, write_json};
-use crate::stats::{LatencySummary, median, ratio};
-use crate::wire::{Api, ModelEndpoint, read_answer};
+use demo::ctr::Ctr;
+use demo::layers::TOLERANCE;
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::connection::RawResponse;
+use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, beside_a_client_that_spins};
+use loadgen::machine::{MachineFacts, Noise, NoiseWatch};
+use loadgen::measure::{Measurement, measure};
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::report::{StepProgress, TextTable, write_json};
+use loadgen::stats::{LatencySummary, median, ratio};
+use loadgen::wire::{Api, ModelEndpoint, read_answer};
+use loadgen::{print, println};
 
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 11;
@@ -82,7 +83,7 @@ pub struct OverheadArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OverheadModel {
     /// Layers over as many rows as take the wanted time.
-    DenseModel,
+    Dense,
     /// 26 small embedding tables and three layers, one row a request.
     Light,
 }
@@ -225,7 +226,7 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(OverheadSubject, Bare
             let bare = Bare::open(env, &dir)?;
             Ok((OverheadSubject { dir, rows: 1, requests }, bare))
         }
-        OverheadModel::DenseModel => {
+        OverheadModel::Dense => {
             let dense = DenseModel::new();
             let key = format!("{}-s{MODEL_SEED}", dense.key());
             let dir = cache::ensure(&env.cache_dir, &key, 0, |dir| dense.write_layout(MODEL_SEED, dir))?;
@@ -366,7 +367,7 @@ impl OverheadReport {
         }
         print!("{table}");
         let mark = |met: bool| if met { "met" } else { "NOT met" };
-        if args.model == OverheadModel::DenseModel {
+        if args.model == OverheadModel::Dense {
             println!(
                 "CPU ratio bare / server: {:.3} (wanted at least {RATIO_MIN}: {})",
                 self.ratio,

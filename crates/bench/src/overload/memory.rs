@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 
 use super::report::ResidentMemory;
-use crate::machine::rss_kb_of;
+use loadgen::machine::rss_kb_of;
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(250);

@@ -18,17 +18,17 @@ use bytes::Bytes;
 use clap::Args;
 
 use self::memory::MemoryWatch;
-use crate::BenchEnv;
 use crate::batch::publish;
-use crate::connection::Template;
-use crate::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::measure::measure;
 use crate::models::workload::{Workload, small_workload};
-use crate::process::{ServerPlan, ServerProcess};
-use crate::report::StepProgress;
-use crate::schedule::Arrivals;
-use crate::wire::{Api, ModelEndpoint};
+use loadgen::BenchEnv;
+use loadgen::connection::Template;
+use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::measure::measure;
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::report::StepProgress;
+use loadgen::schedule::Arrivals;
+use loadgen::wire::{Api, ModelEndpoint};
 use phase::{Outcomes, OverloadPhase};
 use report::OverloadReport;
 
@@ -160,7 +160,7 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let report = OverloadReport::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     report.verdict()
 }

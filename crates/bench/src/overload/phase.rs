@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::drive::{Judgement, NO_ROOM, RequestSample, SampleSink};
-use crate::samples::Faults;
-use crate::stats::{Latencies, ratio};
+use loadgen::drive::{Judgement, NO_ROOM, RequestSample, SampleSink};
+use loadgen::samples::Faults;
+use loadgen::stats::{Latencies, ratio};
 
 /// What gRPC calls RESOURCE_EXHAUSTED and UNAVAILABLE.
 const REFUSALS: [(u32, &str); 2] = [(8, "RESOURCE_EXHAUSTED"), (14, "UNAVAILABLE")];
-/// How [`crate::connection`] begins the reason of a request that the server answered with a status.
+/// How [`loadgen::connection`] begins the reason of a request that the server answered with a status.
 const STATUS_PREFIX: &str = "gRPC status ";
 /// Late by this much at the 99th percentile, requests no longer come when they are due.
 const LATE_P99_MS_MAX: f64 = 20.0;

@@ -5,9 +5,10 @@ use serde::Serialize;
 
 use super::OverloadArgs;
 use super::phase::OverloadPhase;
-use crate::machine::{MachineFacts, Noise};
-use crate::report::{TextTable, ms};
-use crate::stats::ratio;
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::report::{TextTable, ms};
+use loadgen::stats::ratio;
+use loadgen::{print, println};
 
 /// p99 of the served, overload over capacity, at most.
 const RATIO_P99_MAX: f64 = 2.0;

@@ -1,5 +1,6 @@
 //! A picture as an `<svg>` element.
 
+use loadgen::report::escape;
 use std::fmt::Write;
 
 use super::{Anchor, Colour, Picture, Place, Shape};
@@ -56,22 +57,6 @@ fn anchor_name(anchor: Anchor) -> &'static str {
 
 fn hex([red, green, blue]: Colour) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
-}
-
-/// `text` as text or attribute of HTML or XML.
-pub(crate) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -11,17 +11,18 @@ use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
 use super::{EngineName, MODEL, SwapArgs, SwapArm, SwapContents, Traffic};
-use crate::BenchEnv;
-use crate::cpu_group::CpuGroup;
-use crate::drive::{DrivePlan, Judge, LoadLoop, RequestSample, SampleSink, drive};
-use crate::machine::{Noise, NoiseWatch};
-use crate::models::{cache, module};
-use crate::process::{ServerPlan, ServerProcess};
-use crate::samples::{KeptSamples, SampleLog, Tally};
-use crate::schedule::Arrivals;
-use crate::scrape::Scrape;
-use crate::settle::{SettleTime, settle};
-use crate::stats::{Latencies, LatencySummary, ratio};
+use demo::module;
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::cpu_group::CpuGroup;
+use loadgen::drive::{DrivePlan, Judge, LoadLoop, RequestSample, SampleSink, drive};
+use loadgen::machine::{Noise, NoiseWatch};
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::samples::{KeptSamples, SampleLog, Tally};
+use loadgen::schedule::Arrivals;
+use loadgen::scrape::Scrape;
+use loadgen::settle::{SettleTime, settle};
+use loadgen::stats::{Latencies, LatencySummary, ratio};
 
 /// Clients for each core while the capacity is measured.
 const CAPACITY_CLIENTS_PER_CORE: usize = 4;
@@ -198,7 +199,7 @@ pub(crate) fn burn_idle(time: Duration) -> Result<()> {
         let mut value = 1u64;
         while Instant::now() < end {
             for step in 0..10_000 {
-                value = std::hint::black_box(crate::random::at(value, step));
+                value = std::hint::black_box(loadgen::random::at(value, step));
             }
         }
         Ok(())
@@ -225,7 +226,7 @@ impl SwapServer {
         cache::publish_link(setup.contents(arm)?.of(1), &model_dir, 1)?;
         if setup.args.engine == EngineName::Torch {
             let path = model_dir.join(MODEL_FILE);
-            crate::report::write_file(&path, module::settings().as_bytes())?;
+            loadgen::report::write_file(&path, module::settings().as_bytes())?;
         }
         if arm == SwapArm::Heap {
             setup.contents(arm)?.read_ahead()?;
@@ -362,8 +363,8 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::Judgement;
     use clap::Parser;
+    use loadgen::drive::Judgement;
 
     #[derive(Parser)]
     struct Cli {

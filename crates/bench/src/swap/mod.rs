@@ -6,9 +6,7 @@
 //! Every answer is compared with what the version that gave it must answer.
 
 mod arm;
-mod contents;
 mod report;
-mod traffic;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,14 +19,14 @@ use engine::Engine as _;
 use engine_onnx::OnnxEngine;
 use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
-use crate::BenchEnv;
-use crate::cpu_group::CpuGroup;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::models::ctr::Ctr;
-use crate::report::StepProgress;
 use arm::{SwapRound, SwapSetup};
-pub(crate) use contents::SwapContents;
-pub(crate) use traffic::{MODEL, Traffic};
+use demo::contents::SwapContents;
+use demo::ctr::Ctr;
+use demo::traffic::{MODEL, Traffic};
+use loadgen::BenchEnv;
+use loadgen::cpu_group::CpuGroup;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 
 /// What --quick makes of the sizes.
 const QUICK_BYTES: u64 = 24 * MIB;
@@ -213,7 +211,7 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let report = report::SwapReport::new(&args, capacity, rate, &rounds, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     report.verdict()
 }

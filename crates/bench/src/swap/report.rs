@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::arm::SwapRound;
 use super::{SwapArgs, SwapArm};
-use crate::machine::{MachineFacts, Noise};
-use crate::report::{TextTable, ms};
-use crate::stats::{LatencySummary, median, ratio};
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::report::{TextTable, ms};
+use loadgen::stats::{LatencySummary, median, ratio};
+use loadgen::{print, println};
 
 /// Most that the pool's p999 may be above the control's.
 const POOL_OVER_CONTROL_MAX: f64 = 1.25;

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::TiersArgs;
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob, WorkerReady};
-use crate::BenchEnv;
+use loadgen::BenchEnv;
 
 /// A running arm. Dropping it ends its process.
 pub(super) struct ArmProcess {

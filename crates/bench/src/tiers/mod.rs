@@ -20,9 +20,9 @@ use clap::{Args, ValueEnum};
 use search::rerank::{IN_FLIGHT_MAX, SearchLimits};
 use serde::{Deserialize, Serialize};
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::report::StepProgress;
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 pub use worker::TierArm;
 
 /// Under the run's directory: segments, and under the tmpfs: those of the simulated persistent memory.
@@ -205,14 +205,14 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     let outcome = rounds::measure(args, env, &dir, &progress);
     if !args.keep {
         // What was measured is worth more than a complaint about a file that could not be removed.
-        let _ = crate::models::cache::remove(&dir);
+        let _ = loadgen::cache::remove(&dir);
     }
-    let _ = crate::models::cache::remove(&args.tmpfs.join(PMEM));
+    let _ = loadgen::cache::remove(&args.tmpfs.join(PMEM));
     drop(progress);
     let report = report::TiersReport::new(args, outcome?, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
-        crate::report::write_json(path, &report)?;
+        loadgen::report::write_json(path, &report)?;
     }
     report.verdict()
 }

@@ -10,9 +10,10 @@ use super::rounds::{ArmTurns, CurvePoint, TierResults};
 use super::turn::TurnResult;
 use super::worker::TierArm;
 use super::{RecordKind, TiersArgs};
-use crate::machine::{MachineFacts, Noise};
-use crate::report::{TextTable, ms};
-use crate::stats::{median, ratio};
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::report::{TextTable, ms};
+use loadgen::stats::{median, ratio};
+use loadgen::{print, println};
 
 /// With this share of cache the claim is made; least throughput and most median latency to dram that are wanted.
 const CLAIM_CACHE: f64 = 0.25;

@@ -12,11 +12,11 @@ use super::subject::{Maker, TierShape, WrittenSegment, segment_name, write_segme
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
 use super::{DATA, DISK_SPARE_BYTES, PMEM, RecordKind, TiersArgs};
-use crate::BenchEnv;
-use crate::machine::memory_bytes;
-use crate::models::cache;
-use crate::report::StepProgress;
-use crate::settle::settle;
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::machine::memory_bytes;
+use loadgen::report::StepProgress;
+use loadgen::settle::settle;
 
 /// Pages of a photograph's record, in bytes.
 const PHOTO_BYTES: u64 = 3 * 4096;

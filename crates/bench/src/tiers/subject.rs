@@ -11,7 +11,7 @@ use storage::page::{PAGE_BYTES, Packer};
 use storage::{Medium, Sealed};
 
 use super::{RecordKind, TiersArgs};
-use crate::random::{RandomSequence, at};
+use loadgen::random::{RandomSequence, at};
 
 /// Seeds of what is made up.
 const RECORD_SEED: u64 = 71;

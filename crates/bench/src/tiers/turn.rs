@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::scorer::clock_ns;
 use super::subject::TierQuery;
-use crate::stats::Latencies;
+use loadgen::stats::Latencies;
 
 /// Hits of a query.
 const HITS: usize = 10;

@@ -7,7 +7,7 @@ use kernels::TopK;
 use kernels::float::{Panels, dot};
 
 use super::HITS;
-use crate::random::RandomSequence;
+use loadgen::random::RandomSequence;
 
 /// Vectors, queries, and the true nearest of each query by squared distance.
 #[derive(Debug)]

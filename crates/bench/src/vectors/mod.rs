@@ -16,10 +16,10 @@ use std::path::PathBuf;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
-use crate::BenchEnv;
-use crate::machine::{MachineFacts, NoiseWatch};
-use crate::report::StepProgress;
 use data::VectorData;
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::report::StepProgress;
 use ours::OurIndex;
 use peers::Peers;
 use report::VectorsReport;
@@ -148,7 +148,7 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     let report = VectorsReport::new(&data, &ours, &peers, curves, MachineFacts::detect(None), watch.end());
     report.print();
     match &args.json {
-        Some(path) => crate::report::write_json(path, &report),
+        Some(path) => loadgen::report::write_json(path, &report),
         None => Ok(()),
     }
 }

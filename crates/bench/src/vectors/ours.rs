@@ -13,7 +13,7 @@ use search::coarse::{
 use super::curve::{Curve, VectorPoint};
 use super::data::VectorData;
 use super::{HITS, IndexKind, VectorsArgs};
-use crate::stats::median;
+use loadgen::stats::median;
 
 /// Candidates compared with finer codes.
 const REFINE: [usize; 4] = [40, 80, 160, 320];

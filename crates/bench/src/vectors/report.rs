@@ -9,8 +9,9 @@ use super::curve::{Curve, VectorPoint};
 use super::data::VectorData;
 use super::ours::OurIndex;
 use super::peers::Peers;
-use crate::machine::{MachineFacts, Noise};
-use crate::report::TextTable;
+use loadgen::machine::{MachineFacts, Noise};
+use loadgen::println;
+use loadgen::report::TextTable;
 
 /// What `bench vectors` writes as JSON.
 #[derive(Debug, Serialize)]

@@ -1,9 +1,42 @@
-//! The load generator against targets that run in this process.
+//! `millpond-bench` as `millpond bench` starts it.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
-// Under the name that other crates use it by.
-extern crate millpond_bench as bench;
+use std::process::{Command, Output};
 
-mod load;
-mod target;
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
+    command.args(arguments).env_clear().env("MILLPOND_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
+    command.env("MILLPOND_PROGRAM", "/no/such/millpond").output().unwrap()
+}
+
+/// One run, one code, one text in standard error, nothing in standard output.
+fn check_error(arguments: &[&str], code: i32, text: &str) {
+    let output = run(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(stderr.contains(text), "{arguments:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+}
+
+#[test]
+fn definitions_are_consistent() {
+    millpond_bench::arguments::command().debug_assert();
+}
+
+#[test]
+fn wrong_arguments_are_usage_errors() {
+    check_error(&["swap", "--load", "7"], 2, "error: --load must be above 0");
+    check_error(&["swap", "--lood", "7"], 2, "Usage: millpond bench swap");
+    check_error(&["audio", "--minutes", "0"], 2, "--minutes");
+    check_error(&["audio", "--threads", "1,1"], 2, "different numbers");
+    check_error(&["audio", "--clips", "/no/such/clips"], 1, "no such directory of clips");
+}
+
+#[test]
+fn only_millpond_starts_it() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
+    let output = command.arg("vectors").env_clear().output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("start this as `millpond bench`"));
+}

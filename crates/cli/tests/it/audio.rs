@@ -51,9 +51,6 @@ fn wrong_arguments_are_usage_errors() {
     );
     check_error(&["speakers", "enrol", "alice"], 2, "<FILES>...");
     check_error(&["speakers", "list"], 2, "give --speakers FILE");
-    check_error(&["bench", "audio", "--minutes", "0"], 2, "--minutes");
-    check_error(&["bench", "audio", "--threads", "1,1"], 2, "different numbers");
-    check_error(&["bench", "audio", "--clips", "/no/such/clips"], 1, "no such directory of clips");
 }
 
 #[test]

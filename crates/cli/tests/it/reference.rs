@@ -14,14 +14,24 @@ fails when it is stale.
 
 /// Appends the help of `command` and of what it consists of.
 fn describe(text: &mut String, command: &[&str]) {
-    let help = run(&[command, &["--help"]].concat());
-    assert_eq!(help.code, 0, "{command:?}: {help:?}");
+    let help = help(command);
     let title = [&["millpond"], command].concat().join(" ");
-    let body: Vec<&str> = help.stdout.lines().map(str::trim_end).collect();
+    let body: Vec<&str> = help.lines().map(str::trim_end).collect();
     write!(text, "\n## {title}\n\n```text\n{}\n```\n", body.join("\n").trim_end()).unwrap();
     for part in parts(&body) {
         describe(text, &[command, &[part]].concat());
     }
+}
+
+/// The help of `command`: what the program prints, or, for the other program, what its definitions say.
+fn help(command: &[&str]) -> String {
+    if let ["bench", names @ ..] = command {
+        let arguments = [&["bench"], names, &["--help"]].concat();
+        return bench::arguments::command().try_get_matches_from(arguments).unwrap_err().to_string();
+    }
+    let help = run(&[command, &["--help"]].concat());
+    assert_eq!(help.code, 0, "{command:?}: {help:?}");
+    help.stdout
 }
 
 /// The commands that a help text lists: `Commands:`, then a line each, until one is empty.

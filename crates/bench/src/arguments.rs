@@ -1,0 +1,110 @@
+//! Arguments of `millpond bench`, and the environment that `millpond` prepares for it.
+
+use std::path::PathBuf;
+
+use base::{Error, Result};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use engine::LibrarySearch;
+use loadgen::BenchEnv;
+use tune::load::BenchLoadArgs;
+
+use crate::audio::BenchAudioArgs;
+use crate::batch::BatchArgs;
+use crate::crash::CrashArgs;
+use crate::fingerprints::MatchArgs;
+use crate::images::BenchImagesArgs;
+use crate::ingest::IngestArgs;
+use crate::overhead::OverheadArgs;
+use crate::overload::OverloadArgs;
+use crate::swap::SwapArgs;
+use crate::tiers::TiersArgs;
+use crate::vectors::VectorsArgs;
+use crate::{audio, batch, crash, fingerprints, images, ingest, overhead, overload, swap, tiers, vectors};
+
+/// Measure a server: under load, during swaps, against the bare engine
+#[derive(Debug, Parser)]
+#[command(name = "millpond bench", bin_name = "millpond bench", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+    #[command(flatten)]
+    machine: MachineArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Benchmark {
+    Load(BenchLoadArgs),
+    Swap(SwapArgs),
+    Overhead(OverheadArgs),
+    Batch(BatchArgs),
+    Overload(OverloadArgs),
+    Tiers(TiersArgs),
+    Audio(BenchAudioArgs),
+    Crash(CrashArgs),
+    Ingest(IngestArgs),
+    Match(MatchArgs),
+    Images(BenchImagesArgs),
+    Vectors(VectorsArgs),
+}
+
+/// Libraries and directories of this machine.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "This machine")]
+struct MachineArgs {
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
+    #[arg(long, value_name = "PATH", global = true)]
+    onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
+    #[arg(long, value_name = "PATH", global = true)]
+    libtorch: Option<PathBuf>,
+    /// Where made models and logs are kept [default: the user's cache directory]
+    #[arg(long, value_name = "DIR", global = true)]
+    cache_dir: Option<PathBuf>,
+}
+
+impl MachineArgs {
+    /// Fills in what was not given from the variables that `millpond bench` sets or passes on.
+    fn environment(self) -> Result<BenchEnv> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let required = |name| variable(name).ok_or_else(|| Error::invalid("start this as `millpond bench`"));
+        let search = |given: Option<PathBuf>, name| {
+            LibrarySearch::around_process(given.or_else(|| variable(name)), variable("VIRTUAL_ENV"))
+        };
+        Ok(BenchEnv {
+            millpond: required("MILLPOND_PROGRAM")?,
+            onnxruntime: search(self.onnxruntime, "MILLPOND_ONNXRUNTIME"),
+            libtorch: search(self.libtorch, "MILLPOND_LIBTORCH"),
+            audio_data: variable("MILLPOND_AUDIO_DATA"),
+            cache_dir: self.cache_dir.map_or_else(|| required("MILLPOND_CACHE_DIR"), Ok)?,
+        })
+    }
+}
+
+/// The arguments with their help texts.
+#[must_use]
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+/// Parses the process's arguments and runs the benchmark. Help ends the process with 0, a wrong argument with 2.
+///
+/// # Errors
+/// Those of the benchmark; `InvalidArgument` if `millpond` did not start this process.
+pub fn run() -> Result<()> {
+    let arguments = Arguments::parse();
+    let env = arguments.machine.environment()?;
+    match &arguments.benchmark {
+        Benchmark::Load(args) => tune::load::run(args, &env),
+        Benchmark::Swap(args) => swap::run(args, &env),
+        Benchmark::Overhead(args) => overhead::run(args, &env),
+        Benchmark::Batch(args) => batch::run(args, &env),
+        Benchmark::Overload(args) => overload::run(args, &env),
+        Benchmark::Tiers(args) => tiers::run(args, &env),
+        Benchmark::Audio(args) => audio::run(args, &env),
+        Benchmark::Crash(args) => crash::run(args, &env),
+        Benchmark::Ingest(args) => ingest::run(args, &env),
+        Benchmark::Match(args) => fingerprints::run(args, &env),
+        Benchmark::Images(args) => images::run(args, &env),
+        Benchmark::Vectors(args) => vectors::run(args, &env),
+    }
+}

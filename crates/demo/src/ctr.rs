@@ -1,0 +1,302 @@
+//! The click-through model: 26 embedding tables of very different sizes, joined with 13 dense features, and three
+//! layers. No trained one of this size is to be had, so the tables are seeded; what is measured (bytes moved,
+//! cache misses, small matrices) does not depend on the values, and the seed gives every right answer.
+
+use std::path::Path;
+
+use base::{DType, Dim, NamedTensor, Result, Tensor};
+use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
+use engine_onnx::publish::{LayoutWriter, WriteOptions};
+
+use super::layers::Layers;
+use loadgen::random::{RandomSequence, at, signed_unit};
+
+/// Embedding tables.
+pub const TABLES: usize = 26;
+/// Numbers in one embedding.
+pub const DIMENSION: usize = 32;
+/// Dense features.
+pub const DENSE: usize = 13;
+/// Rows of the tables at the natural size (1.6 GB): six big, ten middling, ten small.
+const NATURAL_ROWS: [(usize, u64); 3] = [(6, 1_600_000), (10, 310_000), (10, 4_000)];
+/// Operators' version.
+const OPSET: i64 = 18;
+/// Bytes handed to a writer at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Tables' random streams start here, so that they never meet the layers'.
+const TABLE_STREAM: u64 = 1 << 32;
+/// Embeddings are uniform in plus or minus this.
+const TABLE_SCALE: f32 = 0.5;
+
+/// A model of this kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ctr {
+    rows: Vec<u64>,
+    layers: Layers,
+}
+
+impl Ctr {
+    /// One whose parameters take about `bytes`.
+    pub fn of_bytes(bytes: u64) -> Ctr {
+        let layers = Ctr::layers(512, 256);
+        let natural: u64 = NATURAL_ROWS.iter().map(|(count, rows)| *count as u64 * rows).sum();
+        let scale = bytes.saturating_sub(layers.bytes()) as f64 / (natural * Ctr::row_bytes()) as f64;
+        let rows = NATURAL_ROWS
+            .iter()
+            .flat_map(|&(count, rows)| std::iter::repeat_n(((rows as f64 * scale) as u64).max(2), count))
+            .collect();
+        Ctr { rows, layers }
+    }
+
+    /// A light one: about 0.075 ms a request of one row.
+    pub fn light() -> Ctr {
+        Ctr { rows: vec![10_000; TABLES], layers: Ctr::layers(1024, 512) }
+    }
+
+    /// One whose layers (17 MB) are far larger than the L2 cache.
+    pub fn ranking() -> Ctr {
+        let widths = vec![TABLES * DIMENSION + DENSE, 2048, 1024, 512, 1];
+        Ctr { rows: vec![10_000; TABLES], layers: Layers { widths, sigmoid: true } }
+    }
+
+    fn layers(first: usize, second: usize) -> Layers {
+        Layers { widths: vec![TABLES * DIMENSION + DENSE, first, second, 1], sigmoid: true }
+    }
+
+    fn row_bytes() -> u64 {
+        4 * DIMENSION as u64
+    }
+
+    /// Bytes of all parameters.
+    pub fn bytes(&self) -> u64 {
+        self.rows.iter().sum::<u64>() * Ctr::row_bytes() + self.layers.bytes()
+    }
+
+    /// What tells two models of this kind apart in a cache, seed aside.
+    pub fn key(&self) -> String {
+        let rows: Vec<String> = self.rows.iter().map(u64::to_string).collect();
+        let shape = format!("{} {:?}", rows.join(","), self.layers.widths);
+        let hash = shape.bytes().fold(0, |hash, byte| at(hash, u64::from(byte)));
+        format!("ctr-{}m-{:08x}", self.bytes() >> 20, hash >> 32)
+    }
+
+    /// Writes the mappable layout into `dir`, which is empty. `progress` gets the bytes of each chunk.
+    pub fn write_layout(&self, seed: u64, dir: &Path, progress: &dyn Fn(u64)) -> Result<()> {
+        let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+        let mut builder = self.graph();
+        for (table, parameter) in self.table_parameters().iter().enumerate() {
+            writer.begin(&parameter.name, parameter.dtype, &parameter.dims)?;
+            self.table_chunks(seed, table, &mut |chunk| {
+                progress(chunk.len() as u64);
+                writer.write(chunk)
+            })?;
+            let entry = writer.end()?;
+            builder = builder.external(parameter, engine::layout::WEIGHTS_NAME, entry.offset)?;
+        }
+        builder = self.layers.write(seed, &mut writer, builder)?;
+        writer.finish(&builder.encode())?;
+        Ok(())
+    }
+
+    /// Writes one ordinary ONNX file with everything embedded to `path`.
+    pub fn write_embedded(&self, seed: u64, path: &Path, progress: &dyn Fn(u64)) -> Result<()> {
+        let mut parameters = self.table_parameters();
+        parameters.extend(self.layers.parameters());
+        self.graph().write_embedded(path, &parameters, WriteOptions::default(), &mut |index, put| {
+            if index < TABLES {
+                return self.table_chunks(seed, index, &mut |chunk| {
+                    progress(chunk.len() as u64);
+                    put(chunk)
+                });
+            }
+            let values = self.layers.values(seed, index - TABLES);
+            put(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+        })?;
+        Ok(())
+    }
+
+    /// The inputs of request `index` of the stream `seed`: popular rows much more often than others.
+    pub fn inputs(&self, seed: u64, index: u64, batch: usize) -> CtrInputs {
+        let mut random = RandomSequence::new(at(seed, index));
+        let sparse =
+            (0..batch).flat_map(|_| self.rows.iter()).map(|&rows| random.skewed(rows) as i64).collect();
+        let dense = (0..batch * DENSE).map(|_| (random.unit() * 2.0 - 1.0) as f32).collect();
+        CtrInputs { batch, sparse, dense }
+    }
+
+    /// The right answers of version content `seed`.
+    pub fn reference<'a>(
+        &'a self,
+        seed: u64,
+        requests: impl IntoIterator<Item = &'a CtrInputs>,
+    ) -> Vec<Vec<f32>> {
+        let parameters: Vec<Vec<f32>> =
+            (0..self.layers.parameters().len()).map(|index| self.layers.values(seed, index)).collect();
+        let answer = |request: &CtrInputs| {
+            let row = |row: usize| self.layers.reference(&parameters, &self.joined(seed, request, row));
+            (0..request.batch).flat_map(row).collect()
+        };
+        requests.into_iter().map(answer).collect()
+    }
+
+    /// Row `row` of a request as the first layer sees it.
+    fn joined(&self, seed: u64, request: &CtrInputs, row: usize) -> Vec<f32> {
+        let mut joined = Vec::with_capacity(TABLES * DIMENSION + DENSE);
+        for (table, &index) in request.sparse[row * TABLES..(row + 1) * TABLES].iter().enumerate() {
+            let stream = table_stream(seed, table);
+            let start = index as u64 * DIMENSION as u64;
+            joined.extend(
+                (0..DIMENSION as u64).map(|column| signed_unit(stream, start + column) * TABLE_SCALE),
+            );
+        }
+        joined.extend_from_slice(&request.dense[row * DENSE..(row + 1) * DENSE]);
+        joined
+    }
+
+    /// The tables of content `seed`, in order.
+    pub fn tables(&self, seed: u64) -> Vec<EmbeddingTable> {
+        let table = |(index, &rows): (usize, &u64)| EmbeddingTable {
+            dims: [rows as usize, DIMENSION],
+            stream: table_stream(seed, index),
+        };
+        self.rows.iter().enumerate().map(table).collect()
+    }
+
+    /// The layers' parameters of content `seed`, with their values.
+    pub fn layer_values(&self, seed: u64) -> Vec<(OnnxParameter, Vec<f32>)> {
+        let parameters = self.layers.parameters().into_iter().enumerate();
+        parameters.map(|(index, parameter)| (parameter, self.layers.values(seed, index))).collect()
+    }
+
+    /// The layers.
+    pub fn own_layers(&self) -> &Layers {
+        &self.layers
+    }
+
+    fn table_parameters(&self) -> Vec<OnnxParameter> {
+        let table = |(index, &rows): (usize, &u64)| {
+            OnnxParameter::new(format!("emb_{index}"), DType::F32, [rows as usize, DIMENSION])
+        };
+        self.rows.iter().enumerate().map(table).collect()
+    }
+
+    fn table_chunks(&self, seed: u64, table: usize, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let stream = table_stream(seed, table);
+        let count = self.rows[table] * DIMENSION as u64;
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        for start in (0..count).step_by(CHUNK_BYTES / 4) {
+            let end = count.min(start + CHUNK_BYTES as u64 / 4);
+            chunk.clear();
+            chunk.extend(
+                (start..end).flat_map(|index| (signed_unit(stream, index) * TABLE_SCALE).to_le_bytes()),
+            );
+            put(&chunk)?;
+        }
+        Ok(())
+    }
+
+    /// The graph without its large parameters.
+    fn graph(&self) -> ModelBuilder {
+        let batch = || Dim::Dynamic(Some("batch".into()));
+        let names =
+            |prefix: &str| -> Vec<String> { (0..TABLES).map(|table| format!("{prefix}{table}")).collect() };
+        let (split, embedded) = (names("s"), names("e"));
+        let as_strs = |names: &[String]| -> Vec<String> { names.to_vec() };
+        let mut builder = ModelBuilder::new("ctr", OPSET)
+            .input("sparse", DType::I64, &[batch(), Dim::Fixed(TABLES)])
+            .input("dense", DType::F32, &[batch(), Dim::Fixed(DENSE)])
+            .output("prob", DType::F32, &[batch(), Dim::Fixed(1)])
+            .ints("shape", &[2], &[-1, (TABLES * DIMENSION) as i64]);
+        let outputs = as_strs(&split);
+        let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+        builder = builder
+            .node(Node::new("Split", &["sparse"], &outputs).int("axis", 1).int("num_outputs", TABLES as i64));
+        for table in 0..TABLES {
+            let name = format!("emb_{table}");
+            let node = Node::new("Gather", &[&name, &split[table]], &[&embedded[table]]).int("axis", 0);
+            builder = builder.node(node);
+        }
+        let inputs: Vec<&str> = embedded.iter().map(String::as_str).collect();
+        builder = builder
+            .node(Node::new("Concat", &inputs, &["embeddings"]).int("axis", 1))
+            .node(Node::new("Reshape", &["embeddings", "shape"], &["flat"]))
+            .node(Node::new("Concat", &["flat", "dense"], &["features"]).int("axis", 1));
+        self.layers.nodes(builder, "features", "prob")
+    }
+}
+
+fn table_stream(seed: u64, table: usize) -> u64 {
+    at(seed, TABLE_STREAM + table as u64)
+}
+
+/// One embedding table of one content.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingTable {
+    /// Rows and numbers in a row.
+    pub dims: [usize; 2],
+    stream: u64,
+}
+
+impl EmbeddingTable {
+    /// The number at `place`, row by row.
+    pub fn value(&self, place: u64) -> f32 {
+        signed_unit(self.stream, place) * TABLE_SCALE
+    }
+}
+
+/// One request's inputs.
+#[derive(Clone, Debug)]
+pub struct CtrInputs {
+    batch: usize,
+    sparse: Vec<i64>,
+    dense: Vec<f32>,
+}
+
+impl CtrInputs {
+    /// As tensors.
+    pub fn tensors(&self) -> Result<Vec<NamedTensor>> {
+        Ok(vec![
+            NamedTensor::new(
+                "sparse",
+                Tensor::from_vec([self.batch, TABLES].as_slice(), self.sparse.clone())?,
+            ),
+            NamedTensor::new("dense", Tensor::from_vec([self.batch, DENSE].as_slice(), self.dense.clone())?),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_is_what_was_asked_for() {
+        let natural = Ctr::of_bytes(1_632_000_000);
+        assert_eq!(natural.rows.len(), TABLES);
+        for bytes in [20_000_000u64, 1_717_986_918] {
+            let got = Ctr::of_bytes(bytes).bytes();
+            assert!(got <= bytes && got > bytes - bytes / 100, "{got} of {bytes}");
+        }
+        assert_ne!(Ctr::of_bytes(20_000_000).key(), Ctr::of_bytes(20_100_000).key());
+    }
+
+    #[test]
+    fn versions_answer_differently_and_chunks_are_the_rows() {
+        let ctr = Ctr::of_bytes(4_000_000);
+        let request = ctr.inputs(1, 0, 3);
+        let one = ctr.reference(1, [&request]);
+        let two = ctr.reference(2, [&request]);
+        assert_eq!((one.len(), one[0].len()), (1, 3));
+        let apart = one[0].iter().zip(&two[0]).filter(|(a, b)| (*a - *b).abs() > 0.01).count();
+        assert!(apart > 0, "{one:?} {two:?}");
+        let mut bytes = Vec::new();
+        ctr.table_chunks(1, 3, &mut |chunk| {
+            bytes.extend_from_slice(chunk);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(bytes.len() as u64, ctr.rows[3] * Ctr::row_bytes());
+        let last = signed_unit(table_stream(1, 3), ctr.rows[3] * DIMENSION as u64 - 1) * TABLE_SCALE;
+        assert_eq!(bytes[bytes.len() - 4..], last.to_le_bytes());
+    }
+}

@@ -1,0 +1,372 @@
+//! `millpond demo`: real models with answers a person can check, and a large one swapped under load before their
+//! eyes.
+
+pub mod caller;
+pub mod contents;
+pub mod ctr;
+mod images;
+pub mod layers;
+mod live;
+pub mod module;
+pub mod ocr;
+mod text;
+pub mod traffic;
+mod voice;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use base::units::{self, MIB, format_bytes};
+use base::{Error, Result};
+use clap::Args;
+use engine_onnx::OnnxEngine;
+use engine_onnx::publish::{PublishOptions, publish};
+use memory::Rate;
+
+use caller::GrpcCaller;
+use contents::SwapContents;
+use ctr::{DENSE, TABLES};
+use images::{Gallery, Wall};
+use live::{LiveCounts, Screen, homes};
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
+use loadgen::machine::memory_bytes;
+use loadgen::println;
+use loadgen::process::{self, ServerPlan, ServerProcess};
+use loadgen::report::StepProgress;
+use loadgen::samples::SampleLog;
+use loadgen::schedule::Arrivals;
+use traffic::{MODEL, Traffic};
+
+/// The models' names.
+const TEXT_MODEL: &str = "text";
+const VOICE_MODEL: &str = "voice";
+/// Their files among the fetched ones.
+const TEXT_FILE: &str = ocr::FILE;
+const VOICE_FILE: &str = "silero_vad.onnx";
+/// A probability from here on means speech.
+const SPEECH_MIN: f32 = 0.5;
+/// The click-through model: this much, or this share of memory where that is less.
+const BYTES_MAX: u64 = 512 * MIB;
+const MEMORY_SHARE: u64 = 16;
+/// Rows of a request.
+const BATCH: usize = 32;
+/// Time between two looks.
+const TICK: Duration = Duration::from_millis(500);
+/// Versions kept on disk.
+const VERSIONS_KEPT: u64 = 2;
+/// How long the last swap may take after the traffic has ended.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Serve real models under load and watch them being swapped.
+///
+/// Reads a line of text from a picture and finds speech in a recording with pretrained models, puts pictures into a
+/// collection and finds them again by changed copies, then sends requests on a fixed schedule to a click-through
+/// model that is replaced every few seconds. Runs until Ctrl-C.
+#[derive(Args, Clone, Debug)]
+pub struct DemoArgs {
+    /// Directory with text.png, text.txt, voice.wav and silence.wav (`make demo` makes it)
+    #[arg(long, default_value = ".cache/demo")]
+    pub assets: PathBuf,
+    /// Directory with the pretrained models (`make demo` fetches them)
+    #[arg(long, default_value = ".cache/models")]
+    pub models: PathBuf,
+    /// Directory with the embedding model and the pictures of image search (`make images-model` makes it); without
+    /// them that part is left out
+    #[arg(long, default_value = ".cache/images")]
+    pub images: PathBuf,
+    /// Parameters of the click-through model [default: 512 MiB, or 1/16 of memory where that is less]
+    #[arg(long, value_parser = units::parse_bytes)]
+    pub bytes: Option<u64>,
+    /// Requests a second to the click-through model
+    #[arg(long, default_value_t = 300.0)]
+    pub rate: f64,
+    /// Time from one swap to the next
+    #[arg(long, default_value = "5", value_parser = units::parse_duration)]
+    pub swap_every: Duration,
+    /// HTTP port; another free one is taken where it is in use
+    #[arg(long, default_value_t = 8501)]
+    pub http_port: u16,
+    /// gRPC port; another free one is taken where it is in use
+    #[arg(long, default_value_t = 8500)]
+    pub grpc_port: u16,
+}
+
+/// Runs the demo.
+///
+/// # Errors
+/// When something it needs is missing, or at its end when any request failed, any answer was wrong or a swap did
+/// not happen.
+pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()> {
+    if args.swap_every < Duration::from_secs(1) || !(args.rate > 0.0 && args.rate.is_finite()) {
+        return Err(Error::invalid("--swap-every must be at least 1s, --rate above 0"));
+    }
+    let engine = OnnxEngine::open(&env.onnxruntime)?;
+    let checks = Checks::find(args, &engine)?;
+    let bytes = args.bytes.unwrap_or_else(|| BYTES_MAX.min((memory_bytes() / MEMORY_SHARE).max(MIB)));
+    let contents = SwapContents::layouts(env, bytes)?;
+    let traffic = {
+        let progress = StepProgress::new(1);
+        progress.say("computing the right answers");
+        Arc::new(Traffic::new(contents.ctr(), BATCH)?)
+    };
+    let gallery = Gallery::find(&args.images);
+    let repository = publish_all(args, env, &contents, gallery.as_ref())?;
+
+    let plan = ServerPlan {
+        name: "demo".into(),
+        args: server_args(env, &repository, gallery.is_some())?,
+        malloc_conf: None,
+        detached: true,
+        ports: Some((args.http_port, args.grpc_port)),
+    };
+    let server = ServerProcess::start(env, &plan)?;
+    println!(
+        "Millpond serves \"{TEXT_MODEL}\", \"{VOICE_MODEL}\" and \"{MODEL}\" ({} of parameters) from {}",
+        format_bytes(bytes),
+        repository.display()
+    );
+    let mut caller = GrpcCaller::connect(server.grpc())?;
+    let first = checks.run(&mut caller)?;
+    first.iter().for_each(|line| println!("  {line}"));
+    let wall = search_pictures(args, gallery.as_ref(), &server)?;
+    print_urls(&server, wall.as_ref());
+
+    let stage =
+        TrafficStage { args, time, contents: &contents, server: &server, model_dir: repository.join(MODEL) };
+    let seen = stage.play(&traffic)?;
+    let swapped = stage.wait_swapped(seen.swaps)?;
+    let mut again = checks.run(&mut caller)?;
+    if let Some(wall) = &wall {
+        again.extend(wall.find()?);
+    }
+    drop(caller);
+    server.stop()?;
+    println!("\n{}{}\nafter {} swaps:", seen.table(), fault_lines(&seen), seen.swaps);
+    again.iter().for_each(|line| println!("  {line}"));
+    verdict(&seen, swapped)
+}
+
+fn fault_lines(seen: &LiveCounts) -> String {
+    let mut text = format!("failed {}, wrong {}", seen.faults.failed, seen.faults.wrong);
+    seen.faults.lines().iter().for_each(|line| text.push_str(&format!("\n  {line}")));
+    text
+}
+
+fn verdict(seen: &LiveCounts, swapped: u64) -> Result<()> {
+    if seen.faults.failed + seen.faults.wrong > 0 {
+        return Err(Error::internal(
+            "the demo had failed requests or wrong answers; its server's log says more",
+        ));
+    }
+    if swapped < seen.swaps {
+        return Err(Error::internal(format!(
+            "{} versions were published, the server swapped {swapped}",
+            seen.swaps
+        )));
+    }
+    Ok(())
+}
+
+/// What the server is started with: an empty place for collections, where there is something to put into one.
+fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<String>> {
+    let mut args = vec![repository.display().to_string(), "--poll".into(), "200ms".into()];
+    let collections = env.cache_dir.join("run").join("demo-collections");
+    cache::fresh(&collections)?;
+    let place = if images { collections.display().to_string() } else { "none".into() };
+    args.extend(["--collections-dir".into(), place]);
+    Ok(args)
+}
+
+/// Indexes the pictures and finds them by changed copies; says so where there are none.
+fn search_pictures<'a>(
+    args: &DemoArgs,
+    gallery: Option<&'a Gallery>,
+    server: &ServerProcess,
+) -> Result<Option<Wall<'a>>> {
+    let Some(gallery) = gallery else {
+        println!(
+            "  no image search: {} lacks the model or the pictures; run `make images-model`",
+            args.images.display()
+        );
+        return Ok(None);
+    };
+    let (wall, line) = Wall::hang(gallery, format!("http://{}", server.http().authority))?;
+    println!("  {line}");
+    wall.find()?.iter().for_each(|line| println!("  {line}"));
+    Ok(Some(wall))
+}
+
+/// Puts the models' first versions into a new repository.
+fn publish_all(
+    args: &DemoArgs,
+    env: &BenchEnv,
+    contents: &SwapContents,
+    gallery: Option<&Gallery>,
+) -> Result<PathBuf> {
+    let repository = env.cache_dir.join("run").join("demo");
+    cache::fresh(&repository)?;
+    let mut sources =
+        vec![(TEXT_MODEL, args.models.join(TEXT_FILE)), (VOICE_MODEL, args.models.join(VOICE_FILE))];
+    sources.extend(gallery.map(|gallery| (images::MODEL, gallery.model.clone())));
+    for (name, source) in sources {
+        let options = PublishOptions {
+            source: source.clone(),
+            dest_root: repository.join(name),
+            version: Some(1),
+            rate: Rate::unlimited(),
+            direct: true,
+        };
+        publish(&options, &mut |_| {})
+            .map_err(|e| e.context(format!("cannot publish {}", source.display())))?;
+    }
+    cache::publish_link(contents.of(1), &repository.join(MODEL), 1)?;
+    Ok(repository)
+}
+
+fn print_urls(server: &ServerProcess, wall: Option<&Wall<'_>>) {
+    let http = format!("http://{}", server.http().authority);
+    let zeros = |count: usize| vec!["0"; count].join(",");
+    println!("\nIn a browser:\n  {http}/  models, their latency, swaps");
+    if let Some(wall) = wall {
+        println!("  {}  drop a picture, see what it matches", wall.page());
+    }
+    println!("\nTry it from another terminal:");
+    println!("  curl {http}/v2/models/{TEXT_MODEL}");
+    println!("  curl {http}/v1/models/{MODEL}");
+    println!("  curl -s {http}/metrics | grep millpond_window");
+    println!(
+        "  curl -d '{{\"inputs\":{{\"sparse\":[[{}]],\"dense\":[[{}]]}}}}' {http}/v1/models/{MODEL}:predict",
+        zeros(TABLES),
+        zeros(DENSE)
+    );
+    println!("  gRPC (Open Inference Protocol and TensorFlow Serving): {}", server.grpc().authority);
+    println!("  server's log: {}\n", server.log().display());
+}
+
+/// Inputs with answers a person can check.
+struct Checks<'a> {
+    assets: &'a Path,
+    text: String,
+    characters: Vec<String>,
+}
+
+impl<'a> Checks<'a> {
+    fn find(args: &'a DemoArgs, engine: &OnnxEngine) -> Result<Checks<'a>> {
+        let path = args.assets.join("text.txt");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| Error::io(&path, &e).context("run `make demo`, which makes the demo's inputs"))?;
+        let characters = ocr::characters(engine, &args.models.join(TEXT_FILE))?;
+        Ok(Checks { assets: &args.assets, text: text.trim().to_owned(), characters })
+    }
+
+    /// What the models answer, a line each.
+    ///
+    /// # Errors
+    /// When an answer is wrong.
+    fn run(&self, caller: &mut GrpcCaller) -> Result<Vec<String>> {
+        let read = text::read(caller, TEXT_MODEL, &self.assets.join("text.png"), &self.characters)?;
+        if read != self.text {
+            return Err(Error::internal(format!(
+                "the picture says \"{}\", the model read \"{read}\"",
+                self.text
+            )));
+        }
+        let voice = voice::speech(caller, VOICE_MODEL, &self.assets.join("voice.wav"))?;
+        let silence = voice::speech(caller, VOICE_MODEL, &self.assets.join("silence.wav"))?;
+        if voice < SPEECH_MIN || silence >= SPEECH_MIN {
+            return Err(Error::internal(format!(
+                "speech {voice:.2} in voice.wav and {silence:.2} in silence.wav: wanted at least {SPEECH_MIN}, and less"
+            )));
+        }
+        Ok(vec![
+            format!("text.png reads \"{read}\", as written in text.txt"),
+            format!("voice.wav has speech (probability {voice:.2}), silence.wav has none ({silence:.2})"),
+        ])
+    }
+}
+
+/// The part with traffic and swaps.
+struct TrafficStage<'a> {
+    args: &'a DemoArgs,
+    /// The demo ends by itself after this time.
+    time: Option<Duration>,
+    contents: &'a SwapContents,
+    server: &'a ServerProcess,
+    model_dir: PathBuf,
+}
+
+impl TrafficStage<'_> {
+    fn play(&self, traffic: &Arc<Traffic>) -> Result<LiveCounts> {
+        let endpoint = self.server.grpc();
+        let (template, bodies) = traffic.encode(&endpoint)?;
+        let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate: self.args.rate, seed: 1 };
+        let plan = DrivePlan::new(endpoint, template, bodies, pace, Duration::MAX);
+        let log = Arc::new(SampleLog::default());
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) = (traffic.clone(), log.clone());
+        process::handle_interrupts();
+        std::thread::scope(|scope| {
+            let driver = scope.spawn(|| drive(&plan, &judge, &sink));
+            let watched = self.watch(&plan, &log, || driver.is_finished());
+            plan.stop.store(true, Ordering::Relaxed);
+            driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
+            let (mut seen, starts) = watched?;
+            seen.add(log.take(), &starts, self.window(), TICK);
+            Ok(seen)
+        })
+    }
+
+    /// Requests due within this time from a swap's start count as during it.
+    fn window(&self) -> Duration {
+        self.swap_every() / 2
+    }
+
+    /// As asked for, or so often that a short demo shows a swap or two.
+    fn swap_every(&self) -> Duration {
+        let short = self.time.map_or(Duration::MAX, |time| time / 3);
+        self.args.swap_every.min(short).max(TICK)
+    }
+
+    fn watch(
+        &self,
+        plan: &DrivePlan,
+        log: &SampleLog,
+        ended: impl Fn() -> bool,
+    ) -> Result<(LiveCounts, Vec<Duration>)> {
+        let limit = self.time.unwrap_or(Duration::MAX);
+        let (mut seen, mut screen) = (LiveCounts::default(), Screen::new());
+        let mut starts: Vec<Duration> = Vec::new();
+        let mut last_look = plan.start;
+        while !ended() && !process::interrupted() && plan.start.elapsed() < limit {
+            std::thread::sleep(TICK);
+            let elapsed = plan.start.elapsed();
+            let next = self.swap_every() * u32::try_from(starts.len() + 1).unwrap_or(u32::MAX);
+            if elapsed >= next && elapsed + self.window() < limit {
+                starts.push(elapsed);
+                let version = starts.len() as u64 + 1;
+                cache::publish_link(self.contents.of(version), &self.model_dir, version)?;
+                cache::prune(&self.model_dir, version, VERSIONS_KEPT)?;
+            }
+            seen.add(log.take(), &starts, self.window(), last_look.elapsed());
+            last_look = Instant::now();
+            seen.swaps = starts.len() as u64;
+            screen.show(&seen, &homes(&self.server.metrics()?), elapsed);
+        }
+        Ok((seen, starts))
+    }
+
+    /// Waits until the server has made `wanted` swaps; how many it made.
+    fn wait_swapped(&self, wanted: u64) -> Result<u64> {
+        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        loop {
+            let swapped = self.server.metrics()?.sum("millpond_swaps_total", &[("model", MODEL)]) as u64;
+            if swapped >= wanted || Instant::now() > deadline {
+                return Ok(swapped);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+}

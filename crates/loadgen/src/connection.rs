@@ -1,0 +1,388 @@
+//! Connections to a server under test: HTTP/2 for gRPC, HTTP/1.1 with keep-alive for REST.
+//!
+//! gRPC is spoken by hand on HTTP/2 because a benchmark needs only unary calls with bodies that are encoded
+//! already: no stub, no channel task and no codec stands between the pacing thread and the socket. A request leaves in one
+//! piece, headers and body, as gRPC's own clients send it: in two, the server would be woken twice for each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, Uri, Version};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use base::{Error, ErrorKind, Result};
+
+use crate::port::{Spoken, spoken};
+
+/// An answer larger than this is counted as failed.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Bytes of a server's own words that are kept of a failure.
+const REASON_BYTES_MAX: usize = 300;
+/// How long a single call may take.
+const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+/// Before each gRPC message: a flag for compression and the length.
+const GRPC_PREFIX_BYTES: usize = 5;
+/// Bytes that a server may send before they are taken: of one answer, and of all of a connection.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
+
+/// How to talk to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// gRPC over cleartext HTTP/2.
+    Grpc,
+    /// HTTP/1.1.
+    Http,
+}
+
+/// A server's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// How to talk to it.
+    pub transport: Transport,
+    /// "host:port".
+    pub authority: String,
+}
+
+impl Endpoint {
+    /// Parses `grpc://host:port` or `http://host:port`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for anything else.
+    pub fn parse(url: &str) -> Result<Endpoint> {
+        let wanted = || Error::invalid(format!("\"{url}\": use grpc://host:port or http://host:port"));
+        let (scheme, rest) = url.split_once("://").ok_or_else(wanted)?;
+        let transport = match scheme {
+            "grpc" => Transport::Grpc,
+            "http" => Transport::Http,
+            _ => return Err(wanted()),
+        };
+        let authority = rest.trim_end_matches('/');
+        let port = authority.rsplit_once(':').and_then(|(host, port)| {
+            (!host.is_empty() && !authority.contains('/')).then(|| port.parse::<u16>().ok())?
+        });
+        port.map(|_| Endpoint { transport, authority: authority.into() }).ok_or_else(wanted)
+    }
+}
+
+/// What all requests of a run have in common.
+#[derive(Clone, Debug)]
+pub struct Template {
+    uri: Uri,
+    headers: HeaderMap,
+    transport: Transport,
+}
+
+impl Template {
+    /// Calls the gRPC method `path` ("/package.Service/Method").
+    ///
+    /// # Errors
+    /// `InvalidArgument` when endpoint and path make no URI.
+    pub fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+        Ok(Template {
+            uri: uri(&format!("http://{}{path}", endpoint.authority))?,
+            headers,
+            transport: Transport::Grpc,
+        })
+    }
+
+    /// Posts to `path`, with `extra` headers.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable characters.
+    pub fn post(endpoint: &Endpoint, path: &str, extra: &[(&'static str, String)]) -> Result<Template> {
+        let mut headers = HeaderMap::new();
+        let value = |text: &str| {
+            HeaderValue::from_str(text)
+                .map_err(|_| Error::invalid(format!("\"{text}\" cannot be a header value")))
+        };
+        headers.insert(HOST, value(&endpoint.authority)?);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for (name, text) in extra {
+            headers.insert(HeaderName::from_static(name), value(text)?);
+        }
+        Ok(Template { uri: uri(path)?, headers, transport: Transport::Http })
+    }
+
+    fn request<B>(&self, body: B) -> Request<B> {
+        let mut request = Request::new(body);
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        if self.transport == Transport::Grpc {
+            *request.version_mut() = Version::HTTP_2;
+        }
+        request
+    }
+}
+
+fn uri(text: &str) -> Result<Uri> {
+    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is no address to call")))
+}
+
+/// A gRPC message with its prefix, ready to be sent as a body.
+pub fn grpc_frame(message: &[u8]) -> Bytes {
+    let mut frame = BytesMut::with_capacity(GRPC_PREFIX_BYTES + message.len());
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    frame.put_slice(message);
+    frame.freeze()
+}
+
+/// An answer's message, for gRPC without its prefix.
+#[derive(Clone, Debug, Default)]
+pub struct RawResponse {
+    /// The message.
+    pub body: Bytes,
+}
+
+/// One connection.
+pub enum Connection {
+    /// HTTP/2 with a gRPC server.
+    Grpc(Grpc),
+    /// HTTP/1.1.
+    Http(hyper::client::conn::http1::SendRequest<Full<Bytes>>),
+}
+
+/// A handle on an HTTP/2 connection.
+#[derive(Clone)]
+pub struct Grpc {
+    sender: h2::client::SendRequest<Bytes>,
+    /// Whether the server still holds it open.
+    open: Arc<AtomicBool>,
+}
+
+impl Connection {
+    /// Connects; the connection's own task runs on the current runtime.
+    pub async fn open(endpoint: &Endpoint) -> Result<Connection> {
+        let refused = |e: &dyn std::fmt::Display| {
+            Error::unavailable(format!("cannot connect to {}: {e}", endpoint.authority))
+        };
+        let stream = TcpStream::connect(&endpoint.authority).await.map_err(|e| refused(&e))?;
+        stream.set_nodelay(true).map_err(|e| refused(&e))?;
+        match endpoint.transport {
+            Transport::Grpc => {
+                let (sender, driver) = h2::client::Builder::new()
+                    .initial_window_size(STREAM_WINDOW_BYTES)
+                    .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+                    .handshake(stream)
+                    .await
+                    .map_err(|e| refused(&e))?;
+                let open = Arc::new(AtomicBool::new(true));
+                let ended = open.clone();
+                tokio::spawn(async move {
+                    // Calls under way hear of what ended it.
+                    let _ = driver.await;
+                    ended.store(false, Ordering::Relaxed);
+                });
+                Ok(Connection::Grpc(Grpc { sender, open }))
+            }
+            Transport::Http => {
+                let io = TokioIo::new(stream);
+                let (sender, driver) =
+                    hyper::client::conn::http1::handshake(io).await.map_err(|e| refused(&e))?;
+                tokio::spawn(driver);
+                Ok(Connection::Http(sender))
+            }
+        }
+    }
+
+    /// Another handle on the same connection; `None` where it carries one request at a time.
+    pub fn share(&self) -> Option<Connection> {
+        match self {
+            Connection::Grpc(grpc) => Some(Connection::Grpc(grpc.clone())),
+            Connection::Http(_) => None,
+        }
+    }
+
+    /// Whether the server still holds it open.
+    pub fn is_open(&self) -> bool {
+        match self {
+            Connection::Grpc(grpc) => grpc.open.load(Ordering::Relaxed),
+            Connection::Http(sender) => !sender.is_closed(),
+        }
+    }
+
+    /// One request and its answer.
+    ///
+    /// # Errors
+    /// The status the server gave, or what broke on the way, as a message.
+    pub async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
+        match self {
+            Connection::Grpc(grpc) => grpc.call(template, body).await,
+            Connection::Http(sender) => {
+                let broken = |e: hyper::Error| Error::unavailable(format!("connection: {e}"));
+                sender.ready().await.map_err(broken)?;
+                let request = template.request(Full::new(body));
+                http_answer(sender.send_request(request).await.map_err(broken)?).await
+            }
+        }
+    }
+}
+
+impl Grpc {
+    async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
+        let broken = |e: h2::Error| Error::unavailable(format!("connection: {e}"));
+        std::future::poll_fn(|cx| self.sender.poll_ready(cx)).await.map_err(broken)?;
+        let (answer, mut stream) = self.sender.send_request(template.request(()), false).map_err(broken)?;
+        stream.send_data(body, true).map_err(broken)?;
+        grpc_answer(answer.await.map_err(broken)?).await
+    }
+}
+
+/// One call on a connection of its own, outside any measurement.
+///
+/// # Errors
+/// As [`Connection::call`], and `DeadlineExceeded` when no answer comes.
+pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Result<RawResponse> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
+    let answer = runtime.block_on(async {
+        let call = async { Connection::open(endpoint).await?.call(template, body).await };
+        tokio::time::timeout(CALL_TIMEOUT, call)
+            .await
+            .unwrap_or_else(|_| Err(Error::deadline(format!("no answer from {}", endpoint.authority))))
+    });
+    answer.map_err(|error| match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => other_protocol(endpoint).unwrap_or(error),
+        _ => error,
+    })
+}
+
+/// Says that the port speaks the other protocol, if it does.
+pub fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
+    let authority = &endpoint.authority;
+    let message = match (endpoint.transport, spoken(authority)?) {
+        (Transport::Grpc, Spoken::Http1) => {
+            format!("{authority} is an HTTP port; use http://{authority}, or the gRPC port (8500 by default)")
+        }
+        (Transport::Http, Spoken::Http2) => {
+            format!("{authority} is a gRPC port; use grpc://{authority}, or the HTTP port (8501 by default)")
+        }
+        _ => return None,
+    };
+    Some(Error::invalid(message))
+}
+
+async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> {
+    let broken = |e: h2::Error| Error::unavailable(format!("answer: {e}"));
+    let (parts, mut body) = response.into_parts();
+    if parts.headers.contains_key("grpc-status") {
+        grpc_status(&parts.headers)?;
+    }
+    let mut frame = Bytes::new();
+    let mut pieces = BytesMut::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.map_err(broken)?;
+        body.flow_control().release_capacity(piece.len()).map_err(broken)?;
+        if frame.len() + pieces.len() + piece.len() > ANSWER_BYTES_MAX {
+            return Err(Error::unavailable("answer: it is too long"));
+        }
+        // Most have one piece, which need not be copied.
+        match frame.is_empty() && pieces.is_empty() {
+            true => frame = piece,
+            false => {
+                pieces.extend_from_slice(&std::mem::take(&mut frame));
+                pieces.extend_from_slice(&piece);
+            }
+        }
+    }
+    match body.trailers().await.map_err(broken)? {
+        Some(trailers) => grpc_status(&trailers)?,
+        None => return Err(Error::unavailable(format!("HTTP {} without a gRPC status", parts.status))),
+    }
+    if !pieces.is_empty() {
+        frame = pieces.freeze();
+    }
+    if frame.len() < GRPC_PREFIX_BYTES || frame[0] != 0 {
+        return Err(Error::data_loss("the answer is no uncompressed gRPC message"));
+    }
+    Ok(RawResponse { body: frame.split_off(GRPC_PREFIX_BYTES) })
+}
+
+fn grpc_status(headers: &HeaderMap) -> Result<()> {
+    let text =
+        |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    match text("grpc-status") {
+        "0" => Ok(()),
+        status => {
+            let words = percent_decoded(text("grpc-message"));
+            Err(Error::unavailable(format!("gRPC status {status}: {}", clip(&words))))
+        }
+    }
+}
+
+/// Undoes the encoding that gRPC gives its messages in headers; what is malformed stays as it is.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits =
+            (first == b'%').then(|| after.get(..2)).flatten().and_then(|two| std::str::from_utf8(two).ok());
+        match digits.and_then(|two| u8::from_str_radix(two, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+async fn http_answer(response: Response<Incoming>) -> Result<RawResponse> {
+    let (parts, body) = response.into_parts();
+    let body = Limited::new(body, ANSWER_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|e| Error::unavailable(format!("answer: {e}")))?
+        .to_bytes();
+    if !parts.status.is_success() {
+        let words = String::from_utf8_lossy(&body);
+        return Err(Error::unavailable(format!("HTTP {}: {}", parts.status.as_u16(), clip(&words))));
+    }
+    Ok(RawResponse { body })
+}
+
+fn clip(text: &str) -> &str {
+    let end =
+        (0..=REASON_BYTES_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text[..end].trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        let endpoint = Endpoint::parse("grpc://127.0.0.1:8500/").unwrap();
+        assert_eq!(endpoint, Endpoint { transport: Transport::Grpc, authority: "127.0.0.1:8500".into() });
+        assert_eq!(Endpoint::parse("http://[::1]:1").unwrap().authority, "[::1]:1");
+        for wrong in ["127.0.0.1:8500", "https://a:1", "grpc://a", "grpc://:1", "http://a:b", "http://a:1/x"]
+        {
+            assert!(Endpoint::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn frames_and_clips() {
+        assert_eq!(&grpc_frame(b"ab")[..], &[0, 0, 0, 0, 2, b'a', b'b']);
+        assert_eq!(percent_decoded("no%20%22m%22 100%"), "no \"m\" 100%");
+        assert_eq!(clip(" short "), "short");
+        assert_eq!(clip(&"é".repeat(400)).len(), REASON_BYTES_MAX);
+    }
+}

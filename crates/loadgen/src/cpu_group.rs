@@ -1,0 +1,97 @@
+//! A control group with a limit on processor time, as a container has that is given "limits: cpu".
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use base::{Error, Result};
+
+/// Where control groups are, of version 1 and of version 2.
+const VERSION_1: &str = "/sys/fs/cgroup/cpu";
+const VERSION_2: &str = "/sys/fs/cgroup";
+/// What the kernel and containers use by default.
+const PERIOD_US: f64 = 100_000.0;
+/// Less than this the kernel refuses.
+const CORES_MIN: f64 = 0.01;
+
+/// A group of processes that may use so much processor time together. Dropping it removes it, once it is empty.
+#[derive(Debug)]
+pub struct CpuGroup {
+    dirs: Vec<PathBuf>,
+}
+
+impl CpuGroup {
+    /// A group with `cores` cores' worth of time.
+    ///
+    /// # Errors
+    /// When the system does not let this process make one, or `cores` is out of range.
+    pub fn new(cores: f64) -> Result<CpuGroup> {
+        if !(CORES_MIN..=1e4).contains(&cores) {
+            return Err(Error::invalid(format!("a limit is {CORES_MIN} to 10000 cores")));
+        }
+        let name = format!("millpond-bench-{}", std::process::id());
+        let quota = (cores * PERIOD_US).round();
+        let version_1 = Path::new(VERSION_1);
+        let (dirs, settings) = if version_1.join("cpu.cfs_quota_us").exists() {
+            // Processor time is counted in a hierarchy of its own, often by another name for the same one.
+            let account = Path::new(VERSION_1).with_file_name("cpuacct");
+            let settings =
+                [("cpu.cfs_period_us", format!("{PERIOD_US}")), ("cpu.cfs_quota_us", format!("{quota}"))];
+            (vec![version_1.join(&name), account.join(&name)], settings.to_vec())
+        } else {
+            (vec![Path::new(VERSION_2).join(&name)], vec![("cpu.max", format!("{quota} {PERIOD_US}"))])
+        };
+        let group = CpuGroup { dirs };
+        for dir in &group.dirs {
+            std::fs::create_dir_all(dir).map_err(|e| refused(dir, &e))?;
+        }
+        for (name, value) in settings {
+            let path = group.dirs[0].join(name);
+            std::fs::write(&path, value).map_err(|e| refused(&path, &e))?;
+        }
+        Ok(group)
+    }
+
+    /// A command that runs `program` in this group, from its first instruction.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("/bin/sh");
+        let script = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 1; shift; done; shift; exec \"$@\"";
+        command.args(["-c", script, "sh"]);
+        command.args(self.dirs.iter().map(|dir| dir.join("cgroup.procs"))).arg("--").arg(program);
+        command
+    }
+}
+
+fn refused(path: &Path, error: &std::io::Error) -> Error {
+    Error::io(path, error).context("a limit on processor time needs root and a writable control group")
+}
+
+impl Drop for CpuGroup {
+    fn drop(&mut self) {
+        for dir in &self.dirs {
+            // Not empty where a server is still there; then it stays.
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_runs_in_its_group() {
+        assert!(CpuGroup::new(0.0).is_err() && CpuGroup::new(f64::NAN).is_err());
+        // Without the right to make groups there is nothing to see but the error.
+        let group = match CpuGroup::new(1.5) {
+            Ok(group) => group,
+            Err(error) => return assert!(error.to_string().contains("needs root"), "{error}"),
+        };
+        let run = group.command(Path::new("/bin/cat")).arg("/proc/self/cgroup").output().unwrap();
+        let text = String::from_utf8(run.stdout).unwrap();
+        let name = format!("/millpond-bench-{}", std::process::id());
+        assert!(text.contains(&name), "{text} {}", String::from_utf8_lossy(&run.stderr));
+        let dir = group.dirs[0].clone();
+        drop(group);
+        assert!(!dir.exists());
+    }
+}

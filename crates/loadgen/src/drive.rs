@@ -1,0 +1,444 @@
+//! Drives a server: an open loop that sends when requests are due, or a closed loop of clients that wait.
+//!
+//! Each client thread runs its own single-threaded runtime in which pacing, sending and receiving happen. In the
+//! open loop nothing ever waits for an answer before sending the next request; when more than
+//! [`DrivePlan::in_flight_max`] answers are missing, further requests count as failed, so that a stalled server shows
+//! as failures and not as a quieter client.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::task::LocalSet;
+
+use base::{Error, Result};
+
+use crate::connection::{Connection, Endpoint, RawResponse, Template, Transport};
+use crate::schedule::{ArrivalSchedule, Arrivals};
+use crate::timer::Timer;
+
+/// How long a finished schedule waits for the last answers unless it is told otherwise.
+pub const DRAIN: Duration = Duration::from_secs(20);
+/// The priority client threads ask for: a real client would not compete for the server's cores, so it is woken
+/// at once where the system allows it. Without the right to ask, the run goes on at normal priority.
+const CLIENT_NICE: i32 = -15;
+/// Client threads at most.
+pub const THREADS_MAX: usize = 64;
+/// Connections at most.
+pub const CONNECTIONS_MAX: usize = 4096;
+
+/// The reason given for a request that was not sent because [`DrivePlan::in_flight_max`] answers were missing.
+pub const NO_ROOM: &str = "more answers are missing than may be in flight";
+
+/// What an answer was worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// As expected.
+    Right,
+    /// An answer, but not the right one.
+    Wrong,
+    /// No answer: an error status, a broken connection, or no room to send.
+    Failed,
+}
+
+/// Looks at answers. Called on the client thread, so it must be quick.
+pub trait Judge: Send + Sync {
+    /// Whether the answer to body `shot` is right, and the version that gave it (0 where it does not say).
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64);
+}
+
+/// One finished request.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestSample {
+    /// When it was due, since [`DrivePlan::start`].
+    pub due: Duration,
+    /// From then to its answer.
+    pub latency: Duration,
+    /// What the answer was worth.
+    pub verdict: Judgement,
+    /// The version that answered; 0 where unknown.
+    pub version: u64,
+}
+
+/// Takes samples as they come, from all client threads.
+pub trait SampleSink: Send + Sync {
+    /// One finished request; for a failed one, why.
+    fn record(&self, sample: RequestSample, reason: Option<&str>);
+
+    /// Open loop: a request that was due `late` ago is about to be sent.
+    fn sending(&self, _late: Duration) {}
+}
+
+/// When requests are sent.
+#[derive(Clone, Copy, Debug)]
+pub enum LoadLoop {
+    /// At times that do not depend on answers.
+    Open {
+        /// How the gaps are distributed.
+        arrivals: Arrivals,
+        /// Requests a second.
+        rate: f64,
+        /// Of the gaps.
+        seed: u64,
+    },
+    /// Each client sends its next request when it has its answer.
+    Closed {
+        /// How many wait at the same time.
+        clients: usize,
+    },
+}
+
+/// A run.
+#[derive(Clone)]
+pub struct DrivePlan {
+    /// Where to.
+    pub endpoint: Endpoint,
+    /// What all requests share.
+    pub template: Template,
+    /// The bodies, used in turn.
+    pub shots: Arc<[Bytes]>,
+    /// When they are sent.
+    pub pace: LoadLoop,
+    /// When the first is due.
+    pub start: Instant,
+    /// How long requests are sent.
+    pub duration: Duration,
+    /// Connections of all threads together.
+    pub connections: usize,
+    /// Client threads.
+    pub threads: usize,
+    /// Open loop: answers that may be missing at a time, of all threads together.
+    pub in_flight_max: usize,
+    /// How long a finished schedule waits for the last answers; those still missing count as failed.
+    pub drain: Duration,
+    /// Never sleep while waiting: the client's own wake-up, which is dear on a virtual machine, stays out of the
+    /// latency. It takes a whole core.
+    pub spin: bool,
+    /// Set to end early.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl DrivePlan {
+    /// A plan with one thread, starting now.
+    pub fn new(
+        endpoint: Endpoint,
+        template: Template,
+        shots: Arc<[Bytes]>,
+        pace: LoadLoop,
+        duration: Duration,
+    ) -> DrivePlan {
+        let connections = match pace {
+            LoadLoop::Open { .. } => 8,
+            LoadLoop::Closed { clients } => clients,
+        };
+        DrivePlan {
+            endpoint,
+            template,
+            shots,
+            pace,
+            start: Instant::now(),
+            duration,
+            connections,
+            threads: 1,
+            in_flight_max: 1024,
+            drain: DRAIN,
+            spin: false,
+            stop: Arc::default(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let bounded = |what: &str, value: usize, max: usize| {
+            let message = format!("{what} must be 1 to {max}, not {value}");
+            if (1..=max).contains(&value) { Ok(()) } else { Err(Error::invalid(message)) }
+        };
+        bounded("client threads", self.threads, THREADS_MAX)?;
+        bounded("connections", self.connections, CONNECTIONS_MAX)?;
+        if let LoadLoop::Closed { clients } = self.pace {
+            bounded("clients", clients, CONNECTIONS_MAX)?;
+        }
+        if self.shots.is_empty() {
+            return Err(Error::invalid("there is no request to send"));
+        }
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs `plan` to its end on threads of its own and waits for them.
+///
+/// # Errors
+/// `Unavailable` when the server cannot be reached at the start; later failures are samples.
+pub fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink>) -> Result<()> {
+    plan.check()?;
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..plan.threads)
+            .map(|index| {
+                let (plan, judge, sink) = (plan.clone(), judge.clone(), sink.clone());
+                std::thread::Builder::new()
+                    .name(format!("client-{index}"))
+                    .spawn_scoped(scope, move || client_thread(plan, index, judge, sink))
+                    .map_err(|e| Error::exhausted(format!("cannot start a client thread: {e}")))
+            })
+            .collect::<Result<_>>()?;
+        clients.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked")))
+        })
+    })
+}
+
+/// Runs `work` beside a client that never sleeps, as with [`DrivePlan::spin`], and asks nothing.
+///
+/// # Errors
+/// `ResourceExhausted` when there is no thread for the client.
+pub fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let stopped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = StopOnDrop(&stopped);
+        let spin = || {
+            LocalSet::new().block_on(&client_runtime()?, async {
+                while !stopped.load(Ordering::Relaxed) {
+                    tokio::task::yield_now().await;
+                }
+            });
+            Ok(())
+        };
+        let client = std::thread::Builder::new()
+            .name("client".into())
+            .spawn_scoped(scope, spin)
+            .map_err(|e| Error::exhausted(format!("cannot start a client thread: {e}")))?;
+        let done = work();
+        drop(stop);
+        client.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked")))?;
+        Ok(done)
+    })
+}
+
+/// What a client's thread runs on, and how.
+fn client_runtime() -> Result<tokio::runtime::Runtime> {
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), CLIENT_NICE);
+    memory::thread::set_serving_timers();
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))
+}
+
+fn client_thread(
+    plan: DrivePlan,
+    index: usize,
+    judge: Arc<dyn Judge>,
+    sink: Arc<dyn SampleSink>,
+) -> Result<()> {
+    let runtime = client_runtime()?;
+    let local = LocalSet::new();
+    local.block_on(&runtime, async move {
+        let client = Rc::new(ClientThread::connect(plan, index, judge, sink).await?);
+        if client.plan.spin {
+            // A task that is always ready keeps the runtime from parking; it looks at its sockets in between.
+            tokio::task::spawn_local(async {
+                loop {
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        match client.plan.pace {
+            LoadLoop::Open { arrivals, rate, seed } => {
+                client.open_loop(ArrivalSchedule::new(arrivals, rate, seed)).await
+            }
+            LoadLoop::Closed { clients } => client.closed_loop(clients).await,
+        }
+    })
+}
+
+/// The share of item `index` when `total` are dealt to `parts`.
+fn share(total: usize, parts: usize, index: usize) -> usize {
+    total / parts + usize::from(index < total % parts)
+}
+
+/// One thread's part of a run.
+struct ClientThread {
+    plan: DrivePlan,
+    index: usize,
+    judge: Arc<dyn Judge>,
+    sink: Arc<dyn SampleSink>,
+    idle: RefCell<Vec<Connection>>,
+    next: Cell<usize>,
+    in_flight: Cell<usize>,
+    freed: Notify,
+}
+
+impl ClientThread {
+    async fn connect(
+        plan: DrivePlan,
+        index: usize,
+        judge: Arc<dyn Judge>,
+        sink: Arc<dyn SampleSink>,
+    ) -> Result<ClientThread> {
+        let connections = share(plan.connections, plan.threads, index).max(1);
+        let mut idle = Vec::with_capacity(connections);
+        for _ in 0..connections {
+            idle.push(Connection::open(&plan.endpoint).await?);
+        }
+        Ok(ClientThread {
+            plan,
+            index,
+            judge,
+            sink,
+            idle: RefCell::new(idle),
+            next: Cell::new(index),
+            in_flight: Cell::new(0),
+            freed: Notify::new(),
+        })
+    }
+
+    async fn open_loop(self: &Rc<Self>, schedule: ArrivalSchedule) -> Result<()> {
+        let timer = Timer::new()?;
+        let in_flight_max = share(self.plan.in_flight_max, self.plan.threads, self.index).max(1);
+        for due in schedule.skip(self.index).step_by(self.plan.threads) {
+            if due >= self.plan.duration || self.plan.finished() {
+                break;
+            }
+            timer.until(self.plan.start + due).await?;
+            if self.in_flight.get() >= in_flight_max {
+                self.record_failure(due, NO_ROOM);
+                continue;
+            }
+            self.sink.sending(self.plan.start.elapsed().saturating_sub(due));
+            self.in_flight.set(self.in_flight.get() + 1);
+            let (client, shot) = (self.clone(), self.next_shot());
+            tokio::task::spawn_local(async move {
+                client.fire(due, shot).await;
+                client.in_flight.set(client.in_flight.get() - 1);
+                client.freed.notify_one();
+            });
+        }
+        self.drain().await;
+        Ok(())
+    }
+
+    /// Waits for the answers that are missing; what is missing then was not recorded and is recorded as failed.
+    async fn drain(&self) {
+        let all = async {
+            while self.in_flight.get() > 0 {
+                self.freed.notified().await;
+            }
+        };
+        if tokio::time::timeout(self.plan.drain, all).await.is_err() {
+            let due = self.plan.start.elapsed();
+            (0..self.in_flight.get()).for_each(|_| self.record_failure(due, "no answer came"));
+        }
+    }
+
+    async fn closed_loop(self: &Rc<Self>, clients: usize) -> Result<()> {
+        let mine = share(clients, self.plan.threads, self.index);
+        let tasks: Vec<_> = (0..mine)
+            .map(|_| {
+                let client = self.clone();
+                tokio::task::spawn_local(async move {
+                    loop {
+                        let due = client.plan.start.elapsed();
+                        if due >= client.plan.duration || client.plan.finished() {
+                            break;
+                        }
+                        let shot = client.next_shot();
+                        client.fire(due, shot).await;
+                    }
+                })
+            })
+            .collect();
+        let all = async {
+            for task in tasks {
+                // A task that panicked has lost its request; the others go on.
+                let _ = task.await;
+            }
+        };
+        let limit = self.plan.duration.saturating_add(self.plan.drain);
+        if tokio::time::timeout(limit, all).await.is_err() {
+            self.record_failure(self.plan.duration, "no answer came");
+        }
+        Ok(())
+    }
+
+    fn next_shot(&self) -> usize {
+        let shot = self.next.get();
+        self.next.set(shot.wrapping_add(self.plan.threads));
+        shot % self.plan.shots.len()
+    }
+
+    async fn fire(&self, due: Duration, shot: usize) {
+        let answer = self.call(shot).await;
+        let latency = self.plan.start.elapsed().saturating_sub(due);
+        match answer {
+            Ok(answer) => {
+                let (verdict, version) = self.judge.judge(shot, &answer);
+                self.sink.record(RequestSample { due, latency, verdict, version }, None);
+            }
+            Err(error) => {
+                let sample = RequestSample { due, latency, verdict: Judgement::Failed, version: 0 };
+                self.sink.record(sample, Some(error.message()));
+            }
+        }
+    }
+
+    async fn call(&self, shot: usize) -> Result<RawResponse> {
+        let mut connection = self.take().await?;
+        let answer = connection.call(&self.plan.template, self.plan.shots[shot].clone()).await;
+        if self.plan.endpoint.transport == Transport::Http && connection.is_open() {
+            self.idle.borrow_mut().push(connection);
+        }
+        answer
+    }
+
+    /// A connection to use: the next in turn where they are shared, an idle or a new one where they are not.
+    async fn take(&self) -> Result<Connection> {
+        let known = self.idle.borrow_mut().pop();
+        match known {
+            None => Connection::open(&self.plan.endpoint).await,
+            Some(connection) => match connection.share() {
+                None => Ok(connection),
+                Some(_) if !connection.is_open() => {
+                    let fresh = Connection::open(&self.plan.endpoint).await?;
+                    let shared = fresh.share();
+                    self.idle.borrow_mut().insert(0, fresh);
+                    shared.ok_or_else(|| Error::internal("a connection changed its nature"))
+                }
+                Some(shared) => {
+                    self.idle.borrow_mut().insert(0, connection);
+                    Ok(shared)
+                }
+            },
+        }
+    }
+
+    fn record_failure(&self, due: Duration, reason: &str) {
+        let latency = self.plan.start.elapsed().saturating_sub(due);
+        self.sink
+            .record(RequestSample { due, latency, verdict: Judgement::Failed, version: 0 }, Some(reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up() {
+        for (total, parts) in [(7, 3), (1, 4), (64, 64), (10, 1)] {
+            assert_eq!((0..parts).map(|index| share(total, parts, index)).sum::<usize>(), total);
+        }
+    }
+}

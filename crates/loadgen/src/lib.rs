@@ -1,0 +1,57 @@
+//! Load generator, server processes, statistics and text reports: what `millpond tune`, `bench` and `demo` share.
+//!
+//! A client shares the machine with the server it measures, so it is built to cost little: bodies are encoded before
+//! the clock starts, one thread paces, sends and receives, and a caller's own code checks the raw bytes of answers.
+//! Latency counts from the moment a request was due, never from when it was sent, so a stalled server cannot hide its
+//! stall by slowing the client down.
+//!
+//! Nothing here reads arguments or the environment: the programs fill the `Args` structs and [`BenchEnv`].
+
+/// Prints as the standard library does, but a closed standard output (`... | head`) does not panic.
+#[macro_export]
+macro_rules! print {
+    ($($text:tt)*) => { $crate::report::print_text(format_args!($($text)*)) };
+}
+/// The same with a line feed after it.
+#[macro_export]
+macro_rules! println {
+    ($($text:tt)*) => { $crate::print!("{}\n", format_args!($($text)*)) };
+}
+
+pub mod cache;
+pub mod connection;
+pub mod cpu_group;
+pub mod drive;
+pub mod machine;
+pub mod measure;
+pub mod port;
+pub mod process;
+pub mod random;
+pub mod report;
+pub mod samples;
+pub mod schedule;
+pub mod scrape;
+pub mod settings;
+pub mod settle;
+pub mod stats;
+mod timer;
+pub mod wire;
+
+use std::path::PathBuf;
+
+use engine::LibrarySearch;
+
+/// Programs, libraries and directories of this machine that benchmarks need.
+#[derive(Clone, Debug)]
+pub struct BenchEnv {
+    /// The `millpond` program to start as a server: usually this one.
+    pub millpond: PathBuf,
+    /// Where to look for ONNX Runtime.
+    pub onnxruntime: LibrarySearch,
+    /// Where to look for the LibTorch shim.
+    pub libtorch: LibrarySearch,
+    /// A folder of recordings that the user named, if any.
+    pub audio_data: Option<PathBuf>,
+    /// Where models, logs and run directories are kept; a second run finds its models there.
+    pub cache_dir: PathBuf,
+}

@@ -1,0 +1,253 @@
+//! What a figure was measured on, and what else the machine did meanwhile: recorded beside every figure.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::settle::StopWatch;
+
+/// The machine and the software, fixed for a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct MachineFacts {
+    /// The processor's own name.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Kernel release.
+    pub kernel: String,
+    /// Preemption model and build of the kernel.
+    pub kernel_build: String,
+    /// Memory in MiB.
+    pub memory_mb: u64,
+    /// Millpond's version, and that it is no release where it is none.
+    pub millpond: String,
+    /// ONNX Runtime's version, where the run used it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub onnxruntime: Option<String>,
+    /// Transparent huge page setting.
+    pub huge_pages: String,
+}
+
+const VERSION: &str = if cfg!(debug_assertions) {
+    concat!(env!("CARGO_PKG_VERSION"), " (built for tests: figures mean nothing)")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
+
+impl MachineFacts {
+    /// Looks at this machine; what cannot be read is left empty.
+    pub fn detect(onnxruntime: Option<String>) -> MachineFacts {
+        let cpuinfo = read("/proc/cpuinfo");
+        MachineFacts {
+            cpu: field(&cpuinfo, "model name").unwrap_or_default(),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").trim().into(),
+            kernel_build: read("/proc/sys/kernel/version").trim().into(),
+            memory_mb: memory_bytes() >> 20,
+            millpond: VERSION.into(),
+            onnxruntime,
+            huge_pages: read("/sys/kernel/mm/transparent_hugepage/enabled").trim().into(),
+        }
+    }
+
+    /// One line for people.
+    pub fn line(&self) -> String {
+        let onnx =
+            self.onnxruntime.as_ref().map(|version| format!(", ONNX Runtime {version}")).unwrap_or_default();
+        format!(
+            "{}, {} cores, {} MiB, Linux {}, Millpond {}{onnx}",
+            self.cpu, self.cores, self.memory_mb, self.kernel, self.millpond
+        )
+    }
+}
+
+/// Memory of this machine in bytes; 0 where it cannot be read.
+pub fn memory_bytes() -> u64 {
+    field(&read("/proc/meminfo"), "MemTotal")
+        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0)
+        << 10
+}
+
+/// What the machine did between two moments.
+#[derive(Clone, Debug, Serialize)]
+pub struct Noise {
+    /// Load averages (1, 5, 15 minutes) at the start.
+    pub load_before: [f64; 3],
+    /// And at the end.
+    pub load_after: [f64; 3],
+    /// Share of all cores' time that was used by anyone, 0 to 1.
+    pub busy: f64,
+    /// Share that the hypervisor gave to others, 0 to 1.
+    pub steal: f64,
+    /// How often the machine stood still for more than 10 ms, which steal need not show: a host that bounds a machine's
+    /// processor time does so.
+    pub stops: u64,
+    /// The longest of these in milliseconds.
+    pub longest_stop_ms: f64,
+    /// Seconds observed.
+    pub seconds: f64,
+}
+
+impl Noise {
+    /// One line for people.
+    pub fn line(&self) -> String {
+        let stops = match self.stops {
+            0 => String::new(),
+            count => format!(", stood still {count} times, for {:.0} ms at most", self.longest_stop_ms),
+        };
+        format!(
+            "load {:.2} before, {:.2} after; cores {:.0} % busy, {:.1} % stolen{stops}",
+            self.load_before[0],
+            self.load_after[0],
+            self.busy * 100.0,
+            self.steal * 100.0
+        )
+    }
+}
+
+/// Watches the machine from its making to [`NoiseWatch::end`].
+#[derive(Debug)]
+pub struct NoiseWatch {
+    start: Instant,
+    load: [f64; 3],
+    ticks: Ticks,
+    stops: StopWatch,
+}
+
+impl NoiseWatch {
+    /// Begins to watch.
+    pub fn start() -> NoiseWatch {
+        let stops = StopWatch::start();
+        NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now(), stops }
+    }
+
+    /// What happened since.
+    pub fn end(&self) -> Noise {
+        let now = Ticks::now();
+        let total = now.total.saturating_sub(self.ticks.total).max(1) as f64;
+        let stops = self.stops.stops();
+        Noise {
+            load_before: self.load,
+            load_after: load_average(),
+            busy: now.busy.saturating_sub(self.ticks.busy) as f64 / total,
+            steal: now.steal.saturating_sub(self.ticks.steal) as f64 / total,
+            stops: stops.count,
+            longest_stop_ms: stops.longest.as_secs_f64() * 1e3,
+            seconds: self.start.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// Processor time of all cores together in clock ticks since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Ticks {
+    busy: u64,
+    steal: u64,
+    total: u64,
+}
+
+impl Ticks {
+    fn now() -> Ticks {
+        Ticks::parse(&read("/proc/stat"))
+    }
+
+    fn parse(stat: &str) -> Ticks {
+        let values: Vec<u64> = stat
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .skip(1)
+            .filter_map(|value| value.parse().ok())
+            .collect();
+        // user nice system idle iowait irq softirq steal; guest time is part of user already.
+        let at = |index: usize| values.get(index).copied().unwrap_or(0);
+        let busy = at(0) + at(1) + at(2) + at(5) + at(6);
+        Ticks { busy, steal: at(7), total: busy + at(3) + at(4) + at(7) }
+    }
+}
+
+fn load_average() -> [f64; 3] {
+    let text = read("/proc/loadavg");
+    let mut values = text.split_whitespace().map(|value| value.parse().unwrap_or(0.0));
+    std::array::from_fn(|_| values.next().unwrap_or(0.0))
+}
+
+/// A process's use of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Usage {
+    /// Processor time of all its threads, ended ones included.
+    #[serde(rename = "cpu_s", serialize_with = "seconds")]
+    pub cpu: Duration,
+    /// Most resident memory it ever had, in KiB.
+    pub peak_rss_kb: u64,
+}
+
+fn seconds<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(value.as_secs_f64())
+}
+
+/// Clock ticks a second in /proc/PID/stat: fixed by the kernel's interface to user space.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// What process `pid` has used; zeros once it is gone.
+pub fn usage_of(pid: u32) -> Usage {
+    Usage {
+        cpu: cpu_from_stat(&read(&format!("/proc/{pid}/stat"))),
+        peak_rss_kb: field(&read(&format!("/proc/{pid}/status")), "VmHWM")
+            .and_then(|value| value.split_whitespace().next()?.parse().ok())
+            .unwrap_or(0),
+    }
+}
+
+/// Resident memory of process `pid` now, in KiB; 0 once it is gone.
+pub fn rss_kb_of(pid: u32) -> u64 {
+    field(&read(&format!("/proc/{pid}/status")), "VmRSS")
+        .and_then(|value| value.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+fn cpu_from_stat(stat: &str) -> Duration {
+    // The name in parentheses may hold anything, spaces and parentheses included: count from its end.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return Duration::ZERO };
+    let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+fn field(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_files_are_understood() {
+        let ticks = Ticks::parse("cpu  10 1 20 100 5 2 3 9 0 0\ncpu0 1 1 1 1\n");
+        assert_eq!(ticks, Ticks { busy: 36, steal: 9, total: 150 });
+        assert_eq!(Ticks::parse(""), Ticks::default());
+        let stat = "77 (a) b (c)) S 1 77 77 0 -1 4194560 100 0 0 0 150 50 0 0 20 0 1 0 5 1 1";
+        assert_eq!(cpu_from_stat(stat), Duration::from_secs(2));
+        assert_eq!(cpu_from_stat("garbage"), Duration::ZERO);
+        assert_eq!(field("Name:\tx\nVmHWM:\t  12 kB\n", "VmHWM"), Some("12 kB".into()));
+    }
+
+    #[test]
+    fn this_process_is_seen() {
+        let usage = usage_of(std::process::id());
+        assert!(usage.peak_rss_kb > 0);
+        assert!(rss_kb_of(std::process::id()) > 0 && rss_kb_of(u32::MAX) == 0);
+        assert_eq!(usage_of(u32::MAX), Usage::default());
+        let machine = MachineFacts::detect(None);
+        assert!(machine.cores > 0 && machine.memory_mb > 0);
+    }
+}

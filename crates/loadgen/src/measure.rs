@@ -1,0 +1,60 @@
+//! One run with the processor time that the server's processes used meanwhile.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+
+use crate::drive::{DrivePlan, Judge, SampleSink, drive};
+use crate::machine::usage_of;
+use crate::report::StepProgress;
+use crate::samples::{Tally, TallyCounts};
+
+/// From here to the first request: connections are made in this time.
+const LEAD_IN: Duration = Duration::from_millis(100);
+/// Time between two looks at a run for the bar.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a run gave.
+#[derive(Debug)]
+pub struct Measurement {
+    /// Requests and latencies after the warm-up.
+    pub counted: TallyCounts,
+    /// Of all processes asked for together; absent where none was or nothing was answered.
+    pub cpu_us_per_request: Option<f64>,
+}
+
+/// Runs `plan` with its first `warm_up` left out of all figures.
+pub fn measure(
+    plan: &DrivePlan,
+    warm_up: Duration,
+    judge: &Arc<dyn Judge>,
+    pids: &[u32],
+    progress: Option<&StepProgress>,
+) -> Result<Measurement> {
+    let tally = Arc::new(Tally::new(warm_up));
+    let sink: Arc<dyn SampleSink> = tally.clone();
+    let mut plan = plan.clone();
+    plan.start = Instant::now() + LEAD_IN;
+    let look_at = |at: Instant| {
+        sleep(at.saturating_duration_since(Instant::now()));
+        (pids.iter().map(|&pid| usage_of(pid).cpu).sum::<Duration>(), tally.count())
+    };
+    std::thread::scope(|scope| {
+        let driver = scope.spawn(|| drive(&plan, judge, &sink));
+        // Not the whole run: the warm-up is left out, and so is the end, where clients fall silent one by one.
+        let watcher = scope.spawn(|| (look_at(plan.start + warm_up), look_at(plan.start + plan.duration)));
+        while let Some(progress) = progress.filter(|_| !driver.is_finished()) {
+            progress.at(plan.start.elapsed().min(plan.duration).as_secs(), plan.duration.as_secs());
+            progress.say(format!("{} answers", tally.count()));
+            sleep(LOOK);
+        }
+        driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
+        let (before, after) = watcher.join().map_err(|_| Error::internal("the watcher panicked"))?;
+        let requests = after.1.saturating_sub(before.1);
+        let cpu_us = after.0.saturating_sub(before.0).as_secs_f64() * 1e6;
+        let cpu_us_per_request = (!pids.is_empty() && requests > 0).then(|| cpu_us / requests as f64);
+        Ok(Measurement { counted: tally.counted(), cpu_us_per_request })
+    })
+}

@@ -1,0 +1,350 @@
+//! A Millpond server as a child process: started on free ports, watched, ended with whoever started it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use engine_onnx::OnnxEngine;
+use engine_torch::TorchEngine;
+
+use crate::BenchEnv;
+use crate::connection::{Endpoint, Transport};
+use crate::cpu_group::CpuGroup;
+use crate::machine::{Usage, usage_of};
+use crate::scrape::Scrape;
+
+/// How long a server may take until it is ready: it converts, reads and warms models first.
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time between two looks whether it is.
+const READY_POLL: Duration = Duration::from_millis(20);
+/// How long it may take to end when asked to.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// A page of the server's that is larger is refused.
+const PAGE_BYTES_MAX: u64 = 16 << 20;
+/// Lines of the server's log that are shown when it fails.
+const LOG_LINES_SHOWN: usize = 12;
+
+/// The flag that says where a server's collections are.
+const COLLECTIONS_FLAG: &str = "--collections-dir";
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct ServerPlan {
+    /// Name of the log file in the cache directory.
+    pub name: String,
+    /// Arguments after `serve`, without ports and library.
+    pub args: Vec<String>,
+    /// Its own process group, so that a Ctrl-C in the terminal reaches only us.
+    pub detached: bool,
+    /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
+    pub malloc_conf: Option<&'static str>,
+    /// HTTP and gRPC ports to take where they are free; any others where they are not, or where this is absent.
+    pub ports: Option<(u16, u16)>,
+}
+
+/// A running server. Dropping it ends it.
+#[derive(Debug)]
+pub struct ServerProcess {
+    child: Child,
+    http_port: u16,
+    grpc_port: u16,
+    log: PathBuf,
+    pages: ureq::Agent,
+}
+
+impl ServerProcess {
+    /// Starts a server and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends, or is not ready in time; the message has the end of its log.
+    pub fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
+        ServerProcess::start_in(env, plan, None)
+    }
+
+    /// As [`ServerProcess::start`], in a control group.
+    pub fn start_in(env: &BenchEnv, plan: &ServerPlan, group: Option<&CpuGroup>) -> Result<ServerProcess> {
+        let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
+        let (http_port, grpc_port) = free_ports(plan.ports.unwrap_or((0, 0)))?;
+        let command = group.map_or_else(|| Command::new(&env.millpond), |group| group.command(&env.millpond));
+        let child = spawn(command, env, plan, &log, (http_port, grpc_port))?;
+        end_with_us(child.id());
+        let mut server = ServerProcess { child, http_port, grpc_port, log, pages: agent() };
+        server.wait_ready()?;
+        Ok(server)
+    }
+
+    /// Where its gRPC door is.
+    pub fn grpc(&self) -> Endpoint {
+        Endpoint { transport: Transport::Grpc, authority: format!("127.0.0.1:{}", self.grpc_port) }
+    }
+
+    /// Where its HTTP door is.
+    pub fn http(&self) -> Endpoint {
+        Endpoint { transport: Transport::Http, authority: format!("127.0.0.1:{}", self.http_port) }
+    }
+
+    /// Its log file.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has used so far.
+    pub fn usage(&self) -> Usage {
+        usage_of(self.child.id())
+    }
+
+    /// Its metrics now.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn metrics(&self) -> Result<Scrape> {
+        Ok(Scrape::parse(&self.page("/metrics")?))
+    }
+
+    /// The text of a page of its HTTP door.
+    ///
+    /// # Errors
+    /// When it does not answer or answers with an error status.
+    pub fn page(&self, path: &str) -> Result<String> {
+        page(&self.pages, &format!("http://127.0.0.1:{}{path}", self.http_port))
+    }
+
+    /// Asks it to end and waits.
+    ///
+    /// # Errors
+    /// `Internal` when it does not end in time or ends with an error: graceful shutdown is part of what is shown.
+    pub fn stop(mut self) -> Result<()> {
+        signal(self.child.id(), rustix::process::Signal::TERM);
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => {
+                    return Err(Error::internal(format!(
+                        "the server ended with {status}; {}",
+                        self.log_tail()
+                    )));
+                }
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(READY_POLL),
+                _ => return Err(Error::internal(format!("the server does not end; {}", self.log_tail()))),
+            }
+        }
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(Error::unavailable(format!(
+                    "the server ended with {status}; {}",
+                    self.log_tail()
+                )));
+            }
+            if self.page("/v2/health/ready").is_ok() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::deadline(format!(
+                    "the server is not ready after {} s; {}",
+                    READY_TIMEOUT.as_secs(),
+                    self.log_tail()
+                )));
+            }
+            std::thread::sleep(READY_POLL);
+        }
+    }
+
+    fn log_tail(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n  ");
+        format!("end of {}:\n  {tail}", self.log.display())
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let_go(self.child.id());
+    }
+}
+
+fn spawn(
+    mut command: Command,
+    env: &BenchEnv,
+    plan: &ServerPlan,
+    log: &Path,
+    (http_port, grpc_port): (u16, u16),
+) -> Result<Child> {
+    use std::os::unix::process::CommandExt as _;
+    if let Some(parent) = log.parent() {
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
+    }
+    let file = File::create(log).map_err(|e| Error::io(log, &e))?;
+    let second = file.try_clone().map_err(|e| Error::io(log, &e))?;
+    command
+        .arg("serve")
+        .args(&plan.args)
+        .args(["--host", "127.0.0.1"])
+        .args(["--http-port", &http_port.to_string(), "--grpc-port", &grpc_port.to_string()])
+        .arg("--onnxruntime")
+        .arg(OnnxEngine::find_library(&env.onnxruntime)?)
+        // Absent where nobody made it: then no model needs it, or the server says which does.
+        .args(
+            TorchEngine::find_library(&env.libtorch)
+                .iter()
+                .flat_map(|shim| [OsStr::new("--libtorch"), shim.as_os_str()]),
+        )
+        .stdin(Stdio::null())
+        .stdout(file)
+        .stderr(second);
+    // The user's own collections may be served by another process, which would keep this one from starting.
+    if !plan.args.iter().any(|argument| argument == COLLECTIONS_FLAG) {
+        command.args([COLLECTIONS_FLAG, "none"]);
+    }
+    if let Some(settings) = plan.malloc_conf {
+        command.env("MALLOC_CONF", settings);
+    }
+    if plan.detached {
+        command.process_group(0);
+    }
+    command.spawn().map_err(|e| Error::io(&env.millpond, &e).context("cannot start the server"))
+}
+
+/// Two ports that were free a moment ago: the wanted ones where they were.
+fn free_ports(wanted: (u16, u16)) -> Result<(u16, u16)> {
+    let bind =
+        |port| TcpListener::bind(("127.0.0.1", port)).and_then(|held| Ok((held.local_addr()?.port(), held)));
+    let listen = |port| bind(port).or_else(|_| bind(0));
+    // Both are held until both are known, so that they differ.
+    let pair = listen(wanted.0).and_then(|first| Ok((first, listen(wanted.1)?)));
+    let (first, second) = pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
+    Ok((first.0, second.0))
+}
+
+/// A client for pages, with limits.
+pub fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .timeout_global(Some(Duration::from_secs(10)))
+        .max_idle_connections(1)
+        .build()
+        .into()
+}
+
+/// Gets a page's text.
+pub fn page(agent: &ureq::Agent, url: &str) -> Result<String> {
+    let unavailable = |e: ureq::Error| Error::unavailable(format!("{url}: {e}"));
+    let mut answer = agent.get(url).call().map_err(unavailable)?;
+    answer.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string().map_err(unavailable)
+}
+
+fn signal(pid: u32, signal: rustix::process::Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// Servers that must not outlive us.
+static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+static WATCHING: Once = Once::new();
+
+/// Undoes [`end_with_us`] for a process that has ended.
+pub fn let_go(pid: u32) {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).retain(|&child| child != pid);
+}
+
+/// Ends process `pid` when this one is told to end, which a destructor would not see.
+pub fn end_with_us(pid: u32) {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+    WATCHING.call_once(|| {
+        let _ = std::thread::Builder::new().name("signals".into()).spawn(watch_signals);
+    });
+}
+
+/// Whether an interrupt is to be handled by [`interrupted`]'s caller, and whether one has come.
+static HANDLED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From here on the first interrupt only makes [`interrupted`] true; the second ends the process.
+pub fn handle_interrupts() {
+    HANDLED.store(true, Ordering::SeqCst);
+}
+
+/// Whether this process was told to end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+fn watch_signals() {
+    use tokio::signal::unix::{SignalKind, signal as listen};
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    runtime.block_on(async {
+        let (Ok(mut interrupt), Ok(mut terminate)) =
+            (listen(SignalKind::interrupt()), listen(SignalKind::terminate()))
+        else {
+            return;
+        };
+        loop {
+            let code = tokio::select! {
+                _ = interrupt.recv() => 130,
+                _ = terminate.recv() => 143,
+            };
+            if HANDLED.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst) {
+                continue;
+            }
+            let children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
+            children.iter().for_each(|&pid| signal(pid, rustix::process::Signal::KILL));
+            std::process::exit(code);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_differ() {
+        let (first, second) = free_ports((0, 0)).unwrap();
+        assert_ne!(first, second);
+        let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let taken = held.local_addr().unwrap().port();
+        let (other, wanted) = free_ports((taken, second)).unwrap();
+        assert_ne!(other, taken);
+        assert_eq!(wanted, second);
+    }
+
+    #[test]
+    fn a_program_that_ends_is_reported_with_its_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let env = BenchEnv {
+            millpond: "/bin/echo".into(),
+            onnxruntime: engine::LibrarySearch { explicit: Some("/bin/echo".into()), ..Default::default() },
+            libtorch: engine::LibrarySearch::default(),
+            audio_data: None,
+            cache_dir: dir.path().into(),
+        };
+        let plan = ServerPlan {
+            name: "echo".into(),
+            args: vec!["models".into()],
+            detached: false,
+            malloc_conf: None,
+            ports: None,
+        };
+        let error = ServerProcess::start(&env, &plan).unwrap_err();
+        assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
+        assert!(error.message().contains("--collections-dir none"), "{error}");
+    }
+}

@@ -1,0 +1,218 @@
+//! Tables for people, JSON for programs, bars for those who wait.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// A table of text cells; the first column is left-aligned, the others right-aligned.
+#[derive(Debug, Default)]
+pub struct TextTable {
+    rows: Vec<Vec<String>>,
+}
+
+impl TextTable {
+    /// A table with these column names.
+    pub fn new(columns: &[&str]) -> TextTable {
+        TextTable { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for TextTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for (index, row) in self.rows.iter().enumerate() {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let (before, after) = if column == 0 { ("", "") } else { ("  ", "") };
+                let pad = " ".repeat(widths[column] - cell.chars().count());
+                line.push_str(before);
+                line.push_str(&if column == 0 { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
+                line.push_str(after);
+            }
+            writeln!(f, "{}", line.trim_end())?;
+            if index == 0 {
+                writeln!(f, "{}", "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Milliseconds with as many digits as mean something.
+pub fn ms(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+/// Writes to standard output. One that has no reader any more takes nothing, and nothing is lost: programs read the JSON
+/// file.
+pub fn print_text(text: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    match out.write_fmt(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("cannot write to standard output: {error}");
+        }
+        _ => {}
+    }
+}
+
+/// Writes `value` as JSON to `path`, in one step so that a reader never sees half of it.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
+    write_file(path, &text)
+}
+
+/// Writes a file in one step.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
+    }
+    let part = path.with_extension("part");
+    let mut file = std::fs::File::create(&part).map_err(|e| Error::io(&part, &e))?;
+    file.write_all(bytes).and_then(|()| file.write_all(b"\n")).map_err(|e| Error::io(&part, &e))?;
+    std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))
+}
+
+/// Time between two lines about the progress where stderr is no terminal.
+const TELL_EVERY: Duration = Duration::from_secs(15);
+
+/// A bar on stderr where somebody watches, and elsewhere a line now and then.
+#[derive(Debug)]
+pub struct StepProgress {
+    bar: ProgressBar,
+    /// When a line was last printed where there is no terminal.
+    told: Mutex<Instant>,
+}
+
+impl StepProgress {
+    /// A bar of `steps` steps.
+    pub fn new(steps: u64) -> StepProgress {
+        let visible = std::io::stderr().is_terminal();
+        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
+        if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {wide_msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        // A tick a second is enough to see that it lives and too little to disturb a measurement.
+        bar.enable_steady_tick(Duration::from_secs(1));
+        StepProgress { bar, told: Mutex::new(Instant::now()) }
+    }
+
+    /// Says what is going on.
+    pub fn say(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+        self.tell();
+    }
+
+    /// Prints a line above the bar; also where nobody watches.
+    pub fn line(&self, text: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{text}");
+        } else {
+            self.bar.println(text);
+        }
+    }
+
+    /// One step is done.
+    pub fn step(&self) {
+        self.bar.inc(1);
+        self.tell();
+    }
+
+    /// Sets position and length (bytes, seconds).
+    pub fn at(&self, position: u64, length: u64) {
+        self.bar.set_length(length);
+        self.bar.set_position(position);
+        self.tell();
+    }
+
+    /// A line now and then where nobody sees the bar, so that a log shows that the work goes on.
+    fn tell(&self) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.bar.is_hidden() && told.elapsed() >= TELL_EVERY {
+            *told = Instant::now();
+            let (bar, seconds) = (&self.bar, self.bar.elapsed().as_secs());
+            let length = bar.length().unwrap_or_default();
+            eprintln!("{seconds:>5} s  {}/{length}  {}", bar.position(), bar.message());
+        }
+    }
+}
+
+impl Drop for StepProgress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Escapes `text` for text or attributes of HTML and XML.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up() {
+        let mut table = TextTable::new(&["arm", "p50 ms"]);
+        table.row(vec!["pool".into(), "0.9".into()]);
+        table.row(vec!["control".into(), "10.25".into()]);
+        assert_eq!(table.to_string(), "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n");
+    }
+
+    #[test]
+    fn json_is_replaced_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/out.json");
+        write_json(&path, &[1, 2]).unwrap();
+        write_json(&path, &[3]).unwrap();
+        let back: Vec<i32> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(back, [3]);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn figures_keep_meaningful_digits() {
+        assert_eq!([ms(0.123), ms(12.34), ms(234.5)], ["0.12", "12.3", "234"]);
+    }
+}

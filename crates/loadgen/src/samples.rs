@@ -1,0 +1,175 @@
+//! Where samples go: kept one by one for a run that is cut into windows afterwards, or counted as they come.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::drive::{Judgement, RequestSample, SampleSink};
+use crate::stats::Latencies;
+
+/// Samples a [`SampleLog`] keeps; further ones are counted but not kept.
+const SAMPLES_MAX: usize = 20_000_000;
+/// Different reasons for failure that are kept.
+const REASONS_MAX: usize = 16;
+
+/// How many requests went wrong, and why.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Requests without a usable answer.
+    pub failed: u64,
+    /// Answers that were not right.
+    pub wrong: u64,
+    /// Reasons of failures and how often each was given.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl Faults {
+    /// Counts one finished request.
+    pub fn count(&mut self, verdict: Judgement, reason: Option<&str>) {
+        match verdict {
+            Judgement::Right => {}
+            Judgement::Wrong => self.wrong += 1,
+            Judgement::Failed => self.failed += 1,
+        }
+        let Some(reason) = reason else { return };
+        if let Some(count) = self.reasons.get_mut(reason) {
+            *count += 1;
+        } else if self.reasons.len() < REASONS_MAX {
+            self.reasons.insert(reason.to_owned(), 1);
+        }
+    }
+
+    /// The reasons, most frequent first, one a line.
+    pub fn lines(&self) -> Vec<String> {
+        let mut reasons: Vec<_> = self.reasons.iter().collect();
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        reasons.into_iter().map(|(reason, count)| format!("{count} x {reason}")).collect()
+    }
+}
+
+/// Keeps every sample.
+#[derive(Debug, Default)]
+pub struct SampleLog {
+    inner: Mutex<KeptSamples>,
+}
+
+/// What a [`SampleLog`] has kept.
+#[derive(Clone, Debug, Default)]
+pub struct KeptSamples {
+    /// The samples in the order in which their answers came.
+    pub samples: Vec<RequestSample>,
+    /// What went wrong.
+    pub faults: Faults,
+}
+
+impl SampleLog {
+    /// What was kept since the last call.
+    pub fn take(&self) -> KeptSamples {
+        std::mem::take(&mut *lock(&self.inner))
+    }
+}
+
+impl SampleSink for SampleLog {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
+        let mut kept = lock(&self.inner);
+        kept.faults.count(sample.verdict, reason);
+        if kept.samples.len() < SAMPLES_MAX {
+            kept.samples.push(sample);
+        }
+    }
+}
+
+/// Counts samples that were due after a warm-up.
+#[derive(Debug)]
+pub struct Tally {
+    warm_up: Duration,
+    inner: Mutex<TallyCounts>,
+}
+
+/// What a [`Tally`] has counted.
+#[derive(Clone, Debug, Default)]
+pub struct TallyCounts {
+    /// Latencies of right and wrong answers.
+    pub latencies: Latencies,
+    /// What went wrong, warm-up included.
+    pub faults: Faults,
+    /// When the last answer came, since the start.
+    pub last: Duration,
+    /// When the first counted request was due, since the start.
+    pub first: Option<Duration>,
+}
+
+impl TallyCounts {
+    /// Answers a second between the first counted request and the last answer.
+    pub fn rate(&self) -> f64 {
+        let seconds = self.last.saturating_sub(self.first.unwrap_or_default()).as_secs_f64();
+        if seconds > 0.0 { self.latencies.count() as f64 / seconds } else { 0.0 }
+    }
+}
+
+impl Tally {
+    /// Counts what is due `warm_up` after the start or later.
+    pub fn new(warm_up: Duration) -> Tally {
+        Tally { warm_up, inner: Mutex::default() }
+    }
+
+    /// What was counted so far.
+    pub fn counted(&self) -> TallyCounts {
+        lock(&self.inner).clone()
+    }
+
+    /// How many answers were counted so far.
+    pub fn count(&self) -> u64 {
+        lock(&self.inner).latencies.count()
+    }
+}
+
+impl SampleSink for Tally {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
+        let mut counted = lock(&self.inner);
+        counted.faults.count(sample.verdict, reason);
+        if sample.due < self.warm_up || sample.verdict == Judgement::Failed {
+            return;
+        }
+        counted.latencies.record(sample.latency);
+        counted.first = Some(counted.first.map_or(sample.due, |first| first.min(sample.due)));
+        counted.last = counted.last.max(sample.due + sample.latency);
+    }
+}
+
+/// A poisoned lock still guards counts that are whole: each change is one push or one addition.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(due_ms: u64, latency_ms: u64, verdict: Judgement) -> RequestSample {
+        let ms = Duration::from_millis;
+        RequestSample { due: ms(due_ms), latency: ms(latency_ms), verdict, version: 1 }
+    }
+
+    #[test]
+    fn a_tally_leaves_out_warm_up_and_failures() {
+        let tally = Tally::new(Duration::from_millis(100));
+        tally.record(sample(0, 900, Judgement::Right), None);
+        tally.record(sample(100, 10, Judgement::Right), None);
+        tally.record(sample(1090, 10, Judgement::Wrong), None);
+        tally.record(sample(1100, 10, Judgement::Failed), Some("broken"));
+        let counted = tally.counted();
+        assert_eq!(counted.latencies.count(), 2);
+        assert_eq!((counted.faults.failed, counted.faults.wrong), (1, 1));
+        assert!((counted.rate() - 2.0).abs() < 1e-9, "{}", counted.rate());
+        assert_eq!(counted.faults.lines(), ["1 x broken"]);
+    }
+
+    #[test]
+    fn a_log_gives_each_sample_once() {
+        let log = SampleLog::default();
+        log.record(sample(0, 1, Judgement::Right), None);
+        assert_eq!(log.take().samples.len(), 1);
+        assert!(log.take().samples.is_empty());
+    }
+}

@@ -1,0 +1,84 @@
+//! Changing the settings of a model that is being served, as an operator would: its `millpond.toml` is replaced, and the
+//! version that serves takes it over without a load.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+
+use crate::process::ServerProcess;
+
+/// The file beside a model's versions that says how it is scheduled.
+pub const SETTINGS_FILE: &str = "millpond.toml";
+/// How often a server whose settings change looks for that: its `--poll`.
+pub const POLL: &str = "10ms";
+/// Settings are taken over within this time, or never.
+const TAKE_OVER_MAX: Duration = Duration::from_secs(20);
+/// Time between two looks whether they are.
+const PAUSE: Duration = Duration::from_millis(3);
+/// What counts those that were taken over.
+const TAKEN_OVER: &str = "millpond_settings_taken_over_total";
+/// How the server's log says that they were not.
+const REFUSALS: [&str; 2] = ["cannot take the settings over", "settings are not used"];
+
+/// Puts `text` in place at once, so that a server never reads half of it.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn put(dir: &Path, text: &str) -> Result<()> {
+    let (aside, path) = (dir.join(".settings"), dir.join(SETTINGS_FILE));
+    std::fs::write(&aside, text).map_err(|e| Error::io(&aside, &e))?;
+    std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
+}
+
+/// Has `server` take over `text` for `model`, whose directory is `dir`. The text must differ in what it says of schedules
+/// from what the model has.
+///
+/// # Errors
+/// `FailedPrecondition` with the server's words where it does not take them over, `DeadlineExceeded` where nothing happens.
+pub fn take_over(server: &ServerProcess, model: &str, dir: &Path, text: &str) -> Result<()> {
+    let taken = || Ok(server.metrics()?.sum(TAKEN_OVER, &[("model", model)]));
+    let (before, said) = (taken()?, log(server).len());
+    put(dir, text)?;
+    let started = Instant::now();
+    loop {
+        if taken()? > before {
+            return Ok(());
+        }
+        if let Some(why) = refusal(log(server).get(said..).unwrap_or_default(), model) {
+            return Err(Error::precondition(why));
+        }
+        if started.elapsed() > TAKE_OVER_MAX {
+            let log = server.log().display();
+            return Err(Error::deadline(format!(
+                "the server did not take over the settings of {model}; its log: {log}"
+            )));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn log(server: &ServerProcess) -> String {
+    std::fs::read_to_string(server.log()).unwrap_or_default()
+}
+
+/// Why the log says that settings of `model` are not taken over.
+fn refusal(log: &str, model: &str) -> Option<String> {
+    let of_model = format!("model={model} ");
+    let refuses = |line: &&str| line.contains(&of_model) && REFUSALS.iter().any(|what| line.contains(what));
+    log.lines().rev().find(refuses).map(|line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_found_for_its_model_only() {
+        let log =
+            "WARN x: cannot take the settings over model=a version=1 error=no axis\nINFO model=b loaded\n";
+        assert!(refusal(log, "a").is_some_and(|why| why.ends_with("error=no axis")));
+        assert_eq!(refusal(log, "b"), None);
+        assert!(refusal("ERROR settings are not used model=b error=\"x\"", "b").is_some());
+    }
+}

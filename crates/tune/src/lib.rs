@@ -1,0 +1,352 @@
+//! `tune`: finds the configuration with which a model serves the most on this machine within a latency target.
+//!
+//! [`space`] says what can be chosen, [`search`] decides what to measure, [`probe`] and [`score`] how measurements
+//! are made and compared, [`measure`] makes them, [`journal`] remembers them, and [`write`] and [`report`] say what
+//! came of it. Everything but [`measure`] is a function of measurements and is tested against made-up ones.
+
+mod chart;
+mod journal;
+pub mod load;
+mod measure;
+mod probe;
+mod report;
+mod requests;
+mod score;
+mod search;
+mod space;
+mod subject;
+mod write;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::{Error, ErrorKind, NamedTensor, Result, units};
+use clap::Args;
+use engine_onnx::OnnxEngine;
+
+use journal::Journal;
+use loadgen::BenchEnv;
+use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::process::handle_interrupts;
+use loadgen::report::{StepProgress, write_file, write_json};
+use loadgen::{print, println};
+use measure::Servers;
+use probe::Prober;
+use report::TuneSummary;
+use requests::RequestSettings;
+use search::{GridFound, PointSearch, SearchResult};
+use space::{TunePoint, grid};
+use subject::TuneSubject;
+
+/// Shortest time in which anything can be found.
+const TIME_MIN: Duration = Duration::from_secs(2);
+/// Seed of everything that is random in the search.
+const SEED: u64 = 1;
+
+/// Find the configuration with the highest throughput within a latency target, and write it.
+///
+/// Starts a server of its own on this machine, sends requests from growing numbers of clients, and searches
+/// workers, batch size, max-queue-delay and threads inside a run: all of them briefly, the better half for twice as long, and
+/// so on. What it finds is written to the model's own millpond.toml; a server that serves the model applies it without
+/// a reload, except for threads inside a run.
+///
+/// Ctrl-C stops the search and keeps what was measured: the same command goes on from there. Nothing else should run
+/// on the machine meanwhile.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  millpond tune models/ctr --target-p99 10ms
+  millpond tune models/recogniser --target-p99 50ms --dims x=1x3x48x320 --report recogniser.html
+  millpond tune models/ctr --requests recorded/ --time 10m --no-write --json ctr.json
+
+A file of --requests holds one request in the form of `millpond infer --input FILE.json`: \
+{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. Requests that are made up have the shapes of --dims, else \
+of [warmup] dims in the model's millpond.toml, else 1 where the model leaves a size open; give real requests where \
+the values matter to the time, as they do for embeddings.")]
+pub struct TuneArgs {
+    /// The model's directory, which holds its numbered version directories
+    #[arg(value_name = "DIR|NAME=DIR")]
+    pub model: String,
+    /// 99 of 100 requests are to be answered within this time
+    #[arg(long, default_value = "10ms", value_name = "TIME", value_parser = units::parse_duration)]
+    pub target_p99: Duration,
+    /// How long the search may take
+    #[arg(long, default_value = "4m", value_name = "TIME", value_parser = units::parse_duration)]
+    pub time: Duration,
+    /// Real requests: files, or directories of .json files, sent in turn
+    #[arg(long, value_name = "FILE|DIR")]
+    pub requests: Vec<PathBuf>,
+    /// Shape of an input in made-up requests; several for one input are used in turn
+    #[arg(long, value_name = "INPUT=1x3x48x320", conflicts_with = "requests")]
+    pub dims: Vec<String>,
+    /// Integers in made-up requests are below this
+    #[arg(long, value_name = "N", default_value_t = 2, conflicts_with = "requests")]
+    pub index_max: u64,
+    /// Write a page with a throughput-latency chart and all figures
+    #[arg(long, value_name = "OUT.html")]
+    pub report: Option<PathBuf>,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "OUT")]
+    pub json: Option<PathBuf>,
+    /// Write what was found to the model's millpond.toml; the default
+    #[arg(long, overrides_with = "no_write")]
+    pub write: bool,
+    /// Only say what would be written
+    #[arg(long)]
+    pub no_write: bool,
+    /// Where measurements are kept for resuming [default: in the cache directory]
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// Start anew although an interrupted search could be resumed
+    #[arg(long)]
+    pub fresh: bool,
+    /// Afterwards measure every configuration, which takes minutes, and say how near to the best the search came
+    #[arg(long)]
+    pub full_grid: bool,
+}
+
+/// Runs `tune`.
+///
+/// # Errors
+/// `InvalidArgument` for arguments that make no search; `Cancelled` when interrupted, with how to go on;
+/// `Unavailable` when the model cannot be served; when a file cannot be written.
+pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
+    check(args)?;
+    handle_interrupts();
+    let subject = TuneSubject::open(&args.model, env)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let watch = NoiseWatch::start();
+    let mut servers = Servers::new(env, &subject, cores);
+    let wishes = RequestSettings {
+        files: &args.requests,
+        dims: &args.dims,
+        index_max: args.index_max,
+        settings: &subject.table,
+    };
+    let specs = servers.inputs(TunePoint::sync(cores, 1))?;
+    let (requests, described) = requests::requests(&specs, &wishes)?;
+    let grid = grid(cores, args.target_p99, requests::mergeable(&specs));
+    let machine = MachineFacts::detect(
+        OnnxEngine::find_library(&env.onnxruntime).ok().as_deref().and_then(library_version),
+    );
+    let search = identity(args, &subject, &machine, &grid, &requests);
+    servers.send(requests);
+
+    let state = args.state.clone().unwrap_or_else(|| state_path(env, &subject, &search));
+    let progress = StepProgress::new(args.time.as_secs());
+    let journal = Journal::open(&mut servers, &state, search, args.fresh, &|text| progress.line(text))?;
+    let (found, full, journal) =
+        searched(args, &grid, journal, &progress).map_err(|error| resumable(error, &state))?;
+    drop(progress);
+    let settings = write::with_point(&subject.text, &found.best.point)?;
+    let noise = watch.end();
+    let summary = TuneSummary {
+        model: &subject.name,
+        dir: subject.dir.display().to_string(),
+        version: subject.version,
+        target_ms: target_ms(args),
+        requests: &described,
+        grid_points: grid.len(),
+        found: &found,
+        grid: full.as_ref(),
+        machine: &machine,
+        noise: &noise,
+        command: command(args),
+        settings: &settings,
+    };
+    summary.print();
+    if let Some(path) = &args.json {
+        write_json(path, &summary.json())?;
+    }
+    if let Some(path) = &args.report {
+        write_file(path, summary.html().as_bytes())?;
+        println!("report: {}", path.display());
+    }
+    put(args, &subject, &settings, found.best.within)?;
+    journal.finish();
+    servers.stop()
+}
+
+fn check(args: &TuneArgs) -> Result<()> {
+    if args.target_p99.is_zero() {
+        return Err(Error::invalid("--target-p99 must be more than 0"));
+    }
+    if args.time < TIME_MIN {
+        return Err(Error::invalid(format!("--time must be at least {} s", TIME_MIN.as_secs())));
+    }
+    Ok(())
+}
+
+/// The search, and the full grid where it is wanted.
+fn searched<'m>(
+    args: &TuneArgs,
+    grid: &[TunePoint],
+    mut journal: Journal<'m>,
+    progress: &StepProgress,
+) -> Result<(SearchResult, Option<GridFound>, Journal<'m>)> {
+    let length = args.time.as_secs();
+    let watch = |spent: f64, what: &str| {
+        progress.at((spent as u64).min(length), length);
+        progress.say(what);
+    };
+    let tell = |text: &str| progress.line(text);
+    let mut prober = Prober {
+        journal: &mut journal,
+        target_ms: target_ms(args),
+        seed: SEED,
+        limit_s: args.time.as_secs_f64(),
+        watch: &watch,
+    };
+    let mut search = PointSearch { prober: &mut prober, grid, tell: &tell };
+    let found = search.run()?;
+    let full = args.full_grid.then(|| search.full_grid(&found.best)).transpose()?;
+    Ok((found, full, journal))
+}
+
+/// The version in a library's file name, where it has one.
+fn library_version(library: &Path) -> Option<String> {
+    let real = std::fs::canonicalize(library).ok()?;
+    real.file_name()?.to_str()?.split_once(".so.").map(|(_, version)| version.to_owned())
+}
+
+/// What figures must have in common to be of one search.
+fn identity(
+    args: &TuneArgs,
+    subject: &TuneSubject,
+    machine: &MachineFacts,
+    grid: &[TunePoint],
+    requests: &[Vec<NamedTensor>],
+) -> serde_json::Value {
+    let mut hasher = DefaultHasher::new();
+    for input in requests.iter().flatten() {
+        (&*input.name, input.tensor.shape(), input.tensor.dtype().name()).hash(&mut hasher);
+        input.tensor.bytes().map(|bytes| &bytes[..]).hash(&mut hasher);
+        input.tensor.strings().hash(&mut hasher);
+    }
+    grid.hash(&mut hasher);
+    serde_json::json!({
+        "model": subject.identity(),
+        "machine": [machine.cpu, machine.cores, machine.kernel, machine.millpond, machine.onnxruntime],
+        "target_ms": target_ms(args),
+        "time_s": args.time.as_secs_f64(),
+        "inputs": format!("{:016x}", hasher.finish()),
+    })
+}
+
+fn state_path(env: &BenchEnv, subject: &TuneSubject, search: &serde_json::Value) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    search.to_string().hash(&mut hasher);
+    let name: String = subject.name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+    env.cache_dir.join("tune").join(format!("{name}-{:016x}.jsonl", hasher.finish()))
+}
+
+/// An interruption with what to do to go on; other errors as they are.
+fn resumable(error: Error, state: &Path) -> Error {
+    match error.kind() {
+        ErrorKind::Cancelled => Error::cancelled(format!(
+            "interrupted; what was measured is kept in {}, and the same command goes on from there",
+            state.display()
+        )),
+        _ => error,
+    }
+}
+
+/// Shows the change of the settings file, and makes it.
+fn put(args: &TuneArgs, subject: &TuneSubject, settings: &str, within: bool) -> Result<()> {
+    let path = subject.dir.join(write::MODEL_FILE);
+    let difference = write::difference(&subject.text, settings);
+    if !within {
+        println!("no configuration meets the target; this one comes nearest");
+    }
+    if difference.is_empty() {
+        println!("{} says so already", path.display());
+        return Ok(());
+    }
+    print!("{}:\n{difference}", path.display());
+    if args.no_write {
+        println!("not written (--no-write)");
+        return Ok(());
+    }
+    // Whoever changed it meanwhile keeps the change.
+    if write::read(&subject.dir)? != subject.text {
+        return Err(Error::precondition(format!(
+            "{} was changed during the search; put the lines above into it",
+            path.display()
+        )));
+    }
+    match write::replace(&subject.dir, settings)? {
+        Some(backup) => println!("written; the old file is {}", backup.display()),
+        None => println!("written"),
+    }
+    Ok(())
+}
+
+fn target_ms(args: &TuneArgs) -> f64 {
+    args.target_p99.as_secs_f64() * 1e3
+}
+
+/// What was typed, as far as it decides what is measured.
+fn command(args: &TuneArgs) -> String {
+    let mut words = vec!["millpond".to_owned(), "tune".into(), quoted(&args.model)];
+    words.extend(["--target-p99".into(), format!("{}ms", target_ms(args))]);
+    words.extend(["--time".into(), format!("{}s", args.time.as_secs_f64())]);
+    for path in &args.requests {
+        words.extend(["--requests".into(), quoted(&path.display().to_string())]);
+    }
+    for dims in &args.dims {
+        words.extend(["--dims".into(), quoted(dims)]);
+    }
+    if args.requests.is_empty() && args.index_max != 2 {
+        words.extend(["--index-max".into(), args.index_max.to_string()]);
+    }
+    words.join(" ")
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TuneArgs,
+    }
+
+    fn args(line: &[&str]) -> TuneArgs {
+        Cli::parse_from([&["tune"], line].concat()).args
+    }
+
+    #[test]
+    fn the_command_can_be_typed_again() {
+        let given = args(&["my model", "--target-p99", "2500us", "--dims", "x=1x3", "--time", "1m"]);
+        assert_eq!(command(&given), "millpond tune 'my model' --target-p99 2.5ms --time 60s --dims x=1x3");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+
+    #[test]
+    fn arguments_that_make_no_search_are_refused() {
+        check(&args(&["m"])).unwrap();
+        assert!(check(&args(&["m", "--target-p99", "0"])).unwrap_err().message().contains("--target-p99"));
+        assert!(check(&args(&["m", "--time", "1s"])).unwrap_err().message().contains("at least 2 s"));
+        assert!(args(&["m", "--write", "--no-write"]).no_write);
+    }
+
+    #[test]
+    fn an_interruption_says_how_to_go_on() {
+        let error = resumable(Error::cancelled("interrupted"), Path::new("/s"));
+        assert!(error.message().contains("/s") && error.message().contains("same command"));
+        assert_eq!(resumable(Error::internal("x"), Path::new("/s")).message(), "x");
+    }
+}

@@ -1,0 +1,374 @@
+//! `bench load`: drives any server that speaks one of the protocols, so that others can be measured with the same
+//! client.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{DType, Dim, Error, NamedTensor, Result, Tensor, TensorSpec, units};
+use bytes::Bytes;
+use clap::Args;
+use serde::Serialize;
+
+use loadgen::BenchEnv;
+use loadgen::connection::{Endpoint, RawResponse};
+use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
+use loadgen::machine::{MachineFacts, Noise, NoiseWatch};
+use loadgen::measure::{Measurement, measure};
+use loadgen::random::RandomSequence;
+use loadgen::report::{StepProgress, TextTable, ms, write_file, write_json};
+use loadgen::schedule::Arrivals;
+use loadgen::stats::LatencySummary;
+use loadgen::wire::{Api, ModelEndpoint, from_json};
+use loadgen::{print, println};
+
+/// Different requests that are generated and sent in turn.
+const REQUESTS: u64 = 64;
+/// Reasons of failures that the table shows; the JSON has more.
+const REASONS_SHOWN: usize = 4;
+/// Bytes of one generated request at most.
+const REQUEST_BYTES_MAX: usize = 256 << 20;
+/// Generated integers are below this unless --index-max says otherwise: small enough for any embedding table.
+const INDEX_MAX: u64 = 2;
+
+/// Measure a server from outside: requests a second and latency from the moment each request was due.
+///
+/// With --rate the loop is open: requests are sent on schedule whatever the server does, so a stall shows as the
+/// latency of every request that fell into it. With --clients it is closed: each client waits for its answer, and
+/// the figure of interest is how many answers a second come. Requests are made up from the model's own metadata
+/// unless --request gives one.
+#[derive(Args, Clone, Debug)]
+#[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
+pub struct BenchLoadArgs {
+    /// Where the server listens: grpc://HOST:PORT or http://HOST:PORT
+    #[arg(long)]
+    pub url: String,
+    /// The API to speak: oip (Open Inference Protocol v2) or tfs (TensorFlow Serving)
+    #[arg(long, value_enum, default_value = "oip")]
+    pub api: Api,
+    /// The model to ask
+    #[arg(long)]
+    pub model: String,
+    /// Open loop: requests a second
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// Closed loop: clients that each wait for their answer
+    #[arg(long)]
+    pub clients: Option<usize>,
+    /// Open loop: how the gaps between requests are distributed
+    #[arg(long, value_enum, default_value = "fixed")]
+    pub arrivals: Arrivals,
+    /// How long to measure
+    #[arg(long, default_value = "10s", value_parser = units::parse_duration)]
+    pub duration: Duration,
+    /// How long to send before measuring
+    #[arg(long, default_value = "2s", value_parser = units::parse_duration)]
+    pub warm_up: Duration,
+    /// Size of the first axis where the model leaves it open
+    #[arg(long, default_value_t = 1)]
+    pub batch: usize,
+    /// Size of every other axis that the model leaves open, or of one input's shape: SIZE or NAME=4,3,224,224
+    #[arg(long, value_name = "SIZE|NAME=SHAPE")]
+    pub dims: Vec<String>,
+    /// Integers in generated requests are below this
+    #[arg(long, default_value_t = INDEX_MAX)]
+    pub index_max: u64,
+    /// Send this request instead of generated ones: {"inputs": [{"name", "datatype", "shape", "data"}]}
+    #[arg(long, value_name = "FILE")]
+    pub request: Option<PathBuf>,
+    /// Connections [default: 8 for --rate, one a client for --clients]
+    #[arg(long)]
+    pub connections: Option<usize>,
+    /// Client threads; one drives some 20,000 requests a second
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Open loop: answers that may be missing at a time; further requests count as failed
+    #[arg(long, default_value_t = 1024)]
+    pub in_flight: usize,
+    /// How long to wait for the last answers; those still missing then count as failed
+    #[arg(long, default_value = "20s", value_parser = units::parse_duration)]
+    pub drain: Duration,
+    /// Process of the server on this machine, for its CPU time a request (may be given several times)
+    #[arg(long)]
+    pub pid: Vec<u32>,
+    /// Seed of generated requests and Poisson gaps
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the percentile distribution in HdrHistogram's text form (milliseconds)
+    #[arg(long, value_name = "FILE")]
+    pub hdr: Option<PathBuf>,
+}
+
+/// What `bench load` writes as JSON.
+#[derive(Debug, Serialize)]
+struct LoadReport {
+    url: String,
+    api: String,
+    model: String,
+    mode: String,
+    rps: f64,
+    #[serde(flatten)]
+    latency: LatencySummary,
+    mean_ms: f64,
+    failed: u64,
+    reasons: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server_cpu_us_per_request: Option<f64>,
+    machine: MachineFacts,
+    noise: Noise,
+}
+
+/// Counts every answer with a good status as right: the caller's model is not known here.
+struct StatusOnly;
+
+impl Judge for StatusOnly {
+    fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+        (Judgement::Right, 0)
+    }
+}
+
+/// Runs `bench load`.
+///
+/// # Errors
+/// When the server cannot be reached, the arguments make no request, every request failed, or a file cannot be
+/// written.
+pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
+    let endpoint = Endpoint::parse(&args.url)?;
+    let door = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
+    let encoded = door.encode(&requests(args, &door)?)?;
+    let pace = pace(args)?;
+    let mut plan = DrivePlan::new(
+        door.endpoint.clone(),
+        encoded.template,
+        Arc::<[Bytes]>::from(encoded.bodies),
+        pace,
+        args.warm_up + args.duration,
+    );
+    plan.threads = args.threads;
+    plan.connections = args.connections.unwrap_or(plan.connections);
+    plan.in_flight_max = args.in_flight;
+    plan.drain = args.drain;
+
+    let watch = NoiseWatch::start();
+    let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
+    let measured =
+        measure(&plan, args.warm_up, &judge, &args.pid, Some(&StepProgress::new(plan.duration.as_secs())))?;
+    let noise = watch.end();
+    report(args, &measured, noise)
+}
+
+fn pace(args: &BenchLoadArgs) -> Result<LoadLoop> {
+    match (args.rate, args.clients) {
+        (Some(rate), _) if rate > 0.0 && rate.is_finite() => {
+            Ok(LoadLoop::Open { arrivals: args.arrivals, rate, seed: args.seed })
+        }
+        (None, Some(clients)) => Ok(LoadLoop::Closed { clients }),
+        _ => Err(Error::invalid("--rate must be more than 0")),
+    }
+}
+
+fn report(args: &BenchLoadArgs, measured: &Measurement, noise: Noise) -> Result<()> {
+    let counted = &measured.counted;
+    let report = LoadReport {
+        url: args.url.clone(),
+        api: format!("{:?}", args.api).to_lowercase(),
+        model: args.model.clone(),
+        mode: match (args.rate, args.clients) {
+            (Some(rate), _) => format!("open loop, {rate} requests/s"),
+            (_, clients) => format!("closed loop, {} clients", clients.unwrap_or(0)),
+        },
+        rps: counted.rate(),
+        latency: counted.latencies.summary(),
+        mean_ms: counted.latencies.mean_ms(),
+        failed: counted.faults.failed,
+        reasons: counted.faults.lines(),
+        server_cpu_us_per_request: measured.cpu_us_per_request,
+        machine: MachineFacts::detect(None),
+        noise,
+    };
+    print_table(&report);
+    if let Some(path) = &args.json {
+        write_json(path, &report)?;
+    }
+    if let Some(path) = &args.hdr {
+        write_file(path, counted.latencies.percentile_log().as_bytes())?;
+    }
+    if counted.latencies.count() == 0 {
+        let why = report.reasons.first().cloned().unwrap_or_else(|| "no answer came".into());
+        return Err(Error::unavailable(format!("no request succeeded: {why}")));
+    }
+    Ok(())
+}
+
+fn print_table(report: &LoadReport) {
+    println!("{} {} \"{}\": {}", report.url, report.api, report.model, report.mode);
+    let mut table = TextTable::new(&[
+        "requests",
+        "rps",
+        "p50 ms",
+        "p99 ms",
+        "p999 ms",
+        "max ms",
+        "failed",
+        "server CPU us",
+    ]);
+    let latency = &report.latency;
+    table.row(vec![
+        latency.n.to_string(),
+        format!("{:.0}", report.rps),
+        ms(latency.p50_ms),
+        ms(latency.p99_ms),
+        ms(latency.p999_ms),
+        ms(latency.max_ms),
+        report.failed.to_string(),
+        report.server_cpu_us_per_request.map_or("-".into(), |cpu| format!("{cpu:.1}")),
+    ]);
+    print!("{table}");
+    report.reasons.iter().take(REASONS_SHOWN).for_each(|reason| println!("  {reason}"));
+    println!("{}\n{}", report.machine.line(), report.noise.line());
+}
+
+fn requests(args: &BenchLoadArgs, door: &ModelEndpoint) -> Result<Vec<Vec<NamedTensor>>> {
+    if let Some(path) = &args.request {
+        let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+        return Ok(vec![from_json(&text).map_err(|e| e.context(path.display()))?]);
+    }
+    let shapes = Shapes::parse(args.batch, &args.dims)?;
+    let specs = door.inputs()?;
+    (0..REQUESTS)
+        .map(|index| {
+            let mut random = RandomSequence::new(loadgen::random::at(args.seed, index));
+            specs.iter().map(|spec| generate(spec, &shapes, args.index_max, &mut random)).collect()
+        })
+        .collect()
+}
+
+/// Sizes for the axes that a model leaves open.
+#[derive(Debug, Default)]
+pub(crate) struct Shapes {
+    /// Size of the first axis.
+    pub(crate) batch: usize,
+    /// Size of every other axis.
+    pub(crate) other: usize,
+    /// Whole shapes of single inputs.
+    pub(crate) named: Vec<(String, Vec<usize>)>,
+}
+
+impl Shapes {
+    fn parse(batch: usize, dims: &[String]) -> Result<Shapes> {
+        let mut shapes = Shapes { batch, other: 1, named: Vec::new() };
+        for text in dims {
+            let number = |text: &str| {
+                text.trim().parse().map_err(|_| Error::invalid(format!("--dims: \"{text}\" is no size")))
+            };
+            match text.split_once('=') {
+                None => shapes.other = number(text)?,
+                Some((name, sizes)) => {
+                    let sizes = sizes.split(',').map(number).collect::<Result<_>>()?;
+                    shapes.named.push((name.to_owned(), sizes));
+                }
+            }
+        }
+        Ok(shapes)
+    }
+
+    fn of(&self, spec: &TensorSpec) -> Vec<usize> {
+        if let Some((_, sizes)) = self.named.iter().find(|(name, _)| *name == spec.name) {
+            return sizes.clone();
+        }
+        let size = |(axis, dim): (usize, &Dim)| match dim {
+            Dim::Fixed(size) => *size,
+            Dim::Dynamic(_) if axis == 0 => self.batch,
+            Dim::Dynamic(_) => self.other,
+        };
+        spec.shape.iter().flatten().enumerate().map(size).collect()
+    }
+}
+
+/// One made-up input.
+///
+/// # Errors
+/// When it would be too large, or is of a type that cannot be made up.
+pub(crate) fn generate(
+    spec: &TensorSpec,
+    shapes: &Shapes,
+    index_max: u64,
+    random: &mut RandomSequence,
+) -> Result<NamedTensor> {
+    let shape = shapes.of(spec);
+    let count =
+        shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).unwrap_or(usize::MAX);
+    if spec.dtype.bytes_for(count).unwrap_or(count) > REQUEST_BYTES_MAX {
+        return Err(Error::too_large(format!(
+            "input \"{}\" of shape {shape:?} is larger than 256 MiB",
+            spec.name
+        )));
+    }
+    let tensor = if spec.dtype == DType::String {
+        let strings: Vec<Bytes> =
+            (0..count).map(|_| Bytes::from(random.skewed(index_max.max(1)).to_string())).collect();
+        Tensor::from_strings(shape.as_slice(), strings)?
+    } else {
+        let bytes: Vec<u8> = element_bytes(spec.dtype, count, index_max, random)?;
+        Tensor::from_bytes(spec.dtype, shape.as_slice(), Bytes::from(bytes))?
+    };
+    Ok(NamedTensor::new(spec.name.as_str(), tensor))
+}
+
+/// Floats in -1 to 1, integers skewed below `index_max`, bits.
+fn element_bytes(dtype: DType, count: usize, index_max: u64, random: &mut RandomSequence) -> Result<Vec<u8>> {
+    let mut float = || random.unit() * 2.0 - 1.0;
+    Ok(match dtype {
+        DType::F64 => (0..count).flat_map(|_| float().to_le_bytes()).collect(),
+        DType::F32 => (0..count).flat_map(|_| (float() as f32).to_le_bytes()).collect(),
+        DType::F16 => (0..count).flat_map(|_| half::f16::from_f64(float()).to_le_bytes()).collect(),
+        DType::BF16 => (0..count).flat_map(|_| half::bf16::from_f64(float()).to_le_bytes()).collect(),
+        DType::Bool => (0..count).map(|_| (random.bits() & 1) as u8).collect(),
+        integer => {
+            let bytes = integer.bits().unwrap_or(0) / 8;
+            if bytes == 0 || bytes > 8 {
+                return Err(Error::unimplemented(format!(
+                    "cannot make up {integer} values; give --request FILE"
+                )));
+            }
+            let limit = index_max.clamp(1, 1 << (8 * bytes.min(7) - 1));
+            (0..count).flat_map(|_| random.skewed(limit).to_le_bytes()[..bytes].to_vec()).collect()
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(dtype: DType, shape: Vec<Dim>) -> TensorSpec {
+        TensorSpec { name: "x".into(), dtype, shape: Some(shape), optional: false }
+    }
+
+    #[test]
+    fn open_axes_get_their_sizes() {
+        let shapes = Shapes::parse(4, &["7".into(), "y=1,2".into()]).unwrap();
+        let open = || Dim::Dynamic(None);
+        assert_eq!(shapes.of(&spec(DType::F32, vec![open(), Dim::Fixed(3), open()])), [4, 3, 7]);
+        let named = TensorSpec { name: "y".into(), ..spec(DType::F32, vec![open()]) };
+        assert_eq!(shapes.of(&named), [1, 2]);
+        assert!(Shapes::parse(1, &["y=a".into()]).is_err());
+    }
+
+    #[test]
+    fn generated_values_have_type_and_range() {
+        let mut random = RandomSequence::new(1);
+        let shapes = Shapes { batch: 5, other: 1, named: vec![] };
+        for dtype in [DType::I64, DType::U8, DType::F16, DType::F32, DType::Bool, DType::String] {
+            let made = generate(&spec(dtype, vec![Dim::Dynamic(None)]), &shapes, 1000, &mut random).unwrap();
+            assert_eq!((made.tensor.dtype(), made.tensor.shape()), (dtype, [5].as_slice()));
+        }
+        let made = generate(&spec(DType::I64, vec![Dim::Fixed(1000)]), &shapes, 10, &mut random).unwrap();
+        assert!(made.tensor.to_vec::<i64>().unwrap().iter().all(|value| (0..10).contains(value)));
+        let huge = spec(DType::F32, vec![Dim::Fixed(1 << 40)]);
+        assert!(generate(&huge, &shapes, 10, &mut random).is_err());
+    }
+}

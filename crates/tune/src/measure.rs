@@ -1,0 +1,336 @@
+//! Measuring points: a server of our own that serves the model, whose settings change from slice to slice.
+//!
+//! Points that have the same number of threads inside a run share one loaded session: they are one model directory,
+//! whose settings become those of the point that is measured. So a point costs nothing beside the others, and none is
+//! faster only because its session lies better in memory. The server is as it is by default, with a worker a core; what
+//! a point says about threads is in its settings, exactly as it will be in the model's.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, NamedTensor, Result, TensorSpec};
+use bytes::Bytes;
+
+use super::journal::{Measurer, Slice, SliceKey};
+use super::space::{TunePoint, sizes};
+use super::subject::TuneSubject;
+use super::write;
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::connection::RawResponse;
+use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, RequestSample, SampleSink, drive};
+use loadgen::process::{ServerPlan, ServerProcess, interrupted};
+use loadgen::settings;
+use loadgen::stats::Latencies;
+use loadgen::wire::{Api, ModelEndpoint};
+
+/// From the plan to its start: connections are made in this time, and a little longer for each client.
+const LEAD_IN: Duration = Duration::from_millis(15);
+const LEAD_IN_PER_CLIENT: Duration = Duration::from_micros(300);
+/// Requests of this time are not counted.
+const WARM_UP: Duration = Duration::from_millis(25);
+/// How long the last answers are waited for.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Clients and time with which a session is exercised when it is new.
+const FIRST_CLIENTS: usize = 8;
+const FIRST_TIME: Duration = Duration::from_millis(100);
+/// Waiting requests of a server: more than there are clients.
+const QUEUE: usize = 1024;
+
+/// A server for points, started when needed.
+pub(super) struct Servers<'a> {
+    env: &'a BenchEnv,
+    subject: &'a TuneSubject,
+    cores: usize,
+    requests: Vec<Vec<NamedTensor>>,
+    running: Option<ServerProcess>,
+    /// Sessions by their threads inside a run, or why there is none.
+    served: BTreeMap<usize, std::result::Result<Served, String>>,
+    /// Points that the server would not take over, and why.
+    refused: HashMap<TunePoint, String>,
+    /// End of what was charged to the budget so far.
+    charged: Instant,
+}
+
+/// One session.
+struct Served {
+    /// Its model's name and directory.
+    name: String,
+    dir: PathBuf,
+    /// Whose settings it has.
+    current: TunePoint,
+    /// It has answered something.
+    exercised: bool,
+}
+
+impl<'a> Servers<'a> {
+    /// None yet; `requests` are set before anything is measured.
+    pub(super) fn new(env: &'a BenchEnv, subject: &'a TuneSubject, cores: usize) -> Servers<'a> {
+        Servers {
+            env,
+            subject,
+            cores: cores.max(1),
+            requests: Vec::new(),
+            running: None,
+            served: BTreeMap::new(),
+            refused: HashMap::new(),
+            charged: Instant::now(),
+        }
+    }
+
+    /// What the model takes, as a server says that serves `point`.
+    ///
+    /// # Errors
+    /// `Unavailable` when the model cannot be served at all, with the server's reason.
+    pub(super) fn inputs(&mut self, point: TunePoint) -> Result<Vec<TensorSpec>> {
+        match self.name_of(point)? {
+            Ok(name) => self.door(name)?.inputs(),
+            Err(why) => Err(Error::unavailable(format!("the model cannot be served: {why}"))),
+        }
+    }
+
+    /// What is sent from here on, in turn.
+    pub(super) fn send(&mut self, requests: Vec<Vec<NamedTensor>>) {
+        self.requests = requests;
+    }
+
+    /// Ends the server.
+    ///
+    /// # Errors
+    /// When it does not end well.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        self.served.clear();
+        self.running.take().map_or(Ok(()), ServerProcess::stop)
+    }
+
+    fn server(&self) -> Result<&ServerProcess> {
+        self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))
+    }
+
+    fn door(&self, model: String) -> Result<ModelEndpoint> {
+        Ok(ModelEndpoint { endpoint: self.server()?.grpc(), api: Api::Oip, model })
+    }
+
+    /// A server with a session for each number of threads inside a run.
+    fn start(&mut self) -> Result<()> {
+        let root = run_dir(self.env);
+        cache::fresh(&root)?;
+        let mut sessions = Vec::new();
+        for intra_op in sizes(self.cores) {
+            let current = TunePoint::sync(self.cores / intra_op, intra_op);
+            let name = format!("intra-{intra_op}");
+            let dir = root.join(&name);
+            self.subject.link(&dir, &write::with_point(&self.subject.settings, &current)?)?;
+            sessions.push(Served { name, dir, current, exercised: false });
+        }
+        let plan = ServerPlan {
+            name: format!("tune-{}", self.subject.name),
+            args: self.arguments(&root),
+            detached: true,
+            malloc_conf: None,
+            ports: None,
+        };
+        let server = ServerProcess::start(self.env, &plan)?;
+        for session in sessions {
+            let ready = server.page(&format!("/v2/models/{}/ready", session.name));
+            let intra_op = session.current.intra_op;
+            let served = ready.map_err(|_| self.reason(&server, &session.name)).map(|_| session);
+            self.served.insert(intra_op, served);
+        }
+        self.running = Some(server);
+        Ok(())
+    }
+
+    fn arguments(&self, root: &Path) -> Vec<String> {
+        let mut args = vec![root.display().to_string()];
+        let workers = self.cores.to_string();
+        let queue = QUEUE.to_string();
+        for (flag, value) in [
+            ("--threads", workers.as_str()),
+            ("--queue", &queue),
+            ("--load-rate", "unlimited"),
+            ("--fault-rate", "unlimited"),
+            ("--load-retries", "0"),
+            ("--poll", settings::POLL),
+            ("--log", "warn"),
+        ] {
+            args.extend([flag.to_owned(), value.to_owned()]);
+        }
+        args
+    }
+
+    /// Why the server does not serve a model, in its own words.
+    fn reason(&self, server: &ServerProcess, model: &str) -> String {
+        let log = std::fs::read_to_string(server.log()).unwrap_or_default();
+        let line = log.lines().rev().find(|line| line.contains(&format!("model={model} ")));
+        let line = line.or_else(|| log.lines().rev().find(|line| line.contains("ERROR")));
+        line.unwrap_or("it says nothing about it").trim().to_owned()
+    }
+
+    /// The name under which `point` is served from here on, or why it is not.
+    fn name_of(&mut self, point: TunePoint) -> Result<std::result::Result<String, String>> {
+        if self.running.is_none() {
+            self.start()?;
+        }
+        if let Some(why) = self.refused.get(&point) {
+            return Ok(Err(why.clone()));
+        }
+        let server = self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))?;
+        let served = match self.served.get_mut(&point.intra_op) {
+            Some(Ok(served)) => served,
+            Some(Err(why)) => return Ok(Err(why.clone())),
+            None => return Err(Error::internal("a point has threads that no session has")),
+        };
+        if served.current != point {
+            let text = |point: &TunePoint| write::with_point(&self.subject.settings, point);
+            match settings::take_over(server, &served.name, &served.dir, &text(&point)?) {
+                Ok(()) => served.current = point,
+                Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
+                    settings::put(&served.dir, &text(&served.current)?)?;
+                    self.refused.insert(point, error.message().to_owned());
+                    return Ok(Err(error.message().to_owned()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // The first runs of a session are slow: they set up its memory.
+        let first = !self.requests.is_empty() && !std::mem::replace(&mut served.exercised, true);
+        let name = served.name.clone();
+        if first {
+            self.run(&name, FIRST_CLIENTS, FIRST_TIME)?;
+        }
+        Ok(Ok(name))
+    }
+
+    fn run(&self, name: &str, clients: usize, time: Duration) -> Result<Slice> {
+        let door = self.door(name.to_owned())?;
+        let encoded = door.encode(&self.requests)?;
+        let window = Arc::new(ProbeWindow::new(WARM_UP, WARM_UP + time));
+        let mut plan = DrivePlan::new(
+            door.endpoint.clone(),
+            encoded.template,
+            Arc::<[Bytes]>::from(encoded.bodies),
+            LoadLoop::Closed { clients },
+            WARM_UP + time,
+        );
+        plan.start =
+            Instant::now() + LEAD_IN + LEAD_IN_PER_CLIENT * u32::try_from(clients).unwrap_or(u32::MAX);
+        plan.drain = DRAIN;
+        let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
+        let sink: Arc<dyn SampleSink> = window.clone();
+        drive(&plan, &judge, &sink)?;
+        Ok(window.slice())
+    }
+}
+
+impl Measurer for Servers<'_> {
+    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
+        stop_if_told()?;
+        let mut slice = match self.name_of(ask.point)? {
+            Err(why) => Slice { failed: 1, refused: Some(why), ..Slice::default() },
+            Ok(name) => self.run(&name, ask.clients, Duration::from_millis(ask.millis))?,
+        };
+        let now = Instant::now();
+        slice.seconds = (now - self.charged).as_secs_f64();
+        self.charged = now;
+        Ok(slice)
+    }
+}
+
+impl Drop for Servers<'_> {
+    fn drop(&mut self) {
+        // Left where a start failed.
+        let _ = cache::remove(&run_dir(self.env));
+    }
+}
+
+fn run_dir(env: &BenchEnv) -> PathBuf {
+    env.cache_dir.join("run").join(format!("tune-{}", std::process::id()))
+}
+
+/// Ends the search between two slices.
+fn stop_if_told() -> Result<()> {
+    if interrupted() { Err(Error::cancelled("interrupted")) } else { Ok(()) }
+}
+
+/// What an answer says is not known here; that it is one is enough.
+struct StatusOnly;
+
+impl Judge for StatusOnly {
+    fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+        (Judgement::Right, 0)
+    }
+}
+
+/// Counts answers that came within a window, and the latency of requests that were due within it, however late
+/// they were answered: counted by their answers, the slowest would be missing.
+struct ProbeWindow {
+    from: Duration,
+    to: Duration,
+    inner: Mutex<InWindow>,
+}
+
+#[derive(Default)]
+struct InWindow {
+    answers: u64,
+    failed: u64,
+    latencies: Latencies,
+}
+
+impl ProbeWindow {
+    fn new(from: Duration, to: Duration) -> ProbeWindow {
+        ProbeWindow { from, to, inner: Mutex::default() }
+    }
+
+    fn slice(&self) -> Slice {
+        let inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let summary = inside.latencies.summary();
+        Slice {
+            qps: inside.answers as f64 / (self.to - self.from).as_secs_f64().max(1e-9),
+            p50_ms: summary.p50_ms,
+            p99_ms: summary.p99_ms,
+            n: summary.n,
+            failed: inside.failed,
+            ..Slice::default()
+        }
+    }
+}
+
+impl SampleSink for ProbeWindow {
+    fn record(&self, sample: RequestSample, _reason: Option<&str>) {
+        let mut inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if sample.verdict == Judgement::Failed {
+            inside.failed += 1;
+            return;
+        }
+        let within = |at: Duration| (self.from..self.to).contains(&at);
+        inside.answers += u64::from(within(sample.due + sample.latency));
+        if within(sample.due) {
+            inside.latencies.record(sample.latency);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_count_when_they_come_and_latency_when_it_was_due() {
+        let ms = Duration::from_millis;
+        let window = ProbeWindow::new(ms(100), ms(200));
+        let record = |due, latency, verdict| {
+            window.record(RequestSample { due: ms(due), latency: ms(latency), verdict, version: 0 }, None);
+        };
+        record(50, 60, Judgement::Right);
+        record(150, 20, Judgement::Right);
+        record(190, 900, Judgement::Right);
+        record(10, 20, Judgement::Right);
+        record(150, 1, Judgement::Failed);
+        let slice = window.slice();
+        assert_eq!((slice.qps, slice.n, slice.failed), (20.0, 2, 1));
+        assert!((slice.p99_ms - 900.0).abs() < 1.0);
+    }
+}

@@ -1,0 +1,211 @@
+//! What is sent: requests from files, or made up from the model's signature.
+
+use std::path::{Path, PathBuf};
+
+use base::{Dim, Error, NamedTensor, Result, TensorSpec};
+use toml::Table;
+
+use crate::load::{Shapes, generate};
+use loadgen::random::RandomSequence;
+use loadgen::wire::from_json;
+
+/// Different requests that are made up, and the bytes of all of them at most.
+const MADE_UP: usize = 64;
+const MADE_UP_BYTES: usize = 16 << 20;
+/// Made-up requests at least, however large they are.
+const MADE_UP_MIN: usize = 4;
+/// Files that are read at most, and their bytes together.
+const FILES_MAX: usize = 1024;
+const FILES_BYTES_MAX: u64 = 256 << 20;
+
+/// What was said about requests.
+pub(super) struct RequestSettings<'a> {
+    /// Files, or directories of files, with one request each.
+    pub(super) files: &'a [PathBuf],
+    /// `INPUT=1x3x48x320`, several for one input in turn.
+    pub(super) dims: &'a [String],
+    /// Made-up integers are below this.
+    pub(super) index_max: u64,
+    /// The model's own settings.
+    pub(super) settings: &'a Table,
+}
+
+/// The requests to send in turn, and where they are from, for people.
+///
+/// # Errors
+/// `InvalidArgument` when a file is no request or dims are no shape; when a file cannot be read.
+pub(super) fn requests(
+    specs: &[TensorSpec],
+    wishes: &RequestSettings<'_>,
+) -> Result<(Vec<Vec<NamedTensor>>, String)> {
+    if !wishes.files.is_empty() {
+        let requests = from_files(wishes.files)?;
+        let what = format!("{} real requests", requests.len());
+        return Ok((requests, what));
+    }
+    let named = dims(wishes)?;
+    let filled = filled_by_server(wishes.settings);
+    let specs: Vec<&TensorSpec> = specs.iter().filter(|spec| !filled.contains(&spec.name)).collect();
+    let mut requests: Vec<Vec<NamedTensor>> = Vec::new();
+    let mut bytes = 0;
+    for index in 0..MADE_UP {
+        if index >= MADE_UP_MIN.max(turns(&named)) && bytes >= MADE_UP_BYTES {
+            break;
+        }
+        let pick = |(name, shapes): &(String, Vec<Vec<usize>>)| {
+            Some((name.clone(), shapes.get(index % shapes.len().max(1))?.clone()))
+        };
+        let shapes = Shapes { batch: 1, other: 1, named: named.iter().filter_map(pick).collect() };
+        let mut random = RandomSequence::new(loadgen::random::at(1, index as u64));
+        let request: Vec<NamedTensor> = specs
+            .iter()
+            .map(|spec| generate(spec, &shapes, wishes.index_max, &mut random))
+            .collect::<Result<_>>()?;
+        bytes += request.iter().map(|input| input.tensor.byte_len()).sum::<usize>();
+        requests.push(request);
+    }
+    let what = format!("{} requests made up from the signature", requests.len());
+    Ok((requests, what))
+}
+
+/// Whether requests of this model can be merged at all: each input's first axis is open.
+pub(super) fn mergeable(specs: &[TensorSpec]) -> bool {
+    let open = |spec: &TensorSpec| match &spec.shape {
+        None => true,
+        Some(dims) => matches!(dims.first(), Some(Dim::Dynamic(_))),
+    };
+    !specs.is_empty() && specs.iter().all(open)
+}
+
+fn turns(named: &[(String, Vec<Vec<usize>>)]) -> usize {
+    named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(MADE_UP)
+}
+
+/// Shapes by input: those given, else those of the model's warm-up with its open sizes as 1.
+fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
+    let mut named: Vec<(String, Vec<Vec<usize>>)> = Vec::new();
+    for text in wishes.dims {
+        let wanted = || Error::invalid(format!("--dims {text}: write INPUT=1x3x48x320"));
+        let (name, sizes) = text.split_once('=').ok_or_else(wanted)?;
+        let sizes = sizes.split(['x', ',']).map(|size| size.trim().parse::<usize>());
+        let shape: Vec<usize> = sizes.collect::<std::result::Result<_, _>>().map_err(|_| wanted())?;
+        match named.iter_mut().find(|(own, _)| own == name) {
+            Some((_, shapes)) => shapes.push(shape),
+            None => named.push((name.to_owned(), vec![shape])),
+        }
+    }
+    let warm = wishes.settings.get("warmup").and_then(|warmup| warmup.get("dims")).and_then(|d| d.as_table());
+    for (name, sizes) in warm.into_iter().flatten() {
+        let size = |size: &toml::Value| usize::try_from(size.as_integer().unwrap_or(-1)).unwrap_or(1);
+        if let (Some(sizes), false) = (sizes.as_array(), named.iter().any(|(own, _)| own == name)) {
+            named.push((name.clone(), vec![sizes.iter().map(size).collect()]));
+        }
+    }
+    Ok(named)
+}
+
+/// Inputs that the server fills by itself, as the model's settings say.
+fn filled_by_server(settings: &Table) -> Vec<String> {
+    let inputs =
+        settings.get("schedule").and_then(|section| section.get("inputs")).and_then(|i| i.as_table());
+    let named = |input: &toml::Value, key: &str| Some(input.get(key)?.as_str()?.to_owned());
+    inputs
+        .into_iter()
+        .flatten()
+        .flat_map(|(_, input)| [named(input, "mask"), named(input, "length")])
+        .flatten()
+        .collect()
+}
+
+fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
+    let mut paths = Vec::new();
+    for path in given {
+        let meta = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
+        if meta.is_dir() { paths.extend(json_files(path)?) } else { paths.push(path.clone()) }
+    }
+    if paths.is_empty() {
+        return Err(Error::invalid("--requests: the directory has no .json file"));
+    }
+    if paths.len() > FILES_MAX {
+        return Err(Error::invalid(format!("--requests: {} files; at most {FILES_MAX}", paths.len())));
+    }
+    let mut left = FILES_BYTES_MAX;
+    let mut read = |path: &PathBuf| {
+        let bytes = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
+        left = left.checked_sub(bytes).ok_or_else(|| {
+            Error::too_large(format!("--requests: more than {} MiB in all", FILES_BYTES_MAX >> 20))
+        })?;
+        let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+        from_json(&text).map_err(|e| e.context(path.display()))
+    };
+    paths.iter().map(&mut read).collect()
+}
+
+/// The `.json` files of a directory by name.
+fn json_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
+        let path = entry.map_err(|e| Error::io(dir, &e))?.path();
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::DType;
+
+    use super::*;
+
+    fn spec(name: &str, dims: &[Option<usize>]) -> TensorSpec {
+        let shape = dims.iter().map(|dim| dim.map_or(Dim::Dynamic(None), Dim::Fixed)).collect();
+        TensorSpec { name: name.into(), dtype: DType::F32, shape: Some(shape), optional: false }
+    }
+
+    fn shapes(dims: &[&str], settings: &str) -> Vec<Vec<usize>> {
+        let specs = [spec("x", &[None, Some(3), None]), spec("m", &[None, None])];
+        let dims: Vec<String> = dims.iter().map(|text| (*text).to_owned()).collect();
+        let settings: Table = settings.parse().unwrap();
+        let wishes = RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
+        let (requests, _) = requests(&specs, &wishes).unwrap();
+        assert_eq!(requests.len(), MADE_UP);
+        requests[..2].iter().flatten().map(|input| input.tensor.shape().to_vec()).collect()
+    }
+
+    #[test]
+    fn shapes_come_from_dims_then_the_models_warm_up_then_one() {
+        assert_eq!(shapes(&[], ""), [vec![1, 3, 1], vec![1, 1], vec![1, 3, 1], vec![1, 1]]);
+        let settings = "warmup.dims = { x = [-1, -1, 7] }\nschedule.inputs.x.mask = \"m\"";
+        assert_eq!(shapes(&[], settings), [[1, 1, 7], [1, 1, 7]], "the mask is not sent");
+        let given = shapes(&["x=1x3x4", "x=1x3x5"], settings);
+        assert_eq!(given, [[1, 3, 4], [1, 3, 5]], "several take turns");
+    }
+
+    #[test]
+    fn requests_of_a_directory_are_taken_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = |value: u32| {
+            format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":[{value}]}}]}}"#)
+        };
+        let files = [dir.path().to_owned()];
+        assert!(from_files(&files).unwrap_err().message().contains("no .json file"));
+        for (name, value) in [("b.json", 2), ("a.json", 1), ("notes.txt", 9)] {
+            std::fs::write(dir.path().join(name), request(value)).unwrap();
+        }
+        let read = from_files(&files).unwrap();
+        let values: Vec<f32> = read.iter().flat_map(|r| r[0].tensor.to_vec::<f32>().unwrap()).collect();
+        assert_eq!(values, [1.0, 2.0]);
+        std::fs::write(dir.path().join("c.json"), "{}").unwrap();
+        assert!(from_files(&files).unwrap_err().message().contains("c.json"));
+    }
+
+    #[test]
+    fn open_first_axes_can_be_merged() {
+        assert!(mergeable(&[spec("x", &[None, Some(3)])]));
+        assert!(!mergeable(&[spec("x", &[None]), spec("h", &[Some(2), None])]));
+        assert!(!mergeable(&[spec("x", &[])]));
+    }
+}

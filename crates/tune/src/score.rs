@@ -1,0 +1,178 @@
+//! From slices to a figure by which points are compared.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::journal::Slice;
+use super::space::TunePoint;
+use loadgen::stats::median;
+
+/// One slice of one point, its throughput set right for what the machine did meanwhile.
+#[derive(Clone, Debug)]
+pub(super) struct SliceReading {
+    pub(super) pass: usize,
+    pub(super) clients: usize,
+    /// Answers a second, after [`level`].
+    pub(super) qps: f64,
+    pub(super) slice: Slice,
+}
+
+/// What several slices at one number of clients come to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct ClientStep {
+    /// Clients that waited for their answers.
+    pub(super) clients: usize,
+    /// Answers a second, median.
+    pub(super) qps: f64,
+    /// Median latency in milliseconds, median of the slices.
+    pub(super) p50_ms: f64,
+    /// 99th percentile in milliseconds, median of the slices.
+    pub(super) p99_ms: f64,
+    /// Requests without an answer.
+    pub(super) failed: u64,
+}
+
+impl ClientStep {
+    /// Whether everything was answered and 99 of 100 within `target_ms`.
+    pub(super) fn meets(&self, target_ms: f64) -> bool {
+        self.failed == 0 && self.qps > 0.0 && self.p99_ms <= target_ms
+    }
+}
+
+/// A point and what it was worth.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ScoredPoint {
+    pub(super) point: TunePoint,
+    /// Its best step: the most answers a second within the target, or where none is, the lowest 99th percentile.
+    pub(super) best: ClientStep,
+    /// Whether that is within the target.
+    pub(super) within: bool,
+    /// All steps by clients.
+    pub(super) steps: Vec<ClientStep>,
+    /// What the server said against it, where it would not serve it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) refused: Option<String>,
+}
+
+impl ScoredPoint {
+    /// The worth of `readings`, of which there is at least one; `None` for none.
+    pub(super) fn new(point: TunePoint, readings: &[SliceReading], target_ms: f64) -> Option<ScoredPoint> {
+        let mut by_clients: BTreeMap<usize, Vec<&SliceReading>> = BTreeMap::new();
+        readings.iter().for_each(|reading| by_clients.entry(reading.clients).or_default().push(reading));
+        let steps: Vec<ClientStep> =
+            by_clients.into_iter().map(|(clients, all)| step(clients, &all)).collect();
+        let fastest = steps
+            .iter()
+            .filter(|step| step.meets(target_ms))
+            .max_by(|a, b| a.qps.total_cmp(&b.qps).then(b.clients.cmp(&a.clients)));
+        // A step without any answer has a percentile of 0 and is the worst, not the best.
+        let pain =
+            |step: &ClientStep| if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms };
+        let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
+        let best = *fastest.or(quickest)?;
+        let refused = readings.iter().find_map(|reading| reading.slice.refused.clone());
+        Some(ScoredPoint { point, best, within: fastest.is_some(), steps, refused })
+    }
+
+    /// Best first; equal ones in the order of points, so that a search that is repeated decides as before.
+    pub(super) fn rank(all: &mut [ScoredPoint]) {
+        all.sort_by(|a, b| {
+            let infeasible = |s: &ScoredPoint| s.best.failed > 0 || s.best.qps == 0.0;
+            b.within
+                .cmp(&a.within)
+                .then(infeasible(a).cmp(&infeasible(b)))
+                .then_with(|| match a.within {
+                    true => b.best.qps.total_cmp(&a.best.qps),
+                    false => a.best.p99_ms.total_cmp(&b.best.p99_ms),
+                })
+                .then(a.point.cmp(&b.point))
+        });
+    }
+}
+
+fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
+    let middle = |of: fn(&SliceReading) -> f64| median(readings.iter().map(|reading| of(reading)));
+    ClientStep {
+        clients,
+        qps: middle(|reading| reading.qps),
+        p50_ms: middle(|reading| reading.slice.p50_ms),
+        p99_ms: middle(|reading| reading.slice.p99_ms),
+        failed: readings.iter().map(|reading| reading.slice.failed).sum(),
+    }
+}
+
+/// Takes out of throughput what the machine did between passes: each pass is scaled so that its geometric mean over
+/// what every pass measured is that of all passes. A machine that was slow for a pass then does not decide between
+/// points, as each of them was measured in that pass.
+pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
+    let mut logs: BTreeMap<(TunePoint, usize), BTreeMap<usize, f64>> = BTreeMap::new();
+    for (point, readings) in all.iter() {
+        for reading in readings.iter().filter(|reading| reading.qps > 0.0) {
+            logs.entry((*point, reading.clients)).or_default().insert(reading.pass, reading.qps.ln());
+        }
+    }
+    let passes = logs.values().map(BTreeMap::len).max().unwrap_or(0);
+    let common: Vec<_> = logs.values().filter(|by_pass| by_pass.len() == passes).collect();
+    if passes < 2 || common.is_empty() {
+        return;
+    }
+    let mean = |pass: usize| {
+        common.iter().filter_map(|by_pass| by_pass.get(&pass)).sum::<f64>() / common.len() as f64
+    };
+    let means: Vec<f64> = (0..passes).map(mean).collect();
+    let overall = means.iter().sum::<f64>() / passes as f64;
+    for reading in all.values_mut().flatten() {
+        if let Some(own) = means.get(reading.pass) {
+            reading.qps *= (overall - own).exp();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(pass: usize, clients: usize, qps: f64, p99_ms: f64) -> SliceReading {
+        let slice = Slice { qps, p50_ms: p99_ms / 2.0, p99_ms, n: 100, ..Slice::default() };
+        SliceReading { pass, clients, qps, slice }
+    }
+
+    #[test]
+    fn the_fastest_step_within_the_target_counts() {
+        let readings = [reading(0, 1, 100.0, 1.0), reading(0, 4, 300.0, 9.0), reading(0, 8, 500.0, 11.0)];
+        let score = |target| ScoredPoint::new(TunePoint::sync(1, 1), &readings, target).unwrap();
+        assert_eq!((score(10.0).best.clients, score(10.0).within), (4, true));
+        assert_eq!((score(12.0).best.clients, score(12.0).within), (8, true));
+        assert_eq!((score(0.5).best.clients, score(0.5).within), (1, false), "the lowest percentile");
+        assert!(ScoredPoint::new(TunePoint::sync(1, 1), &[], 1.0).is_none());
+    }
+
+    #[test]
+    fn failures_are_never_within_the_target_and_rank_last() {
+        let mut failing = reading(0, 1, 900.0, 0.1);
+        failing.slice.failed = 1;
+        let score = |threads, reading: &SliceReading| {
+            ScoredPoint::new(TunePoint::sync(threads, 1), std::slice::from_ref(reading), 5.0).unwrap()
+        };
+        let mut all = [
+            score(1, &failing),
+            score(2, &reading(0, 1, 10.0, 80.0)),
+            score(3, &reading(0, 1, 10.0, 60.0)),
+            score(4, &reading(0, 1, 5.0, 4.0)),
+        ];
+        ScoredPoint::rank(&mut all);
+        assert_eq!(all.map(|scored| scored.point.threads), [4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn a_pass_on_a_slow_machine_decides_nothing() {
+        // In the second pass everything takes twice as long.
+        let both = |qps: f64| vec![reading(0, 1, qps, 1.0), reading(1, 1, qps / 2.0, 2.0)];
+        let mut all =
+            BTreeMap::from([(TunePoint::sync(1, 1), both(100.0)), (TunePoint::sync(2, 1), both(110.0))]);
+        level(&mut all);
+        let level = |threads| all[&TunePoint::sync(threads, 1)].iter().map(|r| r.qps).collect::<Vec<_>>();
+        assert!((level(1)[0] - level(1)[1]).abs() < 1e-9 && (level(2)[0] / level(1)[0] - 1.1).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,163 @@
+//! The model that is tuned: where it is, its newest version, and its own settings.
+
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result, VersionNumber};
+use engine::layout::MANIFEST_NAME;
+use engine_onnx::publish::{PublishOptions, publish};
+use memory::Rate;
+use serde_json::json;
+use toml::Table;
+
+use super::write;
+use loadgen::BenchEnv;
+
+/// Keys of the model's own settings that say which versions are served. A point serves the newest, whatever they
+/// say, and without the server's own warm-up, whose runs are spaced out: points are exercised before they are
+/// measured.
+const NOT_FOR_POINTS: [&str; 3] = ["policy", "transition", "labels"];
+
+/// A model's directory.
+#[derive(Debug)]
+pub(super) struct TuneSubject {
+    /// For people.
+    pub(super) name: String,
+    /// The model's directory, without links.
+    pub(super) dir: PathBuf,
+    pub(super) version: VersionNumber,
+    /// The version's directory in the mappable layout: its own, or a converted copy.
+    pub(super) artifact: PathBuf,
+    /// The text of its settings file.
+    pub(super) text: String,
+    /// The text that the points' settings are made from.
+    pub(super) settings: String,
+    /// The settings as values.
+    pub(super) table: Table,
+}
+
+impl TuneSubject {
+    /// Looks at `DIR` or `NAME=DIR`, and converts the newest version where it is not in the mappable layout.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what is no model's directory or has settings that cannot be read; those of the
+    /// conversion.
+    pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
+        let (name, dir) = match given.split_once('=') {
+            // A path may hold "=" too: only what could be a name counts as one.
+            Some((name, dir)) if !name.contains('/') => (Some(name.to_owned()), Path::new(dir)),
+            _ => (None, Path::new(given)),
+        };
+        let real = std::fs::canonicalize(dir)
+            .map_err(|e| Error::invalid(format!("cannot tune {}: {e}", dir.display())))?;
+        let newest = newest(&real)?.ok_or_else(|| {
+            Error::invalid(format!(
+                "cannot tune {}: it is no model, a directory with numbered version directories",
+                dir.display()
+            ))
+        })?;
+        let name = name
+            .or_else(|| Some(real.file_name()?.to_string_lossy().into_owned()))
+            .unwrap_or_else(|| "model".into());
+        let text = write::read(&real)?;
+        let table: Table = text.parse().map_err(|e: toml::de::Error| {
+            let words = e.to_string().lines().collect::<Vec<_>>().join(" ");
+            Error::invalid(format!("{}: {words}", real.join(write::MODEL_FILE).display()))
+        })?;
+        let artifact = mappable(&newest.1, newest.0, env)?;
+        let settings = for_points(&table)?;
+        Ok(TuneSubject { name, dir: real, version: newest.0, artifact, text, settings, table })
+    }
+
+    /// A model directory at `dir` with these settings and the version as a link.
+    pub(super) fn link(&self, dir: &Path, settings: &str) -> Result<()> {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
+        let file = dir.join(write::MODEL_FILE);
+        std::fs::write(&file, settings).map_err(|e| Error::io(&file, &e))?;
+        let link = dir.join(self.version.to_string());
+        std::os::unix::fs::symlink(&self.artifact, &link).map_err(|e| Error::io(&link, &e))
+    }
+
+    /// What a measurement of this model depends on.
+    pub(super) fn identity(&self) -> serde_json::Value {
+        let manifest = std::fs::metadata(self.artifact.join(MANIFEST_NAME)).ok();
+        let modified = manifest.and_then(|meta| meta.modified().ok());
+        let seconds = modified.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        json!({
+            "dir": self.dir,
+            "version": self.version,
+            "written": seconds.map(|at| at.as_secs()),
+            "settings": self.settings,
+        })
+    }
+}
+
+/// The version directory with the highest number.
+fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
+    let mut newest = None;
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
+        let entry = entry.map_err(|e| Error::io(dir, &e))?;
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<VersionNumber>().ok());
+        if let Some(number) = number.filter(|_| entry.path().is_dir()) {
+            let path = entry.path();
+            newest = newest.filter(|(best, _)| *best > number).or(Some((number, path)));
+        }
+    }
+    Ok(newest)
+}
+
+/// `version` itself, or a converted copy in the cache: a server would convert it once for every point.
+fn mappable(dir: &Path, version: VersionNumber, env: &BenchEnv) -> Result<PathBuf> {
+    let dir = std::fs::canonicalize(dir).map_err(|e| Error::io(dir, &e))?;
+    if dir.join(MANIFEST_NAME).is_file() {
+        return Ok(dir);
+    }
+    let root = env.cache_dir.join("run").join(format!("tune-{}-converted", std::process::id()));
+    loadgen::cache::fresh(&root)?;
+    let options = PublishOptions {
+        source: dir,
+        dest_root: root,
+        version: Some(version),
+        rate: Rate::unlimited(),
+        direct: true,
+    };
+    Ok(publish(&options, &mut |_| {})?.dir)
+}
+
+fn for_points(table: &Table) -> Result<String> {
+    let mut table = table.clone();
+    table.retain(|key, _| !NOT_FOR_POINTS.contains(&key));
+    let mut warmup = table.get("warmup").and_then(|w| w.as_table()).cloned().unwrap_or_default();
+    warmup.insert("enabled".into(), false.into());
+    table.insert("warmup".into(), warmup.into());
+    toml::to_string(&table).map_err(|e| Error::internal(format!("settings: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(newest(dir.path()).unwrap(), None);
+        for name in ["2", "10", "9", "notes", "11x"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("12"), "").unwrap();
+        assert_eq!(newest(dir.path()).unwrap().unwrap().0, 10);
+    }
+
+    #[test]
+    fn points_keep_padding_and_lose_policies() {
+        let table = "policy = \"all\"\nintra-op-threads = 2\n[labels]\na = 1\n[warmup]\nenabled = true\n\
+                     dims = { x = [1] }\n[schedule.inputs.x]\naxes = [3]\n";
+        let made: Table = for_points(&table.parse().unwrap()).unwrap().parse().unwrap();
+        assert_eq!(made["warmup"]["enabled"].as_bool(), Some(false));
+        assert_eq!(made["schedule"]["inputs"]["x"]["axes"][0].as_integer(), Some(3));
+        assert!(made.contains_key("intra-op-threads") && !made.contains_key("policy"));
+        assert!(!made.contains_key("labels"));
+        // And can be given a point's settings.
+        let text = toml::to_string(&made).unwrap();
+        assert!(write::with_point(&text, &crate::space::TunePoint::batches(2)).is_ok());
+    }
+}
