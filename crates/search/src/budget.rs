@@ -1,9 +1,9 @@
-//! One hard limit on the memory of a collection: bytes are reserved before they are allocated.
+//! Hard limit on the memory of collections: bytes are reserved before they are allocated.
 //!
-//! Everything that grows with the data takes part: rows that are not sealed yet, codes and maps of open segments, the
-//! working memory of sealing and merging. What stays small whatever the data (threads, names, one page per reader) does
-//! not. A reservation that does not fit is refused at once; whoever asked decides whether to wait, to do less, or to
-//! pass the refusal on.
+//! Everything that grows with the data is counted: unflushed rows, codes and maps of open segments,
+//! working memory of flushes and merges. Small fixed memory (threads, names, one page per reader)
+//! is not. A reservation that does not fit fails at once; the caller decides whether to wait, to do
+//! less, or to return the error.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::units::format_bytes;
 use base::{Error, Result};
 
-/// A limit shared by all that belong to one collection.
+/// Memory limit shared by collections.
 pub struct MemoryBudget {
     limit: u64,
     used: AtomicU64,
@@ -20,21 +20,21 @@ pub struct MemoryBudget {
     refused: AtomicU64,
 }
 
-/// What a budget has seen. All sizes in bytes.
+/// Use of a budget, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetStats {
-    /// The limit.
+    /// Limit.
     pub limit: u64,
-    /// Reserved now.
+    /// Bytes reserved now.
     pub used: u64,
-    /// The most that was ever reserved at once; never above the limit.
+    /// Most bytes ever reserved at once; never above the limit.
     pub peak: u64,
     /// Reservations refused since the start.
     pub refused: u64,
 }
 
 impl MemoryBudget {
-    /// A budget of `limit` bytes, all free.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<MemoryBudget> {
         Arc::new(MemoryBudget {
             limit,
@@ -44,21 +44,21 @@ impl MemoryBudget {
         })
     }
 
-    /// Takes `bytes` for `what` ("a merge of 3 segments"), which the error names.
+    /// Reserves `bytes` for `what` (such as "a merge of 3 segments"), which the error names.
     ///
     /// # Errors
-    /// `ResourceExhausted` where less is free.
+    /// `ResourceExhausted` if less is free.
     pub fn reserve(self: &Arc<MemoryBudget>, bytes: u64, what: &str) -> Result<BudgetReservation> {
         self.take(bytes, what)?;
         Ok(BudgetReservation { budget: self.clone(), bytes })
     }
 
-    /// Bytes that are not reserved.
+    /// Returns the bytes that are not reserved.
     pub fn free(&self) -> u64 {
         self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
-    /// What it has seen.
+    /// Returns the use of the budget.
     pub fn stats(&self) -> BudgetStats {
         BudgetStats {
             limit: self.limit,
@@ -98,7 +98,7 @@ impl Debug for MemoryBudget {
     }
 }
 
-/// Bytes of a [`MemoryBudget`], given back when this is dropped.
+/// Reserved bytes of a [`MemoryBudget`], released on drop.
 #[must_use = "dropping it gives the bytes back"]
 pub struct BudgetReservation {
     budget: Arc<MemoryBudget>,
@@ -106,15 +106,15 @@ pub struct BudgetReservation {
 }
 
 impl BudgetReservation {
-    /// How many bytes.
+    /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Changes it to `bytes`. Shrinking never fails.
+    /// Changes the size to `bytes`. Shrinking never fails.
     ///
     /// # Errors
-    /// `ResourceExhausted` where it grows by more than is free; it is then as it was.
+    /// `ResourceExhausted` if it grows by more than is free; the size is then unchanged.
     pub fn resize(&mut self, bytes: u64, what: &str) -> Result<()> {
         if bytes > self.bytes {
             self.budget.take(bytes - self.bytes, what)?;
@@ -125,10 +125,10 @@ impl BudgetReservation {
         Ok(())
     }
 
-    /// Cuts `bytes` off as a reservation of its own, so that bytes change hands without being free in between.
+    /// Splits `bytes` off as a separate reservation, so that they are never free in between.
     ///
     /// # Errors
-    /// `ResourceExhausted` where this one has less.
+    /// `ResourceExhausted` if this one has less.
     pub fn split(&mut self, bytes: u64, what: &str) -> Result<BudgetReservation> {
         if bytes > self.bytes {
             return Err(Error::exhausted(format!(
@@ -141,18 +141,19 @@ impl BudgetReservation {
         Ok(BudgetReservation { budget: self.budget.clone(), bytes })
     }
 
-    /// Takes over what was [split](Self::split) off, without its being free in between.
+    /// Merges a reservation that was [split](Self::split) off back, without its being free in
+    /// between.
     pub fn join(&mut self, mut other: BudgetReservation) {
         if Arc::ptr_eq(&self.budget, &other.budget) {
             self.bytes += std::mem::take(&mut other.bytes);
         }
     }
 
-    /// Takes as much of `bytes` as is free, up to all of it.
+    /// Grows to `bytes`, or by as much as is free.
     pub fn refill(&mut self, bytes: u64) {
         if bytes > self.bytes {
             let wanted = (bytes - self.bytes).min(self.budget.free());
-            // Another thread may have been faster; then the next call tries again.
+            // Another thread may have been faster; the next call tries again.
             if self.budget.take(wanted, "").is_ok() {
                 self.bytes += wanted;
             }

@@ -1,12 +1,12 @@
-//! Which rows of a segment are gone: a bitmap that queries hold on to while writers change it, and its file.
+//! Deleted rows of a segment: a bitmap that queries share while writers change it, and its file.
 //!
-//! A segment never changes, so what is deleted from it is kept beside it. In memory the bitmap is cut into chunks that
-//! are copied only when somebody else still looks at them: a query keeps the state that it started with, and a delete
-//! costs at most one chunk. On disk it is a file of pages that check themselves; a newer version is a new file. Where
-//! a page is damaged nobody can say which of its rows are gone, so all of them count as unavailable.
+//! A segment never changes, so its deletes are kept beside it. In memory the bitmap is divided into
+//! chunks, and a writer copies a chunk only if a query still uses it. On disk it is a file of
+//! checksummed pages; a newer version is a new file. If a page is damaged, all of its rows count as
+//! unavailable, because it is unknown which of them are deleted.
 //!
-//! A segment that is not open, or never will be, still has to forget points that are deleted or replaced meanwhile.
-//! Their ids are kept in the same file until the segment can be asked which rows they are.
+//! A segment that is not open must still lose points that are deleted or replaced. Their ids are
+//! kept in the same file as pending deletes until the segment can be searched for them.
 
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ use base::{Error, Result};
 
 /// Bytes of a page, on every medium.
 const PAGE_BYTES: usize = 4096;
-/// Bytes before a page's words.
+/// Bytes before the words of a page.
 const PAGE_HEADER_BYTES: usize = 16;
-/// Words of 64 rows in a page, and in a chunk in memory.
+/// Words of 64 rows per page, and per chunk in memory.
 const CHUNK_WORDS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 8;
-/// Rows of a chunk.
+/// Rows per chunk.
 const CHUNK_ROWS: u32 = (CHUNK_WORDS * 64) as u32;
 const MAGIC: [u8; 8] = *b"MPDELETE";
 const VERSION: u32 = 1;
-/// The page's rows were lost when it was last written.
+/// Flag of a page whose rows were unknown when it was written.
 const FLAG_UNKNOWN: u32 = 1;
 
-/// Ids that may wait for a segment that is not open.
+/// Maximum pending deletes of a segment that is not open.
 pub const PENDING_DELETES_MAX: usize = 1 << 20;
 
-/// The rows of one segment that are gone.
+/// Deleted rows of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deletes {
     rows: u32,
@@ -39,27 +39,27 @@ pub struct Deletes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DeletesChunk {
     words: [u64; CHUNK_WORDS],
-    /// What the words were is not known; they are all ones.
+    /// True if the words were lost; they are then all ones.
     unknown: bool,
 }
 
 impl Deletes {
-    /// None of `rows` rows is gone.
+    /// Creates deletes of `rows` live rows.
     pub fn none(rows: u32) -> Deletes {
         Deletes { rows, count: 0, chunks: vec![None; rows.div_ceil(CHUNK_ROWS) as usize] }
     }
 
-    /// How many rows there are, gone or not.
+    /// Returns the number of rows, live or deleted.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// How many rows are gone, those of damaged pages included.
+    /// Counts the deleted rows, including all rows of damaged pages.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether `row` is gone; what is beyond the segment is.
+    /// Returns true if `row` is deleted or beyond the segment.
     pub fn contains(&self, row: u32) -> bool {
         if row >= self.rows {
             return true;
@@ -68,7 +68,7 @@ impl Deletes {
         self.chunks[chunk].as_ref().is_some_and(|chunk| chunk.words[word] >> bit & 1 == 1)
     }
 
-    /// Marks `row` as gone; false where it was already, or is beyond the segment.
+    /// Marks `row` as deleted. Returns false if it already was, or is beyond the segment.
     pub fn insert(&mut self, row: u32) -> bool {
         if self.contains(row) {
             return false;
@@ -80,19 +80,19 @@ impl Deletes {
         true
     }
 
-    /// Whether some rows count as gone only because a page of the file was damaged.
+    /// Returns true if some rows count as deleted only because a page of the file was damaged.
     pub fn has_unknown(&self) -> bool {
         self.chunks.iter().flatten().any(|chunk| chunk.unknown)
     }
 
-    /// Whether nobody can say if `row` is gone.
+    /// Returns true if it is unknown whether `row` is deleted.
     pub fn is_unknown(&self, row: u32) -> bool {
         let chunk = self.chunks.get((row / CHUNK_ROWS) as usize);
         row < self.rows && chunk.is_some_and(|chunk| chunk.as_ref().is_some_and(|chunk| chunk.unknown))
     }
 
-    /// The rows that are gone and were not in `before`, an earlier state of these deletes. Chunks that both share are
-    /// not looked at.
+    /// Returns the rows that were deleted since `before`, an earlier state of these deletes. Skips
+    /// chunks that both share.
     pub fn since<'a>(&'a self, before: &'a Deletes) -> impl Iterator<Item = u32> + 'a {
         let changed = (0_u32..).zip(&self.chunks).filter_map(|(at, chunk)| {
             let old = before.chunks.get(at as usize).and_then(Option::as_ref);
@@ -108,7 +108,8 @@ impl Deletes {
         })
     }
 
-    /// One bit a row, 1 where it is gone, the first row lowest: `rows / 64` words, rounded up.
+    /// Returns one bit per row, 1 if it is deleted, first row lowest: `rows / 64` words, rounded
+    /// up.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.chunks.iter().flat_map(|chunk| {
             let words = chunk.as_deref().map(|chunk| &chunk.words);
@@ -117,12 +118,12 @@ impl Deletes {
         words.take(self.rows.div_ceil(64) as usize)
     }
 
-    /// Bytes in memory.
+    /// Returns the bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
         (self.chunks.iter().flatten().count() * PAGE_BYTES) as u64
     }
 
-    /// The most that [`Deletes::memory_bytes`] of so many rows can become.
+    /// Returns the maximum of [`Deletes::memory_bytes`] for `rows` rows.
     pub fn memory_bytes_max(rows: u32) -> u64 {
         u64::from(rows.div_ceil(CHUNK_ROWS)) * PAGE_BYTES as u64
     }
@@ -148,19 +149,19 @@ fn place(row: u32) -> (usize, usize, u32) {
     ((row / CHUNK_ROWS) as usize, (within / 64) as usize, within % 64)
 }
 
-/// What a deletes file says.
+/// Content of a file of deletes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeletesFile {
-    /// The segment it belongs to.
+    /// UUID of the segment.
     pub segment: [u8; 16],
-    /// Rows that are gone.
+    /// Deleted rows.
     pub deletes: Deletes,
     /// Ids to look up and delete once the segment is open.
     pub pending_deletes: Vec<u64>,
 }
 
 impl DeletesFile {
-    /// The file's bytes: a header page, a page per chunk, pages of ids.
+    /// Encodes the file: a header page, one page per chunk, pages of ids.
     pub fn encode(&self) -> Vec<u8> {
         let chunks = self.deletes.chunks.len();
         let mut out =
@@ -189,11 +190,12 @@ impl DeletesFile {
         out
     }
 
-    /// Reads a file of the segment `segment`, which has `rows` rows. Beside it: the numbers of damaged pages, whose
-    /// rows are all taken for gone.
+    /// Decodes a file of the segment `segment`, which has `rows` rows. Also returns the numbers of
+    /// damaged pages, whose rows all count as deleted.
     ///
     /// # Errors
-    /// `DataLoss` where the header or ids are damaged, or it is another segment's; then nobody can say what is gone.
+    /// `DataLoss` if the header or the ids are damaged, or the file belongs to another segment; it
+    /// is then unknown which rows are deleted.
     pub fn decode(bytes: &[u8], segment: [u8; 16], rows: u32) -> Result<(DeletesFile, Vec<u32>)> {
         let header = page(bytes, 0, 0)?;
         let field =
@@ -243,7 +245,7 @@ impl DeletesFile {
             for (word, value) in words.iter_mut().zip(get_words(page)) {
                 *word = value;
             }
-            // Bits beyond the last row would be counted; a sound file has none.
+            // Bits beyond the last row would be counted; an intact file has none.
             let first = chunk as u32 * CHUNK_ROWS;
             for row in rows.saturating_sub(first)..CHUNK_ROWS {
                 words[(row / 64) as usize] &= !(1 << (row % 64));
@@ -259,7 +261,7 @@ impl DeletesFile {
         damaged
     }
 
-    /// What the pages' checksums start from, so that no other segment's page passes for one of this.
+    /// Returns the seed of the pages' checksums, so that no page of another segment is accepted.
     fn page_seed(&self) -> u32 {
         crc32c::crc32c(&self.segment)
     }
@@ -276,7 +278,8 @@ fn get_words(page: &[u8]) -> impl Iterator<Item = u64> + '_ {
     words.map(|bytes| bytes.try_into().map_or(0, u64::from_le_bytes))
 }
 
-/// Adds number, flags and checksum. The number keeps a page from passing for one at another place.
+/// Adds number, flags and checksum. The number prevents that a page is accepted at another
+/// position.
 fn finish_page(out: &mut Vec<u8>, mut page: [u8; PAGE_BYTES], seed: u32, flags: u32) {
     let number = (out.len() / PAGE_BYTES) as u32;
     if number > 0 {

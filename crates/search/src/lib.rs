@@ -1,5 +1,5 @@
-//! Image search in two stages: a coarse filter over embeddings, then exact matching of keypoint graphs that are read
-//! from whichever medium holds them.
+//! Image search in two stages: a coarse filter over embeddings, then exact matching of keypoint
+//! graphs, which are read from memory or from a device.
 
 pub mod budget;
 pub mod coarse;

@@ -8,13 +8,13 @@ pub struct BuildThreads<'a> {
     /// Threads, at least 1.
     pub threads: usize,
     /// Whether to go on; asked every few milliseconds, by all of the threads.
-    pub go_on: &'a (dyn Fn() -> bool + Sync),
+    pub should_continue: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl BuildThreads<'static> {
     /// So many threads, to the end.
     pub fn of(threads: usize) -> BuildThreads<'static> {
-        BuildThreads { threads, go_on: &|| true }
+        BuildThreads { threads, should_continue: &|| true }
     }
 }
 
@@ -27,7 +27,7 @@ impl BuildThreads<'_> {
     /// # Errors
     /// `Cancelled` where what is built is no longer wanted.
     pub(super) fn check(&self) -> Result<()> {
-        match (self.go_on)() {
+        match (self.should_continue)() {
             true => Ok(()),
             false => Err(Error::new(ErrorKind::Cancelled, "the index is no longer wanted")),
         }
@@ -42,10 +42,10 @@ impl BuildThreads<'_> {
         chunks: impl Iterator<Item = T> + Send,
         work: impl Fn(T) + Send + Sync,
     ) -> Result<()> {
-        let chunks = std::sync::Mutex::new(chunks);
-        let take = || chunks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
+        let chunks = parking_lot::Mutex::new(chunks);
+        let take = || chunks.lock().next();
         let run = || {
-            while (self.go_on)()
+            while (self.should_continue)()
                 && let Some(chunk) = take()
             {
                 work(chunk);

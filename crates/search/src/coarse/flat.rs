@@ -120,7 +120,8 @@ impl FlatIndex {
     pub(super) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<FlatIndex> {
         let find = |kind| section::find(sections, kind);
         let coding = section::words(find(CODING)?, 1)?.next();
-        let (bytes, values) = (find(CODES)?, header.rows * header.dims);
+        let bytes = find(CODES)?;
+        let values = header.rows * header.dims;
         let codes = match coding {
             Some(0) if bytes.len() == values => FlatCodes::Bytes {
                 // The code that has no positive counterpart is not one of ours, but harmless as the next one.
@@ -137,7 +138,9 @@ impl FlatIndex {
             }
         };
         let squares = section::floats(find(SQUARES)?, header.rows)?;
-        let (metric, dims, recall) = (header.metric, header.dims, header.recall.clone());
+        let metric = header.metric;
+        let dims = header.dims;
+        let recall = header.recall.clone();
         let device = bring(&codes, &squares, dims, metric);
         Ok(FlatIndex { metric, dims, codes, squares, recall, device })
     }
@@ -174,7 +177,8 @@ impl FlatIndex {
 
     /// Products of all prepared queries with some rows, query by query.
     fn products(&self, rows: std::ops::Range<usize>, work: &mut FlatScratch) {
-        let (dims, values) = (self.dims, rows.start * self.dims..rows.end * self.dims);
+        let dims = self.dims;
+        let values = rows.start * self.dims..rows.end * self.dims;
         let count = work.queries.len() / dims;
         work.products.resize(count * rows.len(), 0.0);
         match &self.codes {
@@ -326,7 +330,8 @@ impl Coarse for FlatIndex {
         if k == 0 {
             return Ok(());
         }
-        let (work, kept) = (work_of(scratch), kept(k, &ask.params, exact));
+        let work = work_of(scratch);
+        let kept = kept(k, &ask.params, exact);
         let together = if self.device.is_some() { device::QUERIES_MAX } else { QUERIES_MAX };
         for (queries, out) in queries.chunks(together * self.dims).zip(out.chunks_mut(together)) {
             self.prepare(queries, kept, work);

@@ -157,7 +157,9 @@ impl CoarseHeader {
             2 => Metric::L2,
             _ => return Err(wrong("unknown metric")),
         };
-        let (dims, rows, count) = (dims as usize, rows as usize, count as usize);
+        let dims = dims as usize;
+        let rows = rows as usize;
+        let count = count as usize;
         if dims == 0 || dims > DIMS_MAX || rows > ROWS_MAX || count > POINTS_MAX {
             return Err(wrong("sizes out of range"));
         }

@@ -80,7 +80,8 @@ pub struct IvfScratch {
 pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
     let vectors = as_compared(build.vectors, build.dims, build.metric);
-    let (dims, inner) = (build.dims, inner_metric(build.metric));
+    let dims = build.dims;
+    let inner = inner_metric(build.metric);
     let clusters = clusters_for(rows);
     let sample =
         gather(&vectors, dims, &RandomDraws::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows));
@@ -209,7 +210,8 @@ impl IvfPq {
     /// `DataLoss` where a section is missing or has another length than the header says.
     pub fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
         let find = |kind| section::find(sections, kind);
-        let (dims, shape) = (header.dims, PqShape::new(header.dims));
+        let dims = header.dims;
+        let shape = PqShape::new(header.dims);
         let starts = find(LIST_STARTS)?;
         let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
         let clusters = starts.len().saturating_sub(1);

@@ -71,7 +71,7 @@ impl Codebooks {
     pub fn train(residuals: &[f32], shape: PqShape, crew: BuildThreads<'_>, seed: u64) -> Result<Codebooks> {
         let mut values = vec![0.0; shape.book_values()];
         let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
-        let failed = std::sync::Mutex::new(None);
+        let failed = parking_lot::Mutex::new(None);
         crew.share(books, |(part, book)| {
             let mut points = Vec::new();
             gather(residuals, shape, part, &mut points);
@@ -88,10 +88,10 @@ impl Codebooks {
                         centre.iter().enumerate().for_each(|(dim, value)| book[dim * VALUES + code] = *value);
                     }
                 }
-                Err(error) => *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error),
+                Err(error) => *failed.lock() = Some(error),
             }
         })?;
-        match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        match failed.into_inner() {
             Some(error) => Err(error),
             None => Ok(Codebooks { shape, values }),
         }
@@ -123,7 +123,8 @@ impl Codebooks {
 
     /// The code of every part of each of `residuals`, row by row.
     fn encode(&self, residuals: &[f32], codes: &mut Vec<u8>) {
-        let (rows, parts) = (residuals.len() / self.shape.dims, self.shape.parts());
+        let rows = residuals.len() / self.shape.dims;
+        let parts = self.shape.parts();
         codes.clear();
         codes.resize(rows * parts, 0);
         let mut points = Vec::with_capacity(rows * self.shape.part_dims);

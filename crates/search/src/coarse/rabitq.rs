@@ -144,9 +144,11 @@ impl Rabitq {
 
     /// Asks for what [`Self::list`] and the scan of a cluster's first block will read.
     fn prefetch(&self, cluster: u32) {
-        let (cluster, padded) = (cluster as usize, self.rotation.padded());
+        let cluster = cluster as usize;
+        let padded = self.rotation.padded();
         kernels::prefetch(&self.centres[cluster * padded..(cluster + 1) * padded]);
-        let (block, bytes) = (self.block_starts[cluster] as usize, block_bytes(padded));
+        let block = self.block_starts[cluster] as usize;
+        let bytes = block_bytes(padded);
         if let Some(signs) = self.codes.signs.get(block * bytes..(block + 1) * bytes) {
             kernels::prefetch(signs);
         }
@@ -154,7 +156,8 @@ impl Rabitq {
 
     /// How the query sees a cluster. `constant` belongs to the query alone.
     fn list(&self, query: &RabitqQuery, constant: f32, cluster: u32) -> ScannedList {
-        let (cluster, padded) = (cluster as usize, self.rotation.padded());
+        let cluster = cluster as usize;
+        let padded = self.rotation.padded();
         let centre = &self.centres[cluster * padded..(cluster + 1) * padded];
         let square = squared_distance(query, centre);
         ScannedList {

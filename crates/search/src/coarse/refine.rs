@@ -44,7 +44,8 @@ impl ByteQuery {
             return (cost - self.doubt, cost + self.doubt);
         }
         let length = cost.max(0.0).sqrt();
-        let (least, most) = ((length - self.doubt).max(0.0), length + self.doubt);
+        let least = (length - self.doubt).max(0.0);
+        let most = length + self.doubt;
         (least * least * (1.0 - ROUNDING), most * most * (1.0 + ROUNDING))
     }
 }
@@ -94,7 +95,9 @@ impl ByteVectors {
                 "the coarse index's byte vectors have another size than its header says",
             ));
         }
-        let (lossless, low, step) = (scale[0] == 1.0, scale[1..=dims].to_vec(), scale[1 + dims..].to_vec());
+        let lossless = scale[0] == 1.0;
+        let low = scale[1..=dims].to_vec();
+        let step = scale[1 + dims..].to_vec();
         Ok(ByteVectors { dims, low, step, codes: codes.to_vec(), lossless })
     }
 

@@ -41,7 +41,8 @@ impl Trial {
     /// Those of the search.
     pub(super) fn recall(&self, index: &dyn Coarse, probes: usize) -> Result<RecallPoint> {
         let refine = MEASURED_HITS * REFINE_FACTOR;
-        let (params, exact) = (ScanParams { probes, refine }, Some(&self.exact as &dyn Exact));
+        let params = ScanParams { probes, refine };
+        let exact = Some(&self.exact as &dyn Exact);
         let ask = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
         let recall = recall_of(index, &self.queries, &self.own, &self.truth, &ask)?;
         Ok(RecallPoint { k: MEASURED_HITS as u32, recall, probes: probes as u32, refine: refine as u32 })

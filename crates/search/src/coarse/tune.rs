@@ -199,9 +199,10 @@ pub(super) fn nearest_rows(
     order: &[u32],
     build: &CoarseBuild,
 ) -> Result<Vec<Vec<u32>>> {
-    let (dims, count) = (build.dims, own.len());
+    let dims = build.dims;
+    let count = own.len();
     let panels = Panels::new(queries, dims);
-    let found = std::sync::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
+    let found = parking_lot::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
     // A piece for each thread, so that thresholds fall early in each; merging costs little.
     let piece = order.len().div_ceil(build.crew.threads).next_multiple_of(TRUTH_ROWS);
     build.crew.share(order.chunks(piece).zip(0_u32..), |(rows, number)| {
@@ -226,12 +227,12 @@ pub(super) fn nearest_rows(
                     .for_each(|(top, product)| top.push(square - product, row));
             }
         }
-        let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut found = found.lock();
         for (all, mut top) in found.iter_mut().zip(tops) {
             top.unsorted().for_each(|(cost, row)| all.push(cost, row));
         }
     })?;
-    let found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let found = found.into_inner();
     let rows = |(mut top, own): (TopK, &u32)| others(top.sorted().map(|(_, row)| row), *own);
     Ok(found.into_iter().zip(own).map(rows).collect())
 }
@@ -252,8 +253,10 @@ pub(super) fn recall_of(
     truth: &[Vec<u32>],
     ask: &CoarseRequest<'_>,
 ) -> Result<f32> {
-    let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::<CoarseHit>::new());
-    let (mut found, mut wanted) = (0, 0);
+    let mut scratch = CoarseScratch::default();
+    let mut hits = Vec::<CoarseHit>::new();
+    let mut found = 0;
+    let mut wanted = 0;
     for ((query, own), truth) in queries.chunks_exact(index.dims()).zip(own).zip(truth) {
         index.search(query, ask, &mut scratch, &mut hits)?;
         let rows = others(hits.iter().map(|hit| hit.row), *own);
@@ -299,7 +302,8 @@ mod tests {
 
     #[test]
     fn recall_is_measured_and_what_was_measured_is_reached() {
-        let (dims, rows) = (12, 3000);
+        let dims = 12;
+        let rows = 3000;
         let mut draw = RandomDraws::new(4);
         let mut near = |centre: usize| centre as f32 + draw.below(1000) as f32 / 400.0;
         let vectors: Vec<f32> = (0..rows * dims).map(|at| near((at / dims * 7 + at % dims) % 23)).collect();
@@ -317,7 +321,9 @@ mod tests {
             .copied()
             .collect();
         let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan).unwrap();
-        let (mut scratch, mut hits, mut found) = (CoarseScratch::default(), Vec::new(), 0);
+        let mut scratch = CoarseScratch::default();
+        let mut hits = Vec::new();
+        let mut found = 0;
         for ((query, own), truth) in queries.chunks_exact(dims).zip(&own).zip(&truth) {
             built.index.search(query, &CoarseRequest::best(11), &mut scratch, &mut hits).unwrap();
             let rows = others(hits.iter().map(|hit| hit.row), *own);

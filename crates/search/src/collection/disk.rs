@@ -1,50 +1,51 @@
-//! Free space: writes are refused before the disk is full, so that sealing, lists and new logs still have room.
+//! Free disk space: writes are refused before the disk is full, so that flushes, lists and new logs
+//! still have room.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::units::format_bytes;
 use base::{Error, Result};
+use parking_lot::Mutex;
 use storage::{Medium, Space};
 
-use super::inner::{CollectionInner, lock};
+use super::inner::CollectionInner;
 use crate::ingest::{Op, row_bytes};
 
-/// How long what the medium said of its space is taken for true.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// The default reserve: a hundredth of the file system within these bounds,
+/// Time for which a measurement of free space is used.
+const MEASURE_AGAIN: Duration = Duration::from_millis(100);
+/// Default reserve: a hundredth of the file system, within these bounds,
 const RESERVE_SHARE: u64 = 100;
 const RESERVE_BYTES_MIN: u64 = 64 << 20;
 const RESERVE_BYTES_MAX: u64 = 4 << 30;
-/// and of a small file system this share at most.
+/// and at most this share of a small file system.
 const RESERVE_SHARE_MAX: u64 = 8;
-/// Files that must still be possible: a segment, its deletes, a list and a log, many times over.
+/// Files that must still be possible: many times a segment, its deletes, a list and a log.
 const FILES_RESERVED: u64 = 128;
 
-/// The space of a collection's medium.
+/// Checks the free space of a collection's medium.
 pub(super) struct DiskGuard {
-    /// Bytes that stay free; `None` is a share of the file system, 0 switches the check off.
+    /// Bytes to keep free; `None` is a share of the file system, 0 switches the check off.
     reserve: Option<u64>,
-    looked: Mutex<Option<(Instant, Option<Space>)>>,
+    measured: Mutex<Option<(Instant, Option<Space>)>>,
     refused: AtomicU64,
 }
 
 impl DiskGuard {
     pub(super) fn new(reserve: Option<u64>) -> DiskGuard {
-        DiskGuard { reserve, looked: Mutex::default(), refused: AtomicU64::new(0) }
+        DiskGuard { reserve, measured: Mutex::default(), refused: AtomicU64::new(0) }
     }
 
-    /// Returns the writes that were refused since the start.
+    /// Returns the number of writes refused since the start.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns the space before `bytes` are written, which are taken off it until it is looked at again.
+    /// Returns the free space before `bytes` are written, and subtracts them from the measurement.
     fn space(&self, medium: &dyn Medium, bytes: u64) -> Option<Space> {
-        let mut looked = lock(&self.looked);
-        if let Some((when, space)) = &mut *looked
-            && when.elapsed() < LOOK_AGAIN
+        let mut measured = self.measured.lock();
+        if let Some((when, space)) = &mut *measured
+            && when.elapsed() < MEASURE_AGAIN
         {
             let before = *space;
             if let Some(space) = space {
@@ -56,23 +57,24 @@ impl DiskGuard {
             tracing::debug!(%error, "free space is not known");
             None
         });
-        *looked = Some((Instant::now(), space));
+        *measured = Some((Instant::now(), space));
         space
     }
 
-    /// Much was written or removed: the space is looked at before the next write.
+    /// Forgets the measurement, because much was written or removed.
     pub(super) fn changed(&self) {
-        *lock(&self.looked) = None;
+        *self.measured.lock() = None;
     }
 
-    /// Bytes that stay free of a file system of this size.
+    /// Returns the bytes to keep free on a file system of `total` bytes.
     fn reserve_of(&self, total: u64) -> u64 {
         self.reserve.unwrap_or_else(|| {
             (total / RESERVE_SHARE).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX).min(total / RESERVE_SHARE_MAX)
         })
     }
 
-    /// Says why `needed` more bytes cannot be written if one part in `share` of the reserve is to stay free.
+    /// Returns the reason why `needed` more bytes cannot be written, if 1 / `share` of the reserve
+    /// must stay free.
     fn lacks(&self, space: Space, needed: u64, share: u64) -> Option<String> {
         let reserve = self.reserve_of(space.total);
         if reserve == 0 {
@@ -95,10 +97,10 @@ impl DiskGuard {
     }
 }
 
-/// Refuses to make a collection on `medium` while less than the reserve is free.
+/// Checks that `medium` has room for a new collection.
 ///
 /// # Errors
-/// `StorageFull`.
+/// `StorageFull` if less than the reserve is free.
 pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) -> Result<()> {
     let disk = DiskGuard::new(reserve);
     let lacks = disk.space(medium, 0).and_then(|space| disk.lacks(space, 0, 1));
@@ -106,16 +108,16 @@ pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) ->
 }
 
 impl CollectionInner {
-    /// Says why writes are refused for lack of space; `None` if they are not.
+    /// Returns the reason why writes are refused for lack of space; `None` if they are not.
     pub(super) fn low_disk(&self) -> Option<String> {
         self.disk.lacks(self.disk.space(&*self.medium, 0)?, 0, 1)
     }
 
-    /// Refuses changes while less than the reserve is free. Removals go on until half of it is used: they are how
-    /// room is made.
+    /// Checks that there is room for changes. Deletes are allowed until half of the reserve is
+    /// used, because they make room.
     ///
     /// # Errors
-    /// `StorageFull`.
+    /// `StorageFull` if less than the reserve is free.
     pub(super) fn check_room(&self, ops: &[Op<'_>]) -> Result<()> {
         let bytes = |op: &Op<'_>| match op {
             Op::Delete(_) => 0,
@@ -132,10 +134,10 @@ impl CollectionInner {
         }
     }
 
-    /// Refuses to merge segments of `bytes` if that could use up what sealing needs.
+    /// Checks that merging segments of `bytes` leaves the room that flushes need.
     ///
     /// # Errors
-    /// `StorageFull`.
+    /// `StorageFull` if it does not.
     pub(super) fn check_room_to_merge(&self, bytes: u64) -> Result<()> {
         let lacks = self.disk.space(&*self.medium, 0).and_then(|space| self.disk.lacks(space, bytes, 2));
         lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; merging waits for room"))))
@@ -149,7 +151,8 @@ mod tests {
     #[test]
     fn the_reserve_follows_the_size_of_the_file_system() {
         let disk = DiskGuard::new(None);
-        let (mib, gib) = (1 << 20, 1 << 30);
+        let mib = 1 << 20;
+        let gib = 1 << 30;
         for (total, reserve) in
             [(1000 * gib, 4 * gib), (100 * gib, gib), (2 * gib, 64 * mib), (64 * mib, 8 * mib), (0, 0)]
         {

@@ -1,4 +1,4 @@
-//! How many points have which value of a payload's field.
+//! Facets: counts points by the value of a payload field.
 
 use std::collections::HashMap;
 
@@ -10,28 +10,29 @@ use super::inner::CollectionInner;
 use crate::budget::BudgetReservation;
 use crate::filter::{Filter, each_value};
 
-/// Different values that one call counts at most.
+/// Maximum different values of one call.
 pub const FACET_VALUES_MAX: usize = 65_536;
-/// Bytes that their texts may take together.
+/// Maximum bytes of the texts of all values.
 const TEXT_BYTES_MAX: usize = 16 << 20;
-/// Bytes of a value beside its text: its entry in a table that may be half empty or just growing, and in the sorted list.
+/// Bytes of a value beside its text: its entry in a hash table that may be half empty or growing,
+/// and in the sorted list.
 const VALUE_BYTES: usize = 192;
-/// Memory is set aside in steps of this.
+/// Step in which memory is reserved.
 const STEP_BYTES: usize = 1 << 20;
 
-/// A value that points are counted by.
+/// Value of a payload field.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FacetValue {
-    /// A truth value.
+    /// Truth value.
     Bool(bool),
-    /// A whole number.
+    /// Whole number.
     Whole(i64),
-    /// A string.
+    /// String.
     Text(String),
 }
 
 impl FacetValue {
-    /// `None` for what is not counted: numbers that are not whole, objects.
+    /// Converts a value; `None` for values that are not counted: fractions and objects.
     fn of(value: &Value) -> Option<FacetValue> {
         match value {
             Value::Bool(value) => Some(FacetValue::Bool(*value)),
@@ -42,23 +43,23 @@ impl FacetValue {
     }
 }
 
-/// Values and how many points have them.
+/// Values and their numbers of points.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facet {
-    /// The most frequent first, equally frequent ones in their order.
+    /// Most frequent value first; equally frequent ones in their own order.
     pub hits: Vec<(FacetValue, u64)>,
-    /// Whether points that belong here may not be counted, because something is damaged or not open yet.
+    /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,
 }
 
-/// Counts, and what they take.
+/// Counts by value, and the memory they take.
 struct FacetCounts {
     counts: HashMap<FacetValue, u64>,
     text_bytes: usize,
-    /// The values of one point: it counts once for each, however often its list has it.
+    /// Values of the current point, each counted once.
     of_point: Vec<FacetValue>,
     held: BudgetReservation,
-    /// Why no more is counted.
+    /// Error that ended the count.
     refusal: Option<Error>,
 }
 
@@ -103,7 +104,7 @@ impl FacetCounts {
         self.refusal.clone().map_or(Ok(()), Err)
     }
 
-    /// The `max` most frequent.
+    /// Rescan the `max` most frequent values.
     fn top(self, max: usize) -> Vec<(FacetValue, u64)> {
         let mut hits: Vec<(FacetValue, u64)> = self.counts.into_iter().collect();
         hits.sort_unstable_by(|(one, count), (other, than)| than.cmp(count).then_with(|| one.cmp(other)));
@@ -113,8 +114,7 @@ impl FacetCounts {
 }
 
 impl CollectionInner {
-    /// How many of the points that `clause` allows have which value under `key`; the `max` most frequent values. Every
-    /// payload is read.
+    /// Counts the points that match `clause` by their value of `key`. Reads every payload.
     pub(super) fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {
             return Err(Error::invalid("a facet names no field; give its key"));
@@ -123,12 +123,13 @@ impl CollectionInner {
         let mut counts = FacetCounts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
         let mut partial = self.is_partial(&state);
         for (_, _, view) in state.open() {
-            self.go_on()?;
+            self.check_open()?;
             let filtered = self.filtered(clause, view, &mut partial)?;
             let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-            let (mut unreadable, mut turns) = (false, PayloadScan::new());
+            let mut unreadable = false;
+            let mut scan = PayloadScan::new();
             let lost = view.segment.payloads(&mut |row, bytes| {
-                if !turns.go_on()
+                if !scan.next_row()
                     || counts.refusal.is_some()
                     || allow.is_some_and(|allow| !allow.contains(row))
                 {
@@ -139,7 +140,7 @@ impl CollectionInner {
                     None => unreadable = true,
                 }
             })?;
-            turns.check()?;
+            scan.check()?;
             partial |= lost > 0 || unreadable;
             counts.check()?;
         }
@@ -181,7 +182,9 @@ mod tests {
         ] {
             counts.add(&payload, "a");
         }
-        let (text, one, yes) = (FacetValue::Text("x".into()), FacetValue::Whole(1), FacetValue::Bool(true));
+        let text = FacetValue::Text("x".into());
+        let one = FacetValue::Whole(1);
+        let yes = FacetValue::Bool(true);
         assert_eq!(counts.top(9), [(one, 2), (text, 2), (yes, 1)]);
     }
 

@@ -1,50 +1,50 @@
-//! The rows that a clause allows, segment by segment, kept for the next query that asks the same.
+//! Cache of the rows that match a filter, for each segment.
 //!
-//! A segment's payloads never change, so what a clause allows of it holds for as long as the segment does; deletes are
-//! taken away when a query needs it.
+//! The payloads of a segment never change, so the matching rows stay valid while the segment
+//! exists. Deleted rows are removed when a query uses them.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Error, Result};
+use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::inner::lock;
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::filter::{Filter, RowSet};
 use crate::ingest::MemtableRow;
 use crate::segment::Segment;
 
-/// Clauses whose filters are kept. The memory limit may allow fewer.
+/// Maximum cached filters. The memory limit may allow fewer.
 const CLAUSES_MAX: usize = 256;
-/// Segments of one clause whose filters are kept.
+/// Maximum segments per cached filter.
 const SEGMENTS_MAX: usize = 1024;
-/// Bytes that the filters of one collection keep together.
+/// Maximum bytes of cached rows per collection.
 const KEPT_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of a clause whose filters are kept: what people ask for again is short.
+/// Maximum bytes of a filter that is cached; filters that are used again are short.
 const CLAUSE_BYTES_MAX: u64 = 64 << 10;
-/// Rows after which a thread that reads payloads looks at the clock and lets others have the core.
+/// Rows between checks of the deadline, at which the thread also yields.
 const ROWS_A_TURN: u32 = 512;
-/// Clauses used last whose filters a new segment gets before it is searched.
+/// Most recently used filters that are prepared for a new segment.
 const WARMED_MAX: usize = 8;
 
-/// What a clause allows of one segment.
+/// Rows of one segment that match a filter.
 #[derive(Debug)]
 pub(super) struct SelectedRows {
     pub(super) filter: RowSet,
-    /// Rows whose payloads could not be read; they are not allowed.
+    /// Rows whose payloads could not be read; they do not match.
     pub(super) lost: u32,
 }
 
 thread_local! {
-    /// Until when the answer is wanted that this thread is working for.
+    /// Deadline of the request that this thread works for.
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Does `work` on this thread. A filter in it that has to read payloads gives up with `DeadlineExceeded` if they are
-/// not all read at `deadline`.
+/// Runs `work` on this thread with a deadline. A filter that has to read payloads fails with
+/// `DeadlineExceeded` if it has not read all of them by then.
 pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
     struct Restore(Option<Instant>);
     impl Drop for Restore {
@@ -56,7 +56,7 @@ pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// A reading of payloads that ends early if nobody waits for it.
+/// Pass over payloads that ends at the deadline.
 pub(super) struct PayloadScan {
     deadline: Option<Instant>,
     rows: u32,
@@ -68,8 +68,8 @@ impl PayloadScan {
         PayloadScan { deadline: DEADLINE.get(), rows: 0, late: false }
     }
 
-    /// Counts a row, and says whether it is to be looked at.
-    pub(super) fn go_on(&mut self) -> bool {
+    /// Counts a row. Rescan true if it should be read.
+    pub(super) fn next_row(&mut self) -> bool {
         if self.rows.is_multiple_of(ROWS_A_TURN) && !self.late {
             self.late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
             std::thread::yield_now();
@@ -78,10 +78,10 @@ impl PayloadScan {
         !self.late
     }
 
-    /// Checks that every row was looked at.
+    /// Checks that every row was read.
     ///
     /// # Errors
-    /// `DeadlineExceeded` if rows were left out.
+    /// `DeadlineExceeded` if rows were skipped.
     pub(super) fn check(&self) -> Result<()> {
         match self.late {
             true => Err(Error::deadline(
@@ -94,17 +94,17 @@ impl PayloadScan {
 
 #[derive(Debug, Default)]
 pub(super) struct FilterCache {
-    /// The clause used last comes last.
+    /// Least recently used first.
     kept: Mutex<VecDeque<CachedFilter>>,
 }
 
-/// A clause and what it allows of segments.
+/// Filter and its matching rows.
 #[derive(Debug)]
 struct CachedFilter {
     clause: Arc<Filter>,
-    /// The memory that the clause takes.
+    /// Memory that the filter takes.
     _held: BudgetReservation,
-    /// The segment used last comes last.
+    /// Least recently used first.
     segments: VecDeque<CachedRows>,
 }
 
@@ -112,7 +112,7 @@ struct CachedFilter {
 struct CachedRows {
     uuid: [u8; 16],
     selected: Arc<SelectedRows>,
-    /// The memory it takes.
+    /// Memory that the rows take.
     held: BudgetReservation,
 }
 
@@ -123,7 +123,7 @@ impl CachedFilter {
 }
 
 impl FilterCache {
-    /// What `clause` allows of a segment. The first time every payload is read.
+    /// Rescan the rows of a segment that match `clause`. The first call reads every payload.
     pub(super) fn select(
         &self,
         segment: &Segment,
@@ -137,16 +137,16 @@ impl FilterCache {
         let bytes = u64::from(segment.rows().div_ceil(64)) * 8;
         let held = budget.reserve(bytes, "a filter")?;
         let selected = Arc::new(read(segment, clause)?);
-        // One with losses is not kept: the medium may do better next time.
+        // Not cached if rows were lost: the next read may succeed.
         if selected.lost == 0 {
             self.keep(uuid, clause, selected.clone(), held, budget);
         }
         Ok(selected)
     }
 
-    /// Finds what is kept, which becomes what was used last.
+    /// Rescan cached rows and marks them as most recently used.
     fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let place = kept.iter().position(|kept| *kept.clause == *clause)?;
         let mut found = kept.remove(place)?;
         let place = found.segments.iter().position(|of| of.uuid == segment);
@@ -157,8 +157,8 @@ impl FilterCache {
         selected
     }
 
-    /// Keeps what a clause allows, if the clause is not too large and there is memory for it. Clauses that were not
-    /// used for the longest time make room.
+    /// Caches matching rows if the filter is not too large and memory allows. Evicts the least
+    /// recently used filters.
     fn keep(
         &self,
         segment: [u8; 16],
@@ -171,7 +171,7 @@ impl FilterCache {
         if bytes > CLAUSE_BYTES_MAX {
             return;
         }
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let of = CachedRows { uuid: segment, selected, held };
         match kept.iter_mut().find(|kept| *kept.clause == *clause) {
             Some(known) => {
@@ -193,11 +193,11 @@ impl FilterCache {
         }
     }
 
-    /// Makes the filters of the clauses used last for a segment that is about to be searched, so that no query has to
-    /// read all its payloads. Where it fails, a query does it.
+    /// Prepares the most recently used filters for a segment before it is searched, so that no
+    /// query has to read all its payloads. After a failure the next query does it.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<MemoryBudget>) {
         let clauses: Vec<Arc<Filter>> =
-            lock(&self.kept).iter().rev().take(WARMED_MAX).map(|kept| kept.clause.clone()).collect();
+            self.kept.lock().iter().rev().take(WARMED_MAX).map(|kept| kept.clause.clone()).collect();
         for clause in &clauses {
             if let Err(error) = self.select(segment, clause, budget) {
                 tracing::debug!(%error, "a filter is left to the next query");
@@ -206,15 +206,16 @@ impl FilterCache {
         }
     }
 
-    /// Drops all that is kept, to make room.
+    /// Clears the cache to free memory.
     pub(super) fn clear(&self) {
-        lock(&self.kept).clear();
+        self.kept.lock().clear();
     }
 }
 
 fn read(segment: &Segment, clause: &Filter) -> Result<SelectedRows> {
     let mut filter = RowSet::none(segment.rows());
-    let (mut unreadable, mut turns) = (0, PayloadScan::new());
+    let mut unreadable = 0;
+    let mut scan = PayloadScan::new();
     let mut each = |row: u32, value: Option<Value>| match (segment.ids().id(row), value) {
         (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
         (Some(_), Some(_)) => {}
@@ -222,7 +223,7 @@ fn read(segment: &Segment, clause: &Filter) -> Result<SelectedRows> {
     };
     let lost = if clause.needs_payload() {
         segment.payloads(&mut |row, bytes| {
-            if turns.go_on() {
+            if scan.next_row() {
                 each(row, value_of(bytes));
             }
         })?
@@ -230,16 +231,16 @@ fn read(segment: &Segment, clause: &Filter) -> Result<SelectedRows> {
         (0..segment.rows()).for_each(|row| each(row, Some(Value::Null)));
         0
     };
-    turns.check()?;
+    scan.check()?;
     Ok(SelectedRows { filter, lost: lost + unreadable })
 }
 
-/// A payload; `None` for what is not JSON.
+/// Parses a payload; `None` if it is not JSON.
 pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }
 
-/// Whether a clause allows a point that is not sealed yet.
+/// Rescan true if a row of a memtable matches `clause`.
 pub(super) fn allows(clause: &Filter, row: &MemtableRow) -> bool {
     value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
 }
@@ -261,7 +262,8 @@ mod tests {
 
     #[test]
     fn clauses_are_kept_with_all_their_segments() {
-        let (filters, budget) = (FilterCache::default(), MemoryBudget::new(1 << 30));
+        let filters = FilterCache::default();
+        let budget = MemoryBudget::new(1 << 30);
         let clauses = CLAUSES_MAX as u64 + 44;
         for number in 0..clauses {
             for of in 0..20 {
@@ -284,7 +286,8 @@ mod tests {
 
     #[test]
     fn filters_together_have_a_limit() {
-        let (filters, budget) = (FilterCache::default(), MemoryBudget::new(1 << 30));
+        let filters = FilterCache::default();
+        let budget = MemoryBudget::new(1 << 30);
         for number in 0..5 {
             let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
             let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
@@ -298,13 +301,13 @@ mod tests {
     #[test]
     fn a_reading_ends_at_its_deadline_and_only_within_the_work_it_is_for() {
         let late = until(Instant::now(), || {
-            let mut turns = PayloadScan::new();
-            assert!(!turns.go_on() && !turns.go_on());
-            turns.check().unwrap_err()
+            let mut scan = PayloadScan::new();
+            assert!(!scan.next_row() && !scan.next_row());
+            scan.check().unwrap_err()
         });
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
-        let mut turns = PayloadScan::new();
-        assert!(turns.go_on() && turns.check().is_ok(), "the deadline went with the work");
-        until(Instant::now() + Duration::from_secs(3600), || assert!(PayloadScan::new().go_on()));
+        let mut scan = PayloadScan::new();
+        assert!(scan.next_row() && scan.check().is_ok(), "the deadline went with the work");
+        until(Instant::now() + Duration::from_secs(3600), || assert!(PayloadScan::new().next_row()));
     }
 }

@@ -1,4 +1,4 @@
-//! Turning the oldest part into a segment.
+//! Flush: builds a segment from the oldest memtable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{CollectionInner, PendingFile, lock, outlive};
+use super::inner::{CollectionInner, PendingFile, outlive};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::stall::Urgency;
@@ -17,17 +17,17 @@ use crate::deletes::Deletes;
 use crate::ingest::{Memtable, MemtableRow};
 use crate::segment::{self, RowSource, Segment, SegmentPlan, WrittenSegment};
 
-/// The rows of a part that were alive when sealing began.
+/// Rows of a memtable that were live when the flush began.
 struct MemtableSource {
     rows: Vec<(u32, Arc<MemtableRow>)>,
-    /// Those that were not.
+    /// Rows that were deleted by then.
     gone: Deletes,
 }
 
 impl MemtableSource {
     fn row(&self, row: u32) -> Result<&MemtableRow> {
         let found = self.rows.get(row as usize);
-        found.map(|(_, row)| &**row).ok_or_else(|| Error::internal(format!("there is no row {row} to seal")))
+        found.map(|(_, row)| &**row).ok_or_else(|| Error::internal(format!("there is no row {row} to flush")))
     }
 }
 
@@ -57,55 +57,59 @@ impl RowSource for MemtableSource {
 }
 
 impl CollectionInner {
-    /// When the oldest part of a state has waited for too long; `None` where there is none to seal.
+    /// Returns the time after which the flush of the oldest memtable is late; `None` if there is
+    /// nothing to flush.
     fn due(&self, state: &CollectionState) -> Option<Instant> {
-        // The next one began as it was full.
+        // The next memtable was created when this one was full.
         state.memtables.get(1).map(|next| next.begun() + self.options.flush_wait)
     }
 
-    /// For a thread that does not give way: seals where writers wait, or a part has waited for too long; false where that is
-    /// not so, or there is nothing to seal.
+    /// Flushes at full speed if writers wait or the flush is late. Returns false otherwise, or if
+    /// there is nothing to flush.
     pub(super) fn flush_if_stalled(&self) -> Result<bool> {
         let is_due = || self.due(&self.state()).is_some_and(|due| Instant::now() >= due);
         Ok((self.stall.is_escalated() || is_due()) && self.flush_oldest(Urgency::Escalated)?)
     }
 
-    /// Seals the oldest part that takes no more changes; false where there is none, or it is left to a thread that hurries.
-    /// While it works, everything else goes on. Where it fails, the part stays and is searched as before.
+    /// Flushes the oldest frozen memtable. Returns false if there is none, or if the escalated
+    /// flush takes over. Reads and writes continue meanwhile. After a failure the memtable is kept
+    /// and searched as before.
     ///
     /// # Errors
-    /// What the medium says, `ResourceExhausted` where memory set aside for it is still held by queries.
-    pub(super) fn flush_oldest(&self, pace: Urgency) -> Result<bool> {
-        let mut headroom = lock(&self.flushing);
+    /// The error of the medium; `ResourceExhausted` if queries still hold memory reserved for
+    /// flushes.
+    pub(super) fn flush_oldest(&self, urgency: Urgency) -> Result<bool> {
+        let mut headroom = self.flushing.lock();
         let state = self.state();
         let Some(due) = self.due(&state) else {
-            // What was sealed or merged before may still have to be published.
+            // Files of an earlier flush or merge may still have to be published.
             return if self.unpublished.load(Ordering::Relaxed) {
                 self.publish().map(|()| true)
             } else {
                 Ok(false)
             };
         };
-        let left = (pace == Urgency::Paced).then_some(due);
-        if !self.keeps(left) {
-            return self.go_on().map(|()| false);
+        let deadline = (urgency == Urgency::Paced).then_some(due);
+        if !self.may_flush(deadline) {
+            return self.check_open().map(|()| false);
         }
-        let (memtable, full_since) = (state.memtables[0].clone(), due - self.options.flush_wait);
+        let memtable = state.memtables[0].clone();
+        let full_since = due - self.options.flush_wait;
         drop(state);
         headroom.refill(self.options.headroom_bytes());
         let rows = memtable.live().map(|(at, row)| (at, row.clone())).collect();
         let source = MemtableSource { rows, gone: memtable.deletes().clone() };
         drop(memtable);
-        let outcome = self.flush_memtable(source, &mut headroom, left);
-        // Also after a failure: the next try needs as much, and others would take it.
+        let outcome = self.flush_memtable(source, &mut headroom, deadline);
+        // Also after a failure: the next try needs as much, and other work would take it.
         headroom.refill(self.options.headroom_bytes());
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
-            return self.go_on().map(|()| false);
+            return self.check_open().map(|()| false);
         }
         if outcome.is_ok() {
-            self.flush_time(full_since.elapsed());
+            self.record_flush_time(full_since.elapsed());
         }
-        let mut health = lock(&self.health);
+        let mut health = self.health.lock();
         health.flush_error = outcome.as_ref().err().cloned();
         health.flushes += u64::from(outcome.is_ok());
         drop(health);
@@ -113,11 +117,12 @@ impl CollectionInner {
         outcome.map(|()| true)
     }
 
-    /// A part was sealed so long after it was full. What took its time because nobody waited says nothing.
-    fn flush_time(&self, took: Duration) {
-        let mut known = lock(&self.flush_time);
+    /// Records how long a flush took after its memtable was full. A long flush that no writer
+    /// waited for says nothing, and is ignored.
+    fn record_flush_time(&self, took: Duration) {
+        let mut known = self.flush_time.lock();
         if self.stall.is_escalated() || took < *known {
-            // A merge beside it makes the next one take longer again.
+            // A merge at the same time will slow the next flush down again.
             *known = took.max((*known + took) / 2);
         }
     }
@@ -126,10 +131,10 @@ impl CollectionInner {
         &self,
         mut source: MemtableSource,
         headroom: &mut BudgetReservation,
-        left: Option<Instant>,
+        deadline: Option<Instant>,
     ) -> Result<()> {
         if source.rows.is_empty() {
-            lock(&self.live).flushed(None);
+            self.live.lock().flushed(None);
             return self.publish();
         }
         let number = self.number();
@@ -137,10 +142,13 @@ impl CollectionInner {
         let uuid = new_uuid();
         let rows = source.rows() as usize;
         let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
-        let working = headroom.split(needed, "sealing")?;
-        let crew = BuildThreads { threads: self.options.build_threads, go_on: &|| self.keeps(left) };
+        let working = headroom.split(needed, "flush")?;
+        let crew = BuildThreads {
+            threads: self.options.build_threads,
+            should_continue: &|| self.may_flush(deadline),
+        };
         let written =
-            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.flush_step(bytes, left));
+            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.flush_step(bytes, deadline));
         headroom.join(working);
         let written = written?;
         headroom.refill(self.options.headroom_bytes());
@@ -149,12 +157,15 @@ impl CollectionInner {
         self.filters.warm(&opened, &self.budget);
         let places = written.rows();
         let gone = std::mem::replace(&mut source.gone, Deletes::none(0));
-        // From here on queries that hold the old state hold its rows; the part itself lets go of them.
+        // Queries that hold the old state keep its rows alive. This thread releases its own
+        // references.
         drop(source);
-        let (segment, rows) = (Arc::new(opened), written.order.len() as u32);
+        let segment = Arc::new(opened);
+        let rows = written.order.len() as u32;
         let mut deletes = Deletes::none(rows);
-        // Queries wait for this lock, and this thread may be of low priority: only what changed meanwhile is looked at.
-        let mut live = lock(&self.live);
+        // Queries wait for this lock and this thread may have low priority, so only new deletes are
+        // processed under it.
+        let mut live = self.live.lock();
         let memtable: Arc<Memtable> = live.state.memtables[0].clone();
         for at in memtable.deletes().since(&gone) {
             let place = numbers.binary_search(&at).ok().and_then(|from| places.get(from));
@@ -170,7 +181,7 @@ impl CollectionInner {
         published
     }
 
-    /// Writes a segment; where that fails nothing is left of it.
+    /// Writes a segment; removes the file after an error.
     pub(super) fn write_segment(
         &self,
         busy: &PendingFile<'_>,
@@ -189,7 +200,7 @@ impl CollectionInner {
         written
     }
 
-    /// Opens a segment that was just written; where that fails nothing is left of it.
+    /// Opens a segment that was just written; removes the file after an error.
     pub(super) fn open_written(
         &self,
         busy: &PendingFile<'_>,

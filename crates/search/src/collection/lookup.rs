@@ -1,10 +1,11 @@
-//! Looking at points without ranking them: by id, in the order of ids, by a filter, against one embedding.
+//! Reads of points without ranking: by id, in the order of ids, by a filter, and scores against one
+//! embedding.
 
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{CollectionInner, lock};
+use super::inner::CollectionInner;
 use super::search::SearchThread;
 use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
 use crate::coarse::{self, Exact};
@@ -12,64 +13,66 @@ use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, StoredPoint};
 use crate::segment::{PageCache, similarity};
 
-/// Runs of pages kept while several points are read: records and payloads of rows beside each other share pages.
+/// Page runs cached while several points are read: neighbouring rows share pages.
 const CACHED_PAGES: usize = 16;
-/// Ids of one list at most.
+/// Maximum ids of one list.
 pub const IDS_MAX: usize = 65_536;
 
-/// Which parts of a point are wanted. What is not is left empty and costs no read.
+/// Parts of a point to read. The others stay empty and cost no read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointParts {
-    /// The embedding.
+    /// True for the embedding.
     pub embedding: bool,
-    /// The record.
+    /// True for the record.
     pub record: bool,
-    /// The payload.
+    /// True for the payload.
     pub payload: bool,
 }
 
 impl PointParts {
-    /// Everything.
+    /// All parts.
     pub const ALL: PointParts = PointParts { embedding: true, record: true, payload: true };
-    /// Only whether it is there.
+    /// No part: only shows if the point exists.
     pub const NONE: PointParts = PointParts { embedding: false, record: false, payload: false };
-    /// Only the payload.
+    /// The payload only.
     pub const PAYLOAD: PointParts = PointParts { embedding: false, record: false, payload: true };
 }
 
 /// Ids in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdList {
-    /// The ids.
+    /// Ids.
     pub ids: Vec<u64>,
-    /// Whether there may be more behind the last.
+    /// True if there may be more after the last one.
     pub more: bool,
-    /// Whether points that belong here may be missing, because something is damaged or not open yet.
+    /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,
-    /// Why points that belong here, and are not lost for good as far as anybody knows, may be missing: `Unavailable` while
-    /// segments are being opened, else `DataLoss`. Who changes what is listed has not changed all.
+    /// Reason why points may be missing that may not be lost for good: `Unavailable` while segments
+    /// are being opened, else `DataLoss`. A caller that changes the listed points has not changed
+    /// all of them.
     pub unseen: Option<Error>,
 }
 
-/// How many points there are.
+/// Number of points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PointCount {
-    /// Points.
+    /// Points counted.
     pub count: u64,
-    /// Whether some that belong here may not be counted, because something is damaged or not open yet.
+    /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,
 }
 
 impl CollectionInner {
-    /// The first ids from `from` on that `clause` allows, at most `max`.
+    /// Returns the first ids from `from` on that match `clause`, at most `max`.
     pub(super) fn ids_from(&self, from: u64, max: usize, clause: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
             return Err(Error::invalid(format!("{max} ids are more than the {IDS_MAX} that one call gives")));
         }
         let state = self.state();
-        let (partial, unseen) = (self.is_partial(&state), state.unseen());
+        let partial = self.is_partial(&state);
+        let unseen = state.unseen();
         let mut list = IdList { partial, unseen, ..IdList::default() };
-        // One more than wanted tells whether there is more.
+        // One more than requested shows if there are more.
         let take = max + 1;
         for (_, _, view) in state.open() {
             let mut lost = false;
@@ -100,7 +103,7 @@ impl CollectionInner {
         Ok(list)
     }
 
-    /// How many points `clause` allows.
+    /// Counts the points that match `clause`.
     pub(super) fn count_where(&self, clause: Option<&Filter>) -> Result<PointCount> {
         let state = self.state();
         let partial = self.is_partial(&state);
@@ -117,7 +120,7 @@ impl CollectionInner {
         Ok(counted)
     }
 
-    /// Says whether a segment is still to be opened that was not tried yet.
+    /// Returns true if a segment is still to be opened for the first time.
     pub(super) fn opening(&self) -> bool {
         self.state().segments.iter().any(|slot| match &slot.content {
             SegmentContent::Closed(closed) => closed.reason.is_none() && closed.delayed.is_none(),
@@ -126,10 +129,10 @@ impl CollectionInner {
     }
 
     pub(super) fn is_partial(&self, state: &CollectionState) -> bool {
-        state.is_partial() || lock(&self.health).log_damaged()
+        state.is_partial() || self.health.lock().log_damaged()
     }
 
-    /// What a clause allows of a segment, deletes taken away; `None` without a clause.
+    /// Returns the live rows of a segment that match `clause`; `None` without a clause.
     pub(super) fn filtered(
         &self,
         clause: Option<&Filter>,
@@ -138,7 +141,8 @@ impl CollectionInner {
     ) -> Result<Option<RowSet>> {
         let Some(clause) = clause else { return Ok(None) };
         clause.check()?;
-        // What excludes a few ids is mostly not asked for again; its other conditions may be.
+        // A condition that excludes a few ids is seldom used again, but the other conditions may
+        // be.
         let (rest, excluded) = clause.without_ids();
         let mut filter = match rest.is_empty() {
             true => RowSet::all(view.segment.rows()),
@@ -166,9 +170,9 @@ impl CollectionInner {
         Ok(selected.filter.clone())
     }
 
-    /// Where the points of `ids` are, all at one moment.
+    /// Locates the points of `ids`, all in one state.
     fn places(&self, ids: &[u64]) -> Vec<Result<Option<PointLocation>>> {
-        let live = lock(&self.live);
+        let live = self.live.lock();
         let place = |&id: &u64| match live.find(id) {
             Some(found) => Ok(Some(found)),
             None => live.doubt(id).map_or(Ok(None), Err),
@@ -176,16 +180,17 @@ impl CollectionInner {
         ids.iter().map(place).collect()
     }
 
-    /// The wanted parts of points, in the order of `ids`.
+    /// Returns the requested parts of points, in the order of `ids`.
     pub(super) fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         let places = self.places(ids);
-        // Rows beside each other lie in the same pages.
+        // Neighbouring rows lie in the same pages.
         let mut order: Vec<usize> = (0..ids.len()).collect();
         order.sort_by_key(|&at| match &places[at] {
             Ok(Some(PointLocation::Segment(view, row))) => (view.segment.uuid(), *row),
             _ => ([0; 16], 0),
         });
-        let (mut records, mut payloads) = (PageCache::new(CACHED_PAGES), PageCache::new(CACHED_PAGES));
+        let mut records = PageCache::new(CACHED_PAGES);
+        let mut payloads = PageCache::new(CACHED_PAGES);
         let mut points: Vec<Result<Option<StoredPoint>>> = ids.iter().map(|_| Ok(None)).collect();
         for at in order {
             points[at] = match &places[at] {
@@ -200,7 +205,8 @@ impl CollectionInner {
         points
     }
 
-    /// How alike the points of `ids` are to `query`, exactly; `None` for points that are not there or cannot be read.
+    /// Returns the exact similarity of the points of `ids` to `query`; `None` for points that do
+    /// not exist or cannot be read.
     pub(super) fn scores(
         &self,
         thread: &mut SearchThread,
@@ -224,7 +230,8 @@ impl CollectionInner {
         for group in sealed.chunk_by(|a, b| Arc::ptr_eq(&a.1.segment, &b.1.segment)) {
             let Some((_, view, _)) = group.first() else { continue };
             let rows: Vec<u32> = group.iter().map(|(_, _, row)| *row).collect();
-            let (exact, mut out) = (view.segment.exact(&mut *thread.vectors), Vec::new());
+            let exact = view.segment.exact(&mut *thread.vectors);
+            let mut out = Vec::new();
             exact.scores(query, &rows, &mut out)?;
             for ((at, _, _), score) in group.iter().zip(out) {
                 scores[*at] = (score > f32::NEG_INFINITY).then_some(score);
@@ -234,7 +241,7 @@ impl CollectionInner {
     }
 }
 
-/// Payloads of a segment cannot be read, so nobody knows whether a filter allows their points.
+/// Returns the error for a filter on a segment with unreadable payloads.
 fn unreadable(view: &SegmentView) -> Error {
     Error::data_loss(format!("{}: some payloads cannot be read", view.segment.name()))
 }

@@ -1,4 +1,4 @@
-//! What the manifest says: which files a collection consists of. JSON, whose hash the manifest checks.
+//! Content of the manifest: the files of a collection, as JSON. The manifest checks its hash.
 
 use std::collections::BTreeSet;
 
@@ -10,39 +10,39 @@ use super::options::CollectionShape;
 use crate::coarse::Metric;
 use crate::segment::VectorEncoding;
 
-/// The version this program writes.
+/// Version that this program writes.
 const VERSION: u32 = 1;
 
-/// A collection at one moment.
+/// Files of a collection at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ManifestContent {
     version: u32,
     dims: usize,
     metric: String,
     encoding: VectorEncoding,
-    /// Logs from this number on hold changes that no segment has.
+    /// First log with changes that no segment has.
     pub(super) first_log: u64,
-    /// No file has this number or a higher one.
+    /// Lower bound of file numbers not yet used.
     pub(super) next: u64,
     pub(super) segments: Vec<SegmentEntry>,
-    /// Logs before `first_log` that were found damaged: they are kept for whoever wants to save something of them.
+    /// Damaged logs before `first_log`, kept for manual recovery.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) kept_logs: BTreeSet<u64>,
     /// How far the logs from `first_log` on were durable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) logs: Vec<NamedLog>,
-    /// Logs that lost changes, until they are given up or all of these points are known again.
+    /// Logs that lost changes, until they are abandoned or all points affected are known again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) damaged_logs: Vec<DamagedLog>,
 }
 
-/// A log, and how far it was durable when the list was published.
+/// Log, and how far it was durable when the list was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NamedLog {
     pub(super) number: u64,
     /// Bytes of its file.
     pub(super) bytes: u64,
-    /// The number before which its changes were durable.
+    /// Number of the first change that was not durable.
     pub(super) next: u64,
 }
 
@@ -56,7 +56,7 @@ impl NamedLog {
     }
 }
 
-/// What is lost of a log.
+/// Damage of one log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DamagedLog {
     pub(super) log: u64,
@@ -64,26 +64,26 @@ pub(super) struct DamagedLog {
     /// Points of which changes are lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) unknown: Vec<u64>,
-    /// Whether there may be more such points.
+    /// True if changes of other points may be lost too.
     #[serde(default)]
     pub(super) doubtful: bool,
 }
 
-/// One segment.
+/// Segment and the files beside it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SegmentEntry {
-    /// Its file's number.
+    /// Number of its file.
     pub(super) number: u64,
     pub(super) uuid: String,
     pub(super) rows: u32,
-    /// The number of the file with its deletes, where there are any.
+    /// Number of the file with its deleted rows, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) deletes: Option<u64>,
-    /// The number of the file with ids that wait for it, where there are any.
+    /// Number of the file with its pending deletes, if any.
     #[serde(rename = "waiting", default, skip_serializing_if = "Option::is_none")]
     pub(super) pending_deletes: Option<u64>,
-    /// The numbers of such files that could not be read. Ids that came later are in `pending_deletes`, and the segment is not
-    /// served before all are known.
+    /// Numbers of files of pending deletes that could not be read. Later ones are in
+    /// `pending_deletes`. The segment is not served before all of them are known.
     #[serde(rename = "waiting_unread", default, skip_serializing_if = "Vec::is_empty")]
     pub(super) unread_pending: Vec<u64>,
 }
@@ -119,18 +119,17 @@ impl ManifestContent {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
-        let catalog: ManifestContent = serde_json::from_slice(bytes)
+        let manifest: ManifestContent = serde_json::from_slice(bytes)
             .map_err(|error| Error::data_loss(format!("the list of segments cannot be read: {error}")))?;
-        if catalog.version != VERSION {
+        if manifest.version != VERSION {
             return Err(Error::precondition(format!(
                 "the collection has version {}, this program reads {VERSION}; use the program that wrote it",
-                catalog.version
+                manifest.version
             )));
         }
-        Ok(catalog)
+        Ok(manifest)
     }
 
-    /// What the collection is.
     pub(super) fn shape(&self) -> Result<CollectionShape> {
         let metric = match self.metric.as_str() {
             "cosine" => Metric::Cosine,
@@ -142,7 +141,7 @@ impl ManifestContent {
     }
 }
 
-/// A uuid as text, and back.
+/// Formats a UUID as 32 hexadecimal digits.
 pub(super) fn uuid_text(uuid: [u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(uuid))
 }
@@ -151,7 +150,7 @@ pub(super) fn uuid_of(text: &str) -> Option<[u8; 16]> {
     (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
 }
 
-/// A uuid that nobody else has: two hashes with keys that the system drew at random.
+/// Returns a new random UUID: two hashes with keys drawn by the system.
 pub(super) fn new_uuid() -> [u8; 16] {
     use std::hash::{BuildHasher, RandomState};
     let half =
@@ -175,14 +174,14 @@ mod tests {
             pending_deletes: None,
             unread_pending: vec![3],
         };
-        let mut catalog = ManifestContent::new(&shape, 2, 6, vec![entry]);
-        catalog.kept_logs.insert(1);
-        catalog.logs.push(NamedLog::new(2, Mark { bytes: 99, next: 7 }));
+        let mut manifest = ManifestContent::new(&shape, 2, 6, vec![entry]);
+        manifest.kept_logs.insert(1);
+        manifest.logs.push(NamedLog::new(2, Mark { bytes: 99, next: 7 }));
         let reasons = vec!["gone".to_owned()];
-        catalog.damaged_logs.push(DamagedLog { log: 1, reasons, unknown: vec![3], doubtful: true });
-        let back = ManifestContent::decode(&catalog.encode().unwrap()).unwrap();
-        assert_eq!((back.shape().unwrap(), &back), (shape, &catalog));
-        let newer = ManifestContent { version: 2, ..catalog };
+        manifest.damaged_logs.push(DamagedLog { log: 1, reasons, unknown: vec![3], doubtful: true });
+        let back = ManifestContent::decode(&manifest.encode().unwrap()).unwrap();
+        assert_eq!((back.shape().unwrap(), &back), (shape, &manifest));
+        let newer = ManifestContent { version: 2, ..manifest };
         assert_eq!(
             ManifestContent::decode(&newer.encode().unwrap()).unwrap_err().kind(),
             base::ErrorKind::FailedPrecondition

@@ -1,4 +1,4 @@
-//! Writing several segments anew as one, behind everything else.
+//! Merge: rewrites several segments as one, in the background.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{CollectionInner, lock, outlive};
+use super::inner::{CollectionInner, outlive};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::Merging;
@@ -17,13 +17,13 @@ use crate::deletes::Deletes;
 use crate::rerank::Records;
 use crate::segment::{self, PageCache, RowSource};
 
-/// Runs of pages kept while records are copied in a new order.
+/// Page runs cached while records are copied in a new order.
 const CACHED_PAGES: usize = 256;
 
-/// Where so many times as many segments of about the same size pile up as are merged at once, merging is hurried.
+/// A merge is escalated if this many times `fan_in` segments of similar size pile up.
 const BEHIND: usize = 2;
 
-/// A segment that may be merged.
+/// Rows of a segment that may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SegmentSize {
     number: u64,
@@ -31,8 +31,8 @@ struct SegmentSize {
     live: u32,
 }
 
-/// Which segments to write anew as one: one that has lost many rows, or several of about the same size, small ones
-/// first. `rows_max` is what memory and settings allow for all together.
+/// Chooses the segments to rewrite as one: one that has lost many rows, or several of similar size,
+/// small ones first. `rows_max` limits the live rows of the result.
 fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
     let worn =
         |size: &&SegmentSize| f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share;
@@ -43,7 +43,7 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
     sorted.sort_by_key(|size| (size.live, size.number));
     let factor = merging.fan_in.max(2) as u32;
     for (first, smallest) in sorted.iter().enumerate() {
-        // "About the same size": within a factor of the fan-in.
+        // Sizes are similar if they differ by less than a factor of `fan_in`.
         let similarity = sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
         let mut total = 0_u32;
         let fits = |size: &&SegmentSize| {
@@ -58,14 +58,14 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
     None
 }
 
-/// The live rows of several segments.
+/// Live rows of several segments.
 struct MergeSource<'a> {
     inner: &'a CollectionInner,
     views: Vec<SegmentView>,
-    /// Which view, and which row of it.
+    /// Index of the view, and the row.
     rows: Vec<(u32, u32)>,
     cache: PageCache,
-    pace: Urgency,
+    urgency: Urgency,
 }
 
 impl MergeSource<'_> {
@@ -87,7 +87,7 @@ impl RowSource for MergeSource<'_> {
     }
 
     fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        let step = |bytes| self.inner.merge_step(bytes, self.pace);
+        let step = |bytes| self.inner.merge_step(bytes, self.urgency);
         for view in &self.views {
             view.segment.vectors(&step, &mut |row, vector| {
                 if !view.deletes.contains(row) {
@@ -112,7 +112,7 @@ impl RowSource for MergeSource<'_> {
 }
 
 impl CollectionInner {
-    /// For a thread that does not give way: merges where segments pile up; false where they do not.
+    /// Merges at full speed if segments pile up; returns false otherwise.
     pub(super) fn merge_if_behind(&self) -> Result<bool> {
         let state = self.state();
         let chosen = self.chosen(&state, &BTreeSet::new());
@@ -126,14 +126,14 @@ impl CollectionInner {
         outcome
     }
 
-    /// Merges what is worth it most; false where nothing is, where there is no memory for it, or where it is left to a thread
-    /// that hurries.
+    /// Runs the most useful merge. Returns false if there is none, if there is no memory for it, or
+    /// if the escalated merge takes over.
     ///
     /// # Errors
-    /// What the medium says. A damaged page ends the merge, and the segment is not merged again: copying it without the
-    /// page would make the loss final.
-    pub(super) fn merge_once(&self, pace: Urgency) -> Result<bool> {
-        let mut damaged = lock(&self.merging);
+    /// The error of the medium. A damaged page ends the merge, and the segment is not merged again:
+    /// a copy without the page would make the loss permanent.
+    pub(super) fn merge_once(&self, urgency: Urgency) -> Result<bool> {
+        let mut damaged = self.merging.lock();
         let state = self.state();
         let Some(chosen) = self.chosen(&state, &damaged) else { return Ok(false) };
         let views: Vec<SegmentView> = state
@@ -142,19 +142,19 @@ impl CollectionInner {
             .map(|(_, _, view)| view.clone())
             .collect();
         drop(state);
-        if !self.keeps_merging(pace) {
-            return self.go_on().map(|()| false);
+        if !self.may_merge(urgency) {
+            return self.check_open().map(|()| false);
         }
-        let outcome = self.merge(&chosen, views.clone(), pace);
-        if outcome.is_err() && !self.keeps_merging(pace) {
-            return self.go_on().map(|()| false);
+        let outcome = self.merge(&chosen, views.clone(), urgency);
+        if outcome.is_err() && !self.may_merge(urgency) {
+            return self.check_open().map(|()| false);
         }
         for (view, number) in views.iter().zip(&chosen) {
             if view.is_damaged() {
                 damaged.insert(*number);
             }
         }
-        let mut health = lock(&self.health);
+        let mut health = self.health.lock();
         health.merges += u64::from(outcome.is_ok());
         health.merge_error = outcome.as_ref().err().cloned();
         drop(health);
@@ -165,7 +165,7 @@ impl CollectionInner {
         outcome.map(|()| true)
     }
 
-    /// The numbers of the segments to merge, in their order in the state.
+    /// Returns the numbers of the segments to merge, in the order of the state.
     fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
         let mergeable =
             |slot: &SegmentSlot, view: &SegmentView| !damaged.contains(&slot.number) && !view.is_damaged();
@@ -175,7 +175,7 @@ impl CollectionInner {
             .map(|(_, slot, view)| SegmentSize { number: slot.number, rows: slot.rows, live: view.live() })
             .collect();
         let dims = self.options.shape.dims;
-        // Half of what is free, since the merged segment has to be opened beside the old ones.
+        // Half of the free memory, because the merged segment is opened beside the old ones.
         let fixed = segment::working_bytes(0, dims);
         let a_row = segment::working_bytes(1, dims) - fixed;
         let fits = u32::try_from((self.budget.free() / 2).saturating_sub(fixed) / a_row).unwrap_or(u32::MAX);
@@ -184,7 +184,7 @@ impl CollectionInner {
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
 
-    fn merge(&self, numbers: &[u64], views: Vec<SegmentView>, pace: Urgency) -> Result<()> {
+    fn merge(&self, numbers: &[u64], views: Vec<SegmentView>, urgency: Urgency) -> Result<()> {
         let rows: Vec<(u32, u32)> = (0..)
             .zip(&views)
             .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
@@ -192,7 +192,7 @@ impl CollectionInner {
             .map(|(at, _, row)| (at, row))
             .collect();
         if rows.is_empty() {
-            lock(&self.live).merged(numbers, None);
+            self.live.lock().merged(numbers, None);
             return self.publish();
         }
         self.check_room_to_merge(views.iter().map(|view| view.segment.file_bytes()).sum())?;
@@ -201,17 +201,23 @@ impl CollectionInner {
         let number = self.number();
         let busy = self.busy(CollectionFile::Segment(number));
         let uuid = new_uuid();
-        let mut source = MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES), pace };
-        let crew = BuildThreads { threads: self.options.build_threads, go_on: &|| self.keeps_merging(pace) };
+        let mut source =
+            MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES), urgency };
+        let crew = BuildThreads {
+            threads: self.options.build_threads,
+            should_continue: &|| self.may_merge(urgency),
+        };
         let written =
-            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.merge_step(bytes, pace))?;
+            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.merge_step(bytes, urgency))?;
         drop(working);
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
         self.filters.warm(&opened, &self.budget);
-        let (segment, places) = (Arc::new(opened), written.rows());
+        let segment = Arc::new(opened);
+        let places = written.rows();
         let mut deletes = Deletes::none(segment.rows());
-        // Queries wait for this lock, and this thread may be of low priority: only what changed meanwhile is looked at.
-        let mut live = lock(&self.live);
+        // Queries wait for this lock and this thread may have low priority, so only new deletes are
+        // processed under it.
+        let mut live = self.live.lock();
         let now: Vec<Option<&SegmentView>> = numbers
             .iter()
             .map(|number| {

@@ -1,27 +1,33 @@
-//! Collections: points that are written, found, replaced and removed while segments come and go underneath.
+//! A collection: points that are written, searched, replaced and deleted while segments are built
+//! and merged in the background.
 //!
-//! # A change
-//! goes into the log and into memory, and is acknowledged when the log is durable; threads that write at the same time
-//! share one flush. When the points in memory are many enough they become a segment, behind everything else, and the
-//! log that held them is dropped. Segments of about the same size are merged, paced, at low priority.
+//! # Writes
+//! A change goes to the log and to the active memtable. It is acknowledged once the log is durable.
+//! Threads that write at the same time share one sync of the log. A full memtable is flushed to a
+//! segment in the background, and its log is then removed. Segments of similar size are merged in
+//! the background, at a limited rate and at low priority.
 //!
-//! # A query
-//! takes one state and keeps it to its end, so it sees no half of a change, and neither seal nor merge disturbs it. It
-//! ranks all segments and what is not sealed by their codes, and the best of them by a scorer.
+//! # Queries
+//! A query takes one immutable state and keeps it until it ends. It therefore never sees half of a
+//! change, and flushes and merges do not disturb it. It ranks the rows of all segments (by their
+//! codes) and of all memtables, and then ranks the best candidates with a scorer.
 //!
-//! # After a crash
-//! the manifest says which files count; all others are removed; the logs are replayed. What was acknowledged is there.
-//! Segments are opened afterwards, one by one; until then, and where one is damaged, answers say that they are partial.
-//! Ids that are replaced or removed meanwhile wait for the segment, in a file of their own if need be. A log that is cut
-//! off or gone is told from an empty one by what is recorded beside it (`progress`); points whose changes are lost are
-//! unknown, not old.
+//! # Recovery
+//! The manifest lists the files of the collection. All other files are removed and the logs are
+//! replayed, so every acknowledged change is present. Segments are opened afterwards, one by one.
+//! Results are marked as partial until all are open, and if one is damaged. Deletes of rows of a
+//! segment that is not open are kept as pending deletes, in a file of their own if necessary.
+//! `progress` records how far each log was durable, so a truncated or missing log is not mistaken
+//! for an empty one. Points whose changes are lost are reported as unknown; their old versions are
+//! not served.
 //!
-//! # A full disk
-//! is met before it is full: changes are refused while less than a reserve is free (`room`), and what is stored is served.
+//! # Full disk
+//! Changes are refused while less than a reserve is free (`disk`). Stored points are still served.
 //!
-//! # The invariant
-//! An acknowledged change is in a log that the manifest's list covers, or in a file that the list names. Nothing that
-//! a list names is removed before two newer lists are durable. Memory never exceeds the budget.
+//! # Invariant
+//! An acknowledged change is either in a log that the published list covers or in a file that the
+//! list names. A file that a list names is removed only after two newer lists are durable. Memory
+//! never exceeds the budget.
 
 mod disk;
 mod facet;
@@ -50,7 +56,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use storage::Medium;
 
-use self::inner::{CollectionInner, lock};
+use self::inner::CollectionInner;
 use self::names::CollectionFile;
 use self::stall::Urgency;
 use self::state::{ClosedSegment, PointLocation, SegmentContent};
@@ -78,21 +84,21 @@ pub use status::{SegmentStatus, Status};
 pub(crate) use threads::OPEN_AGAIN;
 pub use write::Applied;
 
-/// A set of points of one shape on one medium, shared by threads.
+/// Points of one shape on one medium. Shared by threads.
 pub struct Collection {
     inner: Arc<CollectionInner>,
-    /// Ended and joined when the collection is closed.
     _threads: Threads,
 }
 
 impl Collection {
-    /// Opens the collection on `medium`, or makes an empty one where there is none. Segments are opened afterwards, on
-    /// a thread of their own ([`Collection::wait_open`]). `shared` is the record cache, of one collection or several.
+    /// Opens the collection on `medium`, or creates an empty one. Segments are opened afterwards on
+    /// a separate thread ([`Collection::wait_open`]). `shared` holds the record caches and may be
+    /// shared by collections.
     ///
     /// # Errors
-    /// `InvalidArgument` for options that cannot work, `FailedPrecondition` where the collection has another shape or
-    /// was written by a newer program, `DataLoss` where its manifest is lost, `ResourceExhausted` where its log does not
-    /// fit the memory, otherwise what the medium says.
+    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another
+    /// shape or was written by a newer program, `DataLoss` if its manifest is lost,
+    /// `ResourceExhausted` if its log does not fit the memory; otherwise the error of the medium.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
@@ -106,11 +112,14 @@ impl Collection {
         Ok(Collection { inner, _threads: threads })
     }
 
-    /// Opens a collection that shares its memory and its background work with others. It has no threads: somebody calls
-    /// [`Collection::open_segments`] once, and [`Collection::flush_oldest`] and [`Collection::merge`] as long as they find
-    /// something to do, on threads of low priority, [`Collection::flush_if_stalled`] and [`Collection::merge_if_behind`] on
-    /// others; [`Resources::events`] says when to look. A write waits
-    /// for that where it finds no room. Of the options, memory, threads and rate are those of `resources`.
+    /// Opens the collection on `medium`, or creates an empty one. It shares `resources` with other
+    /// collections and starts no threads.
+    ///
+    /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`]
+    /// and [`Collection::merge`] on threads of low priority while they return true, and
+    /// [`Collection::flush_if_stalled`] and [`Collection::merge_if_behind`] on threads of ordinary
+    /// priority. [`Resources::events`] changes when there is new work. A write that finds no room
+    /// waits for this work. `resources` overrides the memory, threads and rate of `options`.
     ///
     /// # Errors
     /// As [`Collection::open`].
@@ -132,23 +141,23 @@ impl Collection {
         Ok(Collection { inner, _threads: threads })
     }
 
-    /// Opens the segments, on the calling thread; queries find them one by one. Whether some could not be opened yet, for
-    /// lack of memory for example, so that it is to be called again later.
+    /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
+    /// true if some segments could not be opened yet, for lack of memory for example, so the caller
+    /// should call this again later.
     pub fn open_segments(&self) -> bool {
         self.inner.open_segments()
     }
 
-    /// Ends background work and refuses to begin more; queries go on. For a collection whose files are about to go.
+    /// Stops background work for good; queries still work. Call this before the files are removed.
     pub fn close(&self) {
         self.inner.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.inner.record_progress_now();
         self.inner.events.notify();
     }
 
-    /// Waits until each segment is open, or could not be opened at the first try; false where that takes longer than
-    /// `patience`.
-    pub fn wait_open(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    /// Waits until every segment is open or has failed to open once. Returns false after `timeout`.
+    pub fn wait_open(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         loop {
             let seen = self.inner.events.count();
             let tried = |closed: &ClosedSegment| closed.reason.is_some() || closed.delayed.is_some();
@@ -162,18 +171,18 @@ impl Collection {
         }
     }
 
-    /// Adds a point, or replaces the one of its id. Once this returns it survives a loss of power.
+    /// Adds a point, or replaces the point of the same id. Durable when this returns.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge` for a point that does not fit the collection, `ResourceExhausted` where there is
-    /// no memory for it (with advice, and when to come again if that may help), `FailedPrecondition` where a segment
-    /// that cannot be opened has too many ids waiting for it, otherwise what the medium says. After an error the
-    /// change may have been made or not.
+    /// `InvalidArgument` or `TooLarge` for a point that does not fit the collection,
+    /// `ResourceExhausted` if memory has no room (with advice, and a retry delay if retrying may
+    /// help), `FailedPrecondition` if a segment that cannot be opened has too many pending deletes;
+    /// otherwise the error of the medium. After an error the change may or may not have been made.
     pub fn upsert(&self, point: PointRef<'_>) -> Result<()> {
         self.inner.write(&[Op::Upsert(point)])
     }
 
-    /// Removes the point of an id, if there is one.
+    /// Deletes the point of this id, if there is one.
     ///
     /// # Errors
     /// As [`Collection::upsert`].
@@ -181,23 +190,23 @@ impl Collection {
         self.inner.write(&[Op::Delete(id)])
     }
 
-    /// Makes several changes in order, with one flush for all. They are no transaction: after an error or a crash those
-    /// at the front may have been made without those behind.
+    /// Makes several changes in order, with one sync of the log. Not a transaction: after an error
+    /// or a crash, the first changes may have been made without the later ones.
     ///
     /// # Errors
-    /// As [`Collection::upsert`]; then none of them is acknowledged.
+    /// As [`Collection::upsert`]; no change is then acknowledged.
     pub fn write(&self, changes: &[Op<'_>]) -> Result<()> {
         self.inner.write(changes)
     }
 
-    /// The point of an id; `None` where there is none.
+    /// Returns the point of this id, or `None` if there is none.
     ///
     /// # Errors
-    /// `DataLoss` where it, or what would tell whether there is one, is damaged; `Unavailable` where a segment that may
-    /// have it is still being opened.
+    /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if a
+    /// segment that may hold it is still being opened.
     pub fn get(&self, id: u64) -> Result<Option<StoredPoint>> {
         let (found, doubt) = {
-            let live = lock(&self.inner.live);
+            let live = self.inner.live.lock();
             let found = live.find(id);
             let doubt = if found.is_none() { live.doubt(id) } else { None };
             (found, doubt)
@@ -221,8 +230,9 @@ impl Collection {
         }
     }
 
-    /// Makes several changes in order, and says how to wait until they are durable. For callers who keep changes in
-    /// order by a lock, which they need not hold meanwhile.
+    /// Makes several changes in order and returns a handle that waits until they are durable. For
+    /// callers that keep changes in order with a lock: they need not hold the lock during that
+    /// wait.
     ///
     /// # Errors
     /// As [`Collection::upsert`].
@@ -230,15 +240,16 @@ impl Collection {
         self.inner.apply(changes, RoomPolicy::Wait)
     }
 
-    /// Waits, where points come faster than they are sealed, for as long as it takes that they do not, a second at most: many
-    /// short waits instead of one of seconds when memory is full. For callers of [`Collection::apply`], before they take a
-    /// lock.
+    /// Slows the caller down, for at most one second, while memtables fill faster than they are
+    /// flushed. Many short waits replace one wait of seconds once memory is full. Call this before
+    /// [`Collection::apply`] and before taking a lock.
     pub fn throttle(&self) {
         self.inner.throttle();
     }
 
-    /// The same as [`Collection::apply`] for callers whom nobody waits for: where memory has no room they are refused at
-    /// once, which hurries nothing. Changes before the one that is refused have been made and may survive.
+    /// Makes several changes like [`Collection::apply`], but fails at once if memory has no room,
+    /// and does not escalate the flush. For background callers. Changes before the refused one have
+    /// been made and may survive.
     ///
     /// # Errors
     /// As [`Collection::upsert`].
@@ -246,27 +257,29 @@ impl Collection {
         self.inner.apply(changes, RoomPolicy::Refuse)
     }
 
-    /// The wanted parts of several points, in the order of `ids`, all as they were at one moment; `None` for ids without
-    /// a point. One that is damaged fails alone, as in [`Collection::get`].
+    /// Returns the requested parts of several points, in the order of `ids` and all from one state;
+    /// `None` for ids without a point. A damaged point fails alone, as in [`Collection::get`].
     pub fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         self.inner.points(ids, parts)
     }
 
-    /// The first ids from `from` on, ascending, of points that `filter` allows; at most `max`, up to [`IDS_MAX`].
+    /// Returns the ids from `from` on, ascending, of points that match `filter`: at most `max`, up
+    /// to [`IDS_MAX`].
     ///
     /// # Errors
-    /// `InvalidArgument` for a filter or a number that is too large, otherwise what the medium says.
+    /// `InvalidArgument` for an invalid filter or a `max` that is too large; otherwise the error of
+    /// the medium.
     pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Filter>) -> Result<IdList> {
         self.inner.ids_from(from, max, filter)
     }
 
-    /// Says whether segments are still being opened for the first time since the start, so that answers lack their
-    /// points. A segment that is damaged, or is tried again later, is not waited for.
+    /// Returns true while segments are opened for the first time since the start, so that results
+    /// lack their points. Segments that are damaged or wait for another try do not count.
     pub fn opening(&self) -> bool {
         self.inner.opening()
     }
 
-    /// How many points `filter` allows.
+    /// Counts the points that match `filter`.
     ///
     /// # Errors
     /// As [`Collection::ids_from`].
@@ -274,19 +287,20 @@ impl Collection {
         self.inner.count_where(filter)
     }
 
-    /// How many of the points that `filter` allows have which value of the payload's field `key` (a path as in a filter);
-    /// the `max` most frequent values. Counted exactly: every payload is read, which takes as long as the first use of a
-    /// filter.
+    /// Counts the points that match `filter` by the value of the payload field `key` (a path as in
+    /// a filter) and returns the `max` most frequent values. Counts are exact: every payload is
+    /// read, which takes as long as the first use of a filter.
     ///
     /// # Errors
-    /// As [`Collection::ids_from`]; `InvalidArgument` without a key, and for more than [`FACET_VALUES_MAX`] values;
-    /// `ResourceExhausted` where the memory limit has no room for them.
+    /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key or more than
+    /// [`FACET_VALUES_MAX`] values; `ResourceExhausted` if the memory limit has no room for the
+    /// values.
     pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         self.inner.facet(key, filter, max)
     }
 
-    /// How alike the embeddings of the points of `ids` are to `embedding`, exactly, in the order of `ids`; `None` for
-    /// points that are not there or cannot be read.
+    /// Returns the exact similarity of `embedding` to the embedding of each point of `ids`, in
+    /// their order; `None` for points that do not exist or cannot be read.
     ///
     /// # Errors
     /// `InvalidArgument` for an embedding that does not fit the collection.
@@ -299,15 +313,15 @@ impl Collection {
         self.inner.scores(thread, embedding, ids)
     }
 
-    /// How many points can be found.
+    /// Returns the number of live points.
     pub fn count(&self) -> u64 {
         self.inner.state().live()
     }
 
-    /// What a thread that searches needs: readers of the medium and working memory.
+    /// Creates the readers and the working memory of one search thread.
     ///
     /// # Errors
-    /// What the medium says, `InvalidArgument` for limits that cannot work.
+    /// The error of the medium; `InvalidArgument` for invalid limits.
     pub fn thread(&self, limits: SearchLimits) -> Result<SearchThread> {
         let medium = &self.inner.medium;
         let reader = medium.reader(limits.reader_options())?;
@@ -316,15 +330,16 @@ impl Collection {
         Ok(SearchThread { scratch: CoarseScratch::default(), hits: Vec::new(), searcher, vectors })
     }
 
-    /// The points whose embeddings are most alike.
+    /// Returns the points whose embeddings are most similar to the query.
     ///
     /// # Errors
-    /// `InvalidArgument` for a query that does not fit the collection. What is damaged makes the answer partial.
+    /// `InvalidArgument` for a query that does not fit the collection. Damaged data makes the
+    /// result partial.
     pub fn nearest(&self, thread: &mut SearchThread, query: &CollectionQuery<'_>) -> Result<QueryResult> {
         self.inner.nearest(thread, query)
     }
 
-    /// The best points by `scorer`, among those whose embeddings are most alike.
+    /// Returns the best points by `scorer` among those with the most similar embeddings.
     ///
     /// # Errors
     /// As [`Collection::nearest`].
@@ -337,16 +352,17 @@ impl Collection {
         self.inner.search(thread, query, scorer)
     }
 
-    /// Seals the oldest part that takes no more changes; false where there is none.
+    /// Flushes the oldest frozen memtable. Returns false if there is none.
     ///
     /// # Errors
-    /// What the medium says; nothing is lost then.
+    /// The error of the medium; no point is lost.
     pub fn flush_oldest(&self) -> Result<bool> {
         self.inner.flush_oldest(Urgency::Paced)
     }
 
-    /// The same for a thread of ordinary priority, which takes over where writers, of this collection or of another one that
-    /// shares its resources, or a full part have waited for the one that gives way; false also where none have.
+    /// Flushes at full speed if writers or a full memtable have waited too long for the flush of
+    /// low priority. Writers of other collections with the same [`Resources`] count too. Returns
+    /// false if there was no such wait. For a thread of ordinary priority.
     ///
     /// # Errors
     /// As [`Collection::flush_oldest`].
@@ -354,34 +370,34 @@ impl Collection {
         self.inner.flush_if_stalled()
     }
 
-    /// Bytes of memory that points take which are not sealed.
+    /// Returns the bytes of memory that unflushed points take.
     pub fn unflushed_bytes(&self) -> u64 {
         self.inner.state().memtables.iter().map(|memtable| memtable.bytes()).sum()
     }
 
-    /// Ends the part that takes changes, so that it can be sealed although it is not full: for when memory is short.
-    /// Nothing where a part waits already.
+    /// Freezes the active memtable, so that it can be flushed before it is full. Used if memory is
+    /// short. Does nothing if a frozen memtable already waits.
     ///
     /// # Errors
-    /// What the medium says.
+    /// The error of the medium.
     pub fn freeze(&self) -> Result<()> {
-        let mut writer = lock(&self.inner.writer);
+        let mut writer = self.inner.writer.lock();
         let wait = {
-            let live = lock(&self.inner.live);
+            let live = self.inner.live.lock();
             live.state.memtables.len() > 1 || live.active().rows() == 0
         };
         if wait { Ok(()) } else { self.inner.freeze(&mut writer) }
     }
 
-    /// Makes a segment of everything that is not sealed, and waits for it.
+    /// Flushes all memtables and waits for the result.
     ///
     /// # Errors
-    /// What the medium says; nothing is lost then.
+    /// The error of the medium; no point is lost.
     pub fn flush(&self) -> Result<()> {
         self.inner.flush_down_to(1)?;
         {
-            let mut writer = lock(&self.inner.writer);
-            let empty = lock(&self.inner.live).active().rows() == 0;
+            let mut writer = self.inner.writer.lock();
+            let empty = self.inner.live.lock().active().rows() == 0;
             let unlogged = writer.logs.last().is_none_or(|(_, log)| log.next() <= 1);
             if empty && unlogged {
                 return Ok(());
@@ -391,15 +407,17 @@ impl Collection {
         self.inner.flush_down_to(1)
     }
 
-    /// Merges once what is worth it most; false where nothing is. Paced, on the calling thread.
+    /// Runs the most useful merge, at a limited rate, on the calling thread. Returns false if no
+    /// merge is due.
     ///
     /// # Errors
-    /// What the medium says; nothing is lost then.
+    /// The error of the medium; no point is lost.
     pub fn merge(&self) -> Result<bool> {
         self.inner.merge_once(Urgency::Paced)
     }
 
-    /// The same for a thread of ordinary priority, which takes over where segments pile up; false also where they do not.
+    /// Merges at full speed if segments pile up; otherwise returns false. For a thread of ordinary
+    /// priority.
     ///
     /// # Errors
     /// As [`Collection::merge`].
@@ -407,24 +425,26 @@ impl Collection {
         self.inner.merge_if_behind()
     }
 
-    /// Records how far the logs are durable, if that was not done in the last second. For threads that have nothing else
-    /// to do: it takes a flush, and is what tells later that a log was cut off ([`storage::watermark`]).
+    /// Records how far the logs are durable, at most once a second. The record later shows that a
+    /// log was truncated ([`storage::watermark`]). It costs a sync, so idle threads should call
+    /// this.
     pub fn record_progress(&self) {
         self.inner.record_progress();
     }
 
-    /// Gives up a segment that cannot be opened, or a damaged log: their points or changes are lost for good, and answers
-    /// are no longer partial because of it. Its file is removed.
+    /// Abandons a segment that cannot be opened, or a damaged log: removes its file. Its points or
+    /// changes are lost for good, and results are no longer partial because of it.
     ///
     /// # Errors
-    /// `NotFound` where there is no such segment, `FailedPrecondition` for one that is served or is still being opened.
+    /// `NotFound` if there is no such file, `FailedPrecondition` for a segment that is served or
+    /// still being opened.
     pub fn abandon(&self, name: &str) -> Result<()> {
         let inner = &self.inner;
         if let Some(CollectionFile::Log(number)) = CollectionFile::of(name) {
             return inner.abandon_log(number);
         }
         {
-            let mut live = lock(&inner.live);
+            let mut live = inner.live.lock();
             let slot =
                 live.state.segments.iter().find(|slot| CollectionFile::Segment(slot.number).name() == name);
             let slot = slot.ok_or_else(|| Error::not_found(format!("there is no segment {name}")))?;
@@ -440,11 +460,11 @@ impl Collection {
         }
         inner.publish()?;
         tracing::warn!(name, "a damaged segment was given up; its points are lost");
-        inner.quarantined_no_more(name);
+        inner.unquarantine(name);
         Ok(())
     }
 
-    /// What it holds, what it uses, and what is wrong with it.
+    /// Returns the content, resource use and damage of the collection.
     pub fn status(&self) -> Status {
         status::of(&self.inner)
     }

@@ -1,20 +1,20 @@
-//! The names of a collection's files. Numbers come from one counter and are never used twice.
+//! Names of a collection's files. Their numbers come from one counter and are never reused.
 
-/// What a file is, by its name.
+/// File of a collection, by kind and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CollectionFile {
-    /// Changes that are not all sealed.
+    /// Changes, of which some are not flushed.
     Log(u64),
-    /// A segment.
+    /// Segment.
     Segment(u64),
-    /// Which rows of a segment are gone.
+    /// Deleted rows of a segment.
     Deletes(u64),
-    /// Ids that a segment which is not open shall forget.
+    /// Ids to delete from a segment that is not open. Called `waiting` on disk.
     PendingDeletes(u64),
 }
 
 impl CollectionFile {
-    /// What `name` is; `None` for a file that is not a collection's.
+    /// Parses a file name; `None` if it is not a file of a collection.
     pub(super) fn of(name: &str) -> Option<CollectionFile> {
         let (kind, digits) = name.split_once('-').filter(|(_, digits)| digits.len() == 12)?;
         let number = digits.parse().ok()?;

@@ -1,4 +1,4 @@
-//! What a collection is, and what it may use.
+//! Shape and limits of a collection.
 
 use std::time::Duration;
 
@@ -8,78 +8,79 @@ use memory::Rate;
 use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
 use crate::segment::{SegmentSettings, VectorEncoding};
 
-/// Bytes of a record at most.
+/// Maximum bytes of a record.
 pub const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
-/// Bytes of a payload at most.
+/// Maximum bytes of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
-/// Candidates of one query at most.
+/// Maximum candidates of one query.
 pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
-/// Points that are not sealed take this much at most, however large the budget.
+/// Maximum bytes of a memtable, however large the budget is.
 const MEMTABLE_BYTES_MAX: u64 = 64 << 20;
-/// Two parts, and three times as much to seal one: its embeddings once more, the index, the opened segment.
+/// Memtables that the budget must hold: two, and three for a flush (a copy of the embeddings, the
+/// index, the opened segment).
 const MEMTABLES_IN_BUDGET: u64 = 5;
-/// Several times what sealing takes on a machine with time to spare.
+/// Several times the duration of a flush on an idle machine.
 const FLUSH_WAIT: Duration = Duration::from_secs(10);
-/// Buffers for sealing, however small the part.
+/// Buffers of a flush, however small the memtable is.
 const FLUSH_BYTES: u64 = 5 << 20;
 
-/// What a collection is; fixed when it is made.
+/// Shape of a collection; fixed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CollectionShape {
-    /// Values of an embedding.
+    /// Values per embedding.
     pub dims: usize,
-    /// What alike means.
+    /// Measure of similarity.
     pub metric: Metric,
-    /// How embeddings are kept.
+    /// Stored format of embeddings.
     pub encoding: VectorEncoding,
 }
 
 impl CollectionShape {
-    /// What its segments are told.
+    /// Returns the settings of its segments.
     pub fn settings(&self) -> SegmentSettings {
         SegmentSettings { dims: self.dims, metric: self.metric, encoding: self.encoding }
     }
 }
 
-/// What a collection may use; may differ from start to start.
+/// Limits of a collection; may change with each start.
 #[derive(Clone, Debug)]
 pub struct CollectionOptions {
-    /// What it is.
+    /// Shape of the points.
     pub shape: CollectionShape,
-    /// Which coarse index new segments get.
+    /// Coarse index of new segments.
     pub kind: CoarseKind,
-    /// Most bytes of memory that its data may take: rows not sealed yet, codes, ids and maps of open segments, the
-    /// working memory of sealing and merging. Kept always.
+    /// Maximum bytes of memory for its data: unflushed rows; codes, ids and maps of open segments;
+    /// working memory of flushes and merges. A hard limit.
     pub memory_bytes: u64,
-    /// Bytes of rows that are not sealed yet, after which they are; 0: a share of the memory.
+    /// Bytes at which a memtable is flushed; 0 for a share of the memory.
     pub memtable_bytes: u64,
-    /// Threads for building a coarse index.
+    /// Threads that build a coarse index.
     pub build_threads: usize,
-    /// Bytes a second that sealing and merging read and write together.
+    /// Bytes per second that flushes and merges read and write together.
     pub background_rate: Rate,
-    /// Whether threads of the collection seal and merge. Without, somebody calls [`super::Collection::seal`] and
-    /// [`super::Collection::merge`].
+    /// True if threads of the collection flush and merge. Otherwise the caller calls
+    /// [`super::Collection::flush`] and [`super::Collection::merge`].
     pub background: bool,
-    /// How long a write waits for room before it is refused.
+    /// Longest wait of a write for room before it is refused.
     pub room_wait: Duration,
-    /// How long a part that is full waits for its sealing before that is hurried. Queries go through all of its points
-    /// meanwhile, so that giving way to them for longer costs them more than it spares.
+    /// Longest wait of a full memtable before its flush is escalated. Queries scan all of its
+    /// points meanwhile, so yielding to them for longer costs them more than it saves.
     pub flush_wait: Duration,
-    /// How segments are merged.
+    /// When segments are merged.
     pub merging: Merging,
-    /// Bytes of the disk that stay free: with less, changes are refused. `None` is a hundredth of the file system, at
-    /// least 64 MiB and at most 4 GiB, and at most an eighth; 0 switches the check off.
+    /// Bytes of disk to keep free; changes are refused below that. `None` is a hundredth of the
+    /// file system, at least 64 MiB, at most 4 GiB and at most an eighth; 0 switches the check off.
     pub disk_reserve: Option<u64>,
 }
 
 /// When segments are merged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merging {
-    /// So many segments of about the same size become one.
+    /// Segments of similar size that are merged into one.
     pub fan_in: usize,
-    /// A segment that has lost this share of its rows is written anew.
+    /// Share of deleted rows at which a segment is rewritten.
     pub deleted_share: f64,
-    /// Live rows of a merged segment at most.
+    /// Maximum live rows of a merged segment.
     pub rows_max: u32,
 }
 
@@ -90,7 +91,7 @@ impl Default for Merging {
 }
 
 impl CollectionOptions {
-    /// A collection of embeddings of `dims` values within `memory_bytes`, with threads that seal and merge.
+    /// Creates options for embeddings of `dims` values within `memory_bytes`, with default values.
     pub fn new(dims: usize, metric: Metric, memory_bytes: u64) -> CollectionOptions {
         CollectionOptions {
             shape: CollectionShape { dims, metric, encoding: VectorEncoding::F32 },
@@ -107,10 +108,10 @@ impl CollectionOptions {
         }
     }
 
-    /// With every default filled in.
+    /// Fills in the defaults.
     ///
     /// # Errors
-    /// `InvalidArgument` for what cannot work.
+    /// `InvalidArgument` for values that cannot work.
     pub(super) fn resolved(mut self) -> Result<CollectionOptions> {
         if !(1..=DIMS_MAX).contains(&self.shape.dims) || self.build_threads == 0 {
             return Err(Error::invalid(format!(
@@ -137,13 +138,13 @@ impl CollectionOptions {
         Ok(self)
     }
 
-    /// What is set aside for sealing, always.
+    /// Returns the bytes reserved for flushes.
     pub(super) fn headroom_bytes(&self) -> u64 {
         headroom_bytes(self.memtable_bytes)
     }
 }
 
-/// What is set aside for sealing a part of so many bytes.
+/// Returns the bytes reserved for the flush of a memtable of `memtable_bytes`.
 pub(super) fn headroom_bytes(memtable_bytes: u64) -> u64 {
     (MEMTABLES_IN_BUDGET - 2) * memtable_bytes + FLUSH_BYTES
 }

@@ -1,5 +1,5 @@
-//! Logs at the start: which there must be and how far they reached, what is damaged of them, and which points are
-//! unknown because of it.
+//! Recovery of logs: which logs must exist and how far they reached, which parts are damaged, and
+//! which points are therefore unknown.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,76 +11,76 @@ use storage::log::{Damage, Log, Mark, Replay};
 use storage::page::PAGE_BYTES;
 use storage::watermark::{Marks, Watermark};
 
-use super::inner::{CollectionInner, LogWriter, lock};
+use super::inner::{CollectionInner, LogWriter};
 use super::manifest::{DamagedLog, ManifestContent};
 use super::names::CollectionFile;
 use super::state::LiveState;
 use crate::segment::Quarantined;
 
-/// How often it is recorded how far the logs are durable, at most.
+/// Minimum interval between records of how far the logs are durable.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
-/// Bytes of a log that holds nothing: its header.
+/// Bytes of an empty log: its header.
 const EMPTY_LOG_BYTES: u64 = 64;
-/// Points that may be unknown by their ids. With more, those of a log are not told apart.
+/// Maximum points that are tracked as unknown. Beyond that, any point of the log may be unknown.
 const UNKNOWN_MAX: usize = 16 << 10;
-/// Ids that a message names.
+/// Maximum ids in a message.
 const NAMED_MAX: usize = 8;
-/// Reasons that are kept of one log.
+/// Maximum reasons kept per log.
 const REASONS_MAX: usize = 16;
 
-/// Where it is recorded how far the logs are durable.
+/// Record of how far the logs are durable.
 pub(super) struct LogProgress {
     watermark: Watermark,
     recorded: Option<Instant>,
 }
 
-/// The logs that a start opens.
+/// Logs that a start opens.
 pub(super) struct Logs {
     /// Their numbers, ascending. A file may be missing.
     pub(super) numbers: Vec<u64>,
-    /// How far they are known to have been durable.
+    /// How far each is known to have been durable.
     marks: Marks,
-    /// Bytes of the files that are there.
+    /// Bytes of the existing files.
     bytes: BTreeMap<u64, u64>,
-    /// Files without content that a full disk left: no list names them.
+    /// Empty files that a full disk left; no list names them.
     empty: Vec<u64>,
-    /// Why it is not known how far logs were durable.
+    /// Reason why it is unknown how far logs were durable.
     problem: Option<String>,
 }
 
 impl LogProgress {
-    /// Opens the watermark, and compares the logs that there are with those that there must be.
+    /// Opens the watermark and compares the existing logs with those that must exist.
     pub(super) fn open(
         medium: &Arc<dyn Medium>,
-        catalog: &ManifestContent,
+        manifest: &ManifestContent,
         is_new: bool,
         found: &[(String, u64)],
     ) -> Result<(LogProgress, Logs)> {
         let (watermark, recorded) = Watermark::open(medium)?;
-        let lost = recorded.is_none() && !catalog.logs.is_empty();
+        let lost = recorded.is_none() && !manifest.logs.is_empty();
         let problem = lost.then(|| {
             "the file watermark is missing or damaged: whether logs have lost their ends is known only up to the \
              last list"
                 .to_owned()
         });
-        let mut marks: Marks = catalog.logs.iter().map(|log| (log.number, log.mark())).collect();
+        let mut marks: Marks = manifest.logs.iter().map(|log| (log.number, log.mark())).collect();
         for (number, mark) in recorded.unwrap_or_default() {
             let known = marks.entry(number).or_default();
             if mark.next >= known.next {
                 *known = mark;
             }
         }
-        marks.retain(|number, _| *number >= catalog.first_log);
+        marks.retain(|number, _| *number >= manifest.first_log);
         if !is_new {
-            // It was made before the list that names it.
-            marks.entry(catalog.first_log).or_insert(Mark { bytes: EMPTY_LOG_BYTES, next: 1 });
+            // The log was created before the list that names it.
+            marks.entry(manifest.first_log).or_insert(Mark { bytes: EMPTY_LOG_BYTES, next: 1 });
         }
         let log = |(name, bytes): &(String, u64)| match CollectionFile::of(name) {
-            Some(CollectionFile::Log(number)) if number >= catalog.first_log => Some((number, *bytes)),
+            Some(CollectionFile::Log(number)) if number >= manifest.first_log => Some((number, *bytes)),
             _ => None,
         };
         let bytes: BTreeMap<u64, u64> = found.iter().filter_map(log).collect();
-        let is_first = |number: u64| !is_new && number == catalog.first_log;
+        let is_first = |number: u64| !is_new && number == manifest.first_log;
         let held = |number: u64| is_first(number) || marks.get(&number).is_some_and(|mark| mark.next > 1);
         let is_empty =
             |(number, bytes): (&u64, &u64)| (*bytes <= EMPTY_LOG_BYTES && !held(*number)).then_some(*number);
@@ -93,10 +93,10 @@ impl LogProgress {
 }
 
 impl CollectionInner {
-    /// Records up to where the logs are durable, unless that was done less than a second ago or is under way. After a
-    /// failure it is tried again the next time.
+    /// Records how far the logs are durable, unless that was done within the last second or is in
+    /// progress. A failure is retried by the next call.
     pub(super) fn record_progress(&self) {
-        if let Ok(mut progress) = self.progress.try_lock() {
+        if let Some(mut progress) = self.progress.try_lock() {
             let recent = |at: Instant| at.elapsed() < RECORD_INTERVAL;
             if !progress.recorded.is_some_and(recent) {
                 self.record(&mut progress);
@@ -104,9 +104,9 @@ impl CollectionInner {
         }
     }
 
-    /// The same at once, before the collection is closed.
+    /// Records how far the logs are durable, at once. For closing the collection.
     pub(super) fn record_progress_now(&self) {
-        self.record(&mut lock(&self.progress));
+        self.record(&mut self.progress.lock());
     }
 
     fn record(&self, progress: &mut LogProgress) {
@@ -117,21 +117,20 @@ impl CollectionInner {
         }
     }
 
-    /// Returns up to where the logs are durable.
+    /// Returns how far the logs are durable.
     pub(super) fn log_marks(&self) -> Marks {
-        lock(&self.writer).logs.iter().map(|(number, log)| (*number, log.durable())).collect()
+        self.writer.lock().logs.iter().map(|(number, log)| (*number, log.durable())).collect()
     }
 
-    /// Reads all logs and makes their changes again. What is damaged is named; points whose changes are lost are
-    /// unknown from then on.
+    /// Replays all logs. Records their damage; points whose changes are lost become unknown.
     pub(super) fn replay_logs(&self, logs: &Logs) -> Result<()> {
         self.remove_empty(&logs.empty);
         for &number in &logs.numbers {
             let name = CollectionFile::Log(number).name();
             let mark = logs.marks.get(&number).copied().unwrap_or_default();
-            // Whatever fails here may work at the next start. To go on without the log would lose what is in it.
+            // An error here may be temporary. To continue without the log would lose its content.
             let (log, replay) = Log::open_at(&self.medium, &name, mark)?;
-            lock(&self.writer).logs.push((number, Arc::new(log)));
+            self.writer.lock().logs.push((number, Arc::new(log)));
             let bytes = logs.bytes.get(&number).copied();
             let mut losses = self.losses(number, &replay, bytes, mark);
             losses.sort_by_key(|(start, _)| std::cmp::Reverse(*start));
@@ -141,7 +140,7 @@ impl CollectionInner {
                     self.lose(number, keys);
                 }
                 match self.decoded(&frame) {
-                    // Sealing, for example, may fail on the way; that is not the change's fault.
+                    // A flush may fail during the replay; that is not the fault of the change.
                     Ok(change) => self.replay(number, change).map_err(|error| error.context(&name))?,
                     Err(error) => {
                         self.log_damaged(number, None, &format!("change {sequence}: {error}"));
@@ -151,20 +150,20 @@ impl CollectionInner {
             }
             losses.into_iter().rev().for_each(|(_, keys)| self.lose(number, keys));
         }
-        lock(&self.health).mended.extend(logs.problem.clone());
-        let mut writer = lock(&self.writer);
+        self.health.lock().mended.extend(logs.problem.clone());
+        let mut writer = self.writer.lock();
         if !writer.logs.is_empty() {
             return Ok(());
         }
-        // Nothing was replayed, so the only part is empty and may begin with a new log.
+        // No change was replayed, so the only memtable is empty and may start with a new log.
         let number = self.number();
         {
-            let mut live = lock(&self.live);
+            let mut live = self.live.lock();
             let LiveState { state, tables, .. } = LiveState::new(live.state.segments.clone(), number);
             (live.state, live.tables) = (state, tables);
         }
         match self.ensure_log(&mut writer) {
-            // It is made with the first write that finds room.
+            // The first write that finds room creates it.
             Err(error) if error.kind() == ErrorKind::StorageFull => {
                 tracing::warn!(%error, "there is no room for a log; what is stored is served");
                 Ok(())
@@ -173,17 +172,18 @@ impl CollectionInner {
         }
     }
 
-    /// Makes the log of the active part if there is no log at all: no room was left for one at the start.
+    /// Creates the log of the active memtable if there is none because the disk was full at the
+    /// start.
     pub(super) fn ensure_log(&self, writer: &mut LogWriter) -> Result<()> {
         if writer.logs.is_empty() {
-            let number = lock(&self.live).active().log;
+            let number = self.live.lock().active().log;
             let (log, _) = Log::open(&self.medium, &CollectionFile::Log(number).name())?;
             writer.logs.push((number, Arc::new(log)));
         }
         Ok(())
     }
 
-    /// Costs only space where it fails.
+    /// Removes empty logs. A failure only costs space.
     fn remove_empty(&self, logs: &[u64]) {
         for &number in logs {
             let name = CollectionFile::Log(number).name();
@@ -193,8 +193,8 @@ impl CollectionInner {
         }
     }
 
-    /// Notes what is damaged of a log. Returns where changes are lost, by the number of the first, and the ids that
-    /// they are of if those are known.
+    /// Records the damage of a log. Returns the lost changes: the number of the first, and the ids
+    /// affected if known.
     fn losses(
         &self,
         number: u64,
@@ -212,7 +212,7 @@ impl CollectionInner {
                     "{name}: {} bytes at {} are damaged, no change is lost",
                     damage.bytes, damage.offset
                 );
-                lock(&self.health).mended.push(note);
+                self.health.lock().mended.push(note);
                 continue;
             }
             let keys = replay.keys_of(damage).filter(|_| !damage.lost.is_empty());
@@ -220,7 +220,7 @@ impl CollectionInner {
             self.log_damaged(number, page, &reason(damage, bytes, is_end, keys.as_deref()));
             losses.push((damage.lost.start, keys));
         }
-        // A log that was named when nothing was known to be in it.
+        // The list named the log when it was known to be empty.
         if let Some(there) =
             bytes.filter(|there| losses.is_empty() && *there < mark.bytes.min(EMPTY_LOG_BYTES))
         {
@@ -230,9 +230,9 @@ impl CollectionInner {
         losses
     }
 
-    /// Changes of a log are lost: of these points, or of any.
+    /// Records that changes of a log are lost: of the given points, or of any.
     fn lose(&self, log: u64, ids: Option<Vec<u64>>) {
-        let mut live = lock(&self.live);
+        let mut live = self.live.lock();
         match ids.filter(|ids| live.unknown.len() + ids.len() <= UNKNOWN_MAX) {
             Some(ids) => ids.into_iter().for_each(|id| live.lose(id, log)),
             None => drop(live.doubtful.insert(log)),
@@ -242,24 +242,24 @@ impl CollectionInner {
     fn log_damaged(&self, number: u64, page: Option<u64>, reason: &str) {
         let file = CollectionFile::Log(number).name();
         self.quarantine(Quarantined { file, page, reason: reason.to_owned() });
-        lock(&self.publisher).kept_logs.insert(number);
-        let mut health = lock(&self.health);
+        self.publisher.lock().kept_logs.insert(number);
+        let mut health = self.health.lock();
         let reasons = health.damaged_logs.entry(number).or_default();
         if reasons.len() < REASONS_MAX {
             reasons.push(reason.to_owned());
         }
     }
 
-    /// Takes over what earlier starts found damaged of logs that are sealed since. Logs that are still read say anew
-    /// what is damaged of them.
-    pub(super) fn restore_damaged(&self, catalog: &ManifestContent) {
-        for damaged in catalog.damaged_logs.iter().filter(|damaged| damaged.log < catalog.first_log) {
+    /// Restores the damage of logs that earlier starts found and that have been flushed since. Logs
+    /// that are still read report their damage again.
+    pub(super) fn restore_damaged(&self, manifest: &ManifestContent) {
+        for damaged in manifest.damaged_logs.iter().filter(|damaged| damaged.log < manifest.first_log) {
             for reason in &damaged.reasons {
                 let file = CollectionFile::Log(damaged.log).name();
                 self.quarantine(Quarantined { file, page: None, reason: reason.clone() });
             }
-            lock(&self.health).damaged_logs.insert(damaged.log, damaged.reasons.clone());
-            let mut live = lock(&self.live);
+            self.health.lock().damaged_logs.insert(damaged.log, damaged.reasons.clone());
+            let mut live = self.live.lock();
             live.unknown.extend(damaged.unknown.iter().map(|id| (*id, damaged.log)));
             if damaged.doubtful {
                 live.doubtful.insert(damaged.log);
@@ -267,16 +267,16 @@ impl CollectionInner {
         }
     }
 
-    /// Returns what a list says of damaged logs. Those before `first_log` whose lost changes were all of points that
-    /// have been written or removed since are forgotten.
+    /// Returns the damaged logs for the list. A log before `first_log` is forgotten once all points
+    /// affected have been written or deleted.
     pub(super) fn damaged_logs(&self, first_log: u64) -> Vec<DamagedLog> {
         let (mut unknown, doubtful) = {
-            let live = lock(&self.live);
+            let live = self.live.lock();
             let mut unknown: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
             live.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
             (unknown, live.doubtful.clone())
         };
-        let logs = lock(&self.health).damaged_logs.clone();
+        let logs = self.health.lock().damaged_logs.clone();
         let mut damaged = Vec::new();
         for (log, reasons) in logs {
             let mut unknown = unknown.remove(&log).unwrap_or_default();
@@ -292,43 +292,43 @@ impl CollectionInner {
     }
 
     fn forget_damaged(&self, log: u64) {
-        lock(&self.health).damaged_logs.remove(&log);
-        self.quarantined_no_more(&CollectionFile::Log(log).name());
+        self.health.lock().damaged_logs.remove(&log);
+        self.unquarantine(&CollectionFile::Log(log).name());
     }
 
-    /// Gives up what a damaged log has lost: points that are unknown because of it are taken for removed, and what is
-    /// left of the log is not kept.
+    /// Abandons the lost changes of a damaged log: points that are unknown because of it count as
+    /// deleted, and the rest of the log is removed.
     pub(super) fn abandon_log(&self, number: u64) -> Result<()> {
         let name = CollectionFile::Log(number).name();
-        if !lock(&self.health).damaged_logs.contains_key(&number) {
+        if !self.health.lock().damaged_logs.contains_key(&number) {
             return Err(Error::not_found(format!("there is no damaged log {name}")));
         }
         {
-            let mut writer = lock(&self.writer);
+            let mut writer = self.writer.lock();
             if writer.logs.last().is_some_and(|(last, _)| *last <= number) {
                 self.freeze(&mut writer)?;
             }
         }
-        // So that no list names it any more.
-        while lock(&self.writer).logs.iter().any(|(log, _)| *log <= number) {
+        // A flush makes sure that no list names the log any more.
+        while self.writer.lock().logs.iter().any(|(log, _)| *log <= number) {
             if !self.flush_oldest(super::stall::Urgency::Escalated)? {
                 break;
             }
         }
         {
-            let mut live = lock(&self.live);
+            let mut live = self.live.lock();
             live.unknown.retain(|_, log| *log != number);
             live.doubtful.remove(&number);
         }
         self.forget_damaged(number);
-        lock(&self.publisher).kept_logs.remove(&number);
+        self.publisher.lock().kept_logs.remove(&number);
         self.publish()?;
         tracing::warn!(name, "a damaged log was given up; the changes that it lost are lost");
         Ok(())
     }
 }
 
-/// What a reason says where ids are not known.
+/// Reason text if the ids are unknown.
 const UNKNOWN: &str = "which points they were of is not known: any point may be older than what was acknowledged, \
                        missing, or removed";
 

@@ -1,4 +1,5 @@
-//! Making the current state durable: deletes, then the list of files, then what the list no longer names is removed.
+//! Publishing: makes the current state durable. Writes the deletes, then the list of files, then
+//! removes files that the list no longer names.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,31 +7,31 @@ use std::sync::atomic::Ordering;
 
 use base::Result;
 
-use super::inner::{CollectionInner, Publisher, lock};
+use super::inner::{CollectionInner, Publisher};
 use super::manifest::{ManifestContent, NamedLog, SegmentEntry, uuid_text};
 use super::names::CollectionFile;
 use super::state::{CollectionState, SegmentContent, SegmentSlot};
 use crate::deletes::{Deletes, DeletesFile};
 
-/// Damaged logs that are kept after what could be read of them is sealed.
+/// Maximum damaged logs kept after their readable part was flushed.
 const KEPT_LOGS_MAX: usize = 16;
 
 impl CollectionInner {
-    /// Publishes the current state. It may be called at any time; once it returns, a start finds this state or a later
-    /// one.
+    /// Publishes the current state. May be called at any time. Afterwards a start finds this state
+    /// or a later one.
     ///
-    /// Deletes that a published file holds stem from changes in logs, and such a change may be the replacement of a
-    /// point. So every log is made durable before: else the old point could be gone for good while the new one is not
-    /// there yet.
+    /// A published file of deletes contains changes from logs, and such a change may belong to the
+    /// replacement of a point. Every log is therefore made durable first. Otherwise a crash could
+    /// lose the new point after the old one was deleted for good.
     ///
     /// # Errors
-    /// What the medium says; the state before is then the one that a start finds.
+    /// The error of the medium; a start then finds the previous state.
     pub(super) fn publish(&self) -> Result<()> {
-        let mut publisher = lock(&self.publisher);
+        let mut publisher = self.publisher.lock();
         self.unpublished.store(true, Ordering::Relaxed);
         let (state, logs) = {
-            let mut writer = lock(&self.writer);
-            // A list names no log that is not there.
+            let mut writer = self.writer.lock();
+            // A list must not name a log that does not exist.
             self.ensure_log(&mut writer)?;
             (self.state(), writer.logs.clone())
         };
@@ -40,22 +41,22 @@ impl CollectionInner {
                 log.commit(log.next() - 1)?;
             }
         }
-        let mut catalog = self.write_catalog(&mut publisher, &state, first_log)?;
+        let mut manifest = self.write_catalog(&mut publisher, &state, first_log)?;
         let named = logs.iter().filter(|(number, _)| *number >= first_log);
-        catalog.logs = named.map(|(number, log)| NamedLog::new(*number, log.durable())).collect();
-        catalog.damaged_logs = self.damaged_logs(first_log);
-        let bytes = catalog.encode()?;
-        // Twice, so that both slots of the manifest name this list's files: what is removed below is then needed by no
-        // slot, and losing one of them loses nothing.
+        manifest.logs = named.map(|(number, log)| NamedLog::new(*number, log.durable())).collect();
+        manifest.damaged_logs = self.damaged_logs(first_log);
+        let bytes = manifest.encode()?;
+        // Twice, so that both slots of the manifest name these files. No slot then needs the files
+        // removed below, and losing one slot loses nothing.
         publisher.manifest.publish(&bytes)?;
         publisher.manifest.publish(&bytes)?;
         self.unpublished.store(false, Ordering::Relaxed);
-        lock(&self.writer).logs.retain(|(number, _)| *number >= first_log);
-        self.remove_leftovers(&catalog);
+        self.writer.lock().logs.retain(|(number, _)| *number >= first_log);
+        self.remove_leftovers(&manifest);
         Ok(())
     }
 
-    /// Writes new versions of what changed and says which files there are now.
+    /// Writes new versions of changed files and returns the new list.
     fn write_catalog(
         &self,
         publisher: &mut Publisher,
@@ -80,9 +81,9 @@ impl CollectionInner {
             publisher.kept_logs.pop_first();
         }
         let next = self.next.load(Ordering::Relaxed);
-        let mut catalog = ManifestContent::new(&self.options.shape, first_log, next, entries);
-        catalog.kept_logs.clone_from(&publisher.kept_logs);
-        Ok(catalog)
+        let mut manifest = ManifestContent::new(&self.options.shape, first_log, next, entries);
+        manifest.kept_logs.clone_from(&publisher.kept_logs);
+        Ok(manifest)
     }
 
     fn write_beside(&self, publisher: &mut Publisher, slot: &SegmentSlot) -> Result<()> {
@@ -98,7 +99,7 @@ impl CollectionInner {
                     files.deletes = Some(file);
                     files.deletes_written = Some(view.deletes.clone());
                 }
-                // Those that waited are among the deletes since the segment was opened.
+                // The pending deletes were applied when the segment was opened.
                 files.pending_deletes = None;
                 files.pending_written = None;
                 files.unread_pending.clear();
@@ -144,10 +145,10 @@ impl CollectionInner {
         written
     }
 
-    /// Removes files of the collection that `catalog` does not name and nobody is writing. Costs only space where it
-    /// fails.
-    pub(super) fn remove_leftovers(&self, catalog: &ManifestContent) {
-        let entries = &catalog.segments;
+    /// Removes files of the collection that `manifest` does not name and that are not being written.
+    /// A failure only costs space.
+    pub(super) fn remove_leftovers(&self, manifest: &ManifestContent) {
+        let entries = &manifest.segments;
         let named: BTreeSet<String> = entries
             .iter()
             .flat_map(|entry| {
@@ -168,9 +169,9 @@ impl CollectionInner {
             let leftover = match CollectionFile::of(&name) {
                 None => false,
                 Some(CollectionFile::Log(number)) => {
-                    number < catalog.first_log && !catalog.kept_logs.contains(&number)
+                    number < manifest.first_log && !manifest.kept_logs.contains(&number)
                 }
-                Some(_) => !named.contains(&name) && !lock(&self.busy).contains(&name),
+                Some(_) => !named.contains(&name) && !self.busy.lock().contains(&name),
             };
             if leftover && let Err(error) = self.medium.remove(&name) {
                 tracing::warn!(%error, name, "a leftover file stays");

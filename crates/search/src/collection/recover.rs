@@ -1,18 +1,19 @@
-//! Opening a collection: the list of files, the logs, and then, one after the other and without making anybody wait, the
-//! segments. Nothing that is damaged keeps the rest from being served.
+//! Opening a collection: reads the list of files and the logs, and then opens the segments one by
+//! one in the background. Damage never prevents the rest from being served.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use storage::Medium;
 use storage::manifest::Manifest;
 
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
-use super::inner::{CollectionHealth, CollectionInner, LogWriter, Publisher, SegmentFiles, lock};
+use super::inner::{CollectionHealth, CollectionInner, LogWriter, Publisher, SegmentFiles};
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
@@ -23,12 +24,12 @@ use crate::deletes::{Deletes, DeletesFile};
 use crate::rerank::SharedCaches;
 use crate::segment::{self, Quarantined, Segment, SegmentIds};
 
-/// Until it is known how long sealing takes: two cores of a virtual machine seal some 13 MB of points a second, and 4 beside
-/// queries without pause.
-const SEALED_BYTES_A_SECOND: f64 = 4e6;
+/// Assumed speed of a flush until one was measured. Two cores of a virtual machine flush about 13
+/// MB of points per second, and 4 MB with queries running.
+const FLUSH_BYTES_A_SECOND: f64 = 4e6;
 
 impl CollectionInner {
-    /// Opens the collection on `medium`, or makes one. Segments are not open yet.
+    /// Opens the collection on `medium`, or creates one. Segments are not open yet.
     pub(super) fn open(
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
@@ -36,25 +37,25 @@ impl CollectionInner {
         outside: bool,
         shared: Arc<SharedCaches>,
     ) -> Result<Arc<CollectionInner>> {
-        let (manifest, catalog) = read_list(&medium, &options)?;
+        let (manifest, content) = read_list(&medium, &options)?;
         let problems = manifest.problems().to_vec();
-        let is_new = catalog.is_none();
-        let catalog = catalog.unwrap_or_else(|| ManifestContent::new(&options.shape, 0, 0, Vec::new()));
+        let is_new = content.is_none();
+        let content = content.unwrap_or_else(|| ManifestContent::new(&options.shape, 0, 0, Vec::new()));
         let list = medium.list()?;
         let found: Vec<CollectionFile> =
             list.iter().filter_map(|(name, _)| CollectionFile::of(name)).collect();
         if is_new && found.iter().any(|file| matches!(file, CollectionFile::Segment(_))) {
             return Err(Error::data_loss("there are segments and no manifest; restore it from a copy"));
         }
-        let (progress, logs) = LogProgress::open(&medium, &catalog, is_new, &list)?;
-        // No file gets the number of a log that is gone.
+        let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
+        // No new file may get the number of a lost log.
         let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
-        let next = AtomicU64::new(catalog.next.max(numbers.max().map_or(0, |highest| highest + 1)));
-        let first = logs.numbers.first().copied().unwrap_or(catalog.first_log);
-        let (slots, files) = closed(&catalog);
+        let next = AtomicU64::new(content.next.max(numbers.max().map_or(0, |highest| highest + 1)));
+        let first = logs.numbers.first().copied().unwrap_or(content.first_log);
+        let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
-        let kept_logs = catalog.kept_logs.iter().filter(there).copied().collect();
-        let first_seconds = options.memtable_bytes as f64 / SEALED_BYTES_A_SECOND;
+        let kept_logs = content.kept_logs.iter().filter(there).copied().collect();
+        let first_seconds = options.memtable_bytes as f64 / FLUSH_BYTES_A_SECOND;
         let inner = Arc::new(CollectionInner {
             medium,
             pacer: resources.pacer.clone(),
@@ -80,22 +81,23 @@ impl CollectionInner {
             health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
         });
-        inner.remove_leftovers(&catalog);
-        inner.read_waiting(&catalog);
-        inner.restore_damaged(&catalog);
+        inner.remove_leftovers(&content);
+        inner.read_pending_deletes(&content);
+        inner.restore_damaged(&content);
         inner.replay_logs(&logs)?;
         inner.record_progress();
-        // A loss of power while a slot of the manifest is written leaves it torn; the other one says the same.
+        // A power loss during a write of the manifest leaves one slot torn; the other slot still
+        // has the list.
         if is_new || logs.numbers.is_empty() || !problems.is_empty() {
             inner.publish_first(is_new)?;
         }
-        lock(&inner.health).mended.extend(problems);
+        inner.health.lock().mended.extend(problems);
         Ok(inner)
     }
 
     fn publish_first(&self, is_new: bool) -> Result<()> {
         match self.publish() {
-            // What is there can be read without it, and sealing publishes later.
+            // The collection can be read without it, and the next flush publishes.
             Err(error) if !is_new && error.kind() == ErrorKind::StorageFull => {
                 tracing::warn!(%error, "there is no room for a list; what is stored is served");
                 Ok(())
@@ -104,12 +106,14 @@ impl CollectionInner {
         }
     }
 
-    /// Reads which ids wait for which segment. Where that is lost, the segment is not served: it would give back points
-    /// that were removed.
-    fn read_waiting(&self, catalog: &ManifestContent) {
-        for entry in &catalog.segments {
+    /// Reads the pending deletes of all segments. If they are lost the segment is not served,
+    /// because it would bring deleted points back.
+    fn read_pending_deletes(&self, manifest: &ManifestContent) {
+        for entry in &manifest.segments {
             let uuid = uuid_of(&entry.uuid).unwrap_or_default();
-            let (mut pending_deletes, mut unread, mut failure) = (HashSet::new(), Vec::new(), None);
+            let mut pending_deletes = HashSet::new();
+            let mut unread = Vec::new();
+            let mut failure = None;
             for &file in entry.pending_deletes.iter().chain(&entry.unread_pending) {
                 let name = CollectionFile::PendingDeletes(file).name();
                 match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0)) {
@@ -121,26 +125,27 @@ impl CollectionInner {
                 }
             }
             let pending_deletes = Arc::new(pending_deletes);
-            if let Some(files) = lock(&self.publisher).files.get_mut(&entry.number) {
+            if let Some(files) = self.publisher.lock().files.get_mut(&entry.number) {
                 files.pending_deletes = entry.pending_deletes.filter(|file| !unread.contains(file));
-                // What is in several files is written anew, as one.
+                // The content of several files is rewritten as one.
                 let same = files.pending_deletes.is_some() && unread == entry.unread_pending;
                 files.pending_written = same.then(|| pending_deletes.clone());
                 files.unread_pending = unread;
             }
-            lock(&self.live).stall_stats(entry.number, pending_deletes);
+            self.live.lock().set_pending_deletes(entry.number, pending_deletes);
             if let Some(error) = failure {
                 self.close_for_good(entry.number, &error);
             }
         }
     }
 
-    /// Opens all segments that are not open, the one with the highest number first: it is the one most written to.
-    /// Whether one of them is to be tried again later.
+    /// Opens all closed segments, the one with the highest number first, because it gets most
+    /// changes. Returns true if one must be retried later.
     pub(super) fn open_segments(&self) -> bool {
-        let (state, mut again) = (self.state(), false);
+        let state = self.state();
+        let mut again = false;
         for slot in state.segments.iter().rev() {
-            if self.go_on().is_err() {
+            if self.check_open().is_err() {
                 return false;
             }
             if matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none()) {
@@ -149,7 +154,7 @@ impl CollectionInner {
                     Err(error) if may_pass(&error) => {
                         let name = CollectionFile::Segment(slot.number).name();
                         tracing::warn!(%error, name, "a segment cannot be opened now, and is tried again");
-                        lock(&self.live).delayed(slot.number, error);
+                        self.live.lock().delayed(slot.number, error);
                         again = true;
                     }
                     Err(error) => self.close_for_good(slot.number, &error),
@@ -172,17 +177,18 @@ impl CollectionInner {
                 segment.settings()
             )));
         }
-        // The manifest's files of a segment change only while it is open, or for ids that wait, so this is current.
-        let file = lock(&self.publisher).files.get(&slot.number).and_then(|files| files.deletes);
+        // The files of a segment change only while it is open, or for pending deletes, so this is
+        // current.
+        let file = self.publisher.lock().files.get(&slot.number).and_then(|files| files.deletes);
         let deletes = Arc::new(match file {
             Some(file) => self.read_deletes(file, slot)?,
             None => Deletes::none(slot.rows),
         });
-        let mut publisher = lock(&self.publisher);
+        let mut publisher = self.publisher.lock();
         if let Some(files) = publisher.files.get_mut(&slot.number) {
             files.deletes_written = files.deletes.map(|_| deletes.clone());
         }
-        lock(&self.live).opened(slot.number, Ok(SegmentView::new(Arc::new(segment), deletes)));
+        self.live.lock().opened(slot.number, Ok(SegmentView::new(Arc::new(segment), deletes)));
         Ok(())
     }
 
@@ -204,10 +210,10 @@ impl CollectionInner {
         self.quarantine(reason.clone());
         let slot = self.state().segments.iter().find(|slot| slot.number == number).cloned();
         let known = slot.and_then(|slot| self.ids_alone(&slot).ok());
-        lock(&self.live).opened(number, Err((reason, known)));
+        self.live.lock().opened(number, Err((reason, known)));
     }
 
-    /// The ids of a segment that cannot be opened, where at least those can be read.
+    /// Reads the ids of a segment that cannot be opened.
     fn ids_alone(&self, slot: &SegmentSlot) -> Result<Arc<KnownIds>> {
         let name = CollectionFile::Segment(slot.number).name();
         let file = self.medium.open(&name)?;
@@ -218,26 +224,26 @@ impl CollectionInner {
     }
 }
 
-/// Opens the manifest and reads the list that counts, if there is one.
+/// Opens the manifest and reads the current list, if there is one.
 fn read_list(
     medium: &Arc<dyn Medium>,
     options: &CollectionOptions,
 ) -> Result<(Manifest, Option<ManifestContent>)> {
     let (manifest, payload) = Manifest::open(medium)?;
-    let catalog = payload.as_deref().map(ManifestContent::decode).transpose()?;
-    if let Some(catalog) = &catalog
-        && catalog.shape()? != options.shape
+    let content = payload.as_deref().map(ManifestContent::decode).transpose()?;
+    if let Some(content) = &content
+        && content.shape()? != options.shape
     {
         return Err(Error::precondition(format!(
-            "the collection is of {:?}, not of {:?}; open it as what it is, or make another one",
-            catalog.shape()?,
+            "the collection is of {:?}, not of {:?}; open it with its own shape, or create another one",
+            content.shape()?,
             options.shape
         )));
     }
-    Ok((manifest, catalog))
+    Ok((manifest, content))
 }
 
-/// Whether what failed may work later: memory may be free then, or the medium have descriptors again.
+/// Returns true if the operation may succeed later, once memory or file descriptors are free.
 pub(crate) fn may_pass(error: &Error) -> bool {
     matches!(
         error.kind(),
@@ -250,21 +256,22 @@ pub(crate) fn may_pass(error: &Error) -> bool {
     )
 }
 
-/// The catalog's segments, none of them open, and the files beside them.
-fn closed(catalog: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, SegmentFiles>) {
+/// Returns the listed segments, all closed, and the files beside them.
+fn closed(manifest: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, SegmentFiles>) {
     let slot = |entry: &SegmentEntry| SegmentSlot {
         number: entry.number,
-        // A uuid that cannot be read is no segment's, so opening it will say so.
+        // An invalid UUID matches no segment, so opening it reports the problem.
         uuid: uuid_of(&entry.uuid).unwrap_or_default(),
         rows: entry.rows,
         content: SegmentContent::Closed(ClosedSegment::default()),
     };
     let beside = |entry: &SegmentEntry| {
-        let (deletes, pending_deletes, unread) =
-            (entry.deletes, entry.pending_deletes, entry.unread_pending.clone());
+        let deletes = entry.deletes;
+        let pending_deletes = entry.pending_deletes;
+        let unread = entry.unread_pending.clone();
         let files =
             SegmentFiles { deletes, pending_deletes, unread_pending: unread, ..SegmentFiles::default() };
         (entry.number, files)
     };
-    (catalog.segments.iter().map(slot).collect(), catalog.segments.iter().map(beside).collect())
+    (manifest.segments.iter().map(slot).collect(), manifest.segments.iter().map(beside).collect())
 }

@@ -1,35 +1,38 @@
-//! What several collections share: one hard limit on memory, what is set aside for sealing, one pace for background work.
+//! Resources that several collections share: a hard memory limit, the memory reserved for flushes,
+//! and the rate of background work.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Result;
 use memory::{Pacer, Rate};
+use parking_lot::Mutex;
 
 use super::inner::EventCounter;
 use super::options::headroom_bytes;
 use super::stall::{StallStats, WriteStall};
 use crate::budget::{BudgetReservation, BudgetStats, MemoryBudget};
 
-/// Shared by the collections that were opened with it ([`super::Collection::open_with`]). One of them seals at a time,
-/// with memory that is set aside for it here, so that a hundred small collections set aside no more than one large one.
+/// Resources shared by all collections that were opened with them
+/// ([`super::Collection::open_with`]). One collection flushes at a time, with memory reserved here,
+/// so a hundred small collections reserve no more than one large one.
 #[derive(Clone)]
 pub struct Resources {
     pub(super) budget: Arc<MemoryBudget>,
     pub(super) flushing: Arc<Mutex<BudgetReservation>>,
     pub(super) pacer: Arc<Pacer>,
     pub(super) events: Arc<EventCounter>,
-    /// Of all together: a writer of one may wait for what another one is doing.
+    /// Shared, because a writer of one collection may wait for a flush of another.
     pub(super) stall: Arc<WriteStall>,
     pub(super) memtable_bytes: u64,
 }
 
 impl Resources {
-    /// Within `budget`, for collections with at most `memtable_bytes` of unsealed points in a part, whose background work
-    /// reads and writes at `rate` together.
+    /// Creates resources within `budget`, for collections with at most `memtable_bytes` per
+    /// memtable, whose background work reads and writes at `rate` together.
     ///
     /// # Errors
-    /// `ResourceExhausted` where the budget has no room for what is set aside.
+    /// `ResourceExhausted` if the budget has no room for the reserved memory.
     pub fn new(budget: Arc<MemoryBudget>, memtable_bytes: u64, rate: Rate) -> Result<Resources> {
         let headroom = budget.reserve(headroom_bytes(memtable_bytes), "sealing")?;
         Ok(Resources {
@@ -42,37 +45,37 @@ impl Resources {
         })
     }
 
-    /// The memory.
+    /// Returns the use of memory.
     pub fn memory(&self) -> BudgetStats {
         self.budget.stats()
     }
 
-    /// Writes that found no room.
+    /// Returns the counts of stalled writes.
     pub fn stall_stats(&self) -> StallStats {
         self.stall.stats()
     }
 
-    /// The limit that all share.
+    /// Returns the shared memory budget.
     pub fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
     }
 
-    /// Bytes of a part of unsealed points, after which it is sealed.
+    /// Returns the bytes at which a memtable is flushed.
     pub fn memtable_bytes(&self) -> u64 {
         self.memtable_bytes
     }
 
-    /// A number that changes with every event of one of the collections: a part is full, a segment was sealed.
+    /// Returns the number of events so far in all collections, such as a full memtable or a flush.
     pub fn events(&self) -> u64 {
         self.events.count()
     }
 
-    /// Waits until [`Resources::events`] is no longer `seen`, at most for `patience`; whether it is.
-    pub fn wait_past(&self, seen: u64, patience: Duration) -> bool {
-        self.events.wait_past(seen, Instant::now() + patience)
+    /// Waits until [`Resources::events`] exceeds `seen`. Returns false after `timeout`.
+    pub fn wait_past(&self, seen: u64, timeout: Duration) -> bool {
+        self.events.wait_past(seen, Instant::now() + timeout)
     }
 
-    /// Wakes all who wait.
+    /// Counts an event and wakes all waiting threads.
     pub fn notify(&self) {
         self.events.notify();
     }

@@ -1,4 +1,5 @@
-//! Queries: the coarse filter over every segment and what is not sealed, then the exact stage over the best.
+//! Queries: the coarse filter over all segments and memtables, then the exact stage over the best
+//! candidates.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use base::{Error, Result};
 use storage::Reader;
 
 use super::filters::allows;
-use super::inner::{CollectionInner, lock};
+use super::inner::CollectionInner;
 use super::options::CANDIDATES_MAX;
 use super::state::{CollectionState, SegmentView};
 use crate::coarse::{self, Coarse, CoarseRequest, CoarseScratch, ScanParams};
@@ -17,63 +18,64 @@ use crate::ingest::{MemtableRow, SketchQuery};
 use crate::rerank::{self, Records, RerankCandidate, Scorer, Searcher};
 use crate::segment::similarity;
 
-/// A query.
+/// Query for similar points.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectionQuery<'a> {
-    /// What to look for.
+    /// Vector to compare with.
     pub embedding: &'a [f32],
-    /// Hits wanted.
+    /// Maximum hits.
     pub k: usize,
-    /// How many points the exact stage compares; as many as `k`, at least.
+    /// Points that the exact stage compares; at least `k`.
     pub candidates: usize,
-    /// How hard the coarse stage looks.
+    /// Effort of the coarse stage.
     pub params: ScanParams,
-    /// Which points may be found.
+    /// Condition that hits must match.
     pub filter: Option<&'a Filter>,
-    /// Whether the coarse stage reads embeddings from the medium to rank candidates exactly. Where a scorer decides in
-    /// the end, that is seldom worth it.
+    /// True if the coarse stage reads embeddings from the medium to rank candidates exactly. Seldom
+    /// useful if a scorer decides in the end.
     pub exact: bool,
-    /// What is not compared by then is left out, and the answer is partial.
+    /// Time after which points are no longer compared and the result is partial.
     pub deadline: Option<Instant>,
 }
 
 impl<'a> CollectionQuery<'a> {
-    /// The `k` points whose embeddings are most alike, ranked exactly.
+    /// Creates a query for the `k` points with the most similar embeddings, ranked exactly.
     pub fn nearest(embedding: &'a [f32], k: usize) -> CollectionQuery<'a> {
         let params = ScanParams::default();
         CollectionQuery { embedding, k, candidates: k, params, filter: None, exact: true, deadline: None }
     }
 }
 
-/// A point that was found.
+/// Point that was found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryHit {
-    /// What it is called by.
+    /// Id of the point.
     pub id: u64,
-    /// The scorer's score, or where there is no scorer the coarse one; higher is more alike.
+    /// Score of the scorer, or the coarse score if there is none; higher is more similar.
     pub score: f32,
-    /// How alike the embeddings are.
+    /// Similarity of the embeddings.
     pub coarse: f32,
 }
 
-/// The answer to a query.
+/// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueryResult {
-    /// Best first, equal scores by id.
+    /// Hits, best first; equal scores by id.
     pub hits: Vec<QueryHit>,
-    /// Whether something that might belong here is missing, because it is damaged, not open yet, or came too late.
+    /// True if a point may be missing because data is damaged, a segment is not open yet or the
+    /// deadline passed.
     pub partial: bool,
-    /// Points that the exact stage was to compare.
+    /// Points that the exact stage was given.
     pub candidates: u64,
-    /// Those of them that could not be read.
+    /// Candidates that could not be read.
     pub damaged: u64,
     /// Reads of records.
     pub reads: u64,
-    /// Records that the cache had.
+    /// Records found in the cache.
     pub cached: u64,
 }
 
-/// What one searching thread owns: readers of the medium and working memory.
+/// Readers of the medium and working memory of one search thread.
 pub struct SearchThread {
     pub(super) scratch: CoarseScratch,
     pub(super) hits: Vec<coarse::CoarseHit>,
@@ -82,13 +84,13 @@ pub struct SearchThread {
 }
 
 impl SearchThread {
-    /// Whether its readers work and owe nothing. Where they do not, make another.
+    /// Returns true if its readers work and have no reads in flight. Otherwise create another one.
     pub fn is_sound(&self) -> bool {
         self.searcher.is_sound() && self.vectors.in_flight() == 0
     }
 }
 
-/// A candidate of either kind.
+/// Candidate from a segment or a memtable.
 struct RankedPoint<'s> {
     coarse: f32,
     id: u64,
@@ -96,24 +98,24 @@ struct RankedPoint<'s> {
 }
 
 enum HitLocation<'s> {
-    /// Which of the open segments, and which row.
+    /// Index of the open segment, and the row.
     Segment(u32, u32),
     Memtable(&'s Arc<MemtableRow>),
 }
 
-/// Candidates beyond twice as many as wanted that wait to be forgotten.
+/// Candidates kept beyond `2 * count` before the list is pruned.
 const OFFERED: usize = 64;
 
-/// The best candidates so far.
+/// Best candidates so far.
 struct BestPoints<'s> {
     count: usize,
     ranked: Vec<RankedPoint<'s>>,
-    /// What the last of them scores, once there are as many as wanted.
+    /// Score of the last candidate, once `count` were found.
     floor: f32,
 }
 
 impl<'s> BestPoints<'s> {
-    /// Takes one that may be among the best.
+    /// Adds a candidate if it can be among the best.
     #[inline]
     fn offer(&mut self, one: RankedPoint<'s>) {
         if one.coarse >= self.floor {
@@ -124,7 +126,7 @@ impl<'s> BestPoints<'s> {
         }
     }
 
-    /// Forgets all but the best.
+    /// Prunes the list to the best `count`.
     fn keep(&mut self) {
         if self.count == 0 || self.ranked.len() < self.count {
             return self.ranked.truncate(self.count);
@@ -139,7 +141,7 @@ fn by_similarity(a: &RankedPoint<'_>, b: &RankedPoint<'_>) -> Ordering {
     better((a.coarse, a.id), (b.coarse, b.id))
 }
 
-/// Best first, equal scores by id.
+/// Orders by descending score, then by id.
 fn better(a: (f32, u64), b: (f32, u64)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
@@ -185,7 +187,7 @@ impl CollectionInner {
 
     fn begin(&self, state: &CollectionState) -> QueryResult {
         QueryResult {
-            partial: state.is_partial() || lock(&self.health).log_damaged(),
+            partial: state.is_partial() || self.health.lock().log_damaged(),
             ..QueryResult::default()
         }
     }
@@ -230,7 +232,7 @@ impl CollectionInner {
         Ok(())
     }
 
-    /// The best `count` of all segments and parts, best first.
+    /// Returns the best `count` rows of all segments and memtables, best first.
     fn coarse<'s>(
         &self,
         thread: &mut SearchThread,
@@ -260,14 +262,14 @@ impl CollectionInner {
             });
         }
         best.keep();
-        // What the largest have is most of the answer, so that the others have little to read.
+        // The largest segments hold most of the result, so the others have little left to read.
         let mut order: Vec<(u32, &SegmentView)> = (0..).zip(views.iter().copied()).collect();
         order.sort_by_key(|(_, view)| std::cmp::Reverse(view.segment.index().rows()));
         for (at, view) in order {
             self.coarse_segment(thread, query, view, (count, best.floor), found)?;
             let ids = view.segment.ids();
             for hit in &thread.hits {
-                // Rows whose exact score could not be read score minus infinity.
+                // Rows whose exact score could not be read have the score minus infinity.
                 let id = ids.id(hit.row).filter(|_| hit.score > f32::NEG_INFINITY);
                 if let Some(id) = id {
                     best.offer(RankedPoint {
@@ -283,7 +285,7 @@ impl CollectionInner {
         Ok(best.ranked)
     }
 
-    /// Leaves the best of one segment in `thread.hits`.
+    /// Leaves the best rows of one segment in `thread.hits`.
     fn coarse_segment(
         &self,
         thread: &mut SearchThread,
@@ -321,7 +323,7 @@ fn sealed(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
     }
 }
 
-/// Scores what is in memory.
+/// Scores the candidates of memtables.
 fn score_memtable_hits<S: Scorer>(
     ranked: &[RankedPoint<'_>],
     scorer: &S,

@@ -1,43 +1,45 @@
-//! When background work may no longer give way to queries: sealing where writers wait for it or where it takes too long,
-//! merging where segments pile up.
+//! Write stalls: when background work must no longer yield to queries. A flush escalates if writers
+//! wait for it or if it takes too long; a merge escalates if segments pile up.
 //!
-//! Who works at low priority gets next to nothing of a machine that queries keep busy. Then nobody could write, and queries
-//! would go through ever more points one by one, and through ever more segments. So there are second threads, of ordinary
-//! priority, which begin anew what the first ones give up.
+//! A thread of low priority gets almost no time on a machine that queries keep busy. Writers would
+//! then block, and queries would scan ever more unflushed points and segments. Therefore threads of
+//! ordinary priority take over the work and start it anew.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Writers wait so long before sealing is hurried.
+use parking_lot::Mutex;
+
+/// Wait of a writer after which flushes are escalated.
 const ESCALATE_AFTER: Duration = Duration::from_millis(250);
-/// Sealing stays hurried for so long after a writer waited, as the next part is soon full too.
+/// Time for which flushes stay escalated after a writer waited, because the next memtable will be
+/// full soon.
 const ESCALATED_FOR: Duration = Duration::from_secs(10);
 
-/// How a part is sealed, or segments are merged.
+/// Speed of a flush or merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// Paced, and left to others as soon as it has to be hurried.
+    /// At a limited rate; ends as soon as the work is escalated.
     Paced,
-    /// At full speed, whether or not anybody waits.
+    /// At full speed, until the work is done.
     Escalated,
 }
 
-/// Who waits, and since when.
+/// Writers that wait for a flush. Decides when flushes are escalated.
 #[derive(Debug, Default)]
 pub(super) struct WriteStall(Mutex<StallState>);
 
-/// Writes that found no room or were slowed down, of all collections together.
+/// Writes that found no room or were slowed down, in all collections together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StallStats {
-    /// Those that wait.
+    /// Writes that wait now.
     pub waiting: usize,
-    /// Those that have waited or still do.
+    /// Writes that have waited since the start, including those that still wait.
     pub waited: u64,
-    /// Those that were refused in the end.
+    /// Writes that were refused after waiting.
     pub refused: u64,
-    /// Writes that were slowed down beforehand, so that others need not wait for long.
+    /// Writes that were slowed down to avoid longer waits.
     pub slowed: u64,
-    /// Whether sealing is hurried.
+    /// True if flushes are escalated.
     pub escalated: bool,
 }
 
@@ -51,54 +53,50 @@ struct StallState {
     until: Option<Instant>,
 }
 
-/// A writer that waits.
+/// Guard of a waiting writer.
 pub(super) struct StalledWrite<'a>(&'a WriteStall);
 
 impl WriteStall {
-    fn lock(&self) -> std::sync::MutexGuard<'_, StallState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A writer waits, until this is dropped.
+    /// Counts a waiting writer until the guard is dropped.
     pub(super) fn wait(&self) -> StalledWrite<'_> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.waiting += 1;
         state.waited += 1;
         state.since.get_or_insert_with(Instant::now);
         StalledWrite(self)
     }
 
-    /// A writer waited in vain.
+    /// Counts a writer that was refused after waiting.
     pub(super) fn refuse(&self) {
-        self.lock().refused += 1;
+        self.0.lock().refused += 1;
     }
 
-    /// A writer is slowed down, because together they are faster than sealing at full speed. Whether that brings hurry which was
-    /// not there before.
+    /// Counts a writer that is slowed down and escalates flushes. Returns true if they were not
+    /// escalated before.
     pub(super) fn record_slowdown(&self) -> bool {
         let fresh = !self.is_escalated();
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.slowed += 1;
         state.until = Some(Instant::now() + ESCALATED_FOR);
         fresh
     }
 
-    /// What there is to say of it.
     pub(super) fn stats(&self) -> StallStats {
         let escalated = self.is_escalated();
-        let state = self.lock();
+        let state = self.0.lock();
         let StallState { waiting, waited, refused, slowed, .. } = *state;
         StallStats { waiting, waited, refused, slowed, escalated }
     }
 
-    /// Whether a writer waits.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.lock().waiting > 0
+    /// Returns true if a writer waits.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.0.lock().waiting > 0
     }
 
-    /// Whether sealing is hurried.
+    /// Returns true if flushes are escalated.
     pub(super) fn is_escalated(&self) -> bool {
-        let (mut state, now) = (self.lock(), Instant::now());
+        let mut state = self.0.lock();
+        let now = Instant::now();
         if state.since.is_some_and(|since| now - since >= ESCALATE_AFTER) {
             state.until = Some(now + ESCALATED_FOR);
         }
@@ -108,7 +106,7 @@ impl WriteStall {
 
 impl Drop for StalledWrite<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.0.lock();
         state.waiting -= 1;
         if state.waiting == 0 {
             state.since = None;
@@ -123,12 +121,13 @@ mod tests {
     #[test]
     fn whoever_waits_long_brings_hurry_which_lasts() {
         let stall = WriteStall::default();
-        let (first, second) = (stall.wait(), stall.wait());
-        assert!(stall.is_awaited() && !stall.is_escalated());
+        let first = stall.wait();
+        let second = stall.wait();
+        assert!(stall.has_waiting() && !stall.is_escalated());
         std::thread::sleep(ESCALATE_AFTER);
         assert!(stall.is_escalated());
         drop((first, second));
-        assert!(!stall.is_awaited() && stall.is_escalated());
+        assert!(!stall.has_waiting() && stall.is_escalated());
         assert_eq!(stall.stats(), StallStats { waited: 2, escalated: true, ..StallStats::default() });
     }
 

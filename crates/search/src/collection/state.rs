@@ -1,10 +1,10 @@
-//! What a collection is at one moment, and how a change changes it.
+//! State of a collection at one moment, and how changes modify it.
 //!
-//! A query takes the current [`CollectionState`] and keeps it: whatever is written, sealed or merged meanwhile, it sees the points
-//! that were there when it began. Whoever changes the state copies what somebody else still holds, which is a list of
-//! pointers and at most one chunk of a bitmap.
+//! A query takes the current [`CollectionState`] and keeps it, so it sees the points that existed
+//! when it began. A writer copies only what others still hold: a list of pointers and at most one
+//! chunk of a bitmap.
 //!
-//! The rule behind everything: an id is alive in at most one place, and the newest change decides where.
+//! Rule: an id is live in at most one place, and the newest change decides where.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -19,18 +19,18 @@ use crate::filter::RowSet;
 use crate::ingest::{Memtable, MemtableRow, RowBlock};
 use crate::segment::{Quarantined, Segment, SegmentIds};
 
-/// When a caller is advised to come again while segments are being opened.
+/// Retry delay for callers while segments are being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 
-/// The points of a collection as they were at one moment.
+/// Points of a collection at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct CollectionState {
     pub(super) segments: Vec<SegmentSlot>,
-    /// Points that are not sealed, oldest part first; the last takes what is written.
+    /// Memtables with unflushed points, oldest first. The last one takes new points.
     pub(super) memtables: Vec<Arc<Memtable>>,
 }
 
-/// One segment of a state.
+/// Segment of a state, open or not.
 #[derive(Clone, Debug)]
 pub(super) struct SegmentSlot {
     pub(super) number: u64,
@@ -42,47 +42,46 @@ pub(super) struct SegmentSlot {
 #[derive(Clone, Debug)]
 pub(super) enum SegmentContent {
     Open(SegmentView),
-    /// Still to be opened, or never to be.
+    /// Not open yet, or cannot be opened.
     Closed(ClosedSegment),
 }
 
-/// An open segment and what is gone of it.
+/// Open segment and its deleted rows.
 #[derive(Clone, Debug)]
 pub(super) struct SegmentView {
     pub(super) segment: Arc<Segment>,
     pub(super) deletes: Arc<Deletes>,
-    /// The rows that are not gone, made when it is first asked for.
+    /// Live rows, computed on first use.
     allowed: Arc<OnceLock<Option<Arc<RowSet>>>>,
 }
 
-/// A segment that cannot be asked for its rows.
+/// Segment whose rows cannot be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClosedSegment {
-    /// Why; `None` while it is being opened.
+    /// Reason why it is not served; `None` while it is being opened.
     pub(super) reason: Option<Quarantined>,
-    /// Why it could not be opened yet; it is tried again.
+    /// Error of the last attempt to open it. It is tried again.
     pub(super) delayed: Option<Error>,
-    /// Ids that were replaced or removed since.
+    /// Ids that were replaced or deleted since it was last open.
     pub(super) pending_deletes: Arc<HashSet<u64>>,
-    /// The ids it has, where it cannot be opened and they can be read.
+    /// Ids of its rows, if it cannot be opened but its ids can be read.
     pub(super) known: Option<Arc<KnownIds>>,
 }
 
-/// The ids of a segment that is not served.
+/// Ids of a segment that is not served.
 #[derive(Debug)]
 pub(super) struct KnownIds {
     pub(super) ids: SegmentIds,
-    /// The memory they take.
     pub(super) _held: BudgetReservation,
 }
 
 impl ClosedSegment {
-    /// Whether the segment may have a point of this id.
+    /// Returns true if the segment may hold a point of this id.
     fn may_have(&self, id: u64) -> bool {
         self.known.as_ref().is_none_or(|known| known.ids.find(id).is_some())
     }
 
-    /// Why its points cannot be asked for.
+    /// Returns the error for a read of its points.
     fn unseen(&self, slot: &SegmentSlot) -> Error {
         let name = CollectionFile::Segment(slot.number).name();
         let later = |why: String| Error::unavailable(format!("{name} {why}")).with_retry_after(OPENING_RETRY);
@@ -93,9 +92,9 @@ impl ClosedSegment {
         }
     }
 
-    /// The point of this id, should the segment have one, is gone.
+    /// Records the delete of a point that the segment may hold.
     fn forget(&mut self, id: u64) {
-        // Others may hold the ids as they are, and to copy them takes long.
+        // Other states may share the ids, and copying them is slow.
         if self.may_have(id) && !self.pending_deletes.contains(&id) {
             Arc::make_mut(&mut self.pending_deletes).insert(id);
         }
@@ -107,7 +106,7 @@ impl SegmentView {
         SegmentView { segment, deletes, allowed: Arc::default() }
     }
 
-    /// The rows that are not gone; `None` where that is all of them.
+    /// Returns the live rows, or `None` if no row is deleted.
     pub(super) fn allowed(&self) -> Option<&Arc<RowSet>> {
         let make = || {
             let gone = &self.deletes;
@@ -121,19 +120,18 @@ impl SegmentView {
         self.deletes.rows() - self.deletes.count()
     }
 
-    /// The row of an id, where it is not gone.
+    /// Returns the live row of an id.
     pub(super) fn find(&self, id: u64) -> Option<u32> {
         self.segment.ids().find(id).filter(|&row| !self.deletes.contains(row))
     }
 
-    /// Marks a row as gone.
     pub(super) fn mark_deleted(&mut self, row: u32) {
         Arc::make_mut(&mut self.deletes).insert(row);
-        // Others may still use the old filter.
+        // Other views may still use the old rows.
         self.allowed = Arc::default();
     }
 
-    /// Whether something of it is not served.
+    /// Returns true if part of the segment is not served.
     pub(super) fn is_damaged(&self) -> bool {
         self.deletes.has_unknown() || !self.segment.damaged().is_empty()
     }
@@ -149,13 +147,13 @@ impl SegmentSlot {
 }
 
 impl CollectionState {
-    /// The open segments, with their places in the list.
+    /// Returns the open segments with their positions in the list.
     pub(super) fn open(&self) -> impl Iterator<Item = (usize, &SegmentSlot, &SegmentView)> {
         let slots = self.segments.iter().enumerate();
         slots.filter_map(|(place, slot)| slot.view().map(|view| (place, slot, view)))
     }
 
-    /// Points that can be found.
+    /// Counts the live points.
     pub(super) fn live(&self) -> u64 {
         let sealed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
         let fresh: u64 =
@@ -163,7 +161,7 @@ impl CollectionState {
         sealed + fresh
     }
 
-    /// Why there may be points that cannot be asked for now.
+    /// Returns the reason why some points may not be readable now.
     pub(super) fn unseen(&self) -> Option<Error> {
         let closed = |slot: &SegmentSlot| match &slot.content {
             SegmentContent::Closed(closed) => Some(closed.unseen(slot)),
@@ -171,50 +169,50 @@ impl CollectionState {
         };
         let mut errors = self.segments.iter().filter_map(closed);
         let first = errors.next()?;
-        // What passes by itself is said only where nothing does not.
+        // A temporary error is reported only if there is no permanent one.
         let lasting = errors.find(|error| error.kind() == ErrorKind::DataLoss);
         Some(if first.kind() == ErrorKind::DataLoss { first } else { lasting.unwrap_or(first) })
     }
 
-    /// Whether some points may be missing from it.
+    /// Returns true if points may be missing.
     pub(super) fn is_partial(&self) -> bool {
         self.segments.iter().any(|slot| slot.view().is_none_or(|view| view.deletes.has_unknown()))
     }
 }
 
-/// Where a point is.
 pub(super) enum PointLocation {
     Memtable(Arc<MemtableRow>),
     Segment(SegmentView, u32),
 }
 
-/// The current state, and the tables that only writers and look-ups by id need.
+/// Current state, and the tables that only writers and look-ups by id need.
 #[derive(Debug)]
 pub(super) struct LiveState {
     pub(super) state: Arc<CollectionState>,
-    /// For each part of the state: the newest row of an id.
+    /// Newest row of each id, one table per memtable.
     pub(super) tables: Vec<HashMap<u64, u32>>,
-    /// Points of which a change is lost, and the log that lost it. They are removed as well: an older state of theirs is
-    /// served nowhere. Whoever writes or removes such a point ends the doubt.
+    /// Points of which a change is lost, with the log that lost it. They are deleted too, so that
+    /// no older version is served. Writing or deleting such a point makes it known again.
     pub(super) unknown: HashMap<u64, u64>,
-    /// Logs that lost changes of points that are not known.
+    /// Logs that lost changes of unknown points.
     pub(super) doubtful: BTreeSet<u64>,
 }
 
 impl LiveState {
     pub(super) fn new(segments: Vec<SegmentSlot>, log: u64) -> LiveState {
         let state = CollectionState { segments, memtables: vec![Arc::new(Memtable::new(log))] };
-        let (unknown, doubtful) = (HashMap::new(), BTreeSet::new());
+        let unknown = HashMap::new();
+        let doubtful = BTreeSet::new();
         LiveState { state: Arc::new(state), tables: vec![HashMap::new()], unknown, doubtful }
     }
 
-    /// The part that takes what is written.
+    /// Returns the memtable that takes new points.
     pub(super) fn active(&self) -> &Memtable {
-        // There is always at least one: sealing removes only those before it.
+        // There is always one: a flush removes only frozen memtables.
         &self.state.memtables[self.state.memtables.len() - 1]
     }
 
-    /// Whether a segment that is not open has no room for more ids.
+    /// Returns a segment that is not open and has room for no more pending deletes.
     pub(super) fn full_pending_deletes(&self) -> Option<&SegmentSlot> {
         let full = |slot: &&SegmentSlot| match &slot.content {
             SegmentContent::Closed(closed) => closed.pending_deletes.len() >= PENDING_DELETES_MAX,
@@ -223,25 +221,25 @@ impl LiveState {
         self.state.segments.iter().find(full)
     }
 
-    /// A new point takes the place of the one of its id. Gives the block that it completed, for [`RowBlock::sketch`], which need not
-    /// be done under a lock that queries wait for.
+    /// Replaces the point of the row's id. Returns the block that the row completed, for
+    /// [`RowBlock::sketch`], which should not run under a lock that queries wait for.
     pub(super) fn upsert(&mut self, row: MemtableRow) -> Option<Arc<RowBlock>> {
         self.delete(row.id);
         let id = row.id;
         let state = Arc::make_mut(&mut self.state);
-        let (memtable, table) = (state.memtables.last_mut()?, self.tables.last_mut()?);
+        let memtable = state.memtables.last_mut()?;
+        let table = self.tables.last_mut()?;
         let memtable = Arc::make_mut(memtable);
         table.insert(id, memtable.push(Arc::new(row)));
         memtable.completed()
     }
 
-    /// A change of the point of an id is lost with a part of `log`.
+    /// Marks a point as unknown because a change of it is lost with `log`.
     pub(super) fn lose(&mut self, id: u64, log: u64) {
         self.delete(id);
         self.unknown.insert(id, log);
     }
 
-    /// The point of an id is gone.
     pub(super) fn delete(&mut self, id: u64) {
         self.unknown.remove(&id);
         let fresh = self.fresh(id);
@@ -271,7 +269,6 @@ impl LiveState {
         rows.find(|&(memtable, row)| !self.state.memtables[memtable].is_deleted(row))
     }
 
-    /// Where the point of an id is.
     pub(super) fn find(&self, id: u64) -> Option<PointLocation> {
         if let Some((memtable, row)) = self.fresh(id) {
             return self.state.memtables[memtable].row(row).cloned().map(PointLocation::Memtable);
@@ -280,8 +277,8 @@ impl LiveState {
         views.find_map(|view| view.find(id).map(|row| PointLocation::Segment(view.clone(), row)))
     }
 
-    /// Why nobody can say whether there is a point of an id that [`LiveState::find`] does not know; `None` where there is
-    /// surely none.
+    /// Returns the reason why it is unknown if a point exists that [`LiveState::find`] does not
+    /// return; `None` if it certainly does not exist.
     pub(super) fn doubt(&self, id: u64) -> Option<Error> {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();
@@ -319,13 +316,13 @@ impl LiveState {
         })
     }
 
-    /// Starts a new part; the one before takes no more changes.
+    /// Freezes the active memtable and starts a new one.
     pub(super) fn freeze(&mut self, log: u64) {
         Arc::make_mut(&mut self.state).memtables.push(Arc::new(Memtable::new(log)));
         self.tables.push(HashMap::new());
     }
 
-    /// Puts a segment in the place of the oldest part, or nothing where none of its rows was alive.
+    /// Replaces the oldest memtable by a segment, or by nothing if it had no live rows.
     pub(super) fn flushed(&mut self, slot: Option<SegmentSlot>) {
         let state = Arc::make_mut(&mut self.state);
         state.segments.extend(slot);
@@ -333,7 +330,7 @@ impl LiveState {
         self.tables.remove(0);
     }
 
-    /// Puts one segment, or none, in the place of those with the numbers `old`.
+    /// Replaces the segments with the numbers `old` by one segment, or by none.
     pub(super) fn merged(&mut self, old: &[u64], slot: Option<SegmentSlot>) {
         let state = Arc::make_mut(&mut self.state);
         let place = state.segments.iter().position(|slot| old.contains(&slot.number)).unwrap_or(0);
@@ -343,14 +340,14 @@ impl LiveState {
         }
     }
 
-    /// Ids that a segment which is not open shall forget when it is.
-    pub(super) fn stall_stats(&mut self, number: u64, pending_deletes: Arc<HashSet<u64>>) {
+    /// Sets the ids to delete from a segment once it is open.
+    pub(super) fn set_pending_deletes(&mut self, number: u64, pending_deletes: Arc<HashSet<u64>>) {
         if let Some(closed) = self.closed(number) {
             closed.pending_deletes = pending_deletes;
         }
     }
 
-    /// A segment could not be opened yet.
+    /// Records that a segment could not be opened yet.
     pub(super) fn delayed(&mut self, number: u64, error: Error) {
         if let Some(closed) = self.closed(number) {
             closed.delayed = Some(error);
@@ -366,8 +363,8 @@ impl LiveState {
         }
     }
 
-    /// A segment was opened, or will never be: why, and the ids it has if they are known. Ids that waited for it are looked up
-    /// now.
+    /// Records that a segment was opened, or why it never will be and the ids it has, if known.
+    /// Applies its pending deletes.
     pub(super) fn opened(
         &mut self,
         number: u64,

@@ -1,66 +1,67 @@
-//! What an operator sees of a collection.
+//! Status of a collection for the operator.
 
 use base::Error;
 
-use super::inner::{CollectionHealth, CollectionInner, lock};
+use super::inner::{CollectionHealth, CollectionInner};
 use super::names::CollectionFile;
 use super::state::{ClosedSegment, SegmentContent, SegmentSlot};
 use crate::budget::BudgetStats;
 use crate::segment::Quarantined;
 
-/// A collection at one moment.
+/// Status of a collection at one moment.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Points that can be found.
+    /// Live points.
     pub points: u64,
-    /// Points of them that are not sealed yet.
+    /// Live points that are not flushed.
     pub unflushed: u64,
-    /// Its segments.
+    /// Segments.
     pub segments: Vec<SegmentStatus>,
-    /// What is not served, by name.
+    /// Damaged items that are not served, by name.
     pub quarantined: Vec<Quarantined>,
-    /// How many such things there were; more than are named where there are many.
+    /// Number of damaged items; may exceed the named ones.
     pub quarantined_count: u64,
-    /// Whether answers may lack something.
+    /// True if results may lack points.
     pub partial: bool,
-    /// Whether acknowledged changes are lost, because a log was damaged.
+    /// True if acknowledged changes are lost because a log was damaged.
     pub log_damaged: bool,
-    /// What was damaged when it was opened, and could be put right.
+    /// Damage that was repaired when the collection was opened.
     pub mended: Vec<String>,
-    /// Memory.
+    /// Use of memory.
     pub memory: BudgetStats,
-    /// Segments made since the start.
+    /// Flushes since the start.
     pub flushes: u64,
     /// Merges since the start.
     pub merges: u64,
-    /// Why sealing failed the last time, where it did.
+    /// Error of the last flush, if it failed.
     pub flush_error: Option<String>,
-    /// Why merging failed the last time, where it did.
+    /// Error of the last merge, if it failed.
     pub merge_error: Option<String>,
-    /// Why changes are refused: the disk has less space left than is kept free. Gone once there is room.
+    /// Reason why changes are refused: less disk space is free than the reserve. Cleared once there
+    /// is room.
     pub low_disk: Option<String>,
-    /// Why the log takes no changes, if it does not.
+    /// Reason why the log takes no changes, if it does not.
     pub write_error: Option<String>,
     /// Changes refused since the start because of `low_disk`.
     pub disk_refused: u64,
 }
 
-/// One segment.
+/// Status of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentStatus {
-    /// Its file.
+    /// Name of its file.
     pub name: String,
-    /// Its rows.
+    /// Rows, live or deleted.
     pub rows: u32,
-    /// Its rows that are gone; 0 where that is not known.
+    /// Deleted rows; 0 if not known.
     pub deleted: u32,
-    /// The file's length; 0 while it is not open.
+    /// Length of the file; 0 while it is not open.
     pub bytes: u64,
-    /// Whether it is searched.
+    /// True if it is searched.
     pub open: bool,
 }
 
-/// A segment that could not be opened yet.
+/// Returns the problem of a segment that could not be opened yet.
 fn delayed(slot: &SegmentSlot) -> Option<Quarantined> {
     let SegmentContent::Closed(ClosedSegment { reason: None, delayed: Some(error), .. }) = &slot.content
     else {
@@ -70,9 +71,9 @@ fn delayed(slot: &SegmentSlot) -> Option<Quarantined> {
     Some(Quarantined { file: CollectionFile::Segment(slot.number).name(), page: None, reason })
 }
 
-/// Why the last log takes no more changes. The next change begins another one, if there is room.
+/// Returns the error of the last log. The next change starts another log if there is room.
 fn write_error(inner: &CollectionInner, health: &CollectionHealth) -> Option<Error> {
-    let (number, log) = lock(&inner.writer).logs.last().cloned()?;
+    let (number, log) = inner.writer.lock().logs.last().cloned()?;
     log.failure().filter(|_| !health.damaged_logs.contains_key(&number))
 }
 
@@ -90,7 +91,7 @@ pub(super) fn of(inner: &CollectionInner) -> Status {
     });
     let segments = segments.collect();
     let pages: Vec<Quarantined> = state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
-    let health = lock(&inner.health).clone();
+    let health = inner.health.lock().clone();
     let write_error = health.write_error.clone().or_else(|| write_error(inner, &health));
     let log_damaged = health.log_damaged();
     let delayed: Vec<Quarantined> = state.segments.iter().filter_map(delayed).collect();

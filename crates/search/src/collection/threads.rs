@@ -12,7 +12,7 @@ use super::inner::CollectionInner;
 use super::stall::Urgency;
 
 /// How long a thread waits before it looks again without being told to.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const MEASURE_AGAIN: Duration = Duration::from_millis(500);
 /// How long before segments that could not be opened are tried again.
 pub(crate) const OPEN_AGAIN: Duration = Duration::from_secs(5);
 /// After a failure, how long before the next try: from this, doubled each time,
@@ -75,16 +75,16 @@ impl Threads {
 /// Does `work` as long as there is some, then waits to be told of more.
 fn repeat(inner: &CollectionInner, doing: &str, work: impl Fn(&CollectionInner) -> Result<bool>) {
     let mut retry = RETRY_MIN;
-    while inner.go_on().is_ok() {
+    while inner.check_open().is_ok() {
         let seen = inner.events.count();
         let wait = match work(inner) {
             Ok(true) => {
                 retry = RETRY_MIN;
                 continue;
             }
-            Ok(false) => LOOK_AGAIN,
+            Ok(false) => MEASURE_AGAIN,
             Err(error) => {
-                if inner.go_on().is_ok() {
+                if inner.check_open().is_ok() {
                     tracing::error!(%error, "{doing} failed, and is tried again");
                 }
                 retry = (retry * 2).min(RETRY_MAX);
@@ -98,7 +98,7 @@ fn repeat(inner: &CollectionInner, doing: &str, work: impl Fn(&CollectionInner) 
 /// Waits for an event, or after a failure for its time; ends early when the collection is closed.
 fn pause(inner: &CollectionInner, mut seen: u64, wait: Duration, whole: bool) {
     let deadline = Instant::now() + wait;
-    while inner.go_on().is_ok() && inner.events.wait_past(seen, deadline) && whole {
+    while inner.check_open().is_ok() && inner.events.wait_past(seen, deadline) && whole {
         seen = inner.events.count();
     }
 }

@@ -1,4 +1,4 @@
-//! Changes: into the log, into memory, and acknowledged when the log is durable.
+//! Writes: changes go to the log and to memory, and are acknowledged once the log is durable.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use storage::log::{LOG_BYTES_MAX, Log};
 
-use super::inner::{CollectionInner, LogWriter, lock};
+use super::inner::{CollectionInner, LogWriter};
 use super::names::CollectionFile;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use super::stall::Urgency;
@@ -14,59 +14,60 @@ use super::state::LiveState;
 use crate::coarse::{Metric, SQUARE_MAX};
 use crate::ingest::{LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes};
 
-/// Parts that wait to be sealed while another one is written to.
+/// Maximum frozen memtables beside the active one.
 pub(super) const FROZEN_MAX: usize = 1;
-/// A part may fill up in so many times the time in which those before it were sealed: too much costs little, as nobody is slowed
-/// down once that is done, and with too little it is full before.
+/// A memtable may fill in this many times the duration of a flush. If it is too large it costs
+/// little, because writes are no longer slowed down once the flush is done; if it is too small the
+/// memtable is full before.
 const MARGIN: f64 = 1.5;
-/// A change is slowed down by so much at most.
+/// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
-/// When a write that found no room is advised to come again.
+/// Retry delay for a write that found no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Logs that may be kept because the list that would do without them cannot be published.
+/// Maximum logs, which pile up if the list without them cannot be published.
 const LOGS_MAX: usize = 16;
-/// However small a part may be, a log is at least so long before a new one is begun.
+/// Minimum length of a log before a new one is started, however small a memtable is.
 const LOG_BYTES_MIN: u64 = 64 << 10;
 
-/// Changes that are in memory and in the log, which is not durable yet.
+/// Changes that are in memory and in the log, but not durable yet.
 #[must_use = "what is not committed may be lost"]
 pub struct Applied(Option<(Arc<Log>, u64)>);
 
 impl Applied {
-    /// Waits until they are durable; threads that wait at the same time share one flush.
+    /// Waits until the changes are durable. Threads that wait at the same time share one sync.
     ///
     /// # Errors
-    /// What the medium says. The changes may then survive or not.
+    /// The error of the medium; the changes may or may not survive.
     pub fn commit(self) -> Result<()> {
         self.0.map_or(Ok(()), |(log, number)| log.commit(number))
     }
 }
 
-/// What a change does that finds no room in memory.
+/// Behaviour of a change that finds no room in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoomPolicy {
-    /// Waits for it, which hurries sealing.
+    /// Waits for room, which escalates the flush.
     Wait,
-    /// Gives up at once.
+    /// Fails at once.
     Refuse,
 }
 
-/// What became of a change.
+/// Result of one attempt to write a change.
 enum WriteOutcome {
-    /// It is in memory, and in this log under this number.
+    /// The change is in memory, and in this log under this number.
     Done(Arc<Log>, u64),
-    /// Not now; once something is sealed it may go.
+    /// There is no room now; there may be after a flush.
     NoRoom(Error),
 }
 
 impl CollectionInner {
-    /// Applies changes in order and waits until all are durable. Where one fails, those before it may have been applied,
-    /// and none is acknowledged.
+    /// Applies changes in order and waits until all are durable. After an error the first changes
+    /// may have been applied, but none is acknowledged.
     pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         self.apply(ops, RoomPolicy::Wait)?.commit()
     }
 
-    /// Waits while a part fills up faster than the one before it is sealed.
+    /// Waits while the active memtable fills faster than the frozen one is flushed.
     pub(super) fn throttle(&self) {
         let give_up_at = Instant::now() + SLOWED_MAX;
         let mut slowed = false;
@@ -74,13 +75,13 @@ impl CollectionInner {
             let seen = self.events.count();
             let Some(due) = self.next_write() else { return };
             let now = Instant::now();
-            if now >= due.min(give_up_at) || self.go_on().is_err() {
+            if now >= due.min(give_up_at) || self.check_open().is_err() {
                 return;
             }
             if !slowed {
                 slowed = true;
                 if self.stall.record_slowdown() {
-                    // Those who hurry do not know yet.
+                    // The thread of escalated flushes does not know yet.
                     self.events.notify();
                     continue;
                 }
@@ -89,10 +90,10 @@ impl CollectionInner {
         }
     }
 
-    /// When the next change may come at the earliest; `None` where no part waits to be sealed.
+    /// Returns the earliest time for the next change; `None` if no memtable waits to be flushed.
     fn next_write(&self) -> Option<Instant> {
-        let flush_time = *lock(&self.flush_time);
-        let live = lock(&self.live);
+        let flush_time = *self.flush_time.lock();
+        let live = self.live.lock();
         if live.state.memtables.len() <= FROZEN_MAX {
             return None;
         }
@@ -101,8 +102,8 @@ impl CollectionInner {
         Some(memtable.begun() + flush_time.mul_f64(MARGIN * filled.min(1.0)))
     }
 
-    /// Applies changes in order, to the log and to memory. They are acknowledged by [`Applied::commit`], which need not
-    /// be called under a lock that keeps changes in order.
+    /// Applies changes in order, to the log and to memory. [`Applied::commit`] makes them durable
+    /// and may be called without the lock that keeps changes in order.
     pub(super) fn apply(&self, ops: &[Op<'_>], room: RoomPolicy) -> Result<Applied> {
         self.check_room(ops)?;
         for op in ops {
@@ -119,7 +120,7 @@ impl CollectionInner {
         Ok(Applied(last))
     }
 
-    /// Refuses what can never be written.
+    /// Refuses changes that can never be written.
     fn check(&self, op: &Op<'_>) -> Result<()> {
         let Op::Upsert(PointRef { id, embedding, record, payload }) = op else { return Ok(()) };
         let dims = self.options.shape.dims;
@@ -155,8 +156,8 @@ impl CollectionInner {
         Ok(())
     }
 
-    /// Refuses what is finite, but whose products with others are not, or whose direction is lost to rounding: no index can
-    /// be made of it.
+    /// Refuses finite embeddings whose products overflow, or whose direction is lost to rounding:
+    /// no index can be built from them.
     fn check_length(&self, id: u64, embedding: &[f32]) -> Result<()> {
         let square: f64 = embedding.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
         let cosine = self.options.shape.metric == Metric::Cosine;
@@ -164,7 +165,9 @@ impl CollectionInner {
         if square == 0.0 || (least..=f64::from(SQUARE_MAX)).contains(&square) {
             return Ok(());
         }
-        let (length, least, most) = (square.sqrt(), least.sqrt(), f64::from(SQUARE_MAX).sqrt());
+        let length = square.sqrt();
+        let least = least.sqrt();
+        let most = f64::from(SQUARE_MAX).sqrt();
         Err(Error::invalid(format!(
             "point {id}: its embedding has the length {length:.1e}, and one from {least:.1e} to {most:.1e} can be \
              compared; scale it"
@@ -176,8 +179,8 @@ impl CollectionInner {
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
         let mut asked = false;
-        // One wait, however often it is told of something: what other collections do must not begin it anew.
-        let mut pending_deletes = None;
+        // One wait, however many events arrive: events of other collections must not restart it.
+        let mut stalled = None;
         loop {
             let mut seen = self.events.count();
             let refusal = match self.try_write(op, &frame)? {
@@ -188,9 +191,9 @@ impl CollectionInner {
                 self.flush_oldest(Urgency::Escalated)?;
                 continue;
             }
-            self.go_on()?;
+            self.check_open()?;
             if self.outside && !asked {
-                // Those who seal for all collections may not know yet that memory is short.
+                // The threads that flush may not know yet that memory is short.
                 asked = true;
                 self.events.notify();
                 seen += 1;
@@ -198,7 +201,7 @@ impl CollectionInner {
             if room == RoomPolicy::Refuse {
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
-            pending_deletes.get_or_insert_with(|| self.stall.wait());
+            stalled.get_or_insert_with(|| self.stall.wait());
             if !self.events.wait_past(seen, deadline) {
                 self.stall.refuse();
                 return Err(refusal.with_retry_after(RETRY_AFTER));
@@ -207,8 +210,8 @@ impl CollectionInner {
     }
 
     fn try_write(&self, op: &Op<'_>, frame: &[u8]) -> Result<WriteOutcome> {
-        let mut writer = lock(&self.writer);
-        if let Some(slot) = lock(&self.live).full_pending_deletes() {
+        let mut writer = self.writer.lock();
+        if let Some(slot) = self.live.lock().full_pending_deletes() {
             let name = CollectionFile::Segment(slot.number).name();
             return Err(Error::precondition(format!(
                 "{name} cannot be opened and too much was changed since; put its file back from a \
@@ -230,7 +233,7 @@ impl CollectionInner {
             Ok(appended) => appended,
             Err(refusal) => return Ok(WriteOutcome::NoRoom(refusal)),
         };
-        let mut live = lock(&self.live);
+        let mut live = self.live.lock();
         let completed = match (op, row) {
             (Op::Upsert(_), Some(row)) => live.upsert(row),
             (Op::Delete(id), _) | (Op::Upsert(PointRef { id, .. }), None) => {
@@ -243,11 +246,12 @@ impl CollectionInner {
         Ok(WriteOutcome::Done(log, number))
     }
 
-    /// Room for a point in the active part, or in a new one. The inner error is for a refusal that may pass.
+    /// Reserves room for a point in the active memtable or in a new one. The inner error is for a
+    /// refusal that may pass.
     fn reserve(&self, writer: &mut LogWriter, point: &PointRef<'_>) -> Result<Result<MemtableRow>> {
         let bytes = row_bytes(self.options.shape.dims, point.record.len(), point.payload.len());
         let (full, memtable_bytes, memtables) = {
-            let live = lock(&self.live);
+            let live = self.live.lock();
             (self.is_full(&live, bytes), live.active().bytes(), live.state.memtables.len())
         };
         if full {
@@ -258,19 +262,20 @@ impl CollectionInner {
         }
         let held = match self.budget.reserve(bytes, "a point") {
             Ok(held) => held,
-            // Sealing turns rows into codes, which frees memory; but not for a handful of rows.
+            // A flush turns rows into codes, which frees memory, but not for a handful of rows.
             Err(refusal) if full || memtables > FROZEN_MAX => return Ok(Err(refusal)),
             Err(refusal) if memtable_bytes >= self.options.memtable_bytes / 4 => {
                 self.freeze(writer)?;
                 return Ok(Err(refusal));
             }
-            // Others may have much that can be sealed.
+            // Other collections may have much to flush.
             Err(refusal) if self.outside => return Ok(Err(refusal)),
             Err(refusal) => return Err(refusal),
         };
         let mut embedding: Box<[f32]> = point.embedding.into();
         self.options.shape.encoding.round(&mut embedding);
-        let (record, payload) = (point.record.into(), point.payload.into());
+        let record = point.record.into();
+        let payload = point.payload.into();
         Ok(Ok(MemtableRow { id: point.id, embedding, record, payload, held }))
     }
 
@@ -280,13 +285,13 @@ impl CollectionInner {
             || (memtable.rows() > 0 && memtable.bytes() + bytes > self.options.memtable_bytes)
     }
 
-    /// Takes a change into the log, or into a new one where the log has failed or is long enough.
+    /// Appends a change to the log, or to a new one if the log has failed or is long enough.
     fn append(&self, writer: &mut LogWriter, frame: &[u8], id: u64) -> Result<Result<(Arc<Log>, u64)>> {
         self.ensure_log(writer)?;
         let mut refusal = Error::internal("there is no log");
         for _ in 0..2 {
             let Some((_, log)) = writer.logs.last() else { break };
-            let can_freeze = lock(&self.live).state.memtables.len() <= FROZEN_MAX;
+            let can_freeze = self.live.lock().state.memtables.len() <= FROZEN_MAX;
             if log.bytes() < self.log_bytes_max() || !can_freeze {
                 refusal = match log.append_keyed(frame, id) {
                     Ok(number) => return Ok(Ok((log.clone(), number))),
@@ -296,7 +301,8 @@ impl CollectionInner {
             }
             if !can_freeze {
                 let full = log.failure().filter(|error| error.kind() == ErrorKind::StorageFull);
-                // Sealing makes way for another log, once there is room; waiting for it would only keep callers.
+                // A flush makes room for another log once the disk has room; callers should not
+                // wait for that.
                 let background = self.options.background || self.outside;
                 return match full.filter(|_| background) {
                     Some(error) => Err(error),
@@ -308,38 +314,39 @@ impl CollectionInner {
         Err(refusal)
     }
 
-    /// A log is read whole at the start, in memory that is set aside for sealing. One of only removals ends by this. The
-    /// points of a part fit in one log with what it holds besides.
+    /// Returns the maximum length of a log. A log is read whole at the start, in memory reserved
+    /// for flushes. The limit also ends a log of deletes only. The points of one memtable fit one
+    /// log.
     fn log_bytes_max(&self) -> u64 {
         (self.options.memtable_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
     }
 
     fn no_room(&self) -> Error {
-        let why = lock(&self.health).flush_error.clone();
-        let why = why.map_or_else(String::new, |error| format!(" (sealing failed: {error})"));
+        let why = self.health.lock().flush_error.clone();
+        let why = why.map_or_else(String::new, |error| format!(" (the last flush failed: {error})"));
         Error::exhausted(format!(
-            "{} of unsealed points wait to be sealed{why}; write more slowly",
+            "{} of unflushed points wait to be flushed{why}; write more slowly",
             base::units::format_bytes(self.options.memtable_bytes)
         ))
     }
 
-    /// Ends the active part; what comes now goes to a new one with a log of its own.
+    /// Freezes the active memtable. New changes go to a new memtable with its own log.
     pub(super) fn freeze(&self, writer: &mut LogWriter) -> Result<()> {
         let number = *writer.unused.get_or_insert_with(|| self.number());
         let opened = Log::open(&self.medium, &CollectionFile::Log(number).name());
-        lock(&self.health).write_error = opened.as_ref().err().cloned();
+        self.health.lock().write_error = opened.as_ref().err().cloned();
         let (log, _) = opened?;
         writer.unused = None;
         writer.logs.push((number, Arc::new(log)));
-        lock(&self.live).freeze(number);
+        self.live.lock().freeze(number);
         self.events.notify();
         Ok(())
     }
 
-    /// A change that a log held, where it is one to this collection.
+    /// Decodes a logged change of this collection.
     ///
     /// # Errors
-    /// `DataLoss` where it is not.
+    /// `DataLoss` if it does not fit the collection.
     pub(super) fn decoded(&self, frame: &[u8]) -> Result<LoggedOp> {
         let change = LoggedOp::decode(frame)?;
         match &change {
@@ -350,33 +357,33 @@ impl CollectionInner {
         }
     }
 
-    /// Makes a change again that a log held, at the start. `log` is the number of that log.
+    /// Applies a change of log number `log` again, during recovery.
     ///
     /// # Errors
-    /// What sealing says, where that is needed to have room, and `ResourceExhausted` where there is none.
+    /// The error of a flush if one is needed for room; `ResourceExhausted` if there is no room.
     pub(super) fn replay(&self, log: u64, change: LoggedOp) -> Result<()> {
         let point = match change {
             LoggedOp::Delete(id) => {
-                lock(&self.live).delete(id);
+                self.live.lock().delete(id);
                 return Ok(());
             }
             LoggedOp::Upsert(point) => point,
         };
         let StoredPoint { id, embedding, record, payload } = point;
         let bytes = row_bytes(embedding.len(), record.len(), payload.len());
-        let full = self.is_full(&lock(&self.live), bytes);
+        let full = self.is_full(&self.live.lock(), bytes);
         if full {
             match self.flush_down_to(FROZEN_MAX) {
-                // Without room for segments the points stay in memory, as long as that has room.
+                // On a full disk the points stay in memory while it has room.
                 Err(error) if error.kind() != ErrorKind::StorageFull => return Err(error),
                 _ => {}
             }
-            lock(&self.live).freeze(log);
+            self.live.lock().freeze(log);
         }
         let held = match self.budget.reserve(bytes, "a point of the log") {
             Ok(held) => held,
             Err(_) => {
-                lock(&self.live).freeze(log);
+                self.live.lock().freeze(log);
                 self.flush_down_to(1)?;
                 self.budget.reserve(bytes, "a point of the log")?
             }
@@ -384,14 +391,14 @@ impl CollectionInner {
         let mut embedding = embedding.into_boxed_slice();
         self.options.shape.encoding.round(&mut embedding);
         let row = MemtableRow { id, embedding, record: record.into(), payload: payload.into(), held };
-        let completed = lock(&self.live).upsert(row);
+        let completed = self.live.lock().upsert(row);
         completed.into_iter().for_each(|block| block.sketch());
         Ok(())
     }
 
-    /// Seals until there are so many parts, the active one included.
+    /// Flushes until `memtables` are left, including the active one.
     pub(super) fn flush_down_to(&self, memtables: usize) -> Result<()> {
-        while lock(&self.live).state.memtables.len() > memtables {
+        while self.live.lock().state.memtables.len() > memtables {
             self.flush_oldest(Urgency::Escalated)?;
         }
         Ok(())

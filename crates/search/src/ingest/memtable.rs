@@ -1,7 +1,8 @@
-//! Points that are not sealed yet, in memory, searched like all others.
+//! Memtables: unflushed points in memory, searched like all others.
 //!
-//! A query holds on to the part as it was when it began; a writer then copies what it changes: a list of pointers to
-//! blocks, the last block of pointers to rows, a chunk of the bitmap. Rows themselves are never copied.
+//! A query keeps the memtable as it was when the query began. A writer copies what it changes: a
+//! list of pointers to blocks, the last block of pointers to rows, one chunk of the bitmap. Rows
+//! are never copied.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -10,58 +11,58 @@ use super::sketch::{BlockSketch, SketchQuery};
 use crate::budget::BudgetReservation;
 use crate::deletes::Deletes;
 
-/// Rows of a part at most.
+/// Maximum rows of a memtable.
 pub const MEMTABLE_ROWS_MAX: u32 = 1 << 20;
-/// Rows of a block.
+/// Rows per block.
 const BLOCK_ROWS: usize = 256;
-/// Rows whose embeddings are asked for ahead of their use, and as many again whose addresses are: each lies somewhere else, and
-/// waiting for memory would take most of a scan's time.
+/// Rows to prefetch ahead: the embeddings of so many, and the addresses of as many again. Rows lie
+/// at random addresses, and waiting for memory would take most of the time of a scan.
 const AHEAD: usize = 4;
-/// Values of an embedding that are asked for; those behind them the processor asks for by itself.
+/// Values of an embedding to prefetch; the processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
-/// Bytes of a row beside its contents: pointers, lengths, its entry in the table of ids.
+/// Bytes of a row beside its content: pointers, lengths, the entry in the table of ids.
 const ROW_OVERHEAD_BYTES: u64 = 192;
 
-/// One point. Its memory is reserved as long as anybody holds it.
+/// Point in memory. Its memory is reserved until the last reference is dropped.
 #[derive(Debug)]
 pub struct MemtableRow {
-    /// What it is called by.
+    /// Id of the point.
     pub id: u64,
-    /// Its embedding.
+    /// Embedding.
     pub embedding: Box<[f32]>,
-    /// Its record.
+    /// Record.
     pub record: Box<[u8]>,
-    /// Its payload.
+    /// Payload.
     pub payload: Box<[u8]>,
-    /// The memory it takes.
+    /// Memory that it takes.
     pub held: BudgetReservation,
 }
 
-/// Bytes of memory that a row of these sizes takes.
+/// Returns the bytes of memory of a row of these sizes.
 pub fn row_bytes(dims: usize, record: usize, payload: usize) -> u64 {
     (dims * 4 + BlockSketch::row_bytes(dims) + record + payload) as u64 + ROW_OVERHEAD_BYTES
 }
 
-/// Rows of a part that lie side by side.
+/// Neighbouring rows of a memtable.
 #[derive(Clone, Debug, Default)]
 pub struct RowBlock {
     rows: Vec<Arc<MemtableRow>>,
-    /// Of a block that is full.
+    /// Set for full blocks.
     sketch: OnceLock<BlockSketch>,
 }
 
 impl RowBlock {
-    /// Makes that ready which spares queries most rows of a full block. It takes a fraction of a millisecond, and queries get on
-    /// without.
+    /// Builds the block's sketch, which lets queries skip most rows. Optional; takes a fraction of
+    /// a millisecond.
     pub fn sketch(&self) {
         self.sketch.get_or_init(|| BlockSketch::of(&self.rows));
     }
 }
 
-/// Rows in the order they came.
+/// Rows in the order of their writes, with deletes.
 #[derive(Clone, Debug)]
 pub struct Memtable {
-    /// The number of the oldest log that holds changes of this part.
+    /// Number of the oldest log with changes of this memtable.
     pub log: u64,
     begun: Instant,
     blocks: Vec<Arc<RowBlock>>,
@@ -71,7 +72,7 @@ pub struct Memtable {
 }
 
 impl Memtable {
-    /// An empty part whose changes are in the log `log` and later ones.
+    /// Creates an empty memtable whose changes are in the log `log` and later ones.
     pub fn new(log: u64) -> Memtable {
         Memtable {
             log,
@@ -83,12 +84,13 @@ impl Memtable {
         }
     }
 
-    /// Since when there is this part.
+    /// Returns the time of its creation.
     pub fn begun(&self) -> Instant {
         self.begun
     }
 
-    /// Adds a row and gives its number. There must be room: fewer than [`MEMTABLE_ROWS_MAX`] rows.
+    /// Adds a row and returns its number. The caller keeps the number of rows below
+    /// [`MEMTABLE_ROWS_MAX`].
     pub fn push(&mut self, row: Arc<MemtableRow>) -> u32 {
         self.bytes += row.held.bytes();
         if (self.rows as usize).is_multiple_of(BLOCK_ROWS) {
@@ -102,48 +104,48 @@ impl Memtable {
         self.rows - 1
     }
 
-    /// The block that the last row completed, if it did: for [`RowBlock::sketch`].
+    /// Returns the block that the last row completed, if it did, for [`RowBlock::sketch`].
     pub fn completed(&self) -> Option<Arc<RowBlock>> {
         self.blocks.last().filter(|block| block.rows.len() == BLOCK_ROWS).cloned()
     }
 
-    /// Marks a row as gone.
+    /// Marks a row as deleted. Returns false if it was already.
     pub fn mark_deleted(&mut self, row: u32) -> bool {
         self.deleted.insert(row)
     }
 
-    /// Whether a row is gone.
+    /// Returns true if the row is deleted.
     pub fn is_deleted(&self, row: u32) -> bool {
         self.deleted.contains(row)
     }
 
-    /// Which rows are gone.
+    /// Returns the deleted rows.
     pub fn deletes(&self) -> &Deletes {
         &self.deleted
     }
 
-    /// How many rows are gone.
+    /// Counts the deleted rows.
     pub fn deleted(&self) -> u32 {
         self.deleted.count()
     }
 
-    /// How many rows were added.
+    /// Counts all rows, live or deleted.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Bytes of memory its rows take, those that are gone included.
+    /// Returns the bytes of memory of all rows, live or deleted.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// A row, gone or not.
+    /// Returns a row, live or deleted.
     pub fn row(&self, row: u32) -> Option<&Arc<MemtableRow>> {
         self.blocks.get(row as usize / BLOCK_ROWS)?.rows.get(row as usize % BLOCK_ROWS)
     }
 
-    /// Hands those rows to `each` that are not gone and may be at least as alike to what is asked for as `floor`, which is then
-    /// what `each` says. Their embeddings are on their way from memory by then.
+    /// Calls `each` for every live row whose score can reach `floor`. `each` returns the new floor.
+    /// Embeddings are prefetched.
     pub fn scan<'a>(
         &'a self,
         asked: &SketchQuery,
@@ -173,14 +175,14 @@ impl Memtable {
         }
     }
 
-    /// The rows that are not gone, with their numbers.
+    /// Returns the live rows with their numbers.
     pub fn live(&self) -> impl Iterator<Item = (u32, &Arc<MemtableRow>)> + '_ {
         let rows = self.blocks.iter().flat_map(|block| block.rows.iter());
         (0..).zip(rows).filter(|(row, _)| !self.deleted.contains(*row))
     }
 }
 
-/// Whether something that is `at_most` so alike may reach `floor`; what is no number says nothing about it.
+/// Returns true if a score of at most `at_most` can reach `floor`; NaN is no bound.
 fn reaches(at_most: f32, floor: f32) -> bool {
     at_most >= floor || at_most.is_nan()
 }

@@ -1,4 +1,4 @@
-//! What is not sealed yet: the changes in the log, and the points in memory that they make.
+//! Unflushed data: the changes in the log, and the points in memory that they produce.
 
 mod memtable;
 mod op;

@@ -1,8 +1,9 @@
 //! What the log holds: one change to a collection, as bytes.
 //!
-//! Layout, little-endian: kind u8 (1 replaces a point or adds it, 2 removes one), three zeros, dims u32, id u64, bytes of
-//! the record u32, bytes of the payload u32, then the embedding in f32, the record, the payload. A removal ends after
-//! the lengths, which are zero. The log's frames are checksummed; here lengths are checked all the same.
+//! Layout, little-endian: kind u8 (1 replaces a point or adds it, 2 removes one), three zeros, dims
+//! u32, id u64, bytes of the record u32, bytes of the payload u32, then the embedding in f32, the
+//! record, the payload. A removal ends after the lengths, which are zero. The log's frames are
+//! checksummed; here lengths are checked all the same.
 
 use base::{Error, Result};
 
@@ -10,30 +11,30 @@ const HEADER_BYTES: usize = 24;
 const KIND_UPSERT: u8 = 1;
 const KIND_DELETE: u8 = 2;
 
-/// A point as it is handed in.
+/// Borrowed point to be written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PointRef<'a> {
-    /// What it is called by.
+    /// Id of the point.
     pub id: u64,
-    /// Its embedding.
+    /// Embedding.
     pub embedding: &'a [f32],
-    /// What a scorer compares, whatever that is.
+    /// Bytes that a scorer compares.
     pub record: &'a [u8],
-    /// A JSON object, or nothing.
+    /// JSON object, or empty.
     pub payload: &'a [u8],
 }
 
-/// One change.
+/// Change of a collection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op<'a> {
-    /// Adds a point, or replaces the one of its id.
+    /// Adds a point, or replaces the point of its id.
     Upsert(PointRef<'a>),
-    /// Removes the point of this id, if there is one.
+    /// Deletes the point of this id, if there is one.
     Delete(u64),
 }
 
 impl Op<'_> {
-    /// Appends its bytes to `out`.
+    /// Appends the encoded change to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (kind, id, point) = match self {
             Op::Upsert(point) => (KIND_UPSERT, point.id, Some(point)),
@@ -53,33 +54,33 @@ impl Op<'_> {
     }
 }
 
-/// A change as it was read back.
+/// Change read from a log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LoggedOp {
-    /// Adds or replaces.
+    /// Adds or replaces a point.
     Upsert(StoredPoint),
-    /// Removes.
+    /// Deletes a point.
     Delete(u64),
 }
 
-/// A point as it is kept.
+/// Stored point.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoredPoint {
-    /// What it is called by.
+    /// Id of the point.
     pub id: u64,
-    /// Its embedding, rounded as the collection keeps it.
+    /// Embedding, rounded to the encoding of the collection.
     pub embedding: Vec<f32>,
-    /// Its record.
+    /// Bytes that a scorer compares.
     pub record: Vec<u8>,
-    /// A JSON object, or nothing.
+    /// JSON object, or empty.
     pub payload: Vec<u8>,
 }
 
 impl LoggedOp {
-    /// Reads what [`Op::encode`] wrote.
+    /// Decodes the output of [`Op::encode`].
     ///
     /// # Errors
-    /// `DataLoss` for anything else.
+    /// `DataLoss` for any other bytes.
     pub fn decode(bytes: &[u8]) -> Result<LoggedOp> {
         let odd =
             || Error::data_loss(format!("{} bytes of the log are no change to a collection", bytes.len()));
@@ -88,7 +89,9 @@ impl LoggedOp {
             u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize
         };
         let id = (field(8) as u64) | (field(12) as u64) << 32;
-        let (dims, record, payload) = (field(4), field(16), field(20));
+        let dims = field(4);
+        let record = field(16);
+        let payload = field(20);
         let body = &bytes[HEADER_BYTES..];
         match header[0] {
             KIND_DELETE if body.is_empty() && (dims, record, payload) == (0, 0, 0) => {

@@ -1,6 +1,6 @@
-//! One byte a value for the rows of a block that are not sealed yet: enough to tell which of them cannot be among the best of
-//! a query, from a fifth of the memory and in the order in which it lies there. What may be is compared itself, so that no
-//! answer changes.
+//! Sketch of a block: one byte per value. It gives an upper bound of each row's score, from a fifth
+//! of the memory and in sequential order. Queries skip rows whose bound is too low and compare all
+//! others themselves, so results do not change.
 
 use std::sync::Arc;
 
@@ -9,27 +9,29 @@ use kernels::{float, integer};
 use super::MemtableRow;
 use crate::coarse::Metric;
 
-/// What sums of rounded products may be off by, as a share of the largest they could be: far more than they are.
+/// Bound of the rounding error of a sum of products, as a share of the largest possible sum. Far
+/// above the real error.
 const ROUNDING: f32 = 4e-5;
-/// The same for the length of what codes leave out.
+/// Bound of the rounding error of the length of the residual.
 const DOUBT_ROUNDING: f32 = 1e-3;
-/// Squared lengths that nothing overflows or vanishes with; rows and queries of others are compared themselves.
+/// Squared lengths without overflow or underflow. Vectors outside this range have no bound and are
+/// compared themselves.
 const SQUARES: std::ops::Range<f32> = 1e-18..1e18;
 
-/// A vector as codes.
+/// Quantisation of one vector.
 #[derive(Clone, Copy, Debug)]
 struct VectorScale {
-    /// What a code of 1 stands for.
+    /// Value of a code of 1.
     scale: f32,
-    /// The length of the difference between the vector and its codes, at most.
+    /// Upper bound of the length of the difference between the vector and its codes.
     doubt: f32,
-    /// The vector's length, and that squared.
+    /// Length of the vector, and its square.
     length: f32,
     square: f32,
 }
 
 impl VectorScale {
-    /// Turns `values` into `codes`; `None` where they are too large or too small for bounds.
+    /// Quantises `values` into `codes`; `None` if they are too large or too small for bounds.
     fn of(values: &[f32], codes: &mut [i8]) -> Option<VectorScale> {
         let scale = integer::quantise(values, codes);
         let square = float::dot(values, values);
@@ -40,7 +42,7 @@ impl VectorScale {
     }
 }
 
-/// A query, made ready for comparison with sketches.
+/// Query prepared for sketches.
 #[derive(Debug)]
 pub struct SketchQuery {
     metric: Metric,
@@ -49,7 +51,7 @@ pub struct SketchQuery {
 }
 
 impl SketchQuery {
-    /// For the points most like `embedding`.
+    /// Prepares a query for the points most similar to `embedding`.
     pub fn new(metric: Metric, embedding: &[f32]) -> SketchQuery {
         let mut codes = vec![0; embedding.len()];
         let shape = VectorScale::of(embedding, &mut codes);
@@ -57,7 +59,7 @@ impl SketchQuery {
     }
 }
 
-/// The rows of a block.
+/// Codes of the rows of a block.
 #[derive(Clone, Debug)]
 pub(super) struct BlockSketch {
     dims: usize,
@@ -66,7 +68,6 @@ pub(super) struct BlockSketch {
 }
 
 impl BlockSketch {
-    /// Bytes of memory of a row.
     pub(super) const fn row_bytes(dims: usize) -> usize {
         dims + size_of::<Option<VectorScale>>()
     }
@@ -79,7 +80,7 @@ impl BlockSketch {
         BlockSketch { dims, codes, shapes }
     }
 
-    /// For each row how alike to the query it is at most.
+    /// Writes an upper bound of each row's similarity to the query.
     pub(super) fn at_most(&self, asked: &SketchQuery, out: &mut [f32]) {
         let Some(query) = asked.shape.filter(|_| self.dims == asked.codes.len()) else {
             return out.fill(f32::INFINITY);
@@ -90,7 +91,7 @@ impl BlockSketch {
                 *out = f32::INFINITY;
                 continue;
             };
-            // By the inequality of Cauchy and Schwarz, for what the codes of either side leave out.
+            // By the Cauchy-Schwarz inequality, for the residuals of both sides.
             let doubt = query.length * row.doubt + query.doubt * (row.length + row.doubt);
             let together = query.length * row.length;
             let product = query.scale * row.scale * integer::dot(&asked.codes, codes) as f32 + doubt;
@@ -127,13 +128,14 @@ mod tests {
         memtable
     }
 
-    /// The best `k`, and how many rows were compared for them.
+    /// Returns the best `k`, and how many rows were compared.
     fn best(memtable: &Memtable, metric: Metric, query: &[f32], k: usize) -> (Vec<(f32, u64)>, usize) {
-        let (mut all, mut compared): (Vec<(f32, u64)>, usize) = (Vec::new(), 0);
+        let mut all: Vec<(f32, u64)> = Vec::new();
+        let mut compared: usize = 0;
         memtable.scan(&SketchQuery::new(metric, query), f32::NEG_INFINITY, |row| {
             compared += 1;
             all.push((similarity(metric, query, &row.embedding), row.id));
-            // Where squares overflow; a collection's queries leave that out too.
+            // Squares may overflow; a collection's queries skip these too.
             all.retain(|(similarity, _)| !similarity.is_nan());
             all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             all.truncate(k);
@@ -151,7 +153,7 @@ mod tests {
         all
     }
 
-    /// Values that look random, around `middle`.
+    /// Returns pseudo-random values around `middle`.
     fn vectors(count: usize, dims: usize, middle: f32, size: f32, seed: u64) -> Vec<Vec<f32>> {
         let mut draw = crate::coarse::kmeans::RandomDraws::new(seed);
         let mut value = || middle + size * (draw.below(20_001) as f32 / 10_000.0 - 1.0);

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use memory::private;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::aliases::{self, AliasChange, Aliases};
 use super::files::{self, CollectionSettings, StoredSettings, check_name};
@@ -46,7 +47,7 @@ pub(super) struct RegistryCore {
     map: RwLock<CollectionMap>,
     /// Read while points change under a name, written while aliases change, before `changing`: no acknowledged change
     /// ends up in a collection that the name no longer stands for.
-    writers: parking_lot::RwLock<()>,
+    writers: RwLock<()>,
     /// Held while a collection is made or removed or aliases change, before `map`.
     changing: Mutex<()>,
     /// Whether all collections that were there at the start, and their segments, are open.
@@ -60,7 +61,7 @@ pub(super) struct RegistryCore {
 }
 
 /// Keeps aliases as they are.
-pub(super) type AliasesKept<'a> = parking_lot::RwLockReadGuard<'a, ()>;
+pub(super) type AliasesKept<'a> = RwLockReadGuard<'a, ()>;
 
 struct CollectionMap {
     entries: BTreeMap<String, RegistryEntry>,
@@ -100,7 +101,7 @@ impl RegistryCore {
             shared,
             media,
             map: RwLock::new(CollectionMap { entries, aliases }),
-            writers: parking_lot::RwLock::new(()),
+            writers: RwLock::new(()),
             changing: Mutex::new(()),
             opened: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -112,22 +113,11 @@ impl RegistryCore {
         }))
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, CollectionMap> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, CollectionMap> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Opens what was there at the start, one after the other, and again what may be opened later.
     pub(super) fn open_all(&self) {
-        let names: Vec<String> = self.read().entries.keys().cloned().collect();
-        let (mut again, mut broken) = (Vec::new(), Vec::new());
+        let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
+        let mut again = Vec::new();
+        let mut broken = Vec::new();
         self.open_each(names, &mut again, &mut broken);
         if self.stopped() {
             return;
@@ -135,7 +125,7 @@ impl RegistryCore {
         self.opened.store(true, Ordering::Relaxed);
         self.resources.notify();
         // Behind everything else: there may be a million files.
-        let leftovers = std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
+        let leftovers = std::mem::take(&mut *self.leftovers.lock());
         leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
         let mut round = 0u32;
         while (!again.is_empty() || !broken.is_empty()) && !self.stopped() {
@@ -165,7 +155,7 @@ impl RegistryCore {
                     RegistryEntry::Broken(error.clone())
                 }
             };
-            self.write().entries.insert(name.clone(), entry);
+            self.map.write().entries.insert(name.clone(), entry);
             self.resources.notify();
             match opened {
                 Ok(named) if named.collection().open_segments() => again.push(named),
@@ -177,7 +167,7 @@ impl RegistryCore {
 
     /// Takes a broken collection for one that is being opened; false where it is not broken any more, but removed, say.
     fn begins_anew(&self, name: &str) -> bool {
-        match self.write().entries.get_mut(name) {
+        match self.map.write().entries.get_mut(name) {
             Some(entry @ RegistryEntry::Broken(_)) => {
                 *entry = RegistryEntry::Opening;
                 true
@@ -214,9 +204,9 @@ impl RegistryCore {
     pub(super) fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
         check_name(name)?;
         settings.check()?;
-        let _changing = self.change();
+        let _changing = self.changing.lock();
         let (taken, alias, count) = {
-            let map = self.read();
+            let map = self.map.read();
             (map.entries.contains_key(name), map.aliases.contains_key(name), map.entries.len())
         };
         if taken || alias {
@@ -239,14 +229,15 @@ impl RegistryCore {
             self.set_aside(name).map(remove_directory)?;
         }
         let named = opened?;
-        self.write().entries.insert(name.to_owned(), RegistryEntry::Ready(named.clone()));
+        self.map.write().entries.insert(name.to_owned(), RegistryEntry::Ready(named.clone()));
         Ok(named)
     }
 
     /// Makes the directory of a collection aside, and puts it in its place.
     fn make_directory(&self, name: &str, settings: &CollectionSettings) -> Result<()> {
         let root = &self.options.directory;
-        let (aside, place) = (self.aside("new"), root.join(name));
+        let aside = self.aside("new");
+        let place = root.join(name);
         if place.exists() {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
@@ -274,7 +265,8 @@ impl RegistryCore {
 
     /// Takes a collection's directory out of the way, durably.
     fn set_aside(&self, name: &str) -> Result<PathBuf> {
-        let (place, aside) = (self.options.directory.join(name), self.aside("gone"));
+        let place = self.options.directory.join(name);
+        let aside = self.aside("gone");
         std::fs::rename(&place, &aside).map_err(|error| Error::io(&place, &error))?;
         files::sync(&self.options.directory)?;
         Ok(aside)
@@ -282,9 +274,9 @@ impl RegistryCore {
 
     pub(super) fn remove(&self, name: &str) -> Result<bool> {
         let aside = {
-            let _changing = self.change();
+            let _changing = self.changing.lock();
             let entry = {
-                let mut map = self.write();
+                let mut map = self.map.write();
                 match map.entries.entry(name.to_owned()) {
                     MapEntry::Vacant(_) => return Ok(false),
                     MapEntry::Occupied(entry) if matches!(entry.get(), RegistryEntry::Opening) => {
@@ -300,17 +292,17 @@ impl RegistryCore {
                 Ok(aside) => aside,
                 Err(error) => {
                     let broken = error.clone().context("it could not be removed");
-                    self.write().entries.insert(name.to_owned(), RegistryEntry::Broken(broken));
+                    self.map.write().entries.insert(name.to_owned(), RegistryEntry::Broken(broken));
                     return Err(error);
                 }
             };
-            let mut aliases = self.read().aliases.clone();
+            let mut aliases = self.map.read().aliases.clone();
             let before = aliases.len();
             aliases.retain(|_, collection| collection != name);
             if aliases.len() < before {
                 // Should this fail, the next start drops them.
                 let stored = aliases::store(&self.options.directory, &aliases);
-                self.write().aliases = aliases;
+                self.map.write().aliases = aliases;
                 stored?;
             }
             aside
@@ -320,7 +312,7 @@ impl RegistryCore {
     }
 
     pub(super) fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
-        let map = self.read();
+        let map = self.map.read();
         // A collection's own name comes first: an alias must not hide it, wherever it is from.
         let alias = map.aliases.get(name).filter(|_| !map.entries.contains_key(name));
         let name = alias.map_or(name, String::as_str);
@@ -343,7 +335,7 @@ impl RegistryCore {
             RegistryEntry::Ready(named) => ListedState::Ready(named.clone()),
             RegistryEntry::Broken(error) => ListedState::Broken(error.clone()),
         };
-        let map = self.read();
+        let map = self.map.read();
         map.entries
             .iter()
             .map(|(name, entry)| ListedCollection { name: name.clone(), state: state(entry) })
@@ -353,7 +345,7 @@ impl RegistryCore {
     /// How many are being opened, ready and broken.
     pub(super) fn states(&self) -> [usize; 3] {
         let mut counts = [0; 3];
-        for entry in self.read().entries.values() {
+        for entry in self.map.read().entries.values() {
             let at = match entry {
                 RegistryEntry::Opening => 0,
                 RegistryEntry::Ready(_) => 1,
@@ -366,7 +358,7 @@ impl RegistryCore {
 
     /// The collections that are served.
     pub(super) fn ready(&self) -> Vec<Arc<NamedCollection>> {
-        let map = self.read();
+        let map = self.map.read();
         let ready = |entry: &RegistryEntry| match entry {
             RegistryEntry::Ready(named) => Some(named.clone()),
             _ => None,
@@ -375,7 +367,7 @@ impl RegistryCore {
     }
 
     pub(super) fn aliases(&self) -> Vec<(String, String)> {
-        self.read().aliases.iter().map(|(alias, name)| (alias.clone(), name.clone())).collect()
+        self.map.read().aliases.iter().map(|(alias, name)| (alias.clone(), name.clone())).collect()
     }
 
     /// The collection of a name, and what keeps aliases as they are.
@@ -399,13 +391,13 @@ impl RegistryCore {
         if !still() {
             return Ok(false);
         }
-        let _changing = self.change();
+        let _changing = self.changing.lock();
         let new = {
-            let map = self.read();
+            let map = self.map.read();
             aliases::changed(&map.aliases, changes, |name| map.entries.contains_key(name))?
         };
         aliases::store(&self.options.directory, &new)?;
-        self.write().aliases = new;
+        self.map.write().aliases = new;
         Ok(true)
     }
 
@@ -496,10 +488,11 @@ mod tests {
         let core = RegistryCore::open(options).unwrap();
         drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
         assert!(!core.begins_anew("a"), "it is served");
-        core.write().entries.insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
+        core.map.write().entries.insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
         assert!(core.begins_anew("a") && !core.begins_anew("a"), "once");
         assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable, "not while it is opened");
-        let (mut again, mut broken) = (Vec::new(), Vec::new());
+        let mut again = Vec::new();
+        let mut broken = Vec::new();
         core.open_each(vec!["a".into()], &mut again, &mut broken);
         assert!(core.get("a").is_ok() && again.is_empty() && broken.is_empty());
         assert!(core.remove("a").unwrap());

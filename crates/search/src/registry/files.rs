@@ -99,7 +99,8 @@ impl StoredSettings {
         if !self.points.starts_with("points-") || !self.points.bytes().all(plain) {
             return Err(Error::data_loss("the settings do not say where the points are"));
         }
-        let (vector_name, extra) = (self.vector_name.clone(), self.extra.clone());
+        let vector_name = self.vector_name.clone();
+        let extra = self.extra.clone();
         let settings = CollectionSettings { dims: self.dims, metric, vector_name, extra };
         settings.check().map_err(|error| Error::data_loss(error.message()))?;
         Ok(settings)
@@ -156,7 +157,8 @@ pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> 
     let odd =
         |why: String| Error::data_loss(format!("the {kind} cannot be read: {why}; restore them from a copy"));
     let at = text.iter().position(|&byte| byte == b'\n').ok_or_else(|| odd("no second line".into()))?;
-    let (head, body) = (&text[..at], &text[at + 1..]);
+    let head = &text[..at];
+    let body = &text[at + 1..];
     let head: FileHead = serde_json::from_slice(head).map_err(|error| odd(error.to_string()))?;
     if head.millpond != kind {
         return Err(odd(format!("they are {:?}", head.millpond)));

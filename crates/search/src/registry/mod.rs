@@ -115,7 +115,8 @@ impl Registry {
     /// `FailedPrecondition` where another process has the directory, `InvalidArgument` for options that cannot work,
     /// otherwise what the file system says.
     pub fn open(options: RegistryOptions) -> Result<Arc<Registry>> {
-        let (threads, queue_max) = (options.threads(), options.queue_max);
+        let threads = options.threads();
+        let queue_max = options.queue_max;
         let core = RegistryCore::open(options)?;
         let pool = SearchPool::start(core.clone(), threads, queue_max)?;
         let threads = background::start(&core)?;
@@ -196,9 +197,9 @@ impl Registry {
         self.pool.submit(named, work)
     }
 
-    /// Waits until no collection is being opened, segments included; false where that takes longer than `patience`.
-    pub fn wait_open(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    /// Waits until no collection is being opened, segments included; false where that takes longer than `timeout`.
+    pub fn wait_open(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         loop {
             let seen = self.core.resources.events();
             if !self.core.opening() {

@@ -1,11 +1,12 @@
 //! A collection with a name: looking at its points. Changing them is in `write`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 use super::core::{SETTINGS, SETTINGS_KIND};
@@ -58,10 +59,6 @@ pub(super) enum BackgroundTask {
     Merge = 1,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl NamedCollection {
     pub(super) fn new(
         name: &str,
@@ -99,7 +96,7 @@ impl NamedCollection {
 
     /// What it is.
     pub fn settings(&self) -> Arc<CollectionSettings> {
-        lock(&self.settings).clone()
+        self.settings.lock().clone()
     }
 
     /// Replaces what doors keep with it; durable once this returns.
@@ -118,7 +115,7 @@ impl NamedCollection {
     /// # Errors
     /// What `change` returns, and nothing is changed then; as [`NamedCollection::set_extra`].
     pub fn change_extra(&self, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
-        let mut settings = lock(&self.settings);
+        let mut settings = self.settings.lock();
         self.check_there()?;
         let mut new = CollectionSettings::clone(&settings);
         change(&mut new.extra)?;
@@ -307,7 +304,7 @@ impl NamedCollection {
     /// # Errors
     /// `NotFound` where the collection was removed.
     pub(super) fn lock_changes(&self) -> Result<MutexGuard<'_, ()>> {
-        let guard = lock(&self.changing);
+        let guard = self.changing.lock();
         self.check_there()?;
         Ok(guard)
     }
@@ -328,7 +325,7 @@ impl NamedCollection {
         self.removed.store(true, Ordering::Release);
         self.collection.close();
         // Whoever looked before has finished once these can be had.
-        drop((lock(&self.changing), lock(&self.settings)));
+        drop((self.changing.lock(), self.settings.lock()));
     }
 
     pub(super) fn removed(&self) -> bool {
@@ -341,12 +338,12 @@ impl NamedCollection {
 
     /// Whether a chore may be tried, as far as earlier failures are concerned.
     pub(super) fn may(&self, chore: BackgroundTask) -> bool {
-        !self.removed() && lock(&self.retry)[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
+        !self.removed() && self.retry.lock()[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
     }
 
     /// Remembers how a chore went.
     pub(super) fn tried(&self, chore: BackgroundTask, outcome: &Result<bool>) {
-        let place = &mut lock(&self.retry)[chore as usize];
+        let place = &mut self.retry.lock()[chore as usize];
         match outcome {
             // One thread that finds nothing to do says nothing of how another fares.
             Ok(false) => {}

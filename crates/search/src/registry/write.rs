@@ -96,7 +96,8 @@ impl NamedCollection {
     /// opened, and `DataLoss` where something cannot be read: points that the filter allows would stay. Nothing is removed
     /// then.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
-        let (mut from, mut count) = (0, 0);
+        let mut from = 0;
+        let mut count = 0;
         loop {
             let (applied, more, last) = {
                 let _changes = self.lock_changes()?;
@@ -133,7 +134,8 @@ impl NamedCollection {
                 Ok(count)
             }
             PointSelection::Filter(filter) => {
-                let (mut from, mut count) = (0, 0);
+                let mut from = 0;
+                let mut count = 0;
                 loop {
                     let list = self.all_from(from, filter)?;
                     count += self.change_chunk(&list.ids, None, Some(filter), change)?;
@@ -186,7 +188,9 @@ impl NamedCollection {
             let ops: Vec<Op<'_>> = changed
                 .iter()
                 .map(|point| {
-                    let (embedding, record, payload) = (&point.embedding, &point.record, &point.payload);
+                    let embedding = &point.embedding;
+                    let record = &point.record;
+                    let payload = &point.payload;
                     Op::Upsert(PointRef { id: point.id, embedding, record, payload })
                 })
                 .collect();

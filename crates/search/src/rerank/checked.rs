@@ -5,8 +5,10 @@
 //! byte of every segment, each time would cost more than the load itself.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use storage::page::PAGE_BYTES;
 
@@ -48,11 +50,11 @@ pub(super) struct CheckedFiles {
 
 impl CheckedFiles {
     pub(super) fn of(&self, file: &dyn storage::Sealed) -> Arc<Checked> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock();
         files.entry(file.id()).or_insert_with(|| Arc::new(Checked::of(file.bytes()))).clone()
     }
 
     pub(super) fn forget(&self, file: u64) {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).remove(&file);
+        self.files.lock().remove(&file);
     }
 }

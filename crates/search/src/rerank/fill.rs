@@ -62,7 +62,8 @@ impl Filler {
     /// The next part to be read, of `bytes_max` at most. It must be submitted, or [`arrive`](Filler::arrive) be told.
     pub(super) fn next_part(&mut self, bytes_max: usize) -> Option<BlockRead> {
         let job = self.job.as_mut().filter(|job| !job.failed && job.submitted < job.bytes)?;
-        let (at, bytes) = (job.submitted, (job.bytes - job.submitted).min(bytes_max));
+        let at = job.submitted;
+        let bytes = (job.bytes - job.submitted).min(bytes_max);
         job.submitted += bytes;
         job.in_flight += 1;
         Some(BlockRead {

@@ -129,7 +129,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let address = records
             .locate(row)
             .ok_or_else(|| Error::data_loss(format!("segment {segment} has no record of row {row}")))?;
-        let (bytes, end) = (address.bytes as usize, address.offset.checked_add(u64::from(address.bytes)));
+        let bytes = address.bytes as usize;
+        let end = address.offset.checked_add(u64::from(address.bytes));
         let whole = |bytes: u64| bytes.is_multiple_of(PAGE_BYTES as u64);
         let misplaced = bytes == 0
             || !whole(address.offset)
@@ -183,9 +184,11 @@ impl<'a, S: Scorer> Flight<'a, S> {
             if !planned.apart {
                 self.take_from_blocks(shared, filler);
             }
-            let (sparse, single) = (reads.thrift.looks_for(self.fresh.len()), self.fresh.len() == 1);
+            let sparse = reads.thrift.looks_for(self.fresh.len());
+            let single = self.fresh.len() == 1;
             if let Some(cache) = shared.cache.as_ref().filter(|_| sparse) {
-                let (segments, hits) = (&self.query.segments, &mut self.hits);
+                let segments = &self.query.segments;
+                let hits = &mut self.hits;
                 self.fresh.retain(|&wanted| {
                     let found = key(segments, wanted.candidate).and_then(|key| cache.find(key));
                     hits.extend(found.map(|found| (wanted, found)));
@@ -211,7 +214,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
     /// Lines up those of `fresh`, which are of one segment and by page, that lie in cached blocks.
     fn take_from_blocks(&mut self, shared: &SharedCaches, filler: &mut Filler) {
         let Some(blocks) = &shared.blocks else { return };
-        let (segments, kept) = (&self.query.segments, &mut self.kept);
+        let segments = &self.query.segments;
+        let kept = &mut self.kept;
         let mut last: Option<(BlockKey, Option<Arc<CachedBlock>>)> = None;
         self.fresh.retain(|&wanted| {
             let WantedRecord { candidate, address } = wanted;

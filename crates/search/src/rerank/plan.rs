@@ -105,7 +105,8 @@ impl ReadPlan {
     /// Adds a read of its own for each of `more`, behind all others: for what could not be had with its neighbours.
     pub(super) fn add_apart(&mut self, more: &[WantedRecord]) {
         for &wanted in more {
-            let (candidate, address) = (wanted.candidate, wanted.address);
+            let candidate = wanted.candidate;
+            let address = wanted.address;
             let at = self.wanted.len();
             self.wanted.push(wanted);
             self.extents.push(Extent {
@@ -210,7 +211,9 @@ mod tests {
             chunks in proptest::collection::vec(
                 (proptest::collection::vec((0u32..2, 0u64..30, 0u16..4), 0..20), 0usize..5), 1..5),
         ) {
-            let (mut plan, mut read, mut asked) = (ReadPlan::default(), Vec::new(), BTreeSet::new());
+            let mut plan = ReadPlan::default();
+            let mut read = Vec::new();
+            let mut asked = BTreeSet::new();
             for (chunk, submit) in chunks {
                 // A chunk may ask again for what waits, not for what was submitted: the flight sees to that.
                 let fresh: Vec<WantedRecord> = chunk

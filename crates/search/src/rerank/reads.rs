@@ -88,7 +88,8 @@ impl Reads {
 
     /// Adds a record to a read that fetches its page already. False where there is none.
     pub(super) fn attach(&mut self, flight: u64, wanted: WantedRecord) -> bool {
-        let (start, end) = (wanted.address.offset, wanted.address.offset + u64::from(wanted.address.bytes));
+        let start = wanted.address.offset;
+        let end = wanted.address.offset + u64::from(wanted.address.bytes);
         let fetches = |slot: &&mut PendingRead| {
             let Extent { segment, offset, bytes, .. } = slot.extent;
             slot.busy

@@ -78,7 +78,8 @@ impl Searcher {
         // Reads whose queries did not wait for them.
         if self.reader.in_flight() > 0 {
             self.broken = true;
-            let (filler, blocks) = (&mut self.filler, self.shared.blocks.as_ref());
+            let filler = &mut self.filler;
+            let blocks = self.shared.blocks.as_ref();
             self.reader.complete(usize::MAX, &mut |tag, result| {
                 if is_fill(tag) {
                     filler.arrive(tag, result, blocks);
@@ -179,7 +180,8 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
                 let Some((tag, extent)) = flight.next_read(shared, reads, filler) else { break };
                 submitted = true;
                 let Some(records) = flight.query.segments.get(extent.segment as usize) else { continue };
-                let (offset, bytes) = (extent.offset, extent.bytes as usize);
+                let offset = extent.offset;
+                let bytes = extent.bytes as usize;
                 let outcome = reader.submit(Read { file: records.file(), offset, bytes, tag });
                 if let Err(error) = outcome
                     && let Some(read) = reads.end(tag)

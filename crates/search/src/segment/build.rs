@@ -152,8 +152,10 @@ fn write_pages(
     order: &[u32],
     mut read: impl FnMut(u32, &mut Vec<u8>) -> Result<()>,
 ) -> Result<RowMapBuilder> {
-    let (mut packer, mut map) = (Packer::new(), RowMapBuilder::default());
-    let (mut record, mut pages) = (Vec::new(), Vec::with_capacity(DRAIN_BYTES + RECORD_BYTES_MAX));
+    let mut packer = Packer::new();
+    let mut map = RowMapBuilder::default();
+    let mut record = Vec::new();
+    let mut pages = Vec::with_capacity(DRAIN_BYTES + RECORD_BYTES_MAX);
     file.begin(kind, false);
     for &row in order {
         record.clear();

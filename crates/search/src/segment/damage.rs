@@ -1,9 +1,10 @@
 //! What is not served, by name.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::{Error, Result};
+use parking_lot::Mutex;
 
 /// Damaged places that a segment remembers; further ones are still refused whenever they are read.
 const DAMAGED_MAX: usize = 1024;
@@ -44,7 +45,7 @@ impl Damaged {
     pub(super) fn page(&self, page: u64, reason: &str) -> Error {
         let found = Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
-        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.pages.lock();
         if pages.len() < DAMAGED_MAX && !pages.iter().any(|known| known.page == found.page) {
             tracing::error!(file = self.file, page, reason, "damaged; the rest is served without it");
             pages.push(found);
@@ -53,7 +54,7 @@ impl Damaged {
     }
 
     pub(super) fn list(&self) -> Vec<Quarantined> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.pages.lock().clone()
     }
 
     /// Bytes that the medium has lost are a damaged page; other errors pass.

@@ -62,7 +62,8 @@ impl<'a> SegmentFileWriter<'a> {
 
     /// Starts a section.
     pub(super) fn begin(&mut self, kind: u32, checked: bool) {
-        let (offset, first_check) = (self.writer.bytes(), self.checks.len() as u64);
+        let offset = self.writer.bytes();
+        let first_check = self.checks.len() as u64;
         self.current = Some(Current { kind, offset, bytes: 0, crc32c: 0, checked, first_check });
     }
 

@@ -179,7 +179,9 @@ mod tests {
         #[test]
         fn what_is_written_is_read(values in prop::collection::vec(-1e30_f32..1e30, 0..64)) {
             for encoding in [VectorEncoding::F32, VectorEncoding::Bf16] {
-                let (mut bytes, mut back, mut rounded) = (Vec::new(), Vec::new(), values.clone());
+                let mut bytes = Vec::new();
+                let mut back = Vec::new();
+                let mut rounded = values.clone();
                 encoding.encode(&values, &mut bytes);
                 prop_assert_eq!(bytes.len(), values.len() * encoding.bytes());
                 encoding.decode(&bytes, &mut back);

@@ -328,7 +328,9 @@ impl SegmentPages {
     }
 
     fn all(&self, file: &dyn Sealed, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
-        let (mut buffer, mut row, mut lost) = (Vec::new(), 0, 0);
+        let mut buffer = Vec::new();
+        let mut row = 0;
+        let mut lost = 0;
         while let Some(first) = self.map.locate(row) {
             let pages = (self.map.pages() - first.page).min(SCAN_PAGES.max(first.pages));
             buffer.resize(pages as usize * PAGE_BYTES, 0);

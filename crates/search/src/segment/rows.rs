@@ -99,7 +99,10 @@ impl RowMap {
         let (words, rest) = bytes.as_chunks::<4>();
         let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
         let mut next = || words.next().ok_or_else(|| odd("it is cut off"));
-        let (of_rows, pages, runs, wide) = (next()?, next()?, next()?, next()?);
+        let of_rows = next()?;
+        let pages = next()?;
+        let runs = next()?;
+        let wide = next()?;
         let arrays = if wide == 1 { 2 } else { 1 };
         let expected = HEADER_BYTES as u64 + u64::from(runs) * 4 * arrays;
         if wide > 1 || bytes.len() as u64 != expected || !rest.is_empty() {
@@ -125,7 +128,8 @@ impl RowMap {
             return Err("its pages");
         }
         for run in 0..runs {
-            let (rows, pages) = (self.run_rows(run), self.run_pages(run));
+            let rows = self.run_rows(run);
+            let pages = self.run_pages(run);
             let row_count = rows.1.checked_sub(rows.0).ok_or("its order of rows")?;
             let page_count = pages.1.checked_sub(pages.0).ok_or("its order of pages")?;
             if row_count == 0 || row_count > 1 << 16 || page_count == 0 || page_count > RUN_PAGES_MAX {
@@ -217,7 +221,9 @@ mod tests {
         fn every_row_is_found_where_it_was_put(
             lengths in prop::collection::vec(prop_oneof![8 => 0_usize..600, 1 => 3000_usize..20_000], 0..400),
         ) {
-            let (mut packer, mut builder, mut pages) = (Packer::new(), RowMapBuilder::default(), Vec::new());
+            let mut packer = Packer::new();
+            let mut builder = RowMapBuilder::default();
+            let mut pages = Vec::new();
             let record = |row: usize, length: usize| vec![row as u8; length];
             for (row, &length) in lengths.iter().enumerate() {
                 builder.push(packer.push(&record(row, length)).unwrap()).unwrap();

@@ -108,7 +108,8 @@ impl Vectors {
     /// Checks pages of a medium that is loaded from in place, once each.
     fn check_in_place(&self, pages: Range<usize>, bytes: &[u8]) -> Result<()> {
         for (page, bytes) in pages.zip(bytes.chunks(PAGE_BYTES)) {
-            let (word, bit) = (&self.sound[page / 64], 1_u64 << (page % 64));
+            let word = &self.sound[page / 64];
+            let bit = 1_u64 << (page % 64);
             if word.load(Ordering::Relaxed) & bit != 0 {
                 continue;
             }
@@ -146,7 +147,8 @@ impl Vectors {
     ) -> Result<()> {
         let stride = self.settings.stride();
         let rows_at_once = (STEP_BYTES / stride).max(1) as u32;
-        let (mut buffer, mut vector) = (Vec::new(), Vec::with_capacity(self.settings.dims));
+        let mut buffer = Vec::new();
+        let mut vector = Vec::with_capacity(self.settings.dims);
         for first in (0..self.rows).step_by(rows_at_once as usize) {
             let last = (first + rows_at_once).min(self.rows) - 1;
             let pages = self.pages(first).start..self.pages(last).end;
@@ -265,7 +267,8 @@ impl<'a> ExactVectors<'a> {
     fn read_groups(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
         let groups = self.groups(rows);
         let mut reader = self.reader.borrow_mut();
-        let (mut next, mut vector) = (0, Vec::with_capacity(self.vectors.settings.dims));
+        let mut next = 0;
+        let mut vector = Vec::with_capacity(self.vectors.settings.dims);
         while next < groups.len() || reader.in_flight() > 0 {
             while next < groups.len() && reader.room() > 0 {
                 let (offset, bytes) = self.vectors.file_range(&groups[next].0);

@@ -61,13 +61,14 @@ fn an_alias_goes_over_without_losing_a_write() {
     let registry = open(directory.path());
     let create =
         |collection: &str| AliasChange::Create { alias: "now".into(), collection: collection.into() };
-    let (old, new) =
-        (registry.create("old", settings()).unwrap(), registry.create("new", settings()).unwrap());
+    let old = registry.create("old", settings()).unwrap();
+    let new = registry.create("new", settings()).unwrap();
     registry.change_aliases(&[create("old")]).unwrap();
     let switched = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..2 {
-            let (registry, switched) = (&registry, &switched);
+            let registry = &registry;
+            let switched = &switched;
             scope.spawn(move || {
                 for burst in 0.. {
                     let last = switched.load(Ordering::Acquire);
@@ -99,7 +100,8 @@ fn an_alias_goes_over_without_losing_a_write() {
         }
         switched.store(true, Ordering::Release);
     });
-    let (old, new) = (ids(&old), ids(&new));
+    let old = ids(&old);
+    let new = ids(&new);
     assert!(!old.is_empty() && old.iter().all(|id| new.contains(id)), "{} of {}", new.len(), old.len());
     assert!(new.len() as u64 >= old.len() as u64 + 2 * BURST, "writes go on after the switch");
 }

@@ -79,7 +79,9 @@ impl Scene {
         allow: Option<&RowSet>,
         exactly: bool,
     ) -> Vec<CoarseHit> {
-        let (exact, mut scratch, mut hits) = (self.exact(), CoarseScratch::default(), Vec::new());
+        let exact = self.exact();
+        let mut scratch = CoarseScratch::default();
+        let mut hits = Vec::new();
         let exact: Option<&dyn search::coarse::Exact> = if exactly { Some(&exact) } else { None };
         self.built
             .index
@@ -196,7 +198,8 @@ fn an_index_opened_again_gives_the_same_answers() {
         let again = open(&borrowed).unwrap();
         assert_eq!(again.recall(), index.recall(), "{kind:?}");
         let query = &vectors(1, scene.dims, 9)[..];
-        let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+        let mut scratch = CoarseScratch::default();
+        let mut hits = Vec::new();
         let ask = CoarseRequest { exact: Some(&scene.exact()), ..CoarseRequest::best(10) };
         again.search(query, &ask, &mut scratch, &mut hits).unwrap();
         assert_eq!(hits, scene.search(query, 10, ScanParams::default(), None, true), "{kind:?}");
@@ -221,12 +224,15 @@ impl search::coarse::Exact for Counted<'_> {
 #[test]
 fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
     each(|scene, kind| {
-        let (exact, index, mut scratch) = (scene.exact(), &scene.built.index, CoarseScratch::default());
+        let exact = scene.exact();
+        let index = &scene.built.index;
+        let mut scratch = CoarseScratch::default();
         let mut reads = [0; 3];
         for seed in 0..20 {
             let query = &vectors(8, scene.dims, 300 + seed)[..scene.dims];
             let mut search = |floor: f32| {
-                let (counted, mut hits) = (Counted(&exact, 0.into()), Vec::new());
+                let counted = Counted(&exact, 0.into());
+                let mut hits = Vec::new();
                 let ask = CoarseRequest {
                     params: EVERYTHING,
                     exact: Some(&counted),
@@ -261,7 +267,9 @@ fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
 fn several_queries_at_once_answer_as_one_by_one() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
-        let (exact, mut scratch, mut many) = (scene.exact(), CoarseScratch::default(), vec![vec![]; 3]);
+        let exact = scene.exact();
+        let mut scratch = CoarseScratch::default();
+        let mut many = vec![vec![]; 3];
         let index = &scene.built.index;
         let ask = CoarseRequest { exact: Some(&exact), ..CoarseRequest::best(7) };
         index.search_many(&queries, &ask, &mut scratch, &mut many).unwrap();
@@ -286,7 +294,8 @@ fn wrong_queries_are_refused_and_few_rows_are_no_trouble() {
             assert!(scene.search(&[0.5; 9], 0, ScanParams::default(), None, true).is_empty());
         }
         let scene = Scene::new(kind, Metric::L2, 11, 9);
-        let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+        let mut scratch = CoarseScratch::default();
+        let mut hits = Vec::new();
         let mut refused = |query: &[f32], k: usize| {
             scene.built.index.search(query, &CoarseRequest::best(k), &mut scratch, &mut hits).is_err()
         };
@@ -305,7 +314,8 @@ fn equal_and_zero_vectors_are_no_trouble() {
                 &CoarseBuild { vectors: &same, dims: 16, metric, crew: BuildThreads::of(1), seed: 1 },
             )
             .unwrap();
-            let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+            let mut scratch = CoarseScratch::default();
+            let mut hits = Vec::new();
             let ask = CoarseRequest { params: EVERYTHING, ..CoarseRequest::best(20) };
             built.index.search(&[0.25; 16], &ask, &mut scratch, &mut hits).unwrap();
             assert_eq!(hits.len(), 20);
@@ -373,7 +383,8 @@ proptest! {
         }
         let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
         if let Ok(index) = open(&borrowed) {
-            let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+            let mut scratch = CoarseScratch::default();
+            let mut hits = Vec::new();
             let query = vec![0.5; index.dims()];
             let allow = RowSet::from_rows(100, (0..100).step_by(7));
             for allow in [None, Some(&allow)] {

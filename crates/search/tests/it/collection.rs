@@ -11,7 +11,7 @@ use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{
-    Model, PATIENCE, Sum, limits, memory_medium, open, options, point, ranked, shared, stored,
+    Model, Sum, TIMEOUT, limits, memory_medium, open, options, point, ranked, shared, stored,
 };
 
 /// Ids that are used.
@@ -76,7 +76,7 @@ impl Subject {
             Step::Reopen => {
                 self.collection = None;
                 self.collection = Collection::open(self.medium.clone(), options(), shared()).ok();
-                self.collection.as_ref().is_some_and(|collection| collection.wait_open(PATIENCE))
+                self.collection.as_ref().is_some_and(|collection| collection.wait_open(TIMEOUT))
             }
             Step::CollectionQuery(seed) => {
                 // A failure may have hit something that costs nothing, such as removing a file. Now nothing is readable.
@@ -144,7 +144,8 @@ impl Subject {
 
     /// Queries give what a look at every point gives.
     fn check_queries(&self, seed: u64) {
-        let (collection, model) = (self.collection.as_ref().unwrap(), self.model());
+        let collection = self.collection.as_ref().unwrap();
+        let model = self.model();
         let mut thread = collection.thread(limits()).unwrap();
         let like = stored(seed % IDS, seed / IDS);
         let wanted = ranked(&model, &like.embedding);
@@ -182,7 +183,8 @@ impl Subject {
 
     /// Values are counted as a look at every payload counts them.
     fn check_facet(&self, clause: &Filter) {
-        let (collection, model) = (self.collection.as_ref().unwrap(), self.model());
+        let collection = self.collection.as_ref().unwrap();
+        let model = self.model();
         for clause in [None, Some(clause)] {
             let mut counts = BTreeMap::new();
             for point in model.values().filter(|point| !point.payload.is_empty()) {
@@ -302,7 +304,8 @@ fn writers_searchers_seals_and_merges_at_once() {
     };
     let medium = memory_medium();
     let collection = open(&medium, options.clone());
-    let (stop, searched) = (AtomicBool::new(false), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let searched = AtomicU64::new(0);
     let versions = 40;
     std::thread::scope(|scope| {
         let searcher = scope.spawn(|| {

@@ -9,7 +9,7 @@ use storage::page::PAGE_BYTES;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
 
 use crate::points::{
-    Model, PATIENCE, Sum, distance, limits, memory_medium, open, options, point, ranked, shared, stored,
+    Model, Sum, TIMEOUT, distance, limits, memory_medium, open, options, point, ranked, shared, stored,
 };
 
 type Files = Vec<(String, Vec<u8>)>;
@@ -111,12 +111,13 @@ fn look(collection: &Collection, model: &Model) -> Lost {
 
 /// One flipped bit; whether anything was lost by it.
 fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
-    let (name, page) = (&files[which].0, (place / PAGE_BYTES) as u64);
+    let name = &files[which].0;
+    let page = (place / PAGE_BYTES) as u64;
     let mut damaged = files.clone();
     damaged[which].1[place] ^= 1 << (place % 8);
     let collection = Collection::open(write(&damaged), options(), shared());
     let collection = collection.unwrap_or_else(|error| panic!("{name} page {page}: {error}"));
-    assert!(collection.wait_open(PATIENCE));
+    assert!(collection.wait_open(TIMEOUT));
     let lost = look(&collection, model);
     if lost == Lost::default() {
         // Of a log there are bytes that cost no change; that they are damaged is told all the same.
@@ -140,7 +141,8 @@ fn every_page_of_every_file_with_a_flipped_bit() {
     let sound = open(&write(&files), options());
     assert_eq!(look(&sound, &model), Lost::default());
     drop(sound);
-    let (mut segments, mut missed) = (0, 0);
+    let mut segments = 0;
+    let mut missed = 0;
     for (which, (name, bytes)) in files.iter().enumerate() {
         for start in (0..bytes.len()).step_by(PAGE_BYTES) {
             // Every section starts on a page, so this hits what is stored, not what fills the page up.
@@ -250,7 +252,8 @@ fn a_sector_of_a_log_costs_what_is_on_it_and_the_log_is_kept() {
         (0..POINTS).filter(there).collect::<Vec<u64>>()
     };
     let collection = open(&medium, options());
-    let (kept, status) = (found(&collection), collection.status());
+    let kept = found(&collection);
+    let status = collection.status();
     assert!(kept.len() as u64 > POINTS / 2 && (kept.len() as u64) < POINTS, "{kept:?}");
     assert!(status.log_damaged && status.quarantined.iter().any(|what| what.file == log), "{status:?}");
     collection.upsert(point(&stored(100, 1))).unwrap();
@@ -285,7 +288,7 @@ fn a_disk_that_fails_while_it_is_opened_takes_nothing_away() {
             let medium = write(&files);
             match Collection::open(faulty(&medium, plan), small.clone(), shared()) {
                 Ok(collection) => {
-                    assert!(collection.wait_open(PATIENCE));
+                    assert!(collection.wait_open(TIMEOUT));
                     assert!(!collection.status().log_damaged, "{at}");
                     assert_eq!(collection.count(), POINTS, "{at}");
                 }

@@ -11,7 +11,7 @@ use search::collection::{Collection, CollectionOptions};
 use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::{FaultMedium, FaultPlan, Medium};
 
-use crate::points::{PATIENCE, memory_medium, open, options, point, shared, stored};
+use crate::points::{TIMEOUT, memory_medium, open, options, point, shared, stored};
 
 fn full_medium(inner: &Arc<dyn Medium>, space: Option<u64>) -> Arc<FaultMedium> {
     let plan = FaultPlan { space, ..FaultPlan::default() };
@@ -28,7 +28,7 @@ fn names(medium: &dyn Medium) -> Vec<String> {
 
 /// Tries until it works: what the medium said of its space is kept for a moment.
 fn soon<T>(mut what: impl FnMut() -> Result<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match what() {
             Ok(done) => return done,
@@ -117,7 +117,7 @@ fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() 
     for options in [options(), small] {
         let medium = full_medium(&inner, Some(used(&*inner)));
         let collection = Collection::open(medium.clone(), options, shared()).unwrap();
-        assert!(collection.wait_open(PATIENCE));
+        assert!(collection.wait_open(TIMEOUT));
         for id in 0..60 {
             assert_eq!(collection.get(id).unwrap(), Some(stored(id, if id < 20 { 2 } else { 1 })));
         }
@@ -184,7 +184,8 @@ fn a_full_file_system_is_survived() {
 
 fn fill(root: &Path) {
     let medium: Arc<dyn Medium> = Arc::new(storage::UringMedium::plain(root.join("points")).unwrap());
-    let (log, small) = (root.join("ballast"), CollectionOptions { disk_reserve: Some(0), ..options() });
+    let log = root.join("ballast");
+    let small = CollectionOptions { disk_reserve: Some(0), ..options() };
     let collection = open(&medium, small.clone());
     (0..20).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     assert!(std::fs::write(&log, vec![1; 16 << 20]).is_err(), "it fills what is left");
@@ -237,11 +238,12 @@ fn files_and_directories_are_not_for_other_users() {
     (0..5).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
     named.collection().flush().unwrap();
     drop((named, registry));
-    let (mut files, mut waiting) = (0, vec![directory]);
+    let mut files = 0;
+    let mut waiting = vec![directory];
     while let Some(path) = waiting.pop() {
         let metadata = std::fs::metadata(&path).unwrap();
-        let (mode, most) =
-            (metadata.permissions().mode() & 0o777, if metadata.is_dir() { 0o750 } else { 0o640 });
+        let mode = metadata.permissions().mode() & 0o777;
+        let most = if metadata.is_dir() { 0o750 } else { 0o640 };
         assert_eq!(mode & !most, 0, "{}: {mode:o}", path.display());
         files += u32::from(metadata.is_file());
         if metadata.is_dir() {

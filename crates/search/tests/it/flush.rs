@@ -120,7 +120,8 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
         Arc::new(collection)
     };
     let slow = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
-    let (sealed, written) = (opened(&(slow.clone() as Arc<dyn Medium>)), opened(&memory_medium()));
+    let sealed = opened(&(slow.clone() as Arc<dyn Medium>));
+    let written = opened(&memory_medium());
     (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
     sealed.freeze().unwrap();
     assert!(!sealed.flush_if_stalled().unwrap(), "nobody waits");

@@ -11,7 +11,7 @@ use search::filter::{Condition, Filter, Match};
 use search::ingest::{PointRef, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
-use crate::points::{DIMS, Model, PATIENCE, limits, memory_medium, open, options, point, shared, stored};
+use crate::points::{DIMS, Model, TIMEOUT, limits, memory_medium, open, options, point, shared, stored};
 
 #[test]
 fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
@@ -160,7 +160,7 @@ fn a_segment_that_memory_has_no_room_for_is_opened_once_it_has() {
     assert_eq!(list.unseen.map(|error| error.kind()), Some(ErrorKind::Unavailable), "it is being opened");
     let others = resources.budget().reserve(resources.budget().free(), "others").unwrap();
     assert!(collection.open_segments(), "it is to be tried again");
-    assert!(collection.wait_open(PATIENCE));
+    assert!(collection.wait_open(TIMEOUT));
     let status = collection.status();
     assert!(status.partial && status.quarantined.len() == 1, "{status:?}");
     assert_eq!(collection.get(7).unwrap_err().kind(), ErrorKind::Unavailable);

@@ -12,7 +12,7 @@ use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::watermark::Watermark;
 use storage::{FaultMedium, FaultPlan, Medium, UringMedium};
 
-use crate::points::{PATIENCE, limits, memory_medium, open, options, point, shared, stored};
+use crate::points::{TIMEOUT, limits, memory_medium, open, options, point, shared, stored};
 
 type Files = Vec<(String, Vec<u8>)>;
 
@@ -65,7 +65,8 @@ fn log_of(files: &Files) -> usize {
 
 /// How many points are not as they should be: unknown, and not right without saying so.
 fn look(collection: &Collection, model: &BTreeMap<u64, Option<StoredPoint>>) -> (usize, usize) {
-    let (mut unknown, mut wrong) = (0, 0);
+    let mut unknown = 0;
+    let mut wrong = 0;
     for (id, right) in model {
         match collection.get(*id) {
             Ok(found) => wrong += usize::from(found != *right),
@@ -236,7 +237,7 @@ fn the_background_records_how_far_logs_are_durable() {
     let entries = std::fs::read_dir(root.path().join("a")).unwrap().map(|entry| entry.unwrap().path());
     let points = entries.into_iter().find(|path| path.is_dir()).unwrap();
     let medium: Arc<dyn Medium> = Arc::new(UringMedium::plain(points).unwrap());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let recorded = Watermark::open(&medium).unwrap().1;
         if recorded.is_some_and(|marks| marks.values().any(|mark| mark.next == 11)) {

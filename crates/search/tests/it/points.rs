@@ -13,7 +13,7 @@ use search::rerank::{SearchLimits, SharedCaches};
 use storage::{DramMedium, Medium};
 
 pub(crate) const DIMS: usize = 8;
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Numbers that look random and follow from a seed: SplitMix64.
 pub(crate) fn mix(seed: u64) -> u64 {
@@ -64,7 +64,7 @@ pub(crate) fn shared() -> Arc<SharedCaches> {
 
 pub(crate) fn open(medium: &Arc<dyn Medium>, options: CollectionOptions) -> Collection {
     let collection = Collection::open(medium.clone(), options, shared()).unwrap();
-    assert!(collection.wait_open(PATIENCE));
+    assert!(collection.wait_open(TIMEOUT));
     collection
 }
 

@@ -18,7 +18,7 @@ use search::registry::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::points::PATIENCE;
+use crate::points::TIMEOUT;
 
 const DIMS: usize = 4;
 
@@ -37,7 +37,7 @@ pub(crate) fn open(directory: &Path) -> Arc<Registry> {
 
 pub(crate) fn open_with(options: RegistryOptions) -> Arc<Registry> {
     let registry = Registry::open(options).unwrap();
-    assert!(registry.wait_open(PATIENCE));
+    assert!(registry.wait_open(TIMEOUT));
     registry
 }
 
@@ -87,7 +87,8 @@ fn colour(colour: u64) -> Filter {
 
 /// All points, a few at a time.
 pub(crate) fn all(named: &NamedCollection, filter: Option<&Filter>, page: usize) -> Vec<FetchedPoint> {
-    let (mut points, mut from) = (Vec::new(), None);
+    let mut points = Vec::new();
+    let mut from = None;
     loop {
         let scrolled = named.scroll(from.as_ref(), page, filter, PointParts::ALL).unwrap();
         assert!(!scrolled.partial && scrolled.points.len() <= page);
@@ -417,7 +418,7 @@ fn what_is_broken_is_named_and_hinders_nobody() {
     registry.create("bad-settings", settings()).unwrap();
     // Those were left over, and go when all else is done; what is somebody else's stays.
     let left = |name: &str| directory.path().join(name).exists();
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while left(".new-7") || left(".gone-8") {
         assert!(std::time::Instant::now() < deadline, "nobody removes what is left over");
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -567,7 +568,8 @@ fn memory_that_many_collections_fill_is_freed_by_sealing() {
     let registry =
         open_with(RegistryOptions { memory_bytes: 32 << 20, cache_bytes: 0, ..options(directory.path()) });
     let record = vec![9; 60_000];
-    let (embedding, payload) = ([0.5; DIMS], Map::new());
+    let embedding = [0.5; DIMS];
+    let payload = Map::new();
     let mut next = 0;
     for round in 0..4 {
         for number in 0..40 {

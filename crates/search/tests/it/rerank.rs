@@ -79,7 +79,8 @@ fn record(score: u8, bytes: usize) -> Vec<u8> {
 }
 
 fn segment(records: &[(u8, usize)], damaged: &[usize], in_place: bool) -> Segment {
-    let (mut packer, mut pages) = (Packer::new(), vec![0; START_PAGES as usize * PAGE_BYTES]);
+    let mut packer = Packer::new();
+    let mut pages = vec![0; START_PAGES as usize * PAGE_BYTES];
     let start = pages.len() as u64;
     let placed: Vec<_> =
         records.iter().map(|&(score, bytes)| packer.push(&record(score, bytes)).unwrap()).collect();
@@ -285,7 +286,8 @@ fn naive(
     k: usize,
     bad: &[u64],
 ) -> Definition {
-    let (mut hits, mut lost) = (Vec::new(), BTreeSet::new());
+    let mut hits = Vec::new();
+    let mut lost = BTreeSet::new();
     let rows: BTreeSet<(u32, u32)> = candidates.iter().map(|c| (c.segment, c.row)).collect();
     for (segment, row) in rows {
         let own = &segments[segment as usize];
@@ -443,11 +445,13 @@ fn what_is_cached_is_not_read_again() {
     let mut searcher = Searcher::new(Box::new(reader), limits, shared.clone()).unwrap();
     let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(own) as Arc<dyn Records>]);
     let mut ask = || {
-        let (scorer, segments) = (First { bounded: false }, segments.clone());
+        let scorer = First { bounded: false };
+        let segments = segments.clone();
         let candidates = all(rows(0..60, |_| 0.0));
         searcher.one(RerankQuery { tag: 0, scorer, segments, k: 9, candidates, deadline: None }).unwrap()
     };
-    let (cold, warm) = (ask(), ask());
+    let cold = ask();
+    let warm = ask();
     assert_eq!(cold.hits, warm.hits);
     assert_eq!((cold.cached, warm.cached, warm.reads), (0, 60, 0));
     assert_eq!(shared.cache_stats().unwrap().hits, 60);
@@ -456,7 +460,8 @@ fn what_is_cached_is_not_read_again() {
 /// A searcher with a cache for blocks.
 fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<SharedCaches>) {
     let limits = SearchLimits { joined_bytes_max: 8192, gap_bytes_max: 0, ..SearchLimits::default() };
-    let (depth, submitted) = (limits.in_flight, Arc::default());
+    let depth = limits.in_flight;
+    let submitted = Arc::default();
     let shuffled = Shuffled { depth, reads: Vec::new(), seed: 3, bad: Vec::new(), submitted };
     let shared = Arc::new(SharedCaches::new(8 << 20, 400));
     (Searcher::new(Box::new(reader(shuffled)), limits, shared.clone()).unwrap(), shared)
@@ -497,7 +502,8 @@ fn what_lies_in_cached_blocks_is_not_read_again() {
     let (mut searcher, shared) = over_blocks(|shuffled| shuffled);
     let segments = scattered();
     let answers = ask_scattered(&mut searcher, &segments, 20);
-    let (first, last) = (answers.first().unwrap(), answers.last().unwrap());
+    let first = answers.first().unwrap();
+    let last = answers.last().unwrap();
     assert!(first.reads > 10, "{} reads", first.reads);
     assert_eq!((last.reads, last.cached, last.scored), (0, first.scored, first.scored));
     assert!(answers.iter().all(|ranked| ranked.hits == first.hits && !ranked.partial));
@@ -626,7 +632,8 @@ fn volatile() -> DramMedium {
 fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: SearchLimits) -> RerankResult {
     let reader = medium.reader(limits.reader_options()).unwrap();
     let mut searcher = Searcher::new(reader, limits, Arc::new(SharedCaches::new(1 << 20, 400))).unwrap();
-    let (file, places) = (own.file.clone(), own.places.clone());
+    let file = own.file.clone();
+    let places = own.places.clone();
     let candidates = rows(0..places.len() as u32, |_| 0.0);
     let same = Segment { file, places, start: own.start };
     searcher.one(one_query(same, candidates, k, First { bounded: false })).unwrap()

@@ -71,7 +71,8 @@ fn mean(vectors: &[f32], dims: usize) -> Vec<f32> {
 }
 
 fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: BuildThreads<'_>) -> Result<Vec<f32>> {
-    let (dims, padded) = (mean.len(), rotation.padded());
+    let dims = mean.len();
+    let padded = rotation.padded();
     let mut points = vec![0.0; vectors.len() / dims * padded];
     let chunks = vectors.chunks(ROWS_A_CHUNK * dims).zip(points.chunks_mut(ROWS_A_CHUNK * padded));
     crew.share(chunks, |(vectors, points)| {
@@ -91,7 +92,8 @@ fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
     for cluster in 0..clusters {
         starts[cluster + 1] += starts[cluster];
     }
-    let (mut next, mut order) = (starts.clone(), vec![0; nearest.len()]);
+    let mut next = starts.clone();
+    let mut order = vec![0; nearest.len()];
     for (row, (cluster, _)) in nearest.iter().enumerate() {
         order[next[*cluster as usize] as usize] = row as u32;
         next[*cluster as usize] += 1;

@@ -92,7 +92,8 @@ impl RabitqCodes {
 }
 
 fn sign_factors(row: &CodeRow, centre: &[f32], metric: Metric) -> Factors {
-    let (mut code_residual, mut code_centre) = (0.0, 0.0);
+    let mut code_residual = 0.0;
+    let mut code_centre = 0.0;
     for (value, centre) in row.residual.iter().zip(centre) {
         let sign = if *value >= 0.0 { 1.0 } else { -1.0 };
         code_residual += sign * value;
@@ -131,7 +132,8 @@ fn choose_levels(row: &CodeRow, centre: &[f32], metric: Metric, levels: &mut [u8
     let mut best = (f32::NEG_INFINITY, STEPS[0]);
     for step in STEPS {
         let inverse = 1.0 / (step * deviation);
-        let (mut code_code, mut code_residual) = (0.0, 0.0);
+        let mut code_code = 0.0;
+        let mut code_residual = 0.0;
         for value in row.residual {
             let code = level(value * inverse) - MIDDLE;
             code_code += code * code;

@@ -19,7 +19,8 @@ impl Rabitq {
     pub(super) fn measured(mut self, vectors: &[f32], order: &[u32], build: &CoarseBuild) -> Result<Rabitq> {
         let Some(trial) = Trial::new(vectors, order, build)? else { return Ok(self) };
         let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
-        let (mut trials, mut probes) = (Vec::<RecallPoint>::new(), PROBES_MIN.min(probes_max));
+        let mut trials = Vec::<RecallPoint>::new();
+        let mut probes = PROBES_MIN.min(probes_max);
         while probes <= probes_max
             && !trials.last().is_some_and(|point| point.recall >= WISHED[WISHED.len() - 1])
         {

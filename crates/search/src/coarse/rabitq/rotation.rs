@@ -73,7 +73,8 @@ pub(super) fn padded(dims: usize) -> usize {
 fn mix_halves(values: &mut [f32]) {
     let (low, high) = values.split_at_mut(values.len() / 2);
     for (low, high) in low.iter_mut().zip(high) {
-        let (sum, difference) = (*low + *high, *low - *high);
+        let sum = *low + *high;
+        let difference = *low - *high;
         *low = sum * std::f32::consts::FRAC_1_SQRT_2;
         *high = difference * std::f32::consts::FRAC_1_SQRT_2;
     }

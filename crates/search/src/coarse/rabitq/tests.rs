@@ -51,7 +51,10 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
 #[test]
 fn bounds_hold_and_costs_are_not_biased() {
     for metric in [Metric::L2, Metric::Dot] {
-        let (mut below, mut seen, mut signed, mut spread) = (0, 0, 0.0, 0.0);
+        let mut below = 0;
+        let mut seen = 0;
+        let mut signed = 0.0;
+        let mut spread = 0.0;
         for seed in 0..20 {
             let scene = scene(metric, 100, seed);
             let mut found = RabitqScan::default();
@@ -76,7 +79,9 @@ fn bounds_hold_and_costs_are_not_biased() {
 
 #[test]
 fn one_bit_bounds_lose_few_of_the_nearest() {
-    let (mut lost, mut compared, mut rows) = (0, 0, 0);
+    let mut lost = 0;
+    let mut compared = 0;
+    let mut rows = 0;
     for seed in 0..20 {
         let scene = scene(Metric::L2, 500, seed);
         let mut found = RabitqScan::default();

@@ -12,10 +12,12 @@
 mod shard;
 mod sketch;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use storage::page::PAGE_BYTES;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::hash::mix;
 use shard::BlockShard;
@@ -139,7 +141,7 @@ impl Blocks {
         // By bits that the sketch does not use: else some of its counters would be the same one within a shard.
         let at = (hash >> 48) % self.shards.len() as u64;
         // A panic under the lock would leave a map half changed; there is none: every access is checked.
-        Some(self.shards.get(at as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(self.shards.get(at as usize)?.lock())
     }
 
     /// Looks for a block. With `may_fill` it is told where it is worth to be read as a whole: then read it, and
@@ -172,7 +174,7 @@ impl Blocks {
     /// Drops all blocks of a file.
     pub(super) fn forget(&self, file: u64) {
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.file != file);
+            shard.lock().retain(|held| held.file != file);
         }
     }
 
@@ -184,7 +186,7 @@ impl Blocks {
             ..BlockStats::default()
         };
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).add_to(&mut stats);
+            shard.lock().add_to(&mut stats);
         }
         stats
     }
@@ -238,7 +240,8 @@ mod tests {
     #[test]
     fn holds_what_it_may_and_no_more() {
         assert!(Blocks::new(0).is_none() && Blocks::new(3 << 18).is_none());
-        let (blocks, mut spare) = (cache(200), None);
+        let blocks = cache(200);
+        let mut spare = None;
         assert_eq!(ask_for(&blocks, 0..1000, &mut spare), 0);
         let stats = blocks.stats();
         assert!(stats.blocks <= 200 && stats.blocks >= 190, "{stats:?}");
@@ -247,7 +250,9 @@ mod tests {
 
     #[test]
     fn without_favourites_nothing_moves_once_it_is_full() {
-        let (blocks, mut spare, mut next) = (cache(64), None, numbers(256));
+        let blocks = cache(64);
+        let mut spare = None;
+        let mut next = numbers(256);
         ask_for(&blocks, (0..2000).map(|_| next()), &mut spare);
         let before = blocks.stats();
         assert_eq!(before.blocks, 64);
@@ -258,7 +263,9 @@ mod tests {
 
     #[test]
     fn favourites_get_in_and_a_scan_does_not_push_them_out() {
-        let (blocks, mut spare, mut next) = (cache(64), None, numbers(256));
+        let blocks = cache(64);
+        let mut spare = None;
+        let mut next = numbers(256);
         ask_for(&blocks, (0..50_000).map(|_| next()), &mut spare);
         // Of each two, one is among 40 that nobody asked for before.
         let mut favourites = numbers(40);
@@ -278,7 +285,8 @@ mod tests {
 
     #[test]
     fn what_is_in_use_stays_whole() {
-        let (blocks, mut spare) = (cache(4), None);
+        let blocks = cache(4);
+        let mut spare = None;
         ask_for(&blocks, 0..4, &mut spare);
         let held: Vec<_> = (0..4)
             .filter_map(|number| match blocks.lookup(key(number), false) {
@@ -298,7 +306,8 @@ mod tests {
 
     #[test]
     fn a_file_that_is_gone_leaves_no_block() {
-        let (blocks, mut spare) = (cache(16), None);
+        let blocks = cache(16);
+        let mut spare = None;
         for number in 0..8 {
             ask(&blocks, key(number), &mut spare);
             ask(&blocks, BlockKey { file: 4, number }, &mut spare);
@@ -316,7 +325,8 @@ mod tests {
         #[test]
         fn gives_only_what_was_put_in(asked in proptest::collection::vec((0u64..3, 0u64..40), 1..2000)) {
             // `ask` looks at the bytes of what is there.
-            let (blocks, mut spare) = (cache(8), None);
+            let blocks = cache(8);
+            let mut spare = None;
             for (file, number) in asked {
                 ask(&blocks, BlockKey { file, number }, &mut spare);
             }

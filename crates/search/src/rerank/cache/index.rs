@@ -110,7 +110,8 @@ mod tests {
         #[test]
         fn is_a_map(steps in proptest::collection::vec((0u32..40, 0u32..3), 1..400)) {
             // Hashes crowd, so that runs of probes meet and wrap.
-            let (mut index, mut map) = (RecordIndex::new(40), BTreeMap::new());
+            let mut index = RecordIndex::new(40);
+            let mut map = BTreeMap::new();
             let hash = |key: u32| key % 7 + if key.is_multiple_of(2) { 60 } else { 0 };
             for (at, (key, what)) in steps.into_iter().enumerate() {
                 let place = key + 100 * at as u32;

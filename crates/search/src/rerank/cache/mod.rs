@@ -8,7 +8,8 @@ mod ring;
 mod shard;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::hash::mix;
 use shard::RecordShard;
@@ -94,7 +95,7 @@ impl RecordCache {
 
     fn lock(&self, shard: u32) -> Option<MutexGuard<'_, RecordShard>> {
         // A panic under the lock would leave a queue half changed; there is none: every access is checked.
-        Some(self.shards.get(shard as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(self.shards.get(shard as usize)?.lock())
     }
 
     /// Where the record is, if it is in. Counts as a use of it.
@@ -170,7 +171,8 @@ mod tests {
 
     #[test]
     fn most_of_the_bytes_hold_records() {
-        let (bytes, size) = (16 * MIB, 400);
+        let bytes = 16 * MIB;
+        let size = 400;
         let cache = RecordCache::new(bytes, size as u32).unwrap();
         let rows = (bytes / size as u64) as u32;
         (0..rows).for_each(|row| cache.insert(key(row), &record(row, size)));
@@ -257,7 +259,8 @@ mod tests {
         fn gives_only_what_was_put_in(
             steps in proptest::collection::vec((0u32..3000, 0usize..2000, proptest::bool::ANY), 1..3000),
         ) {
-            let (cache, mut put) = (RecordCache::new(MIB, 400).unwrap(), BTreeMap::new());
+            let cache = RecordCache::new(MIB, 400).unwrap();
+            let mut put = BTreeMap::new();
             for (row, bytes, lookup) in steps {
                 let seen = get(&cache, row);
                 prop_assert!(seen.is_none() || seen == put.get(&row).cloned());

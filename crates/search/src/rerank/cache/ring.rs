@@ -65,7 +65,8 @@ impl RecordRing {
 
     /// The position of an entry that is in, from its place in grains.
     pub(super) fn position(&self, grain: u32) -> Position {
-        let (place, tail) = (grain as usize * GRAIN, self.place(self.tail));
+        let place = grain as usize * GRAIN;
+        let tail = self.place(self.tail);
         let ahead = if place >= tail { place - tail } else { place + self.bytes.len() - tail };
         self.tail + ahead as u64
     }
@@ -106,7 +107,8 @@ impl RecordRing {
                 self.tail = self.head;
             }
         }
-        let (at, place) = (self.head, self.place(self.head));
+        let at = self.head;
+        let place = self.place(self.head);
         let entry = self.bytes.get_mut(place..place + footprint)?;
         let (header, body) = entry.split_at_mut(HEADER_BYTES);
         header[..8].copy_from_slice(&key.file.to_le_bytes());
@@ -177,7 +179,8 @@ mod tests {
             let mut ring = RecordRing::new(capacity);
             let mut queue: VecDeque<(Position, RecordKey, Vec<u8>)> = VecDeque::new();
             for (row, &size) in sizes.iter().enumerate() {
-                let (key, record) = (RecordKey { file: 7, row: row as u32 }, vec![row as u8; size]);
+                let key = RecordKey { file: 7, row: row as u32 };
+                let record = vec![row as u8; size];
                 if footprint(size) > ring.capacity() {
                     continue;
                 }

@@ -96,7 +96,8 @@ impl RecordShard {
         if spares {
             moved.extend_from_slice(self.ring.record(position).unwrap_or(&[]));
         }
-        let (hash, grain) = (header.key.hash_low(), self.ring.grain(position));
+        let hash = header.key.hash_low();
+        let grain = self.ring.grain(position);
         self.ring.drop_oldest();
         self.index.remove(hash, grain);
         // At the end of the ring's memory it may not fit where it just was; then it goes.
