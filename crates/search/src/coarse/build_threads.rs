@@ -1,31 +1,33 @@
-//! Who builds an index, and whether it is still wanted.
+//! Threads that build an index, and their cancellation.
 
 use base::{Error, ErrorKind, Result};
 
-/// Threads for building, and a word to end it early.
+/// Number of threads, and a function that cancels them.
 #[derive(Clone, Copy)]
 pub struct BuildThreads<'a> {
     /// Threads, at least 1.
     pub threads: usize,
-    /// Whether to go on; asked every few milliseconds, by all of the threads.
+    /// Returns false to cancel the build. All threads call it every few milliseconds.
     pub should_continue: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl BuildThreads<'static> {
-    /// So many threads, to the end.
+    /// Creates a value of `threads` threads that are never cancelled.
     pub fn of(threads: usize) -> BuildThreads<'static> {
         BuildThreads { threads, should_continue: &|| true }
     }
 }
 
 impl BuildThreads<'_> {
-    /// One of its threads, which does not share its work.
+    /// Returns a single thread with the same cancellation.
     pub(super) fn alone(self) -> Self {
         BuildThreads { threads: 1, ..self }
     }
 
+    /// Checks for cancellation.
+    ///
     /// # Errors
-    /// `Cancelled` where what is built is no longer wanted.
+    /// `Cancelled`.
     pub(super) fn check(&self) -> Result<()> {
         match (self.should_continue)() {
             true => Ok(()),
@@ -33,10 +35,10 @@ impl BuildThreads<'_> {
         }
     }
 
-    /// Does `work` on every one of `chunks`, on threads that each take the next one.
+    /// Runs `work` on each of `chunks`. Each thread takes the next chunk.
     ///
     /// # Errors
-    /// `Cancelled`, after which some chunks were left out.
+    /// `Cancelled`; some chunks were then skipped.
     pub(super) fn share<T: Send>(
         &self,
         chunks: impl Iterator<Item = T> + Send,

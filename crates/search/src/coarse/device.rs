@@ -1,7 +1,7 @@
-//! Rows of large flat indexes on a GPU, where one was opened for the process.
+//! Rows of large flat indexes on a GPU, if one was opened for the process.
 //!
-//! Everything here may fail and nothing does any harm: the index keeps its codes in memory and ranks on the processor
-//! whenever the GPU does not. Rows on the GPU give the same costs to the last bit where they are bytes.
+//! Failures here are harmless: the index keeps its codes in memory and ranks on the CPU whenever
+//! the GPU does not. For byte codes the GPU computes the same costs to the last bit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,37 +13,37 @@ use kernels::TopK;
 
 use crate::filter::RowSet;
 
-/// Bytes of codes from which on an index is brought to the GPU: the processor goes through fewer in about a
-/// millisecond, which is no more than a few launches and copies take.
+/// Bytes of codes from which an index is copied to the GPU. The CPU scans fewer in about a
+/// millisecond, the time of a few launches and copies.
 pub const BYTES_MIN: usize = 16 << 20;
-/// Queries that are taken to the GPU together.
+/// Maximum queries per GPU call.
 pub(super) const QUERIES_MAX: usize = 256;
 
-/// The process's GPU.
+/// GPU of the process.
 static GPU: OnceLock<Arc<Gpu>> = OnceLock::new();
 static SEARCHES: AtomicU64 = AtomicU64::new(0);
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 static SAID: AtomicBool = AtomicBool::new(false);
 
-/// What happened since the process started.
+/// Counts since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Queries that the GPU ranked.
+    /// Queries ranked by the GPU.
     pub queries: u64,
-    /// Times that an index was to be brought to the GPU or ranked there, and the processor did it.
+    /// Failed copies or rankings, after which the CPU ranked.
     pub fallbacks: u64,
     /// Bytes of codes on the GPU.
     pub device_bytes: u64,
-    /// Bytes of codes in pinned host memory. They are limited by [`gpu::Options`] and not part of a collection's
-    /// memory.
+    /// Bytes of codes in pinned host memory. Limited by [`gpu::Options`]; not part of a
+    /// collection's memory.
     pub pinned_bytes: u64,
 }
 
-/// Opens the GPU for the process and returns its name: large indexes that are built from now on are flat, and flat
-/// ones of [`BYTES_MIN`] that are opened from now on rank there.
+/// Opens the GPU for the process and returns its name. Large indexes built from now on are flat,
+/// and flat indexes of at least [`BYTES_MIN`] opened from now on rank there.
 ///
 /// # Errors
-/// What [`Gpu::open`] returns, and `FailedPrecondition` where one is open; searches stay on the processor.
+/// As [`Gpu::open`]; `FailedPrecondition` if one is open already. Searches then stay on the CPU.
 pub fn start(options: &Options) -> Result<String> {
     let gpu = Gpu::open(options)?;
     let name = gpu.name().to_owned();
@@ -52,7 +52,7 @@ pub fn start(options: &Options) -> Result<String> {
     Ok(name)
 }
 
-/// What happened so far.
+/// Returns the counts so far.
 pub fn counters() -> DeviceCounters {
     let (device_bytes, pinned_bytes) = GPU.get().map_or((0, 0), |gpu| gpu.bytes());
     DeviceCounters {
@@ -63,20 +63,21 @@ pub fn counters() -> DeviceCounters {
     }
 }
 
-/// Whether an index that is built now should be flat: the GPU is open and its memory takes the rows.
+/// Returns true if a new index should be flat: the GPU is open and has room for the rows.
 pub(super) fn takes(rows: usize, dims: usize) -> bool {
     let bytes = rows * Coding::Bytes.row_pieces(dims) * PIECE_BYTES;
     let left = |gpu: &Arc<Gpu>| gpu.device_bytes_left().is_ok_and(|left| bytes as u64 <= left);
     rows * dims >= BYTES_MIN && GPU.get().is_some_and(left)
 }
 
-/// The rows on the GPU, where there is one, `bytes` of codes are worth it and it has room.
+/// Copies rows to the GPU if there is one, `bytes` of codes are enough and it has room.
 pub(super) fn bring(bytes: usize, rows: &Rows) -> Option<Arc<DeviceRows>> {
     let gpu = GPU.get().filter(|_| bytes >= BYTES_MIN)?;
     gpu.upload(rows, Home::Auto).inspect_err(fell_back).ok().map(Arc::new)
 }
 
-/// Offers the best rows of each query to its list. False where the processor has to do it, with nothing offered.
+/// Offers the best rows of each query to its list. Returns false if the CPU has to rank; nothing
+/// was offered then.
 pub(super) fn rank(
     rows: &DeviceRows,
     queries: &Queries,
@@ -85,7 +86,7 @@ pub(super) fn rank(
     tops: &mut [TopK],
 ) -> bool {
     let words = allow.map(RowSet::words);
-    // Not for the GPU, rather than a failure of it.
+    // The GPU cannot serve this; not a failure.
     if kept == 0 || kept > gpu::K_MAX || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64)) {
         return false;
     }
@@ -122,7 +123,7 @@ mod tests {
     const DIMS: usize = 1024;
     const ROWS: usize = BYTES_MIN / DIMS + 77;
 
-    /// Numbers between -1 and 1, the same each time (Knuth's linear congruence).
+    /// Returns reproducible numbers between -1 and 1 (Knuth's linear congruential generator).
     fn numbers(count: usize) -> Vec<f32> {
         let mut state = 1_u64;
         let mut next = || {

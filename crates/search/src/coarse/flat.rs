@@ -1,8 +1,9 @@
-//! Every row is compared: for small segments, and the reference for the others.
+//! Comparison of all rows: for small segments and for the GPU, and the reference for other indexes.
 //!
-//! Rows are stored as bytes with a scale for each row, or as bfloat16 where rows are so few that the better scores
-//! cost nothing. Codes are compared a tile at a time, and several queries with the same tile, so that codes come from
-//! memory once for all of them. The best few are compared exactly where the caller has the vectors.
+//! Rows are stored as bytes with a scale per row, or as bfloat16 if they are so few that better
+//! scores cost nothing. Codes are compared tile by tile, and several queries per tile, so that each
+//! code is loaded from memory once for all of them. The best few are compared exactly if the caller
+//! has the vectors.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,41 +20,41 @@ use super::{
 };
 use crate::filter::RowSet;
 
-/// Bytes of the codes that are compared with several queries before the next are: half of a second-level cache.
+/// Bytes of the codes in a tile: half of a level-2 cache.
 const TILE_BYTES: usize = 256 * 1024;
-/// Queries that are taken through a tile together.
+/// Queries compared per tile.
 const QUERIES_MAX: usize = 16;
-/// Up to this many bytes rows are stored as bfloat16: a query goes through them in a tenth of a millisecond.
+/// Maximum bytes of rows stored as bfloat16; a query scans them in a tenth of a millisecond.
 const BFLOAT_BYTES_MAX: usize = 2 << 20;
-/// A filter that allows fewer than one row in this many has its rows compared one by one.
+/// A filter that allows less than one row in this many has its rows compared one by one.
 const ONE_BY_ONE: usize = 8;
-/// Candidates compared exactly beyond those asked for, at least.
+/// Minimum candidates compared exactly beyond `k`.
 const EXTRA_MIN: usize = 16;
 
-/// Which codes there are (u32: 0 bytes, 1 bfloat16).
+/// Encoding of the codes (u32: 0 bytes, 1 bfloat16).
 const CODING: u32 = section::FLAT_FIRST;
-/// The codes, row by row.
+/// Codes, row by row.
 const CODES: u32 = section::FLAT_FIRST + 1;
-/// The scale of each row of bytes (f32); only there where rows are bytes.
+/// Scale of each row (f32); only for bytes.
 const SCALES: u32 = section::FLAT_FIRST + 2;
-/// The squared length of each row (f32).
+/// Squared length of each row (f32).
 const SQUARES: u32 = section::FLAT_FIRST + 3;
 
-/// How rows are stored.
+/// Encoding of the rows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FlatCodes {
-    /// Symmetric bytes, and each row's scale.
+    /// Symmetric bytes and the scale of each row.
     Bytes {
         /// `rows * dims` codes.
         codes: Vec<i8>,
-        /// What a code of a row is worth.
+        /// Value of a code of 1, for each row.
         scales: Vec<f32>,
     },
-    /// The upper halves of 32-bit floats, `rows * dims` of them.
+    /// Upper halves of 32-bit floats: `rows * dims` values.
     Bfloat(Vec<bf16>),
 }
 
-/// The index.
+/// Index that compares all rows.
 #[derive(Clone, Debug)]
 pub struct FlatIndex {
     metric: Metric,
@@ -62,11 +63,10 @@ pub struct FlatIndex {
     /// Squared lengths, for distances.
     squares: Vec<f32>,
     recall: Option<Recall>,
-    /// The same codes on a GPU, where an opened index was brought to one.
+    /// Copy of the codes on a GPU, if the opened index was copied there.
     device: Option<Arc<gpu::DeviceRows>>,
 }
 
-/// Working memory of one search.
 #[derive(Default)]
 struct FlatScratch {
     /// Queries as compared, `dims` values each.
@@ -116,7 +116,7 @@ impl FlatIndex {
     /// Opens the index.
     ///
     /// # Errors
-    /// `DataLoss` where a section is missing or does not fit the others.
+    /// `DataLoss` if a section is missing or does not match the others.
     pub(super) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<FlatIndex> {
         let find = |kind| section::find(sections, kind);
         let coding = section::words(find(CODING)?, 1)?.next();
@@ -124,7 +124,8 @@ impl FlatIndex {
         let values = header.rows * header.dims;
         let codes = match coding {
             Some(0) if bytes.len() == values => FlatCodes::Bytes {
-                // The code that has no positive counterpart is not one of ours, but harmless as the next one.
+                // The code without a positive counterpart is never written, but is harmless as the
+                // next one.
                 codes: bytes.iter().map(|byte| (*byte as i8).max(integer::CODE_MIN)).collect(),
                 scales: section::floats(find(SCALES)?, header.rows)?,
             },
@@ -145,7 +146,7 @@ impl FlatIndex {
         Ok(FlatIndex { metric, dims, codes, squares, recall, device })
     }
 
-    /// How rows are stored.
+    /// Returns the codes.
     pub fn codes(&self) -> &FlatCodes {
         &self.codes
     }
@@ -175,7 +176,7 @@ impl FlatIndex {
         }
     }
 
-    /// Products of all prepared queries with some rows, query by query.
+    /// Computes the products of all prepared queries with some rows, query by query.
     fn products(&self, rows: std::ops::Range<usize>, work: &mut FlatScratch) {
         let dims = self.dims;
         let values = rows.start * self.dims..rows.end * self.dims;
@@ -201,7 +202,8 @@ impl FlatIndex {
         }
     }
 
-    /// Lower is nearer: minus the product, or the squared distance without the query's own part.
+    /// Returns the cost, lower is nearer: minus the product, or the squared distance without the
+    /// query's own part.
     fn cost(&self, row: usize, product: f32) -> f32 {
         if self.metric == Metric::L2 { self.squares[row] - 2.0 * product } else { -product }
     }
@@ -217,7 +219,7 @@ impl FlatIndex {
         }
     }
 
-    /// Ranks on the GPU; false where that is not to be or cannot be.
+    /// Ranks on the GPU. Returns false if the CPU has to rank.
     fn rank_on_device(&self, kept: usize, allow: Option<&RowSet>, work: &mut FlatScratch) -> bool {
         self.device.as_ref().is_some_and(|rows| {
             let queries = gpu::Queries::Bytes { codes: &work.bytes, scales: &work.scales };
@@ -245,7 +247,8 @@ impl FlatIndex {
         }
     }
 
-    /// Takes what was ranked for query `at`, compares it exactly where that is possible, and gives the best `k`.
+    /// Takes the ranked rows of query `at`, compares them exactly if possible, and returns the best
+    /// `k`.
     fn finish(
         &self,
         query: &[f32],
@@ -372,15 +375,15 @@ impl Coarse for FlatIndex {
     }
 }
 
-/// The rows on a GPU, where there is one and they are many.
+/// Copies the rows to a GPU if there is one and they are many.
 fn bring(codes: &FlatCodes, squares: &[f32], dims: usize, metric: Metric) -> Option<Arc<gpu::DeviceRows>> {
-    // Rows are bfloat16 only where they are few.
+    // Only few rows are stored as bfloat16.
     let FlatCodes::Bytes { codes, scales } = codes else { return None };
     let squares = (metric == Metric::L2).then_some(squares);
     device::bring(codes.len(), &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares })
 }
 
-/// Candidates to keep: those asked for, and as many again where they are compared exactly.
+/// Returns the candidates to keep: `k`, and as many again if they are compared exactly.
 fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     match (exact, params.refine) {
         (None, _) => k,
@@ -389,12 +392,12 @@ fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     }
 }
 
-/// This index's working memory out of the common one; replaced where another kind of index left its own.
+/// Returns the working memory of this index; replaces that of another kind.
 fn work_of(scratch: &mut CoarseScratch) -> &mut FlatScratch {
     if !scratch.other.as_ref().is_some_and(|other| other.is::<FlatScratch>()) {
         scratch.other = Some(Box::new(FlatScratch::default()));
     }
-    // The line above made sure that it is there.
+    // Set by the line above.
     match scratch.other.as_mut().and_then(|other| other.downcast_mut::<FlatScratch>()) {
         Some(work) => work,
         None => unreachable!("working memory was just put in"),

@@ -1,4 +1,4 @@
-//! The first section of every coarse index: what it is, how large, and how good it was found to be.
+//! Header section of every coarse index: kind, size and measured recall.
 
 use base::{Error, Result};
 
@@ -8,39 +8,39 @@ use super::{CoarseKind, DIMS_MAX, Metric, ROWS_MAX, Recall, RecallPoint};
 pub mod section {
     use base::{Error, Result};
 
-    /// [`super::CoarseHeader`], of every kind of index.
+    /// [`super::CoarseHeader`] of every kind of index.
     pub const HEADER: u32 = 0x100;
-    /// Inverted lists: where each cluster's rows begin (u32, one more than there are clusters).
+    /// Inverted lists: first row of each cluster (u32, clusters + 1 values).
     pub const LIST_STARTS: u32 = 0x110;
-    /// Inverted lists: the clusters' centres (f32, cluster by cluster).
+    /// Inverted lists: centres of the clusters (f32, cluster by cluster).
     pub const CENTRES: u32 = 0x111;
-    /// Product quantisation: code books (f32).
+    /// Product quantisation: codebooks (f32).
     pub const CODEBOOKS: u32 = 0x112;
     /// Product quantisation: blocks of 32 codes.
     pub const CODES: u32 = 0x113;
-    /// Product quantisation: what is added to the looked-up sum of each row (f32, 32 a block).
+    /// Product quantisation: term added to the looked-up sum of each row (f32, 32 per block).
     pub const TERMS: u32 = 0x114;
-    /// One byte a dimension: the scale of each dimension (f32 pairs).
+    /// One byte per dimension: scale of each dimension (f32 pairs).
     pub const BYTE_SCALE: u32 = 0x115;
-    /// One byte a dimension: the codes, row by row.
+    /// One byte per dimension: codes, row by row.
     pub const BYTE_CODES: u32 = 0x116;
-    /// Inverted lists: the mean of the centres (f32).
+    /// Inverted lists: mean of the centres (f32).
     pub const DIRECTORY_MIDDLE: u32 = 0x118;
-    /// Product quantisation of the centres: code books (f32).
+    /// Product quantisation of the centres: codebooks (f32).
     pub const DIRECTORY_BOOKS: u32 = 0x119;
     /// Product quantisation of the centres: blocks of 32 codes.
     pub const DIRECTORY_CODES: u32 = 0x11A;
-    /// Product quantisation of the centres: what is added to the looked-up sum of each (f32, 32 a block).
+    /// Product quantisation of the centres: term added to each looked-up sum (f32, 32 per block).
     pub const DIRECTORY_TERMS: u32 = 0x11B;
-    /// First of the sections that belong to one-bit codes.
+    /// First section of one-bit codes.
     pub const RABITQ_FIRST: u32 = 0x120;
-    /// First of the sections that belong to flat indexes.
+    /// First section of flat indexes.
     pub const FLAT_FIRST: u32 = 0x140;
 
-    /// The bytes of the section of `kind`.
+    /// Returns the bytes of the section of `kind`.
     ///
     /// # Errors
-    /// `DataLoss` where there is none.
+    /// `DataLoss` if it is missing.
     pub fn find<'a>(sections: &[(u32, &'a [u8])], kind: u32) -> Result<&'a [u8]> {
         let found = sections.iter().find(|(other, _)| *other == kind);
         found.map(|(_, bytes)| *bytes).ok_or_else(|| {
@@ -48,10 +48,10 @@ pub mod section {
         })
     }
 
-    /// Little-endian numbers of a section that must hold exactly `count` of them.
+    /// Decodes exactly `count` little-endian floats.
     ///
     /// # Errors
-    /// `DataLoss` where it holds another number.
+    /// `DataLoss` if the section has another length.
     pub fn floats(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
         let values = words(bytes, count)?.map(f32::from_bits).collect::<Vec<f32>>();
         match values.iter().any(|value| value.is_nan()) {
@@ -60,10 +60,10 @@ pub mod section {
         }
     }
 
-    /// Little-endian 32-bit words of a section that must hold exactly `count` of them.
+    /// Decodes exactly `count` little-endian 32-bit words.
     ///
     /// # Errors
-    /// `DataLoss` where it holds another number.
+    /// `DataLoss` if the section has another length.
     pub fn words(bytes: &[u8], count: usize) -> Result<impl Iterator<Item = u32> + '_> {
         let (whole, rest) = bytes.as_chunks::<4>();
         if whole.len() != count || !rest.is_empty() {
@@ -75,7 +75,7 @@ pub mod section {
         Ok(whole.iter().map(|word| u32::from_le_bytes(*word)))
     }
 
-    /// The bytes of numbers.
+    /// Encodes floats as little-endian bytes.
     pub fn from_floats(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
@@ -87,26 +87,26 @@ const VERSION: u32 = 1;
 const FIXED_BYTES: usize = 24;
 /// Bytes of one measured point.
 const POINT_BYTES: usize = 16;
-/// Measured points at most.
+/// Maximum measured points.
 const POINTS_MAX: usize = 64;
 
-/// What every kind of index says about itself first.
+/// Description of an index.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CoarseHeader {
-    /// Which index it is; never [`CoarseKind::Auto`].
+    /// Kind; never [`CoarseKind::Auto`].
     pub kind: CoarseKind,
-    /// What alike means.
+    /// Measure of similarity.
     pub metric: Metric,
-    /// Values of a vector.
+    /// Values per vector.
     pub dims: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// What was measured when it was built.
+    /// Recall measured when it was built.
     pub recall: Option<Recall>,
 }
 
 impl CoarseHeader {
-    /// The bytes of the section: version, kind, metric, dims, rows, number of points, then the points.
+    /// Encodes version, kind, metric, dims, rows and number of points, then the points.
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
             CoarseKind::Flat => 0_u32,
@@ -131,10 +131,10 @@ impl CoarseHeader {
         bytes
     }
 
-    /// Reads the section.
+    /// Decodes the section.
     ///
     /// # Errors
-    /// `DataLoss` where the bytes are not a header; `Unimplemented` where they are one of a later version.
+    /// `DataLoss` if the bytes are not a header; `Unimplemented` for a later version.
     pub fn decode(bytes: &[u8]) -> Result<CoarseHeader> {
         let wrong = |what: &str| Error::data_loss(format!("the coarse index's header: {what}"));
         let (fixed, points) = bytes.split_at_checked(FIXED_BYTES).ok_or_else(|| wrong("too short"))?;

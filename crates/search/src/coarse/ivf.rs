@@ -1,9 +1,10 @@
 //! Inverted lists with 4-bit product quantisation: the index for short vectors.
 //!
-//! Rows are clustered, and a query looks only into the clusters whose centres are nearest. Their rows are ranked by
-//! looked-up sums ([`super::pq`]), the best of those by vectors of one byte a dimension ([`super::refine`]), and the
-//! best of those by the exact vectors where the caller has them. The centres are found the same way: they are one
-//! more list, with codes of their own, of which the best are compared exactly.
+//! Rows are clustered, and a query scans only the clusters with the nearest centres. Their rows are
+//! ranked by looked-up sums ([`super::pq`]), the best of those by vectors of one byte per dimension
+//! ([`super::refine`]), and the best of those by the exact vectors if the caller has them. The
+//! centres are found the same way: they form one more list with its own codes, and the best are
+//! compared exactly.
 
 use std::borrow::Cow;
 
@@ -23,22 +24,23 @@ use super::{
 };
 use crate::filter::RowSet;
 
-/// Clusters for each square root of the rows: what makes finding clusters and looking into them cost about the same.
+/// Clusters per square root of the rows. Finding clusters and scanning them then cost about the
+/// same.
 const CLUSTERS_PER_ROOT: f64 = 4.5;
-/// Clusters at most.
+/// Maximum clusters.
 const CLUSTERS_MAX: usize = 1 << 17;
-/// Rows a cluster is trained with; more moves the centres by little.
+/// Training rows per cluster; more rows hardly move the centres.
 const TRAINED_PER_CLUSTER: usize = 64;
-/// Up to this many centres are all compared exactly.
+/// Centres up to which all are compared exactly.
 const CENTRES_EXACT_MAX: usize = 64;
-/// How many times as many clusters are looked into where too few rows were found.
+/// Factor by which more clusters are scanned if too few rows were found.
 const PROBES_MORE: usize = 4;
-/// Centres that are asked for ahead of their use.
+/// Centres to prefetch ahead.
 const CENTRES_AHEAD: usize = 3;
-/// What one row compared by its bytes costs, in rows compared by looked-up sums; measured.
+/// Cost of one row compared by its bytes, in rows compared by looked-up sums; measured.
 const BYTES_COST: usize = 12;
 
-/// The index.
+/// Index with inverted lists and product quantisation.
 pub struct IvfPq {
     metric: Metric,
     dims: usize,
@@ -54,7 +56,7 @@ pub struct IvfPq {
     recall: Option<Recall>,
 }
 
-/// The centres once more, encoded, as one list around their middle.
+/// Codes of the centres, as one list around their mean.
 struct ListDirectory {
     middle: Vec<f32>,
     books: Codebooks,
@@ -68,7 +70,7 @@ pub struct IvfScratch {
     top: TopK,
     /// Clusters whose centres are compared exactly.
     near: Vec<u32>,
-    /// Clusters to look into with their costs, nearest first.
+    /// Clusters to scan with their costs, nearest first.
     probes: Vec<(f32, u32)>,
     byte_query: ByteQuery,
 }
@@ -76,7 +78,7 @@ pub struct IvfScratch {
 /// Builds the index.
 ///
 /// # Errors
-/// What [`CoarseBuild::check`] and [`kmeans::train`] refuse.
+/// As [`CoarseBuild::check`] and [`kmeans::train`].
 pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
     let vectors = as_compared(build.vectors, build.dims, build.metric);
@@ -106,7 +108,8 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
-/// Vectors of unit length are ranked by distance as by cosine, so the cosine needs nothing of its own here.
+/// Returns the metric of the lists. Vectors of unit length have the same order by distance as by
+/// cosine.
 fn inner_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
 }
@@ -121,7 +124,7 @@ fn gather(vectors: &[f32], dims: usize, rows: &[u32]) -> Vec<f32> {
     rows.iter().flat_map(|row| &vectors[*row as usize * dims..][..dims]).copied().collect()
 }
 
-/// The rows cluster by cluster, in each in their own order; and where each cluster starts.
+/// Sorts rows by cluster and then by row. Also returns the start of each cluster.
 fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
     let mut starts = vec![0_u32; clusters + 1];
     for (cluster, _) in nearest {
@@ -204,10 +207,10 @@ impl ListDirectory {
 }
 
 impl IvfPq {
-    /// Opens an index whose header was read already.
+    /// Opens an index whose header was decoded already.
     ///
     /// # Errors
-    /// `DataLoss` where a section is missing or has another length than the header says.
+    /// `DataLoss` if a section is missing or its length does not match the header.
     pub fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
         let find = |kind| section::find(sections, kind);
         let dims = header.dims;
@@ -247,19 +250,19 @@ impl IvfPq {
         })
     }
 
-    /// Clusters it has.
+    /// Returns the number of clusters.
     pub fn clusters(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The query as it is compared, in the scratch.
+    /// Writes the query as it is compared to the scratch.
     fn prepare(&self, query: &[f32], scratch: &mut CoarseScratch) {
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         scratch.query.clear();
         scratch.query.extend(query.iter().map(|value| value * scale));
     }
 
-    /// The clusters to look into with the part of the cost that is theirs, nearest first.
+    /// Finds the clusters to scan with their part of the cost, nearest first.
     fn find_clusters(&self, query: &[f32], probes: usize, scratch: &mut IvfScratch) {
         let clusters = self.clusters();
         let inner = inner_metric(self.metric);
@@ -299,7 +302,7 @@ impl IvfPq {
         &self.centres[cluster as usize * self.dims..][..self.dims]
     }
 
-    /// The `refine` rows with the lowest looked-up costs, into `scratch.top`.
+    /// Finds the `refine` rows with the lowest looked-up costs. Writes them to `scratch.top`.
     fn look_up(&self, query: &[f32], refine: usize, scratch: &mut IvfScratch, accept: impl Fn(u32) -> bool) {
         self.books.table(query, inner_metric(self.metric), &mut scratch.table);
         scratch.top.reset(refine);
@@ -315,8 +318,8 @@ impl IvfPq {
         }
     }
 
-    /// The rows to rank, into `scratch.rows`: the best `refine` of `probes` clusters, and of more clusters where those
-    /// hold fewer than `wanted` rows that are allowed.
+    /// Writes the rows to rank to `scratch.rows`: the best `refine` of `probes` clusters. Scans
+    /// more clusters if these hold fewer than `wanted` allowed rows.
     fn candidates(
         &self,
         wanted: usize,
@@ -342,7 +345,7 @@ impl IvfPq {
         }
     }
 
-    /// Ranks `scratch.rows` by their bytes, and the best of those exactly where that is another thing.
+    /// Ranks `scratch.rows` by their bytes, and the best of those exactly if the bytes are lossy.
     fn rank(
         &self,
         query: &[f32],
@@ -361,7 +364,7 @@ impl IvfPq {
             return Ok(());
         };
         scratch.rows.clear();
-        // What the k-th of them costs at most, all others have to beat.
+        // Upper bound of the k-th cost, which all others have to beat.
         let mut limit = -ask.floor;
         for (at, (cost, row)) in ivf.top.sorted().enumerate() {
             let (least, most) = ivf.byte_query.bounds(cost);

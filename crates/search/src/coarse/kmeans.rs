@@ -1,32 +1,32 @@
-//! Clustering: Lloyd's iterations over a sample, and the assignment of all rows.
+//! Clustering: Lloyd's iterations over a sample, then the assignment of all rows.
 //!
-//! The same vectors and seed give the same centres with any number of threads: threads only find nearest centres,
-//! which is the same for a point whoever looks; sums are made in the order of the rows.
+//! Equal vectors and seeds give equal centres with any number of threads. Threads only find nearest
+//! centres; sums are computed in the order of the rows.
 
 use base::{Error, Result};
 use kernels::float::Panels;
 
 use super::BuildThreads;
 
-/// Lloyd's iterations for coarse clusters; later ones move the centres by little.
+/// Lloyd's iterations for coarse clusters; more hardly move the centres.
 pub const ITERATIONS: usize = 8;
-/// Points that a thread takes at a time.
+/// Points per chunk of a thread.
 const POINTS_A_CHUNK: usize = 1536;
-/// How far the two halves of a split cluster are moved apart, relative to the centre's own values.
+/// Distance between the halves of a split cluster, relative to the values of its centre.
 const SPLIT: f32 = 1.0 / 1024.0;
 
-/// A small generator of reproducible random numbers (Steele, Lea, Flood, "Fast splittable pseudorandom number
-/// generators", 2014).
+/// Small generator of reproducible random numbers (Steele, Lea, Flood, "Fast splittable
+/// pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]
 pub struct RandomDraws(u64);
 
 impl RandomDraws {
-    /// Starts from `seed`.
+    /// Creates a generator from `seed`.
     pub fn new(seed: u64) -> RandomDraws {
         RandomDraws(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -34,12 +34,13 @@ impl RandomDraws {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; 0 where `end` is 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
-    /// `count` different numbers below `end` (all of them where there are no more), in ascending order.
+    /// Returns `count` different numbers below `end` in ascending order; all of them if there are
+    /// no more.
     pub fn sample(&mut self, count: usize, end: usize) -> Vec<u32> {
         let mut left = count.min(end);
         let mut chosen = Vec::with_capacity(left);
@@ -53,26 +54,27 @@ impl RandomDraws {
     }
 }
 
-/// What to cluster, and how.
+/// Settings of a clustering.
 #[derive(Clone, Copy, Debug)]
 pub struct KmeansPlan<'a> {
-    /// Values of a point.
+    /// Values per point.
     pub dims: usize,
-    /// Centres wanted.
+    /// Centres to find.
     pub clusters: usize,
     /// Lloyd's iterations.
     pub iterations: usize,
-    /// Who works on it.
+    /// Threads that work on it.
     pub crew: BuildThreads<'a>,
-    /// What the first centres are drawn with.
+    /// Seed of the first centres.
     pub seed: u64,
 }
 
-/// The centres of `points` (`dims` values each), at most one for each point. With fewer different points than
-/// centres some centres are nearly equal and some stay without points, which is harmless.
+/// Returns the centres of `points` (`dims` values each), at most one per point. If there are fewer
+/// different points than centres, some centres are nearly equal and some have no points; this is
+/// harmless.
 ///
 /// # Errors
-/// `InvalidArgument` where the points are not whole or hold a value that is not a finite number, `Cancelled`.
+/// `InvalidArgument` if a point is incomplete or has a value that is not finite; `Cancelled`.
 pub fn train(points: &[f32], plan: &KmeansPlan<'_>) -> Result<Vec<f32>> {
     let count = check(points, plan.dims)?;
     let clusters = plan.clusters.min(count);
@@ -104,8 +106,8 @@ fn check(points: &[f32], dims: usize) -> Result<usize> {
     }
 }
 
-/// For each point its nearest centre, the first of equals, and the squared distance less the point's own squared
-/// length. Empty where there are no centres.
+/// Returns the nearest centre of each point (the first of equals) and the squared distance minus
+/// the squared length of the point. Empty without centres.
 ///
 /// # Errors
 /// `Cancelled`.
@@ -125,7 +127,8 @@ pub fn assign(
     Ok(nearest)
 }
 
-/// Each centre becomes the mean of its points; one without points takes half of the largest cluster.
+/// Moves each centre to the mean of its points. A centre without points takes half of the largest
+/// cluster.
 fn move_centres(points: &[f32], nearest: &[(u32, f32)], dims: usize, centres: &mut [f32]) {
     let clusters = centres.len() / dims;
     let mut sums = vec![0.0_f64; centres.len()];
@@ -155,7 +158,7 @@ fn split_largest(dims: usize, centres: &mut [f32], counts: &mut [usize]) {
         if counts[empty] > 0 {
             continue;
         }
-        // The first of the largest, so that the result does not depend on how a search for it is written.
+        // The first of equals, so that the result does not depend on the search order.
         let largest = (0..counts.len()).fold(0, |best, at| if counts[at] > counts[best] { at } else { best });
         for dim in 0..dims {
             let value = centres[largest * dims + dim];

@@ -1,15 +1,15 @@
-//! The coarse filter: embeddings are ranked by codes that lie in memory.
+//! The coarse filter: ranks embeddings by codes that lie in memory.
 //!
-//! [`build`] takes vectors and gives an index together with the order in which it wants its rows: neighbours in the
-//! coarse clustering lie side by side, so that whatever else is stored for a row (its exact vector, its record) can
-//! be laid out the same way and one read serves several candidates. From then on the index speaks new rows.
+//! [`build`] takes vectors and returns an index and its order of rows. Rows of one cluster are
+//! neighbours, so the other data of a row (exact vector, record) can be laid out in the same order,
+//! and one read serves several candidates. From then on the index uses the new row numbers.
 //!
-//! An index is sealed: it never changes after it was built, and [`open`] gives the same answers from its sections
-//! as the one that was built. What is deleted or filtered comes in as a set of allowed rows.
+//! An index never changes after it was built, and [`open`] returns an equal one from its sections.
+//! Deletes and filters are passed as a set of allowed rows.
 //!
-//! What an index stores is lossy. Where the caller has the vectors themselves it passes them as [`Exact`], and the
-//! last few candidates are scored with them; without, scores are those of the finest codes the index has. Vectors are dear to
-//! read, so bounds on what a row can score decide which are.
+//! The codes are lossy. If the caller has the vectors, it passes them as [`Exact`] and the last few
+//! candidates are scored with them. Otherwise scores are those of the finest codes. Vectors are
+//! expensive to read, so bounds on the scores decide which are read.
 
 mod build_threads;
 pub mod device;
@@ -38,58 +38,60 @@ pub use tune::{Recall, RecallPoint};
 
 use crate::filter::RowSet;
 
-/// Dimensions of a vector at most: what embedding models give stays below 4,096.
+/// Maximum dimensions of a vector. Embedding models stay below 4,096.
 pub const DIMS_MAX: usize = 4096;
-/// Rows of one index at most, so that a row number and a few flags fit 32 bits.
+/// Maximum rows of one index: a row number and a few flags fit 32 bits.
 pub const ROWS_MAX: usize = 1 << 30;
-/// Hits that one search may ask for at most.
+/// Maximum hits of one search.
 pub const HITS_MAX: usize = 16_384;
-/// Below this many rows [`CoarseKind::Auto`] compares exactly: clustering would cost more than it saves.
+/// Rows below which [`CoarseKind::Auto`] compares all rows; clustering would cost more than it
+/// saves.
 const FLAT_ROWS: usize = 2048;
-/// From this many dimensions on [`CoarseKind::Auto`] takes one-bit codes: their error shrinks with the square root of the
-/// dimensions (Gao and Long, "RaBitQ", SIGMOD 2024), and below it product quantisation is better.
+/// Dimensions from which [`CoarseKind::Auto`] uses one-bit codes. Their error shrinks with the
+/// square root of the dimensions (Gao and Long, "RaBitQ", SIGMOD 2024); below, product quantisation
+/// is better.
 const RABITQ_DIMS: usize = 384;
 
-/// What "alike" means.
+/// Measure of similarity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// The cosine of the angle between two vectors; a zero vector has cosine 0 to everything.
+    /// Cosine of the angle between two vectors; a zero vector has cosine 0 to everything.
     Cosine,
-    /// The inner product.
+    /// Inner product.
     Dot,
     /// Minus the squared Euclidean distance.
     L2,
 }
 
-/// A row that was found.
+/// Row that was found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CoarseHit {
-    /// The row, in the index's own order.
+    /// Row number in the order of the index.
     pub row: u32,
-    /// Higher is more alike: the cosine, the inner product, or minus the squared distance.
+    /// Score, higher is more similar: the cosine, the inner product, or minus the squared distance.
     pub score: f32,
 }
 
-/// What an index is built from.
+/// Input of an index.
 #[derive(Clone, Copy, Debug)]
 pub struct CoarseBuild<'a> {
     /// `rows * dims` values, row by row.
     pub vectors: &'a [f32],
-    /// Values of one vector.
+    /// Values per vector.
     pub dims: usize,
-    /// What alike means.
+    /// Measure of similarity.
     pub metric: Metric,
-    /// Who builds it.
+    /// Threads that build it.
     pub crew: BuildThreads<'a>,
-    /// The same vectors, settings and seed give the same index, with any number of threads.
+    /// Seed. Equal vectors, settings and seed give equal indexes, with any number of threads.
     pub seed: u64,
 }
 
 impl CoarseBuild<'_> {
-    /// The number of rows, after every value was looked at.
+    /// Checks every value and returns the number of rows.
     ///
     /// # Errors
-    /// `InvalidArgument` where the sizes do not fit together or a value is not a finite number.
+    /// `InvalidArgument` if the sizes do not match or a value is not finite.
     pub fn check(&self) -> Result<usize> {
         if self.dims == 0 || self.dims > DIMS_MAX || self.crew.threads == 0 {
             return Err(Error::invalid(format!(
@@ -116,91 +118,91 @@ impl CoarseBuild<'_> {
     }
 }
 
-/// An index and the order it gave its rows.
+/// New index and its order of rows.
 pub struct BuiltIndex {
-    /// `order[new row]` is the row of the input; a permutation, laid out by coarse cluster.
+    /// `order[new row]` is the input row: a permutation, by coarse cluster.
     pub order: Vec<u32>,
-    /// Speaks new rows.
+    /// Index over the new rows.
     pub index: Box<dyn Coarse>,
 }
 
-/// How hard a search shall look.
+/// Effort of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanParams {
-    /// Clusters to look into; 0: what the index found best when it was built.
+    /// Clusters to scan; 0 for the number measured when the index was built.
     pub probes: usize,
-    /// Candidates that are compared with finer codes or exactly; 0: what the index found best.
+    /// Candidates to compare with finer codes or exactly; 0 for the measured number.
     pub refine: usize,
 }
 
-/// What one search wants.
+/// Request to an index.
 #[derive(Clone, Copy)]
 pub struct CoarseRequest<'a> {
     /// Rows to find.
     pub k: usize,
-    /// How hard to look.
+    /// Effort.
     pub params: ScanParams,
-    /// The rows that may be found; all, where there is no filter.
+    /// Rows that may be found; all if `None`.
     pub allow: Option<&'a RowSet>,
-    /// What gives exact scores; without, they are those of the finest codes.
+    /// Source of exact scores. If `None`, scores are those of the finest codes.
     pub exact: Option<&'a dyn Exact>,
-    /// What a hit has to score to be of use, as so many are that good already elsewhere. Rows that cannot are left out
-    /// before their exact scores are asked for, where an index has bounds.
+    /// Lowest useful score, because enough better rows are known. An index with bounds skips rows
+    /// below it before it reads their exact scores.
     pub floor: f32,
 }
 
 impl<'a> CoarseRequest<'a> {
-    /// The best `k` of all rows, by codes alone, looking as hard as the index found best.
+    /// Creates a request for the best `k` of all rows, by codes alone, with the measured effort.
     pub fn best(k: usize) -> CoarseRequest<'a> {
         CoarseRequest { k, params: ScanParams::default(), allow: None, exact: None, floor: f32::NEG_INFINITY }
     }
 }
 
-/// Working memory of one searching thread, reused from query to query so that a search allocates nothing.
+/// Working memory of one search thread, reused so that a search allocates nothing.
 #[derive(Default)]
 pub struct CoarseScratch {
-    /// What the inverted lists with product quantisation need.
+    /// Memory of [`IvfPq`].
     pub ivf: IvfScratch,
-    /// The query as the metric wants it.
+    /// Query as the metric compares it.
     pub query: Vec<f32>,
-    /// Rows and scores on their way.
+    /// Rows being ranked.
     pub rows: Vec<u32>,
-    /// Scores that belong to `rows`.
+    /// Scores of `rows`.
     pub scores: Vec<f32>,
-    /// Whatever another kind of index wants to keep; it puts in what it needs when it first sees the scratch.
+    /// Memory of another kind of index, which creates it on first use.
     pub other: Option<Box<dyn std::any::Any + Send>>,
 }
 
-/// Exact scores of rows: vectors in memory, or read from a medium.
+/// Exact scores of rows, from vectors in memory or on a medium.
 pub trait Exact {
-    /// Puts the exact score of each of `rows` into `out` (cleared first), in their order; higher is more alike, as
-    /// in [`CoarseHit::score`].
+    /// Writes the exact score of each of `rows` to `out` (cleared first), in their order, as in
+    /// [`CoarseHit::score`].
     ///
     /// # Errors
-    /// Where a row is not there or its vector cannot be read.
+    /// An error if a row does not exist or its vector cannot be read.
     fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> Result<()>;
 }
 
-/// An index over embeddings, sealed.
+/// Immutable index over embeddings.
 pub trait Coarse: Send + Sync {
-    /// Rows it holds.
+    /// Returns the number of rows.
     fn rows(&self) -> u32;
 
-    /// Values of a vector.
+    /// Returns the values per vector.
     fn dims(&self) -> usize;
 
-    /// What alike means.
+    /// Returns the measure of similarity.
     fn metric(&self) -> Metric;
 
-    /// Bytes of memory it holds.
+    /// Returns the bytes of memory.
     fn memory_bytes(&self) -> u64;
 
-    /// The best rows that may be found into `out` (cleared first), best first, equal scores by row; fewer than
-    /// [`CoarseRequest::k`] where fewer may be found.
+    /// Writes the best allowed rows to `out` (cleared first), best first, equal scores by row.
+    /// These are fewer than [`CoarseRequest::k`] if fewer are allowed.
     ///
     /// # Errors
-    /// `InvalidArgument` where the query has other dimensions or a value that is not a finite number, or [`CoarseRequest::k`] is
-    /// over [`HITS_MAX`]; what [`CoarseRequest::exact`] returns.
+    /// `InvalidArgument` if the query has other dimensions or a value that is not finite, or if
+    /// [`CoarseRequest::k`] exceeds [`HITS_MAX`]; the error of [`CoarseRequest::exact`].
     fn search(
         &self,
         query: &[f32],
@@ -209,8 +211,8 @@ pub trait Coarse: Send + Sync {
         out: &mut Vec<CoarseHit>,
     ) -> Result<()>;
 
-    /// [`Coarse::search`] for several queries, `dims` values each; `out` gets one list a query. An index overrides
-    /// this where going through its codes once for several queries pays.
+    /// Runs [`Coarse::search`] for several queries of `dims` values each. `out` gets one list per
+    /// query. An index overrides this if one pass over its codes can serve several queries.
     ///
     /// # Errors
     /// As [`Coarse::search`].
@@ -229,14 +231,14 @@ pub trait Coarse: Send + Sync {
         Ok(())
     }
 
-    /// What is to be stored: section kinds (constants in [`section`]) and their bytes.
+    /// Returns the sections to store: kinds (constants in [`section`]) and bytes.
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)>;
 
-    /// What was measured when it was built.
+    /// Returns the recall measured when it was built.
     fn recall(&self) -> Option<Recall>;
 }
 
-/// Which index to build.
+/// Kind of index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoarseKind {
     /// Chosen by rows and dimensions.
@@ -245,12 +247,12 @@ pub enum CoarseKind {
     IvfPq,
     /// Inverted lists with one-bit codes and error bounds.
     Rabitq,
-    /// Every row is compared.
+    /// Comparison of all rows.
     Flat,
 }
 
 impl CoarseKind {
-    /// What [`CoarseKind::Auto`] means for this many rows of this many dimensions.
+    /// Resolves [`CoarseKind::Auto`] for `rows` rows of `dims` dimensions.
     pub fn resolved(self, rows: usize, dims: usize) -> CoarseKind {
         match self {
             CoarseKind::Auto if rows < FLAT_ROWS => CoarseKind::Flat,
@@ -261,17 +263,17 @@ impl CoarseKind {
     }
 }
 
-/// The squared length of a vector up to which every index works. Beyond it, products of vectors and squares of differences
-/// come near the largest number that there is.
+/// Maximum squared length of a vector for every index. Beyond it, products of vectors and squared
+/// differences come close to the largest float.
 pub const SQUARE_MAX: f32 = 1e36;
 
 /// Builds an index.
 ///
 /// # Errors
-/// What [`CoarseBuild::check`] refuses.
+/// As [`CoarseBuild::check`].
 pub fn build(kind: CoarseKind, build: &CoarseBuild) -> Result<BuiltIndex> {
     let rows = build.check()?;
-    // What the GPU takes is compared whole; where it is gone later, the processor does that.
+    // The GPU compares all rows; without a GPU later, the CPU compares them.
     let flat = kind == CoarseKind::Auto && (device::takes(rows, build.dims) || is_extreme(build));
     let kind = if flat { CoarseKind::Flat } else { kind };
     match kind.resolved(rows, build.dims) {
@@ -281,7 +283,8 @@ pub fn build(kind: CoarseKind, build: &CoarseBuild) -> Result<BuiltIndex> {
     }
 }
 
-/// Whether a vector is so long that inverted lists cannot be made: such ones are refused today, but were not always.
+/// Returns true if a vector is too long for inverted lists. Such vectors are refused today, but old
+/// collections may have some.
 fn is_extreme(build: &CoarseBuild) -> bool {
     let long = |vector: &[f32]| {
         kernels::float::dot(vector, vector).partial_cmp(&SQUARE_MAX).is_none_or(Ordering::is_gt)
@@ -289,11 +292,11 @@ fn is_extreme(build: &CoarseBuild) -> bool {
     build.metric != Metric::Cosine && build.vectors.chunks_exact(build.dims).any(long)
 }
 
-/// Opens an index from the sections that [`Coarse::sections`] gave. Every length is checked: the bytes come from
-/// outside.
+/// Opens an index from the sections of [`Coarse::sections`]. Checks every length, because the bytes
+/// are untrusted.
 ///
 /// # Errors
-/// `DataLoss` where a section is missing or is not what it should be.
+/// `DataLoss` if a section is missing or invalid.
 pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
     let header = CoarseHeader::decode(section::find(sections, section::HEADER)?)?;
     match header.kind {
@@ -303,10 +306,10 @@ pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
     }
 }
 
-/// How many queries `queries` holds.
+/// Counts the queries in `queries`.
 ///
 /// # Errors
-/// `InvalidArgument` where they are not whole.
+/// `InvalidArgument` if the last one is incomplete.
 pub fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
     match queries.len() % dims.max(1) {
         0 => Ok(queries.len() / dims.max(1)),
@@ -317,10 +320,10 @@ pub fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
     }
 }
 
-/// Checks one query and how much it asks for.
+/// Checks one query and its `k`.
 ///
 /// # Errors
-/// `InvalidArgument`, as [`Coarse::search`] says.
+/// `InvalidArgument` as [`Coarse::search`].
 pub fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
     if query.len() != dims {
         return Err(Error::invalid(format!("the query has {} dimensions, the index {dims}", query.len())));

@@ -1,13 +1,14 @@
-//! Lists of rows encoded by 4-bit product quantisation of what is left of a vector once its list's centre is taken
-//! away.
+//! Inverted lists encoded by 4-bit product quantisation of the residual: the vector minus the
+//! centre of its list.
 //!
-//! The squared distance of a query `q` to a row `c + r` (centre and residual) is
-//! `|q - c|² - 2 <q, r> + |r|² + 2 <c, r>`. The first part belongs to the list, the last two to the row; what is left
-//! is an inner product with the query alone, so one set of tables serves all lists. Residuals are much shorter than
-//! vectors, and so are the errors of their codes. The row's part uses the true `|r|²` and `<c, r'>` with the encoded
-//! residual `r'`: the error of a cost is then `2 <q - c, r - r'>`, of the short vector `q - c`, not of `q`.
+//! The squared distance of a query `q` to a row `c + r` (centre and residual) is `|q - c|² - 2 <q,
+//! r> + |r|² + 2 <c, r>`. The first term belongs to the list and the last two to the row. The
+//! remaining term is an inner product with the query alone, so one set of tables serves all lists.
+//! Residuals are much shorter than vectors, and so are the errors of their codes. The row's term
+//! uses the true `|r|²` and `<c, r'>` with the encoded residual `r'`. The error of a cost is then
+//! `2 <q - c, r - r'>`, with the short vector `q - c` in place of `q`.
 //!
-//! For inner products the cost is `-<q, c> - <q, r>` and the row has no part of its own.
+//! For inner products the cost is `-<q, c> - <q, r>`, without a term of the row.
 
 use base::{Error, Result};
 use kernels::float;
@@ -17,39 +18,39 @@ use super::kmeans::{self, KmeansPlan};
 use super::section;
 use super::{BuildThreads, Metric};
 
-/// Residuals that a code book is trained with at most.
+/// Maximum residuals to train a codebook with.
 pub const TRAINING_MAX: usize = 32_768;
 /// Lloyd's iterations for the 16 values of a part.
 const ITERATIONS: usize = 12;
-/// Up to this many dimensions a part has two of them.
+/// Dimensions up to which a part has two of them.
 const TWO_DIMS_MAX: usize = 256;
 
-/// How vectors are cut into parts.
+/// Division of vectors into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PqShape {
-    /// Values of a vector.
+    /// Values per vector.
     pub dims: usize,
-    /// Values of a part.
+    /// Values per part.
     pub part_dims: usize,
 }
 
 impl PqShape {
-    /// Two dimensions a part, as long as that is not more than 128 parts; then as few as make 128 parts.
+    /// Chooses two dimensions per part, or as few as give at most 128 parts.
     pub fn new(dims: usize) -> PqShape {
         PqShape { dims, part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) } }
     }
 
-    /// Parts of a vector.
+    /// Returns the parts per vector.
     pub fn parts(&self) -> usize {
         self.dims.div_ceil(self.part_dims)
     }
 
-    /// Values of all code books together.
+    /// Returns the values of all codebooks together.
     pub fn book_values(&self) -> usize {
         self.parts() * self.part_dims * VALUES
     }
 
-    /// Bytes of a block of 32 rows.
+    /// Returns the bytes of a block of 32 rows.
     pub fn block_bytes(&self) -> usize {
         block_bytes(self.parts())
     }
@@ -59,15 +60,15 @@ impl PqShape {
 #[derive(Clone, Debug)]
 pub struct Codebooks {
     shape: PqShape,
-    /// Part after part, dimension after dimension of a part, 16 values.
+    /// Values by part, then by dimension of the part, then 16 values.
     values: Vec<f32>,
 }
 
 impl Codebooks {
-    /// Trains them with `residuals`, of which at most [`TRAINING_MAX`] should come.
+    /// Trains codebooks with `residuals`, at most [`TRAINING_MAX`] of them.
     ///
     /// # Errors
-    /// What [`kmeans::train`] refuses.
+    /// As [`kmeans::train`].
     pub fn train(residuals: &[f32], shape: PqShape, crew: BuildThreads<'_>, seed: u64) -> Result<Codebooks> {
         let mut values = vec![0.0; shape.book_values()];
         let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
@@ -97,31 +98,31 @@ impl Codebooks {
         }
     }
 
-    /// Reads them from their section.
+    /// Decodes the section.
     ///
     /// # Errors
-    /// `DataLoss` where it has another length.
+    /// `DataLoss` if it has another length.
     pub fn open(bytes: &[u8], shape: PqShape) -> Result<Codebooks> {
         Ok(Codebooks { shape, values: section::floats(bytes, shape.book_values())? })
     }
 
-    /// The bytes of the section.
+    /// Encodes the section.
     pub fn bytes(&self) -> Vec<u8> {
         section::from_floats(&self.values)
     }
 
-    /// How vectors are cut.
+    /// Returns the division into parts.
     pub fn shape(&self) -> PqShape {
         self.shape
     }
 
-    /// Makes the tables of a query.
+    /// Computes the tables of a query.
     pub fn table(&self, query: &[f32], metric: Metric, table: &mut Table) {
         let factor = if metric == Metric::Dot { -1.0 } else { -2.0 };
         table.fill(query, &self.values, self.shape.part_dims, factor);
     }
 
-    /// The code of every part of each of `residuals`, row by row.
+    /// Appends the code of every part of each of `residuals`, row by row.
     fn encode(&self, residuals: &[f32], codes: &mut Vec<u8>) {
         let rows = residuals.len() / self.shape.dims;
         let parts = self.shape.parts();
@@ -143,7 +144,7 @@ impl Codebooks {
         }
     }
 
-    /// The inner product of `vector` with what `codes` stand for.
+    /// Returns the inner product of `vector` with the decoded `codes`.
     fn product(&self, vector: &[f32], codes: &[u8]) -> f32 {
         let parts = vector.chunks(self.shape.part_dims).zip(codes);
         parts
@@ -160,7 +161,7 @@ impl Codebooks {
     }
 }
 
-/// The values of one part of every vector, zero beyond the last dimension.
+/// Collects the values of one part of every vector, zero beyond the last dimension.
 fn gather(vectors: &[f32], shape: PqShape, part: usize, points: &mut Vec<f32>) {
     for vector in vectors.chunks_exact(shape.dims) {
         let values = vector.chunks(shape.part_dims).nth(part).unwrap_or(&[]);
@@ -169,16 +170,16 @@ fn gather(vectors: &[f32], shape: PqShape, part: usize, points: &mut Vec<f32>) {
     }
 }
 
-/// Rows of one list after another, in whole blocks.
+/// Encoded rows of the lists, in whole blocks.
 #[derive(Clone, Debug, Default)]
 pub struct PqCodes {
     blocks: Vec<u8>,
-    /// What is added to the sum of each row; infinite for rows that only fill a block.
+    /// Term added to the sum of each row; infinite for padding rows.
     terms: Vec<f32>,
 }
 
 impl PqCodes {
-    /// Encodes one list: `vectors` whose centre is `centre`. Gives whole blocks.
+    /// Encodes one list: `vectors` with the centre `centre`. Returns whole blocks.
     pub fn encode(vectors: &[f32], centre: &[f32], books: &Codebooks, metric: Metric) -> PqCodes {
         let shape = books.shape();
         let mut residuals = Vec::with_capacity(vectors.len());
@@ -205,16 +206,16 @@ impl PqCodes {
         encoded
     }
 
-    /// Puts another list behind.
+    /// Appends another list.
     pub fn append(&mut self, other: &PqCodes) {
         self.blocks.extend_from_slice(&other.blocks);
         self.terms.extend_from_slice(&other.terms);
     }
 
-    /// Reads `blocks` blocks from their two sections.
+    /// Decodes `blocks` blocks from their two sections.
     ///
     /// # Errors
-    /// `DataLoss` where a section has another length.
+    /// `DataLoss` if a section has another length.
     pub fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: PqShape) -> Result<PqCodes> {
         if codes.len() != blocks * shape.block_bytes() {
             return Err(Error::data_loss(format!(
@@ -225,22 +226,22 @@ impl PqCodes {
         Ok(PqCodes { blocks: codes.to_vec(), terms: section::floats(terms, blocks * BLOCK)? })
     }
 
-    /// The bytes of the codes' section.
+    /// Returns the section of codes.
     pub fn block_bytes(&self) -> &[u8] {
         &self.blocks
     }
 
-    /// The bytes of the terms' section.
+    /// Encodes the section of terms.
     pub fn term_bytes(&self) -> Vec<u8> {
         section::from_floats(&self.terms)
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
         (self.blocks.len() + self.terms.len() * 4) as u64
     }
 
-    /// Goes through the blocks `from..to`, as [`scan`] says.
+    /// Scans a range of blocks like [`scan`].
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "each is another thing that the inner loop needs")]
     pub fn scan(
@@ -258,7 +259,7 @@ impl PqCodes {
         scan(table, codes, terms, base, first_row, top, accept);
     }
 
-    /// Asks for the first blocks of a list ahead of their use; the processor follows a stream by itself.
+    /// Prefetches the first blocks of a list; the processor prefetches the rest itself.
     #[inline]
     pub fn prefetch(&self, shape: PqShape, block: usize) {
         let codes = &self.blocks[(block * shape.block_bytes()).min(self.blocks.len())..];
@@ -268,7 +269,7 @@ impl PqCodes {
     }
 }
 
-/// `vectors` less `centre`, appended to `out`.
+/// Appends `vectors` minus `centre` to `out`.
 pub fn subtract(vectors: &[f32], centre: &[f32], out: &mut Vec<f32>) {
     for vector in vectors.chunks_exact(centre.len()) {
         out.extend(vector.iter().zip(centre).map(|(value, middle)| value - middle));

@@ -1,10 +1,11 @@
 //! Inverted lists with one-bit codes and error bounds: the index for long vectors.
 //!
-//! Vectors are rotated at random ([`rotation`]), clustered, and each residual is stored with one bit and with four
-//! bits a dimension ([`codes`]). A query goes through the lists of the nearest centres ([`scan`]): one-bit codes give
-//! lower bounds of costs, 32 rows at a time; only rows whose bound beats the k-th best so far have their four-bit
-//! codes looked at, and only those whose finer bound still does are compared exactly, best first, until no bound is
-//! left below the k-th exact cost. The centres are found in the same way: they are one more list.
+//! Vectors are rotated at random ([`rotation`]) and clustered, and each residual is stored with one
+//! bit and with four bits per dimension ([`codes`]). A query scans the lists of the nearest centres
+//! ([`scan`]). One-bit codes give lower bounds of costs, 32 rows at a time. Only rows whose bound
+//! beats the k-th best so far are compared by four-bit codes. Of those, only rows whose finer bound
+//! still beats it are compared exactly, best first, until no bound is below the k-th exact cost.
+//! The centres are found the same way: they form one more list.
 
 mod build;
 mod codes;
@@ -33,18 +34,21 @@ use crate::filter::RowSet;
 
 pub(super) use build::build;
 
-/// What costs may be off by for rounding alone, as a share of them: far more than they are. Some rows have no other error.
+/// Bound of the rounding error of a cost, as a share of it; far above the real error. Some rows
+/// have no other error.
 const ROUNDING: f32 = 1e-5;
-/// Rows whose four bits are looked at one by one, with their centres, in the time that one more list takes; measured.
+/// Rows compared by four bits one by one, with their centres, in the time of one more list;
+/// measured.
 const ROWS_ONE_BY_ONE: usize = 2;
-/// Where a share `s` of the rows is allowed, `s` to the minus this times as many lists are looked into: the nearest
-/// allowed rows are farther away and so in more lists. In proportion (1) would find more than without a filter.
+/// If a share `s` of the rows is allowed, `s` to the power of minus this times as many lists are
+/// scanned: the nearest allowed rows are farther away and so in more lists. The exponent 1 would
+/// find more than without a filter.
 const SHARE_EXPONENT: f64 = 0.7;
 
-/// How many times more lists are looked into where there were too few rows.
+/// Factor by which more lists are scanned if too few rows were found.
 const PROBES_GROWTH: usize = 4;
 
-/// The index.
+/// Index with inverted lists and one-bit codes.
 pub struct Rabitq {
     metric: Metric,
     dims: usize,
@@ -55,21 +59,20 @@ pub struct Rabitq {
     starts: Vec<u32>,
     /// First block of each cluster.
     block_starts: Vec<u32>,
-    /// Rotated.
+    /// Rotated centres.
     centres: Vec<f32>,
-    /// The centres' codes.
+    /// Codes of the centres.
     directory: RabitqCodes,
     codes: RabitqCodes,
     recall: Option<Recall>,
 }
 
-/// Working memory of one search.
 #[derive(Default)]
 struct RabitqScratch {
     query: RabitqQuery,
     shifted: Vec<f32>,
     found: RabitqScan,
-    /// Clusters to look into: cost of the centre, number.
+    /// Clusters to scan: cost of the centre, number.
     probed: Vec<(f32, u32)>,
     rows: Vec<u32>,
     scores: Vec<f32>,
@@ -100,7 +103,7 @@ impl Rabitq {
         }
     }
 
-    /// Clusters there are.
+    /// Returns the number of clusters.
     pub fn clusters(&self) -> usize {
         self.block_starts.len()
     }
@@ -114,7 +117,7 @@ impl Rabitq {
         work.query.prepare();
     }
 
-    /// Puts the `probes` nearest clusters into `work.probed`, nearest first.
+    /// Writes the `probes` nearest clusters to `work.probed`, nearest first.
     fn find_clusters(&self, probes: usize, work: &mut RabitqScratch) {
         let length_squared = float::dot(&work.query.turned, &work.query.turned);
         let all = ScannedList {
@@ -136,13 +139,13 @@ impl Rabitq {
         work.probed.sort_unstable_by(by_cost);
     }
 
-    /// How many lists to look into where `allowed` rows count.
+    /// Returns the number of lists to scan if only `allowed` rows count.
     fn probes_for_share(&self, probes: usize, allowed: usize) -> usize {
         let share = allowed as f64 / f64::from(self.rows());
         ((probes as f64 * share.powf(-SHARE_EXPONENT)).ceil() as usize).clamp(1, self.clusters())
     }
 
-    /// Asks for what [`Self::list`] and the scan of a cluster's first block will read.
+    /// Prefetches the data that [`Self::list`] and the scan of the first block read.
     fn prefetch(&self, cluster: u32) {
         let cluster = cluster as usize;
         let padded = self.rotation.padded();
@@ -154,7 +157,7 @@ impl Rabitq {
         }
     }
 
-    /// How the query sees a cluster. `constant` belongs to the query alone.
+    /// Prepares a cluster for a query. `constant` belongs to the query alone.
     fn list(&self, query: &RabitqQuery, constant: f32, cluster: u32) -> ScannedList {
         let cluster = cluster as usize;
         let padded = self.rotation.padded();
@@ -171,7 +174,8 @@ impl Rabitq {
         }
     }
 
-    /// For inner products, what the mean that was taken from rows and query adds to every cost.
+    /// Returns the part of every cost that comes from the mean subtracted from rows and query, for
+    /// inner products.
     fn constant(&self, query: &[f32]) -> f32 {
         match self.metric {
             Metric::Dot => float::dot(&self.mean, &self.mean) - float::dot(&self.mean, query),
@@ -179,7 +183,7 @@ impl Rabitq {
         }
     }
 
-    /// Goes through the nearest `probes` lists, and through more where these have fewer than `wanted` rows.
+    /// Scans the nearest `probes` lists, and more if these have fewer than `wanted` rows.
     fn through_nearest(
         &self,
         constant: f32,
@@ -205,7 +209,7 @@ impl Rabitq {
         }
     }
 
-    /// Looks at the four bits of every allowed row: for filters that leave few.
+    /// Compares the four bits of every allowed row: for filters that allow few rows.
     fn through_allowed(&self, constant: f32, allow: &RowSet, work: &mut RabitqScratch) {
         let mut list: Option<ScannedList> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
@@ -233,9 +237,10 @@ impl Rabitq {
         }
     }
 
-    /// Compares candidates exactly, best first; after the first few only those whose bound is below the `k`-th exact
-    /// cost, `refine` at most. Bounds hold with high probability only, which the first few make up for; the floor applies to
-    /// them too, so a candidate must be above it by twice its bound's distance to be left out.
+    /// Compares candidates exactly, best first, at most `refine`. After the first few it skips
+    /// those whose bound is not below the `k`-th exact cost. Bounds hold only with high
+    /// probability, which the first few make up for. The floor applies to them too, so a candidate
+    /// is skipped only if it is above it by twice the distance of its bound.
     fn compare_exactly(
         &self,
         query: &[f32],
@@ -349,12 +354,12 @@ fn nearer(one: &RabitqCandidate, other: &RabitqCandidate) -> std::cmp::Ordering 
     one.cost.total_cmp(&other.cost).then(one.row.cmp(&other.row))
 }
 
-/// This index's working memory out of the common one; replaced where another kind of index left its own.
+/// Returns the working memory of this index; replaces that of another kind.
 fn work_of(scratch: &mut CoarseScratch) -> &mut RabitqScratch {
     if !scratch.other.as_ref().is_some_and(|other| other.is::<RabitqScratch>()) {
         scratch.other = Some(Box::new(RabitqScratch::default()));
     }
-    // The line above made sure that it is there.
+    // Set by the line above.
     match scratch.other.as_mut().and_then(|other| other.downcast_mut::<RabitqScratch>()) {
         Some(work) => work,
         None => unreachable!("working memory was just put in"),

@@ -1,4 +1,4 @@
-//! Finer than the codes: vectors of one byte a dimension, and the vectors themselves.
+//! Finer vectors for candidates: one byte per dimension, and the exact vectors.
 
 use std::borrow::Cow;
 
@@ -8,15 +8,16 @@ use kernels::float;
 use super::section;
 use super::{Exact, Metric};
 
-/// Rows whose bytes are asked for ahead of their use: enough to keep the memory busy, few enough for its queue.
+/// Rows to prefetch ahead: enough to keep the memory busy, few enough for its queue.
 const AHEAD: usize = 8;
-/// What sums of rounded products may be off by, as a share of the largest of them: far more than they are.
+/// Bound of the rounding error of a sum of products, as a share of the largest product; far above
+/// the real error.
 const ROUNDING: f32 = 1e-5;
-/// The largest code.
+/// Largest code.
 const CODE_MAX: f32 = 255.0;
 
-/// Vectors of one byte a dimension, each dimension with a scale of its own. Vectors whose values are all whole
-/// numbers from 0 to 255 are kept exactly.
+/// Vectors of one byte per dimension, with a scale per dimension. Exact for vectors of whole
+/// numbers from 0 to 255.
 #[derive(Clone, Debug)]
 pub struct ByteVectors {
     dims: usize,
@@ -26,19 +27,20 @@ pub struct ByteVectors {
     lossless: bool,
 }
 
-/// A query made ready for comparison with [`ByteVectors`].
+/// Query prepared for [`ByteVectors`].
 #[derive(Clone, Debug, Default)]
 pub struct ByteQuery {
     values: Vec<f32>,
     offset: f32,
     dot: bool,
-    /// What bytes hide: the length of the difference to a vector at most, or with `dot` the product with that.
+    /// Bound of the quantisation error: the maximum length of the difference to a vector, or with
+    /// `dot` the maximum product with it.
     doubt: f32,
 }
 
 impl ByteQuery {
-    /// The least and the most that the cost of a row can be whose bytes cost `cost`: each value of a vector lies within half a
-    /// step of what its byte stands for.
+    /// Returns the lowest and the highest cost of a row with the byte cost `cost`: each value of a
+    /// vector lies within half a step of its byte's value.
     pub fn bounds(&self, cost: f32) -> (f32, f32) {
         if self.dot {
             return (cost - self.doubt, cost + self.doubt);
@@ -51,7 +53,7 @@ impl ByteQuery {
 }
 
 impl ByteVectors {
-    /// Finds the scale of each dimension of `vectors` (`dims` values each); holds no rows yet.
+    /// Finds the scale of each dimension of `vectors` (`dims` values each). Holds no rows yet.
     pub fn measure(vectors: &[f32], dims: usize) -> ByteVectors {
         let lossless = vectors.iter().all(|value| (0.0..=CODE_MAX).contains(value) && value.fract() == 0.0);
         let mut low = vec![0.0; dims];
@@ -72,22 +74,22 @@ impl ByteVectors {
         ByteVectors { dims, low, step, codes: Vec::new(), lossless }
     }
 
-    /// Adds rows.
+    /// Appends rows.
     pub fn extend(&mut self, vectors: &[f32]) {
         self.codes.reserve(vectors.len());
         for vector in vectors.chunks_exact(self.dims) {
             let scaled = vector.iter().zip(self.low.iter().zip(&self.step));
             self.codes.extend(scaled.map(|(value, (low, step))| {
-                // A float becomes the nearest byte it can: below 0 it is 0, no number is 0 as well.
+                // A float saturates when it is converted to a byte; NaN becomes 0.
                 if *step > 0.0 { ((value - low) / step).round() as u8 } else { 0 }
             }));
         }
     }
 
-    /// Reads `rows` rows of `dims` values from their two sections.
+    /// Decodes `rows` rows of `dims` values from their two sections.
     ///
     /// # Errors
-    /// `DataLoss` where a section has another length.
+    /// `DataLoss` if a section has another length.
     pub fn open(scale: &[u8], codes: &[u8], rows: usize, dims: usize) -> Result<ByteVectors> {
         let scale = section::floats(scale, 1 + 2 * dims)?;
         if codes.len() != rows * dims || !scale.iter().all(|value| value.is_finite()) {
@@ -101,28 +103,28 @@ impl ByteVectors {
         Ok(ByteVectors { dims, low, step, codes: codes.to_vec(), lossless })
     }
 
-    /// The bytes of the scale's section: whether the codes are exact, the lowest values, the steps.
+    /// Encodes the section of the scale: a flag for exact codes, the lowest values, the steps.
     pub fn scale_bytes(&self) -> Vec<u8> {
         let lossless = if self.lossless { 1.0 } else { 0.0 };
         section::from_floats(&[&[lossless], &self.low[..], &self.step[..]].concat())
     }
 
-    /// The bytes of the codes' section.
+    /// Returns the section of codes.
     pub fn code_bytes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// Whether costs are exact.
+    /// Returns true if costs are exact.
     pub fn lossless(&self) -> bool {
         self.lossless
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
         (self.codes.len() + (self.low.len() + self.step.len()) * 4) as u64
     }
 
-    /// Makes `query` ready. Costs will be squared distances, or minus inner products with `dot`.
+    /// Prepares `query`. Costs are squared distances, or minus inner products with `dot`.
     pub fn prepare(&self, query: &[f32], dot: bool, prepared: &mut ByteQuery) {
         prepared.dot = dot;
         prepared.values.clear();
@@ -141,7 +143,7 @@ impl ByteVectors {
         }
     }
 
-    /// The cost of one row; infinite for a row that is not there.
+    /// Returns the cost of one row; infinite if the row does not exist.
     #[inline]
     pub fn cost(&self, query: &ByteQuery, row: u32) -> f32 {
         match self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims) {
@@ -171,7 +173,7 @@ impl ByteVectors {
     }
 }
 
-/// Vectors in memory, as given; of unit length where the metric is the cosine.
+/// Exact vectors in memory; of unit length for the cosine.
 #[derive(Clone, Debug)]
 pub struct DenseVectors {
     values: Vec<f32>,
@@ -180,10 +182,10 @@ pub struct DenseVectors {
 }
 
 impl DenseVectors {
-    /// Puts `vectors` (`dims` values each) into an index's `order`.
+    /// Copies `vectors` (`dims` values each) in the order of an index.
     ///
     /// # Errors
-    /// `InvalidArgument` where a row of `order` is not there.
+    /// `InvalidArgument` if a row of `order` does not exist.
     pub fn new(vectors: &[f32], dims: usize, metric: Metric, order: &[u32]) -> Result<DenseVectors> {
         let mut values = Vec::with_capacity(order.len() * dims);
         for row in order {
@@ -199,7 +201,7 @@ impl DenseVectors {
         Ok(DenseVectors { values, dims, metric })
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
         self.values.len() as u64 * 4
     }
@@ -234,7 +236,7 @@ impl Exact for DenseVectors {
     }
 }
 
-/// One over the length of a vector; 0 for a vector of zeros, and for one so short that this is not a number.
+/// Returns 1 / length of a vector; 0 for a zero vector, or one so short that this is not finite.
 pub fn inverse_length(vector: &[f32]) -> f32 {
     // In f64, so that neither tiny nor huge values lose the length.
     let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
@@ -242,13 +244,13 @@ pub fn inverse_length(vector: &[f32]) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Gives a vector length 1; a vector of zeros stays.
+/// Scales a vector to length 1; a zero vector is unchanged.
 pub fn normalise(vector: &mut [f32]) {
     let scale = inverse_length(vector);
     vector.iter_mut().for_each(|value| *value *= scale);
 }
 
-/// Vectors as an index of this metric compares them: of unit length for the cosine.
+/// Returns vectors as an index of this metric compares them: of unit length for the cosine.
 pub fn as_compared(vectors: &[f32], dims: usize, metric: Metric) -> Cow<'_, [f32]> {
     if metric != Metric::Cosine {
         return Cow::Borrowed(vectors);
@@ -284,7 +286,7 @@ mod tests {
                 let (least, most) = prepared.bounds(cost);
                 prop_assert!(least <= truth && truth <= most, "{least} {truth} {most}");
                 prop_assert_eq!(cost, again.cost(&prepared, row as u32));
-                // A value is off by half a step at most.
+                // Each value is off by at most half a step.
                 let parts = query.iter().zip(vector).zip(&bytes.step);
                 let room: f32 = parts.map(|((query, value), step)| {
                     let off = if whole { 0.0 } else { 0.5 * step };

@@ -1,14 +1,15 @@
-//! Rows held out as queries, with their exact answers: what recall is measured with where searches end exactly.
+//! Rows held out as queries, with their exact results. Recall is measured with them.
 
 use base::Result;
 
 use super::tune::{MEASURED_HITS, held_out, nearest_rows, recall_of};
 use super::{Coarse, CoarseBuild, CoarseRequest, DenseVectors, Exact, RecallPoint, ScanParams};
 
-/// Exact comparisons at most, for each hit. A search for few hits makes fewer anyway; the cap is for outliers.
+/// Maximum exact comparisons per hit. A search for few hits makes fewer anyway; the limit is for
+/// outliers.
 const REFINE_FACTOR: usize = 32;
 
-/// Queries with known answers.
+/// Queries with known results.
 pub(super) struct Trial {
     queries: Vec<f32>,
     own: Vec<u32>,
@@ -17,11 +18,11 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// Holds rows of `vectors` (as compared) out, which an index has laid out in `order`; nothing where there are too
-    /// few to measure anything.
+    /// Holds out rows of `vectors` (as compared), which an index has laid out in `order`. Returns
+    /// `None` if there are too few rows.
     ///
     /// # Errors
-    /// Where `order` names rows that are not there.
+    /// An error if `order` names rows that do not exist.
     pub(super) fn new(vectors: &[f32], order: &[u32], build: &CoarseBuild) -> Result<Option<Trial>> {
         if order.len() <= MEASURED_HITS {
             return Ok(None);
@@ -35,10 +36,10 @@ impl Trial {
         Ok(Some(Trial { queries, own, truth, exact }))
     }
 
-    /// The share of the nearest rows that `index` finds when it looks into `probes` lists.
+    /// Returns the share of the nearest rows that `index` finds with `probes` lists.
     ///
     /// # Errors
-    /// Those of the search.
+    /// As the search.
     pub(super) fn recall(&self, index: &dyn Coarse, probes: usize) -> Result<RecallPoint> {
         let refine = MEASURED_HITS * REFINE_FACTOR;
         let params = ScanParams { probes, refine };

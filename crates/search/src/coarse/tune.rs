@@ -1,9 +1,9 @@
-//! How hard to look, chosen from the data.
+//! Measures the effort of a search on the data.
 //!
-//! When an index is built some of its rows are held out as queries: each searches for its nearest other rows, which
-//! are known exactly from a comparison with all rows. From a grid of settings the cheapest is kept that reaches each
-//! wished recall; what was reached is stored with the index. Costs are counted, not timed, so that the same data give
-//! the same settings on a busy machine.
+//! When an index is built, some rows are held out as queries. Each searches for its nearest other
+//! rows, which are known from a comparison with all rows. For each target recall, the cheapest
+//! setting of a grid that reaches it is stored with the index. Costs are counted and not timed, so
+//! equal data give equal settings on a busy machine.
 
 use base::Result;
 use kernels::TopK;
@@ -14,70 +14,69 @@ use super::{
     Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric, ScanParams,
 };
 
-/// Recalls that settings are chosen for.
+/// Target recalls.
 pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
-/// The wished recall that a search gets which does not say how hard to look.
+/// Target recall of a search without settings.
 const DEFAULT_RECALL: f32 = 0.95;
-/// Hits that recall is measured with.
+/// Hits for which recall is measured.
 pub(super) const MEASURED_HITS: usize = 10;
-/// Rows that serve as queries at most.
+/// Maximum rows used as queries.
 const QUERIES_MAX: usize = 256;
-/// Rows that serve as queries at least, where there are as many.
+/// Minimum rows used as queries, if there are as many.
 const QUERIES_MIN: usize = 32;
-/// One row in this many serves as a query, between those two.
+/// Rows per query, between those limits.
 const ROWS_A_QUERY: usize = 64;
-/// Rows that are compared with all queries at a time.
+/// Rows compared with all queries at a time.
 const TRUTH_ROWS: usize = 96;
-/// Candidates a search compares by their bytes when nothing was measured.
+/// Candidates compared by their bytes if nothing was measured.
 const REFINE_UNMEASURED: usize = 100;
 /// Candidates in the grid, for [`MEASURED_HITS`] hits.
 const REFINE_GRID: [usize; 5] = [20, 40, 80, 160, 320];
-/// Steps of the probes' grid: each is about a quarter more than the one before.
+/// Growth factor of the probes in the grid.
 pub(super) const PROBE_GROWTH: f64 = 1.25;
-/// Clusters in the grid at most, as a share of all.
+/// Maximum share of clusters in the grid.
 pub(super) const PROBE_SHARE_MAX: f64 = 0.25;
-/// A recall that is enough for every wish.
+/// Recall at which the grid ends.
 const RECALL_ENOUGH: f32 = 0.995;
-/// What a candidate compared by its bytes costs, in rows compared by looked-up sums; measured.
+/// Cost of a candidate compared by its bytes, in rows compared by looked-up sums; measured.
 const REFINE_COST: usize = 16;
-/// What looking into a cluster costs before its first row, in the same unit; measured.
+/// Cost of a cluster before its first row, in the same unit; measured.
 const PROBE_COST: usize = 40;
 
-/// One measurement: what share of the `k` nearest rows a search with these settings finds.
+/// Measured recall: the share of the `k` nearest rows that a search with these settings finds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecallPoint {
-    /// Hits asked for.
+    /// Hits per query.
     pub k: u32,
-    /// The share found, 0 to 1.
+    /// Share found, 0 to 1.
     pub recall: f32,
-    /// Clusters looked into.
+    /// Clusters scanned.
     pub probes: u32,
     /// Candidates compared with finer codes.
     pub refine: u32,
 }
 
 impl RecallPoint {
-    /// From the words of its section.
     pub(super) fn from_words(words: &[u32; 4]) -> RecallPoint {
         RecallPoint { k: words[0], recall: f32::from_bits(words[1]), probes: words[2], refine: words[3] }
     }
 }
 
-/// What was measured when an index was built, in ascending order of recall.
+/// Recall measured when an index was built, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recall {
-    /// One for each wished recall, or fewer where several came to the same settings.
+    /// One point per target recall, or fewer if several have the same settings.
     pub points: Vec<RecallPoint>,
 }
 
 impl Recall {
-    /// The cheapest settings that reached `wished`; where none did, those that came closest.
+    /// Returns the cheapest settings that reached `wished`, or else the closest.
     pub fn settings_for(&self, wished: f32) -> Option<&RecallPoint> {
         self.points.iter().find(|point| point.recall >= wished).or_else(|| self.points.last())
     }
 }
 
-/// What a search will do.
+/// Settings of one search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScanChoice {
     pub(super) probes: usize,
@@ -85,7 +84,7 @@ pub(super) struct ScanChoice {
 }
 
 impl ScanChoice {
-    /// What the caller asks for, and where it does not, what was measured.
+    /// Returns the caller's settings, completed by measured ones.
     pub(super) fn resolve(
         params: &ScanParams,
         recall: Option<&Recall>,
@@ -108,14 +107,16 @@ impl ScanChoice {
         ScanChoice { probes: probes.clamp(1, clusters.max(1)), refine: refine.clamp(k.max(1), 4 * HITS_MAX) }
     }
 
-    /// The same where only `allowed` of `rows` count: clusters are looked into until as many allowed rows were seen.
+    /// Adapts the probes if only `allowed` of `rows` count: scans clusters until as many allowed
+    /// rows were seen.
     pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> ScanChoice {
         let probes = (self.probes as u128 * rows as u128).div_ceil(allowed.max(1) as u128);
         ScanChoice { probes: probes.min(clusters as u128).max(1) as usize, ..self }
     }
 }
 
-/// Farther neighbours are spread over more clusters. That is slow: with four times the hits, about 1.4 times as many.
+/// Returns the growth of probes with `k`. Farther neighbours are spread over more clusters, but
+/// slowly: about 1.4 times as many for four times the hits.
 fn probes_growth(k: usize, measured: usize) -> f64 {
     (k as f64 / measured.max(1) as f64).max(1.0).powf(0.25)
 }
@@ -125,17 +126,17 @@ fn more_candidates(k: usize, measured: usize) -> usize {
     more + more / 2
 }
 
-/// Candidates that are compared exactly after they were ranked by their bytes.
+/// Returns the candidates to compare exactly after they were ranked by their bytes.
 pub(super) fn kept_for_exact(k: usize) -> usize {
     k + (k / 2).max(10)
 }
 
-/// The rows that serve as queries, of an index's own.
+/// Returns the rows held out as queries, by the index's numbers.
 pub(super) fn held_out(rows: usize, seed: u64) -> Vec<u32> {
     RandomDraws::new(seed ^ 2).sample((rows / ROWS_A_QUERY).clamp(QUERIES_MIN, QUERIES_MAX), rows)
 }
 
-/// Measures an index just built from `vectors` (as compared), laid out in `order`.
+/// Measures an index that was just built from `vectors` (as compared), laid out in `order`.
 pub(super) fn measure(
     index: &IvfPq,
     vectors: &[f32],
@@ -170,7 +171,7 @@ pub(super) fn measure(
                 probes: probes as u32,
                 refine: refine as u32,
             });
-            // The grid's dearest settings are tried only while they may still reach a recall that is wished for.
+            // More expensive settings are tried only while they may still reach a target.
             if probes >= probes_max || recall >= RECALL_ENOUGH {
                 break;
             }
@@ -191,7 +192,7 @@ pub(super) fn measure(
     Ok(Some(Recall { points }))
 }
 
-/// The exact nearest rows of each query, in the index's order, without the query's own row.
+/// Returns the exact nearest rows of each query, in the index's order, without the query's own row.
 pub(super) fn nearest_rows(
     queries: &[f32],
     own: &[u32],
@@ -203,7 +204,7 @@ pub(super) fn nearest_rows(
     let count = own.len();
     let panels = Panels::new(queries, dims);
     let found = parking_lot::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
-    // A piece for each thread, so that thresholds fall early in each; merging costs little.
+    // One piece per thread, so that thresholds fall early in each; merging costs little.
     let piece = order.len().div_ceil(build.crew.threads).next_multiple_of(TRUTH_ROWS);
     build.crew.share(order.chunks(piece).zip(0_u32..), |(rows, number)| {
         let mut tops = vec![TopK::new(MEASURED_HITS + 1); count];
@@ -237,15 +238,16 @@ pub(super) fn nearest_rows(
     Ok(found.into_iter().zip(own).map(rows).collect())
 }
 
-/// The first [`MEASURED_HITS`] of `rows` that are not `own`.
+/// Returns the first [`MEASURED_HITS`] of `rows` other than `own`.
 pub(super) fn others(rows: impl Iterator<Item = u32>, own: u32) -> Vec<u32> {
     rows.filter(|row| *row != own).take(MEASURED_HITS).collect()
 }
 
-/// The share of the nearest rows (`truth`, for each query) that `index` finds beside the row that is the query itself.
+/// Returns the share of the nearest rows (`truth`, per query) that `index` finds, without the
+/// query's own row.
 ///
 /// # Errors
-/// Those of the search.
+/// As the search.
 pub(super) fn recall_of(
     index: &dyn Coarse,
     queries: &[f32],
@@ -313,7 +315,7 @@ mod tests {
         let recall = built.index.recall().unwrap();
         assert!(recall.points.is_sorted_by(|a, b| a.recall <= b.recall));
         assert!(recall.settings_for(DEFAULT_RECALL).unwrap().recall >= DEFAULT_RECALL, "{recall:?}");
-        // Other rows than those held out find their own neighbours as well.
+        // Rows that were not held out find their own neighbours as well.
         let own: Vec<u32> = (0..300).map(|at| at * 10 + 3).collect();
         let queries: Vec<f32> = own
             .iter()

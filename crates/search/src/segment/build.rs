@@ -1,4 +1,5 @@
-//! Making a segment out of rows: the coarse index decides on the order, everything else is laid out in it.
+//! Building a segment: the coarse index decides the order of rows, and everything else is laid out
+//! in it.
 
 use base::{Error, Result};
 use storage::Medium;
@@ -10,60 +11,60 @@ use super::layout::{SegmentSettings, kind};
 use super::rows::RowMapBuilder;
 use crate::coarse::{self, BuildThreads, CoarseKind};
 
-/// Bytes of finished pages that are collected before they go to the file.
+/// Bytes of finished pages collected per write.
 const DRAIN_BYTES: usize = 1 << 18;
 
-/// Where the rows of a new segment come from. Rows are counted as the source counts them.
+/// Source of the rows of a new segment, in the source's own numbering.
 pub trait RowSource {
-    /// How many rows.
+    /// Returns the number of rows.
     fn rows(&self) -> u32;
 
-    /// A row's id; each is there once.
+    /// Returns the id of a row; ids are unique.
     fn id(&self, row: u32) -> u64;
 
     /// Appends the embeddings of all rows to `out`, in order.
     ///
     /// # Errors
-    /// Where one cannot be read.
+    /// An error if one cannot be read.
     fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()>;
 
-    /// Puts a row's record into `out`, which is empty.
+    /// Writes the record of a row to `out`, which is empty.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// An error if it cannot be read.
     fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Puts a row's payload into `out`, which is empty.
+    /// Writes the payload of a row to `out`, which is empty.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// An error if it cannot be read.
     fn payload(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()>;
 }
 
-/// How to make a segment.
+/// Settings of a new segment.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentPlan<'a> {
-    /// What the rows are.
+    /// Shape of the rows.
     pub settings: SegmentSettings,
-    /// Which coarse index.
+    /// Kind of the coarse index.
     pub kind: CoarseKind,
-    /// Who builds it.
+    /// Threads that build it.
     pub crew: BuildThreads<'a>,
-    /// Which segment it is.
+    /// UUID of the segment.
     pub uuid: [u8; 16],
 }
 
-/// What was made.
+/// Segment that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenSegment {
-    /// `order[row]` is the source's row.
+    /// `order[row]` is the row of the source.
     pub order: Vec<u32>,
-    /// The file's length.
+    /// Length of the file.
     pub bytes: u64,
 }
 
 impl WrittenSegment {
-    /// The rows by the source's rows: the other way round than `order`.
+    /// Returns the new row of each source row: the inverse of `order`.
     pub fn rows(&self) -> Vec<u32> {
         let mut rows = vec![0; self.order.len()];
         for (row, &from) in (0..).zip(&self.order) {
@@ -75,16 +76,17 @@ impl WrittenSegment {
     }
 }
 
-/// Bytes of memory that [`write`] needs for so many rows: their embeddings, as much again for the coarse index and its
-/// training, ids and maps, and buffers. The source's own come on top.
+/// Returns the bytes of memory that [`write`] needs: the embeddings, as much again for the coarse
+/// index and its training, ids, maps and buffers. The source's memory is extra.
 pub fn working_bytes(rows: u64, dims: usize) -> u64 {
     rows * (dims as u64 * 8 + 64) + (4 << 20)
 }
 
-/// Writes a segment to a new file and makes it durable; the file's name is made durable by the caller.
+/// Writes a segment to a new file and makes it durable. The caller makes the file name durable.
 ///
 /// # Errors
-/// What source, medium, coarse index or `step` say. What was written is then left for the caller to remove.
+/// The error of the source, the medium, the coarse index or `step`. The caller then removes the
+/// file.
 pub fn write(
     medium: &dyn Medium,
     name: &str,

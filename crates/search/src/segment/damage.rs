@@ -1,4 +1,4 @@
-//! What is not served, by name.
+//! Damaged files and pages.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 use base::{Error, Result};
 use parking_lot::Mutex;
 
-/// Damaged places that a segment remembers; further ones are still refused whenever they are read.
+/// Maximum damaged pages that a segment remembers. Further ones still fail when they are read.
 const DAMAGED_MAX: usize = 1024;
 
-/// Something that is not served.
+/// File or page that is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantined {
-    /// The file.
+    /// Name of the file.
     pub file: String,
-    /// The page of the file, where it is one page; else it is the whole file.
+    /// Damaged page; `None` for the whole file.
     pub page: Option<u64>,
-    /// What is wrong.
+    /// Description of the damage.
     pub reason: String,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Quarantined {
     }
 }
 
-/// The damaged pages of one file, as far as they were met.
+/// Damaged pages of one file that were found so far.
 #[derive(Debug)]
 pub(super) struct Damaged {
     file: String,
@@ -41,7 +41,7 @@ impl Damaged {
         Arc::new(Damaged { file: file.to_owned(), pages: Mutex::default() })
     }
 
-    /// Remembers a page, counted from the file's start, and makes the error that names it.
+    /// Records a page, counted from the start of the file, and returns the error that names it.
     pub(super) fn page(&self, page: u64, reason: &str) -> Error {
         let found = Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
@@ -57,7 +57,7 @@ impl Damaged {
         self.pages.lock().clone()
     }
 
-    /// Bytes that the medium has lost are a damaged page; other errors pass.
+    /// Turns an error for lost bytes into the error for a damaged page; passes other errors on.
     pub(super) fn read(&self, page: u64, result: Result<()>) -> Result<()> {
         result.map_err(|error| match error.kind() {
             base::ErrorKind::DataLoss => self.page(page, error.message()),

@@ -1,4 +1,4 @@
-//! Writing a segment's file, section after section, and reading sections back with their checksums.
+//! Writing a segment's file section by section, and reading sections with their checksums.
 
 use std::ops::Range;
 
@@ -9,18 +9,18 @@ use storage::{Medium, Sealed, Writer};
 
 use super::layout::{kind, kind_name};
 
-/// Bytes collected before they are written, and the most that is read at once.
+/// Bytes collected per write, and the maximum bytes per read.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Called before every so many bytes of input or output: to pace, and to stop.
+/// Function called before every step of I/O with its bytes, to limit the rate and to cancel.
 pub type IoStep<'a> = &'a dyn Fn(u64) -> Result<()>;
 
-/// A segment's file while it is written. The superblock comes last, so that a file that was cut off is never taken for
-/// a segment.
+/// Segment file that is being written. The superblock is written last, so a truncated file is never
+/// taken for a segment.
 pub(super) struct SegmentFileWriter<'a> {
     writer: Box<dyn Writer>,
     step: IoStep<'a>,
-    /// Bytes of the current section that are not written yet; they start on a page.
+    /// Unwritten bytes of the current section, starting on a page.
     buffer: Vec<u8>,
     sections: Vec<Section>,
     checks: Vec<u32>,
@@ -32,13 +32,13 @@ struct Current {
     offset: u64,
     bytes: u64,
     crc32c: u32,
-    /// Whether the checks table covers its pages; else they check themselves.
+    /// True if the table of checksums covers its pages; otherwise the pages have their own.
     checked: bool,
     first_check: u64,
 }
 
 impl<'a> SegmentFileWriter<'a> {
-    /// A new file.
+    /// Creates the file.
     pub(super) fn create(medium: &dyn Medium, name: &str, step: IoStep<'a>) -> Result<SegmentFileWriter<'a>> {
         let mut writer = medium.create(name)?;
         writer.append(&[0; PAGE_BYTES])?;
@@ -53,7 +53,7 @@ impl<'a> SegmentFileWriter<'a> {
         })
     }
 
-    /// A whole section whose pages do not check themselves.
+    /// Writes a whole section whose pages have no checksums of their own.
     pub(super) fn section(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
         self.begin(kind, true);
         self.put(bytes)?;
@@ -67,7 +67,7 @@ impl<'a> SegmentFileWriter<'a> {
         self.current = Some(Current { kind, offset, bytes: 0, crc32c: 0, checked, first_check });
     }
 
-    /// More of the section.
+    /// Appends to the section.
     pub(super) fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
         if let Some(current) = &mut self.current {
             current.bytes += bytes.len() as u64;
@@ -86,7 +86,7 @@ impl<'a> SegmentFileWriter<'a> {
         Ok(())
     }
 
-    /// Ends the section, filled up with zeros to a whole page.
+    /// Ends the section, padded with zeros to a whole page.
     pub(super) fn end(&mut self) -> Result<()> {
         self.buffer.resize(self.buffer.len().next_multiple_of(PAGE_BYTES), 0);
         self.flush()?;
@@ -109,7 +109,7 @@ impl<'a> SegmentFileWriter<'a> {
         Ok(())
     }
 
-    /// Adds the table of checksums, makes everything durable, then the superblock, then that durable too.
+    /// Writes the table of checksums and syncs, then writes the superblock and syncs again.
     pub(super) fn finish(mut self, uuid: [u8; 16], rows: u32) -> Result<u64> {
         let checks: Vec<u8> = self.checks.iter().flat_map(|check| check.to_le_bytes()).collect();
         self.section(kind::CHECKS, &checks)?;
@@ -122,7 +122,7 @@ impl<'a> SegmentFileWriter<'a> {
     }
 }
 
-/// What a segment's file says about itself: superblock and page checksums, both checked.
+/// Superblock and page checksums of a file, both verified.
 #[derive(Debug)]
 pub(super) struct SegmentContents {
     pub(super) superblock: Superblock,
@@ -130,7 +130,7 @@ pub(super) struct SegmentContents {
 }
 
 impl SegmentContents {
-    /// Reads and checks them.
+    /// Reads and verifies them.
     pub(super) fn read(file: &dyn Sealed) -> Result<SegmentContents> {
         let mut page = [0; PAGE_BYTES];
         file.read_at(0, &mut page).map_err(|error| error.context("superblock"))?;
@@ -145,7 +145,8 @@ impl SegmentContents {
         Ok(contents)
     }
 
-    /// A whole section that the superblock has a checksum of. Where that is wrong, the error names the page.
+    /// Reads a whole section and verifies its checksum in the superblock. If it is wrong, the error
+    /// names the page.
     pub(super) fn load(&self, file: &dyn Sealed, kind: u32) -> Result<Vec<u8>> {
         let section = self.section(kind)?;
         let mut bytes = vec![0; usize::try_from(section.bytes).unwrap_or(usize::MAX)];
@@ -168,13 +169,13 @@ impl SegmentContents {
         damaged.map(|(page, _)| section.offset / PAGE_BYTES as u64 + page as u64)
     }
 
-    /// The section of a kind.
+    /// Returns the section of a kind.
     pub(super) fn section(&self, kind: u32) -> Result<&Section> {
         let found = self.superblock.sections.iter().find(|section| section.kind == kind);
         found.ok_or_else(|| Error::data_loss(format!("the segment has no section \"{}\"", kind_name(kind))))
     }
 
-    /// The checksums of a section's pages.
+    /// Returns the checksums of a section's pages.
     pub(super) fn checks_of(&self, section: &Section) -> Result<Vec<u32>> {
         let checks = self.check_range(section).and_then(|range| self.checks.get(range));
         checks.map(<[u32]>::to_vec).ok_or_else(|| {

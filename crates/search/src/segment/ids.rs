@@ -1,21 +1,21 @@
-//! The ids of a segment's rows, both ways: 12 bytes a row.
+//! Ids of a segment's rows and the rows of ids: 12 bytes per row.
 
 use base::{Error, Result};
 
-/// From rows to ids and back.
+/// Two-way map between rows and ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentIds {
-    /// By row.
+    /// Ids by row.
     ids: Vec<u64>,
-    /// The rows in the order of their ids.
+    /// Rows by id.
     order: Vec<u32>,
 }
 
 impl SegmentIds {
-    /// Of rows with these ids.
+    /// Creates the map of these ids.
     ///
     /// # Errors
-    /// `Internal` where an id is there twice.
+    /// `Internal` if an id occurs twice.
     pub fn new(ids: Vec<u64>) -> Result<SegmentIds> {
         let mut order: Vec<u32> = (0..ids.len() as u32).collect();
         order.sort_unstable_by_key(|&row| ids[row as usize]);
@@ -26,10 +26,10 @@ impl SegmentIds {
         }
     }
 
-    /// Reads the two sections of a segment of `rows` rows.
+    /// Decodes the two sections of a segment of `rows` rows.
     ///
     /// # Errors
-    /// `DataLoss` where they do not fit together.
+    /// `DataLoss` if they do not match.
     pub fn decode(ids: &[u8], order: &[u8], rows: u32) -> Result<SegmentIds> {
         let odd = |what: &str| Error::data_loss(format!("the segment's ids are wrong: {what}"));
         if ids.len() as u64 != u64::from(rows) * 8 || order.len() as u64 != u64::from(rows) * 4 {
@@ -41,7 +41,7 @@ impl SegmentIds {
             return Err(odd("a row beyond the last"));
         }
         let ids = SegmentIds { ids, order };
-        // Ids that strictly rise along the order belong to different rows, so the order names every row.
+        // Strictly ascending ids belong to different rows, so the order names every row.
         match ids.first_out_of_order() {
             Some(row) => Err(odd(&format!("row {row} is out of order"))),
             None => Ok(ids),
@@ -53,34 +53,34 @@ impl SegmentIds {
         self.order.windows(2).find(|pair| id(pair[0]) >= id(pair[1])).map(|pair| pair[1])
     }
 
-    /// The two sections: ids by row, rows by id.
+    /// Encodes the two sections: ids by row, rows by id.
     pub fn encode(&self) -> (Vec<u8>, Vec<u8>) {
         let ids = self.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         (ids, self.order.iter().flat_map(|row| row.to_le_bytes()).collect())
     }
 
-    /// The id of a row; `None` beyond the last.
+    /// Returns the id of a row; `None` beyond the last.
     pub fn id(&self, row: u32) -> Option<u64> {
         self.ids.get(row as usize).copied()
     }
 
-    /// The row of an id.
+    /// Returns the row of an id.
     pub fn find(&self, id: u64) -> Option<u32> {
         let at = self.order.partition_point(|&row| self.ids[row as usize] < id);
         self.order.get(at).copied().filter(|&row| self.ids[row as usize] == id)
     }
 
-    /// The rows whose ids are at least `from`, by id.
+    /// Returns the rows whose ids are at least `from`, by id.
     pub fn from(&self, from: u64) -> &[u32] {
         &self.order[self.order.partition_point(|&row| self.ids[row as usize] < from)..]
     }
 
-    /// Bytes in memory.
+    /// Returns the bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
         SegmentIds::bytes_of(self.ids.len() as u32)
     }
 
-    /// [`SegmentIds::memory_bytes`] of so many rows.
+    /// Returns [`SegmentIds::memory_bytes`] for `rows` rows.
     pub fn bytes_of(rows: u32) -> u64 {
         u64::from(rows) * 12
     }

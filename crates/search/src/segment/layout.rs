@@ -1,34 +1,34 @@
-//! Which sections a segment has, and the few numbers that say how to read them.
+//! Sections of a segment, and the settings needed to read them.
 
 use base::{Error, Result};
 
 use crate::coarse::{DIMS_MAX, Metric};
 
-/// Kinds of sections. Those from 0x100 on are the coarse index's own.
+/// Kinds of sections. Kinds from 0x100 on belong to the coarse index.
 pub mod kind {
     /// [`super::SegmentSettings`].
     pub const SETTINGS: u32 = 1;
-    /// The id of every row, u64.
+    /// Id of every row, u64.
     pub const IDS: u32 = 2;
-    /// The rows in the order of their ids, u32.
+    /// Rows in the order of their ids, u32.
     pub const ID_ORDER: u32 = 3;
-    /// The embedding of every row, for exact scores.
+    /// Embedding of every row, for exact scores.
     pub const VECTORS: u32 = 4;
     /// Pages of records.
     pub const RECORDS: u32 = 5;
-    /// Which record page a row is in.
+    /// Record page of each row.
     pub const RECORD_MAP: u32 = 6;
     /// Pages of payloads.
     pub const PAYLOADS: u32 = 7;
-    /// Which payload page a row is in.
+    /// Payload page of each row.
     pub const PAYLOAD_MAP: u32 = 8;
-    /// A checksum for every page of the sections whose pages do not check themselves.
+    /// Checksum of every page of the sections whose pages have none.
     pub const CHECKS: u32 = 9;
     /// First kind of the coarse index.
     pub const COARSE_FIRST: u32 = 0x100;
 }
 
-/// The name of a section for people.
+/// Returns the name of a section for messages.
 pub(crate) fn kind_name(kind: u32) -> &'static str {
     match kind {
         kind::SETTINGS => "settings",
@@ -45,19 +45,19 @@ pub(crate) fn kind_name(kind: u32) -> &'static str {
     }
 }
 
-/// How the embeddings are kept for exact scores.
+/// Stored format of embeddings, for exact scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VectorEncoding {
-    /// As given: 4 bytes a value.
+    /// Unchanged: 4 bytes per value.
     #[default]
     F32,
-    /// The upper half of each value, rounded to nearest: 2 bytes, about 3 significant digits.
+    /// Upper half of each value, rounded to nearest: 2 bytes, about 3 significant digits.
     Bf16,
 }
 
 impl VectorEncoding {
-    /// Bytes of a value.
+    /// Returns the bytes per value.
     pub fn bytes(self) -> usize {
         match self {
             VectorEncoding::F32 => 4,
@@ -65,7 +65,7 @@ impl VectorEncoding {
         }
     }
 
-    /// The values as they will be read back.
+    /// Rounds values to the stored format.
     pub fn round(self, values: &mut [f32]) {
         if self == VectorEncoding::Bf16 {
             for value in values {
@@ -74,7 +74,7 @@ impl VectorEncoding {
         }
     }
 
-    /// Appends the values to `out`.
+    /// Appends the encoded values to `out`.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
             VectorEncoding::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
@@ -84,7 +84,7 @@ impl VectorEncoding {
         }
     }
 
-    /// Appends the values of whole `bytes` to `out`.
+    /// Appends the decoded values of `bytes` to `out`.
     pub fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
         match self {
             VectorEncoding::F32 => {
@@ -98,7 +98,8 @@ impl VectorEncoding {
     }
 }
 
-/// The nearest bf16, ties to even. What is too large to round stays the largest finite value.
+/// Returns the nearest bf16, ties to even. Values that would round to infinity become the largest
+/// finite value.
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
@@ -108,24 +109,24 @@ fn bf16_bits(value: f32) -> u16 {
 const SETTINGS_VERSION: u32 = 1;
 const SETTINGS_BYTES: usize = 32;
 
-/// What the rows of a segment are.
+/// Shape of the rows of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSettings {
-    /// Values of an embedding.
+    /// Values per embedding.
     pub dims: usize,
-    /// What alike means.
+    /// Measure of similarity.
     pub metric: Metric,
-    /// How embeddings are kept.
+    /// Stored format of embeddings.
     pub encoding: VectorEncoding,
 }
 
 impl SegmentSettings {
-    /// Bytes of one row's embedding in the section of vectors.
+    /// Returns the bytes of one embedding in the section of vectors.
     pub fn stride(&self) -> usize {
         self.dims * self.encoding.bytes()
     }
 
-    /// The section: version u32, dims u32, metric u8, encoding u8, zeros.
+    /// Encodes the section: version u32, dims u32, metric u8, encoding u8, zeros.
     pub fn encode(&self) -> [u8; SETTINGS_BYTES] {
         let mut out = [0; SETTINGS_BYTES];
         out[..4].copy_from_slice(&SETTINGS_VERSION.to_le_bytes());
@@ -142,10 +143,10 @@ impl SegmentSettings {
         out
     }
 
-    /// Reads the section.
+    /// Decodes the section.
     ///
     /// # Errors
-    /// `DataLoss` where it is not one that this program writes.
+    /// `DataLoss` if this program does not write such a section.
     pub fn decode(bytes: &[u8]) -> Result<SegmentSettings> {
         let odd =
             || Error::data_loss("the segment's settings are not what this program reads; use a newer one");
@@ -190,7 +191,7 @@ mod tests {
                 for (value, back) in values.iter().zip(&back) {
                     prop_assert!((value - back).abs() <= value.abs() / 256.0);
                 }
-                // Rounding once more changes nothing, so merging never wears values down.
+                // Rounding again changes nothing, so merges do not degrade values.
                 encoding.round(&mut rounded);
                 prop_assert_eq!(&back, &rounded);
             }

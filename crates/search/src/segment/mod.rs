@@ -1,9 +1,10 @@
-//! Segments: files of points that are written once, laid out by coarse cluster, and never changed.
+//! Segments: immutable files of points, laid out by coarse cluster.
 //!
-//! A segment holds ids, codes, embeddings, records and payloads of up to 2^30 rows. Codes, ids and maps are read into
-//! memory when it is opened; embeddings, records and payloads stay on the medium and are read page by page. Every byte
-//! is covered by a checksum: sections that are read whole by one in the superblock, record and payload pages by their
-//! own, pages of embeddings by the table of page checksums. What does not match is refused by name, never guessed at.
+//! A segment holds ids, codes, embeddings, records and payloads of up to 2^30 rows. Codes, ids and
+//! maps are read into memory when it is opened. Embeddings, records and payloads stay on the medium
+//! and are read page by page. A checksum covers every byte: one in the superblock for each section
+//! that is read whole, one in each page of records and payloads, and the table of page checksums
+//! for embeddings. A mismatch fails with the name of the page; data is never guessed.
 
 mod build;
 mod damage;

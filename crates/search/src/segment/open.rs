@@ -1,4 +1,4 @@
-//! An open segment: what is in memory of it, and how the rest is read.
+//! Open segment: its data in memory, and reads of the rest.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
 use crate::rerank::{Address, Records};
 
-/// Pages read at once when all payloads are read.
+/// Pages per read of all payloads.
 const SCAN_PAGES: u32 = 256;
 
-/// A segment that can be searched. Shared by queries, which keep it open while they need it.
+/// Segment that can be searched. Queries share it and keep it open.
 pub struct Segment {
     name: String,
     uuid: [u8; 16],
@@ -37,7 +37,7 @@ pub struct Segment {
     held: BudgetReservation,
 }
 
-/// A section of record pages.
+/// Section of record pages.
 struct SegmentPages {
     kind: u32,
     offset: u64,
@@ -45,10 +45,10 @@ struct SegmentPages {
     damaged: Arc<Damaged>,
 }
 
-/// Only the ids of the segment in `file`, for one that cannot be opened.
+/// Reads only the ids of the segment in `file`, for a segment that cannot be opened.
 ///
 /// # Errors
-/// `DataLoss` where they are damaged too, or it is another segment.
+/// `DataLoss` if they are damaged too, or the file is another segment.
 pub fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<SegmentIds> {
     let contents = SegmentContents::read(file)?;
     if contents.superblock.uuid != uuid || contents.superblock.rows != u64::from(rows) {
@@ -59,18 +59,19 @@ pub fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<Segment
 }
 
 impl Segment {
-    /// Opens the segment in `file`, which `name` is for messages. Everything but embeddings, records and payloads is
-    /// read and checked; its memory, the largest that its deletes can become included, is taken from `budget`.
+    /// Opens the segment in `file`. `name` is used in messages. Reads and verifies everything but
+    /// embeddings, records and payloads. Its memory, including the maximum of its deletes, is
+    /// reserved from `budget`.
     ///
     /// # Errors
-    /// `DataLoss` with section and page where something is damaged, `FailedPrecondition` for a newer format,
-    /// `ResourceExhausted` where it does not fit the budget.
+    /// `DataLoss` with section and page if something is damaged, `FailedPrecondition` for a newer
+    /// format, `ResourceExhausted` if it does not fit the budget.
     pub fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<MemoryBudget>) -> Result<Segment> {
         let held = budget.reserve(0, name)?;
         Segment::open_with(file, name, held)
     }
 
-    /// As [`Segment::open`], with memory that was reserved before; what is left of it is given back.
+    /// Opens the segment with memory that was reserved before. Releases the unused part.
     ///
     /// # Errors
     /// As [`Segment::open`].
@@ -81,7 +82,7 @@ impl Segment {
     fn read(file: Arc<dyn Sealed>, name: &str, mut held: BudgetReservation) -> Result<Segment> {
         let contents = SegmentContents::read(&*file)?;
         let rows = contents.superblock.rows as u32;
-        // While they are read, sections are there twice: as bytes, and as what they mean.
+        // While sections are read they exist twice: as bytes and decoded.
         let sections = contents.superblock.sections.iter();
         let resident = sections.filter(|section| !stays_on_medium(section.kind)).map(|section| section.bytes);
         let most = 2 * resident.sum::<u64>() + Deletes::memory_bytes_max(rows);
@@ -121,37 +122,37 @@ impl Segment {
         Ok(segment)
     }
 
-    /// The file's name.
+    /// Returns the name of the file.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Which segment it is, wherever the file lies.
+    /// Returns the UUID, which does not depend on the file's name.
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid
     }
 
-    /// What the rows are.
+    /// Returns the shape of the rows.
     pub fn settings(&self) -> &SegmentSettings {
         &self.settings
     }
 
-    /// How many rows, deleted ones included.
+    /// Returns the number of rows, including deleted ones.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// The coarse index.
+    /// Returns the coarse index.
     pub fn index(&self) -> &dyn Coarse {
         &*self.index
     }
 
-    /// Ids of rows and rows of ids.
+    /// Returns the map of rows and ids.
     pub fn ids(&self) -> &SegmentIds {
         &self.ids
     }
 
-    /// Bytes of memory it takes, the most that its deletes can become included.
+    /// Returns the bytes of memory, including the maximum of its deletes.
     pub fn memory_bytes(&self) -> u64 {
         self.index.memory_bytes()
             + self.ids.memory_bytes()
@@ -161,7 +162,8 @@ impl Segment {
             + Deletes::memory_bytes_max(self.rows)
     }
 
-    /// Exact scores of its rows, read through `reader`, which [`super::reader_options`] suits.
+    /// Returns exact scores of its rows, read through `reader`, which [`super::reader_options`]
+    /// describes.
     pub fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
         ExactVectors::new(&self.vectors, &self.file, reader)
     }
@@ -169,15 +171,16 @@ impl Segment {
     /// Appends the embedding of a row to `out`.
     ///
     /// # Errors
-    /// `NotFound` beyond the last row, `DataLoss` for a damaged page, which is remembered.
+    /// `NotFound` beyond the last row; `DataLoss` for a damaged page, which is remembered.
     pub fn vector(&self, row: u32, out: &mut Vec<f32>) -> Result<()> {
         self.vectors.one(&*self.file, row, out)
     }
 
-    /// Hands all embeddings to `each`, in the order of rows; `step` is told how many bytes before they are read.
+    /// Calls `each` with all embeddings, in the order of rows. Calls `step` with the bytes before
+    /// each read.
     ///
     /// # Errors
-    /// As [`Segment::vector`], and what `step` says.
+    /// As [`Segment::vector`]; the error of `step`.
     pub fn vectors(&self, step: IoStep<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
         self.vectors.all(&*self.file, step, each)
     }
@@ -198,31 +201,32 @@ impl Segment {
         self.payloads.one(&*self.file, row, cache, out)
     }
 
-    /// Hands all payloads to `each`, in the order of rows. Rows of damaged pages are left out, and counted in the
-    /// result.
+    /// Calls `each` with all payloads, in the order of rows. Skips rows of damaged pages and
+    /// returns their number.
     ///
     /// # Errors
-    /// What the medium says where it cannot be read at all.
+    /// The error of the medium if it cannot be read at all.
     pub fn payloads(&self, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
         self.payloads.all(&*self.file, each)
     }
 
-    /// Bytes of all records' pages.
+    /// Returns the bytes of all record pages.
     pub fn record_bytes(&self) -> u64 {
         u64::from(self.records.map.pages()) * PAGE_BYTES as u64
     }
 
-    /// The file's length.
+    /// Returns the length of the file.
     pub fn file_bytes(&self) -> u64 {
         self.file.bytes()
     }
 
-    /// What was found damaged so far; the segment serves without it.
+    /// Returns the damage found so far. The segment is served without it.
     pub fn damaged(&self) -> Vec<Quarantined> {
         self.damaged.list()
     }
 
-    /// Remembers that the page at `offset` of the file is damaged, which somebody found who read it himself.
+    /// Records that the page at `offset` of the file is damaged, found by a reader outside of the
+    /// segment.
     pub fn note_page(&self, offset: u64, reason: &str) {
         let _ = self.damaged.page(offset / PAGE_BYTES as u64, reason);
     }
@@ -293,7 +297,7 @@ impl SegmentPages {
         self.offset + u64::from(page) * PAGE_BYTES as u64
     }
 
-    /// Remembers a page and makes an error that names it.
+    /// Records a page and returns the error that names it.
     fn lose(&self, page: u32, reason: &str) -> Error {
         let reason = format!("{}: {reason}", kind_name(self.kind));
         self.damaged.page(self.offset_of(page) / PAGE_BYTES as u64, &reason)
@@ -336,7 +340,7 @@ impl SegmentPages {
             buffer.resize(pages as usize * PAGE_BYTES, 0);
             let mut end = first.page + pages;
             if file.read_at(self.offset_of(first.page), &mut buffer).is_err() {
-                // Where a stretch cannot be read, the pages that can are read one by one.
+                // If a range cannot be read, its pages are read one by one.
                 end = first.page + first.pages;
                 buffer.resize(first.pages as usize * PAGE_BYTES, 0);
                 if let Err(error) = self.read(file, first.page, &mut buffer) {
@@ -358,7 +362,7 @@ impl SegmentPages {
         Ok(lost)
     }
 
-    /// Hands out the records of one run of pages; gives how many were lost.
+    /// Calls `each` with the records of one run of pages. Returns the number of lost rows.
     fn run(&self, place: RowLocation, bytes: &[u8], each: &mut dyn FnMut(u32, &[u8])) -> u32 {
         let rows = self.map.rows_of_page(place.page);
         let Ok(page) = self.check(place, bytes) else { return rows.len() as u32 };
@@ -373,7 +377,7 @@ impl SegmentPages {
     }
 }
 
-/// A few pages that were read last, so that rows beside each other cost one read. Not shared between threads.
+/// Recently read pages, so that neighbouring rows cost one read. For one thread.
 #[derive(Debug)]
 pub struct PageCache {
     places: Vec<Option<CachedPage>>,
@@ -381,13 +385,13 @@ pub struct PageCache {
 
 #[derive(Clone, Debug)]
 struct CachedPage {
-    /// Number of the open file, and offset in it.
+    /// Id of the open file, and offset in it.
     key: (u64, u64),
     bytes: Vec<u8>,
 }
 
 impl PageCache {
-    /// Of so many runs of pages.
+    /// Creates a cache of so many runs of pages.
     pub fn new(places: usize) -> PageCache {
         PageCache { places: vec![None; places.max(1)] }
     }

@@ -1,44 +1,45 @@
-//! Which page a row's record is in.
+//! Page of each row's record.
 //!
-//! Records are packed in the order of rows, so it is enough to know the first row of every page: 4 bytes a page, half
-//! a byte or less a row for records of a few hundred bytes. Where some records take several pages, the first page of
-//! each run is kept as well. A search for a row starts from a hint that is kept for every [`HINT_ROWS`] rows.
+//! Records are packed in the order of rows, so the first row of every page is enough: 4 bytes per
+//! page, at most half a byte per row for records of a few hundred bytes. If some records take
+//! several pages, the first page of each run is stored too. A search for a row starts from a hint
+//! stored for every [`HINT_ROWS`] rows.
 
 use base::{Error, Result};
 use storage::page::{PAGE_BYTES, Placed};
 
-/// Rows that share a hint.
+/// Rows per hint.
 const HINT_ROWS: u32 = 64;
 const HEADER_BYTES: usize = 16;
-/// Pages of one run at most: a record of 1 MiB and its page header.
+/// Maximum pages of one run: a record of 1 MiB and its page header.
 const RUN_PAGES_MAX: u32 = 257;
 
-/// From rows to pages.
+/// Map from rows to pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowMap {
     rows: u32,
-    /// Pages in all.
+    /// Total pages.
     pages: u32,
-    /// The first row of every run of pages.
+    /// First row of every run of pages.
     first_rows: Vec<u32>,
-    /// The first page of every run; empty where every run is one page.
+    /// First page of every run; empty if every run is one page.
     first_pages: Vec<u32>,
-    /// The run that holds row `i * HINT_ROWS`.
+    /// Run that holds row `i * HINT_ROWS`.
     hints: Vec<u32>,
 }
 
-/// Where a row lies, counted from the start of its section.
+/// Location of a row, from the start of its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLocation {
-    /// Its first page.
+    /// First page.
     pub page: u32,
     /// Pages to read.
     pub pages: u32,
-    /// Which record of the page.
+    /// Index of the record in the page.
     pub slot: u16,
 }
 
-/// Collects where a packer put one row after the other.
+/// Builder of a map, in the order of the packer.
 #[derive(Debug, Default)]
 pub struct RowMapBuilder {
     rows: u32,
@@ -48,10 +49,10 @@ pub struct RowMapBuilder {
 }
 
 impl RowMapBuilder {
-    /// The next row was put there.
+    /// Adds the next row.
     ///
     /// # Errors
-    /// `Internal` where the packer did not keep the order.
+    /// `Internal` if the packer did not keep the order.
     pub fn push(&mut self, placed: Placed) -> Result<()> {
         let starts = placed.slot == 0;
         let expected = match (starts, self.first_rows.last(), self.first_pages.last()) {
@@ -73,12 +74,13 @@ impl RowMapBuilder {
         Ok(())
     }
 
-    /// Rows so far.
+    /// Returns the rows so far.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// The section: rows, pages, runs, 1 where first pages follow, then the first rows, then the first pages; u32.
+    /// Encodes the section: rows, pages, runs, 1 if first pages follow, then the first rows, then
+    /// the first pages; u32.
     pub fn encode(&self) -> Vec<u8> {
         let wide = self.first_pages.iter().zip(0..).any(|(&page, run)| page != run)
             || self.pages as usize != self.first_pages.len();
@@ -90,10 +92,10 @@ impl RowMapBuilder {
 }
 
 impl RowMap {
-    /// Reads the section of a segment of `rows` rows whose pages take `section_bytes`.
+    /// Decodes the section of a segment of `rows` rows whose pages take `section_bytes`.
     ///
     /// # Errors
-    /// `DataLoss` where it does not fit to them.
+    /// `DataLoss` if it does not match.
     pub fn decode(bytes: &[u8], rows: u32, section_bytes: u64) -> Result<RowMap> {
         let odd = |what: &str| Error::data_loss(format!("the map from rows to pages is wrong: {what}"));
         let (words, rest) = bytes.as_chunks::<4>();
@@ -157,12 +159,12 @@ impl RowMap {
             .collect();
     }
 
-    /// The first row of a run and the one after its last.
+    /// Returns the first row of a run and the row after its last.
     fn run_rows(&self, run: usize) -> (u32, u32) {
         (self.first_rows[run], self.first_rows.get(run + 1).copied().unwrap_or(self.rows))
     }
 
-    /// The first page of a run and the one after its last.
+    /// Returns the first page of a run and the page after its last.
     fn run_pages(&self, run: usize) -> (u32, u32) {
         if self.first_pages.is_empty() {
             return (run as u32, run as u32 + 1);
@@ -170,7 +172,7 @@ impl RowMap {
         (self.first_pages[run], self.first_pages.get(run + 1).copied().unwrap_or(self.pages))
     }
 
-    /// Where the record of `row` lies; `None` beyond the last row.
+    /// Returns the location of the record of `row`; `None` beyond the last row.
     pub fn locate(&self, row: u32) -> Option<RowLocation> {
         if row >= self.rows {
             return None;
@@ -180,12 +182,12 @@ impl RowMap {
         let to = self.hints.get(hint + 1).map_or(self.first_rows.len(), |&run| run as usize + 1);
         let run = from + self.first_rows[from..to].partition_point(|&first| first <= row) - 1;
         let pages = self.run_pages(run);
-        // Checked when it was opened: a run has at most 2^16 rows.
+        // Checked at opening: a run has at most 2^16 rows.
         let slot = (row - self.first_rows[run]) as u16;
         Some(RowLocation { page: pages.0, pages: pages.1 - pages.0, slot })
     }
 
-    /// The rows whose records start in the run of pages that holds `page`.
+    /// Returns the rows whose records start in the run that holds `page`.
     pub fn rows_of_page(&self, page: u32) -> std::ops::Range<u32> {
         let run = match self.first_pages.is_empty() {
             true => page as usize,
@@ -198,12 +200,12 @@ impl RowMap {
         rows.0..rows.1
     }
 
-    /// Pages in all.
+    /// Returns the total pages.
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// Bytes in memory.
+    /// Returns the bytes of memory.
     pub fn memory_bytes(&self) -> u64 {
         ((self.first_rows.len() + self.first_pages.len() + self.hints.len()) * 4) as u64
     }

@@ -1,5 +1,5 @@
-//! The embeddings of a segment, read from its medium for exact scores. Every page is checked when it is read; where the
-//! processor loads from the medium itself, once.
+//! Embeddings of a segment, read from its medium for exact scores. Every page is verified when it
+//! is read; if the medium is mapped memory, once.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -15,12 +15,13 @@ use super::damage::Damaged;
 use super::layout::SegmentSettings;
 use crate::coarse::{Exact, Metric};
 
-/// Reads of vectors in flight at once.
+/// Maximum reads of vectors in flight.
 const DEPTH: usize = 64;
-/// Bytes of vectors that [`Vectors::all`] reads at once.
+/// Bytes per read of [`Vectors::all`].
 const STEP_BYTES: usize = 1 << 20;
 
-/// How alike two embeddings are; higher is more alike, as in [`crate::coarse::CoarseHit::score`].
+/// Returns the similarity of two embeddings, higher is more similar, as in
+/// [`crate::coarse::CoarseHit::score`].
 pub(crate) fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
     match metric {
         Metric::Dot => kernels::float::dot(query, vector),
@@ -33,20 +34,20 @@ pub(crate) fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
     }
 }
 
-/// The section of vectors.
+/// Section of vectors.
 #[derive(Debug)]
 pub(super) struct Vectors {
     settings: SegmentSettings,
     rows: u32,
     offset: u64,
     checks: Vec<u32>,
-    /// One bit a page that was found right, where the medium is loaded from in place.
+    /// One bit per verified page, if the medium is mapped memory.
     sound: Vec<AtomicU64>,
     damaged: Arc<Damaged>,
 }
 
 impl Vectors {
-    /// The section `section`, whose pages have the checksums `checks`.
+    /// Opens the section `section`, whose pages have the checksums `checks`.
     pub(super) fn new(
         settings: SegmentSettings,
         rows: u32,
@@ -67,30 +68,30 @@ impl Vectors {
         (self.checks.len() * 4 + self.sound.len() * 8) as u64
     }
 
-    /// The pages of the section that hold a row.
+    /// Returns the pages of the section that hold a row.
     fn pages(&self, row: u32) -> Range<usize> {
         let start = row as usize * self.settings.stride();
         start / PAGE_BYTES..(start + self.settings.stride()).div_ceil(PAGE_BYTES)
     }
 
-    /// Where a row starts in the first of its pages.
+    /// Returns the offset of a row in its first page.
     fn within(&self, row: u32) -> usize {
         row as usize * self.settings.stride() % PAGE_BYTES
     }
 
-    /// The first of `pages` that is not what was written; `bytes` are those pages.
+    /// Returns the first of `pages` whose checksum is wrong; `bytes` are those pages.
     fn first_damaged(&self, pages: Range<usize>, bytes: &[u8]) -> Option<usize> {
         let checks = &self.checks[pages.clone()];
         let mut each = pages.zip(bytes.chunks(PAGE_BYTES).zip(checks));
         each.find(|(_, (page, check))| crc32c::crc32c(page) != **check).map(|(page, _)| page)
     }
 
-    /// Remembers a page of the section and makes the error that names it.
+    /// Records a page of the section and returns the error that names it.
     fn lose(&self, page: usize, reason: &str) -> Error {
         self.damaged.page(self.offset / PAGE_BYTES as u64 + page as u64, &format!("vectors: {reason}"))
     }
 
-    /// Checks what was read.
+    /// Verifies pages that were read.
     fn check(&self, pages: Range<usize>, bytes: &[u8]) -> Result<()> {
         match self.first_damaged(pages, bytes) {
             Some(page) => Err(self.lose(page, "it does not match its checksum")),
@@ -105,7 +106,7 @@ impl Vectors {
         self.check(pages.clone(), buffer)
     }
 
-    /// Checks pages of a medium that is loaded from in place, once each.
+    /// Verifies pages of mapped memory, once each.
     fn check_in_place(&self, pages: Range<usize>, bytes: &[u8]) -> Result<()> {
         for (page, bytes) in pages.zip(bytes.chunks(PAGE_BYTES)) {
             let word = &self.sound[page / 64];
@@ -138,7 +139,8 @@ impl Vectors {
         Ok(())
     }
 
-    /// Hands every row's embedding to `each`, in order. `step` is told the bytes before they are read.
+    /// Calls `each` with every row's embedding, in order. Calls `step` with the bytes before each
+    /// read.
     pub(super) fn all(
         &self,
         file: &dyn Sealed,
@@ -165,13 +167,13 @@ impl Vectors {
     }
 }
 
-/// What a reader of vectors of `dims` values needs, whatever their encoding.
+/// Returns the reader options for vectors of `dims` values in any format.
 pub fn reader_options(dims: usize) -> ReaderOptions {
     ReaderOptions { depth: DEPTH, read_bytes_max: (dims * 4).next_multiple_of(PAGE_BYTES) + PAGE_BYTES }
 }
 
-/// Exact scores of one segment's rows, for one thread. Rows whose vectors cannot be read score minus infinity and are
-/// counted.
+/// Exact scores of one segment's rows, for one thread. Rows whose vectors cannot be read score
+/// minus infinity and are counted.
 pub struct ExactVectors<'a> {
     vectors: &'a Vectors,
     file: &'a Arc<dyn Sealed>,
@@ -195,12 +197,12 @@ impl<'a> ExactVectors<'a> {
         }
     }
 
-    /// Rows that could not be scored so far.
+    /// Returns the number of rows that could not be scored.
     pub fn lost(&self) -> u64 {
         self.lost.get()
     }
 
-    /// Why the first of them could not.
+    /// Returns the error of the first of them.
     pub fn error(&self) -> Option<Error> {
         self.error.borrow().clone()
     }
@@ -228,7 +230,7 @@ impl<'a> ExactVectors<'a> {
         }
     }
 
-    /// `bytes` start with the first page of the row.
+    /// Scores a row; `bytes` start with its first page.
     fn score(&self, query: &[f32], row: u32, bytes: &[u8], vector: &mut Vec<f32>) -> f32 {
         let Vectors { settings, .. } = self.vectors;
         let start = self.vectors.within(row);
@@ -237,7 +239,7 @@ impl<'a> ExactVectors<'a> {
         similarity(settings.metric, query, vector)
     }
 
-    /// Rows whose pages overlap share a read.
+    /// Groups rows whose pages overlap into one read.
     fn groups(&self, rows: &[u32]) -> Vec<(Range<usize>, Vec<usize>)> {
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_unstable_by_key(|&at| rows[at]);
@@ -257,7 +259,7 @@ impl<'a> ExactVectors<'a> {
     fn read(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
         let outcome = self.read_groups(query, rows, out);
         if outcome.is_err() {
-            // What is still under way must not come to those who read next.
+            // Reads in flight must not reach later callers.
             let mut reader = self.reader.borrow_mut();
             while reader.in_flight() > 0 && reader.complete(usize::MAX, &mut |_, _| {}).is_ok() {}
         }

@@ -1,4 +1,4 @@
-//! Building: rotate, cluster, encode.
+//! Building the index: rotate, cluster, encode.
 
 use base::Result;
 use kernels::float;
@@ -11,13 +11,13 @@ use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws};
 use crate::coarse::refine::as_compared;
 use crate::coarse::{BuildThreads, BuiltIndex, CoarseBuild};
 
-/// Clusters for each square root of the rows.
+/// Clusters per square root of the rows.
 const CLUSTERS_PER_ROOT: f64 = 4.0;
-/// Clusters at most.
+/// Maximum clusters.
 const CLUSTERS_MAX: usize = 1 << 16;
-/// Rows that a cluster is trained with; more move the centres by little.
+/// Training rows per cluster; more hardly move the centres.
 const TRAINED_PER_CLUSTER: usize = 48;
-/// Rows that a thread rotates at a time.
+/// Rows per chunk of a thread.
 const ROWS_A_CHUNK: usize = 256;
 
 pub(in crate::coarse) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
@@ -85,7 +85,7 @@ fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: BuildThreads
     Ok(points)
 }
 
-/// Where each cluster begins, and the rows in the order of their clusters.
+/// Returns the start of each cluster, and the rows by cluster.
 fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
     let mut starts = vec![0; clusters + 1];
     nearest.iter().for_each(|(cluster, _)| starts[*cluster as usize + 1] += 1);
@@ -112,7 +112,7 @@ struct Lists<'a> {
 impl Lists<'_> {
     fn encode(&self, constants: &[f32], build: &CoarseBuild) -> Result<RabitqCodes> {
         let clusters = self.starts.len() - 1;
-        // Pieces are put together in their own order, so that the number of threads changes nothing.
+        // Pieces are joined in their own order, so that the number of threads changes nothing.
         let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters];
         let work = pieces.iter_mut().enumerate();
         build.crew.share(work, |(cluster, piece)| {
@@ -143,7 +143,7 @@ impl Lists<'_> {
     }
 }
 
-/// The centres encoded as one more list, around the mean of the rows, which after rotation is zero.
+/// Encodes the centres as one more list, around the mean of the rows, which is zero after rotation.
 pub(super) fn encode_centres(centres: &[f32], padded: usize, metric: Metric) -> RabitqCodes {
     let mut codes = RabitqCodes::default();
     let rows = centres.chunks_exact(padded).map(|residual| CodeRow { residual, constant: 0.0 });

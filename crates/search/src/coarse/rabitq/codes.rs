@@ -1,32 +1,33 @@
-//! The codes of the rows of one list, and what bounds them.
+//! Codes of the rows of one list, and their error bounds.
 //!
-//! A row `o` of a list with centre `c` has the rotated residual `r = P(o - c)`, and is stored as some other vector `x`
-//! that takes few bits: the signs of `r` (one bit a dimension), and `r` rounded to sixteen levels (four bits). For a
-//! query `q` the product of residuals is estimated as
+//! A row `o` of a list with centre `c` has the rotated residual `r = P(o - c)`. It is stored as
+//! another vector `x` of few bits: the signs of `r` (one bit per dimension), and `r` rounded to
+//! sixteen levels (four bits). For a query `q` the product of residuals is estimated as
 //!
 //! ```text
 //! <r, P(q - c)>  ~  |r|^2 / <x, r> * <x, P(q - c)>
 //! ```
 //!
-//! which is unbiased over random rotations `P`, and off by at most `e * |q - c| * |r| * sqrt((1 - s^2) / s^2) / sqrt(D - 1)`
-//! with `s = <x, r> / (|x| |r|)`, except with a probability that falls with `exp(-e^2 / 2)`: theorem 3.2 of the RaBitQ
-//! paper (see [`kernels::rabitq`]) for the signs; its extension of 2025 has the same estimator for more bits. Since
-//! `<x, P(q - c)>` is `<x, Pq> - <x, Pc>`, and the latter is known beforehand, one table of look-ups serves all lists.
+//! The estimate is unbiased over random rotations `P`. Its error is at most `e * |q - c| * |r| *
+//! sqrt((1 - s^2) / s^2) / sqrt(D - 1)` with `s = <x, r> / (|x| |r|)`, except with a probability
+//! that falls with `exp(-e^2 / 2)`: theorem 3.2 of the RaBitQ paper (see [`kernels::rabitq`]) for
+//! the signs; its extension of 2025 has the same estimator for more bits. `<x, P(q - c)>` is `<x,
+//! Pq> - <x, Pc>`, and the latter is known beforehand, so one table serves all lists.
 //!
-//! Costs are squared distances, or minus inner products for [`Metric::Dot`]: lower is nearer. The cost of a row is
-//! `offset + add + scale * <x, Pq>`, where the offset belongs to the query and the list, and its bound is `radius *
-//! error` below that.
+//! Costs are squared distances, or minus inner products for [`Metric::Dot`]: lower is nearer. The
+//! cost of a row is `offset + add + scale * <x, Pq>`, with the offset of the query and the list.
+//! Its lower bound is `radius * error` less.
 
 use kernels::float;
 use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes, pack_nibbles, pack_signs};
 
 use super::Metric;
 
-/// Steps of the sixteen levels, in standard deviations of a residual's values; a residual takes the one that leaves the
-/// smallest angle. For values with a normal distribution 0.335 is best (J. Max, "Quantizing for minimum distortion",
-/// 1960).
+/// Step sizes of the sixteen levels, in standard deviations of a residual's values. A residual
+/// takes the step with the smallest angle. For normally distributed values 0.335 is best (J. Max,
+/// "Quantizing for minimum distortion", 1960).
 const STEPS: [f32; 5] = [0.27, 0.305, 0.335, 0.365, 0.41];
-/// What is taken from a level, 0 to 15, to centre it.
+/// Middle of the levels 0 to 15, subtracted to centre them.
 pub(super) const MIDDLE: f32 = 7.5;
 
 /// `add`, `scale` and `error` of a row.
@@ -37,22 +38,22 @@ type Factors = [f32; 3];
 pub(super) struct RabitqCodes {
     /// One-bit codes in blocks of 32 rows.
     pub(super) signs: Vec<u8>,
-    /// Their factors: 32 times `add`, 32 times `scale`, 32 times `error` for each block.
+    /// Factors of the one-bit codes: 32 times `add`, 32 times `scale`, 32 times `error` per block.
     pub(super) factors: Vec<f32>,
-    /// Four-bit codes, row by row; blocks that are not full leave no gap here.
+    /// Four-bit codes, row by row, without gaps after incomplete blocks.
     pub(super) levels: Vec<u8>,
-    /// Their factors.
+    /// Factors of the four-bit codes.
     pub(super) level_factors: Vec<Factors>,
 }
 
-/// A row as it comes: the rotated residual, and what the metric adds to its cost.
+/// Row to encode: the rotated residual, and the metric's addition to its cost.
 pub(super) struct CodeRow<'a> {
     pub(super) residual: &'a [f32],
     pub(super) constant: f32,
 }
 
 impl RabitqCodes {
-    /// Encodes the rows of one list, after what is there. The list begins with a block of its own.
+    /// Appends the rows of one list, starting with a new block.
     pub(super) fn extend<'a>(
         &mut self,
         rows: impl Iterator<Item = CodeRow<'a>>,
@@ -102,7 +103,7 @@ fn sign_factors(row: &CodeRow, centre: &[f32], metric: Metric) -> Factors {
     factors(row, metric, Products { code_code: centre.len() as f32, code_residual, code_centre })
 }
 
-/// What a code has with itself, with the residual and with the centre.
+/// Products of a code with itself, with the residual and with the centre.
 struct Products {
     code_code: f32,
     code_residual: f32,
@@ -113,7 +114,7 @@ fn factors(row: &CodeRow, metric: Metric, products: Products) -> Factors {
     let square = float::dot(row.residual, row.residual);
     let stretch = square / products.code_residual;
     if !(products.code_residual > 0.0 && stretch.is_finite()) {
-        // The row is the centre, or as good as.
+        // The row is equal to the centre, or nearly.
         return [row.constant, 0.0, 0.0];
     }
     let cosine_squared =
@@ -126,7 +127,7 @@ fn factors(row: &CodeRow, metric: Metric, products: Products) -> Factors {
     }
 }
 
-/// Rounds the residual to sixteen levels, with the step of those tried that leaves the smallest angle.
+/// Rounds the residual to sixteen levels with the best of the steps.
 fn choose_levels(row: &CodeRow, centre: &[f32], metric: Metric, levels: &mut [u8]) -> Factors {
     let deviation = (float::dot(row.residual, row.residual) / centre.len() as f32).sqrt();
     let mut best = (f32::NEG_INFINITY, STEPS[0]);
@@ -156,8 +157,8 @@ fn choose_levels(row: &CodeRow, centre: &[f32], metric: Metric, levels: &mut [u8
     factors(row, metric, products)
 }
 
-/// The level, 0 to 15, of a value in steps. A residual of zeros has none: what comes of it is no number, which
-/// [`factors`] takes care of.
+/// Returns the level, 0 to 15, of a value in steps. A zero residual gives NaN, which [`factors`]
+/// handles.
 fn level(value: f32) -> f32 {
     (value + MIDDLE + 0.5).floor().clamp(0.0, 15.0)
 }

@@ -1,7 +1,9 @@
-//! How many lists to look into, chosen from the data: some rows are held out as queries, as for the other index.
+//! Measures the number of lists to scan on the data, with rows held out as queries as for the other
+//! index.
 //!
-//! Recall is measured with the exact vectors, since an index with error bounds is meant to be used with them. What a
-//! search does beyond finding lists follows from the bounds, so the number of lists is the only setting.
+//! Recall is measured with the exact vectors, because an index with error bounds is meant to be
+//! used with them. The bounds decide everything except the number of lists, so that is the only
+//! setting.
 
 use base::Result;
 
@@ -10,8 +12,8 @@ use crate::coarse::trial::Trial;
 use crate::coarse::tune::{PROBE_GROWTH, PROBE_SHARE_MAX, WISHED};
 use crate::coarse::{CoarseBuild, Recall, RecallPoint};
 
-/// Lists that are looked into at least. Rows that were held out have their near copies in their own cluster, which
-/// queries from outside have not: fewer lists would look better than they are, and a list costs under 2 us.
+/// Minimum lists to scan. Held-out rows have near copies in their own cluster, unlike queries from
+/// outside, so fewer lists would look better than they are. A list costs under 2 us.
 const PROBES_MIN: usize = 8;
 
 impl Rabitq {

@@ -1,7 +1,8 @@
-//! A random rotation that costs n log n: signs at random and Walsh-Hadamard transforms, in rounds.
+//! Random rotation in O(n log n): rounds of random signs and Walsh-Hadamard transforms.
 //!
-//! Where the dimensions are no power of two, a round transforms the largest power of two that fits, from the front or
-//! from the back in turns, and then mixes the two halves (the Kac walk), so that every value reaches every other.
+//! If the dimensions are no power of two, a round transforms the largest power of two that fits,
+//! alternately from the front and from the back, and then mixes the two halves (the Kac walk), so
+//! that every value reaches every other.
 
 use base::Result;
 use kernels::{hadamard, rabitq};
@@ -11,17 +12,17 @@ use crate::coarse::kmeans::RandomDraws;
 /// Rounds of signs and transform.
 const ROUNDS: usize = 4;
 
-/// A rotation of vectors that are first padded with zeros.
+/// Rotation of vectors that are first padded with zeros.
 #[derive(Clone, Debug)]
 pub(super) struct Rotation {
     dims: usize,
     padded: usize,
-    /// +1 or -1, `padded` values for each round.
+    /// +1 or -1: `padded` values per round.
     signs: Vec<f32>,
 }
 
 impl Rotation {
-    /// For vectors of `dims` values; the same seed gives the same rotation.
+    /// Creates the rotation of a seed, for vectors of `dims` values.
     pub(super) fn new(dims: usize, seed: u64) -> Rotation {
         let padded = padded(dims);
         let mut draw = RandomDraws::new(seed);
@@ -29,17 +30,17 @@ impl Rotation {
         Rotation { dims, padded, signs }
     }
 
-    /// Values of a rotated vector.
+    /// Returns the values of a rotated vector.
     pub(super) fn padded(&self) -> usize {
         self.padded
     }
 
-    /// Values that it holds.
+    /// Returns the number of stored values.
     pub(super) fn values(&self) -> usize {
         self.signs.len()
     }
 
-    /// Rotates `vector` (`dims` values) into `out` (`padded` values). Lengths and products stay what they were.
+    /// Rotates `vector` (`dims` values) into `out` (`padded` values). Keeps lengths and products.
     pub(super) fn turn(&self, vector: &[f32], out: &mut [f32]) {
         out[..self.dims].copy_from_slice(&vector[..self.dims]);
         out[self.dims..].fill(0.0);
@@ -57,7 +58,7 @@ impl Rotation {
         }
     }
 
-    /// Rotates vectors one after another.
+    /// Rotates several vectors.
     pub(super) fn turn_all(&self, vectors: &[f32], out: &mut [f32]) {
         for (vector, out) in vectors.chunks_exact(self.dims).zip(out.chunks_exact_mut(self.padded)) {
             self.turn(vector, out);
@@ -65,7 +66,7 @@ impl Rotation {
     }
 }
 
-/// `dims` rounded up to what the codes need.
+/// Rounds `dims` up to the unit of the codes.
 pub(super) fn padded(dims: usize) -> usize {
     dims.next_multiple_of(rabitq::DIMS_STEP)
 }
@@ -80,7 +81,7 @@ fn mix_halves(values: &mut [f32]) {
     }
 }
 
-/// Refuses dimensions that the codes cannot have.
+/// Checks that the codes support `dims`.
 ///
 /// # Errors
 /// `InvalidArgument`.
@@ -103,7 +104,7 @@ mod tests {
     fn lengths_and_distances_stay_and_values_spread() {
         for dims in [1, 3, 64, 100, 128, 384, 768, 1280, 1536] {
             let rotation = Rotation::new(dims, 5);
-            // The hardest to spread: one value holds everything.
+            // The hardest case: one value holds everything.
             let mut one = vec![0.0; dims];
             one[dims / 2] = 1.0;
             let other: Vec<f32> = (0..dims).map(|at| (at as f32).sin()).collect();

@@ -1,4 +1,4 @@
-//! Going through lists: one-bit bounds first, four-bit costs for what they let through.
+//! Scan of lists: one-bit bounds first, then four-bit costs of the rows that pass.
 
 use kernels::float;
 use kernels::integer;
@@ -7,13 +7,14 @@ use kernels::rabitq::{BLOCK, FACTORS, Gate, Table, block_bytes, nibble_bytes, ni
 use super::codes::{MIDDLE, RabitqCodes};
 use crate::filter::RowSet;
 
-/// How many standard deviations a one-bit bound lies below its estimate: a row is lost by it once in about thirty
-/// times that it is just as far away as the worst row kept. The paper proves 1.9 to be nearly always enough.
+/// Standard deviations between a one-bit estimate and its bound. A row exactly as far away as the
+/// worst row kept is lost about once in thirty times. The paper proves that 1.9 is nearly always
+/// enough.
 const SIGN_DEVIATIONS: f32 = 1.9;
-/// The same for four-bit bounds.
+/// Standard deviations of four-bit bounds.
 pub(super) const LEVEL_DEVIATIONS: f32 = 1.9;
 
-/// A query turned as the codes are.
+/// Rotated query.
 #[derive(Default)]
 pub(super) struct RabitqQuery {
     pub(super) turned: Vec<f32>,
@@ -24,7 +25,7 @@ pub(super) struct RabitqQuery {
 }
 
 impl RabitqQuery {
-    /// From `self.turned`.
+    /// Prepares the tables from `self.turned`.
     pub(super) fn prepare(&mut self) {
         self.table.fill(&self.turned);
         self.bytes.resize(self.turned.len(), 0);
@@ -33,17 +34,17 @@ impl RabitqQuery {
     }
 }
 
-/// A row with what four bits say of its cost.
+/// Row and its cost by four bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RabitqCandidate {
     pub(super) cost: f32,
-    /// The cost is hardly ever lower than this.
+    /// Lower bound of the cost, rarely exceeded.
     pub(super) bound: f32,
     pub(super) row: u32,
 }
 
-/// The smallest few of the costs seen, in ascending order: few enough for insertion to be quicker than a heap, and
-/// the limit falls at once.
+/// Smallest costs seen, ascending: few enough for insertion to be faster than a heap, and the limit
+/// falls at once.
 #[derive(Default)]
 pub(super) struct Smallest {
     wanted: usize,
@@ -56,7 +57,7 @@ impl Smallest {
         self.costs.clear();
     }
 
-    /// The largest of the costs kept; infinite while there are fewer than wanted.
+    /// Returns the largest cost kept; infinite while there are too few.
     #[inline]
     pub(super) fn limit(&self) -> f32 {
         if self.costs.len() < self.wanted {
@@ -79,26 +80,26 @@ impl Smallest {
     }
 }
 
-/// One list as a query sees it.
+/// List prepared for a query.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScannedList {
-    /// Its first row, and the one after its last.
+    /// First row, and the row after the last.
     pub(super) rows: (u32, u32),
     pub(super) first_block: usize,
-    /// Is added to the cost of every row.
+    /// Addition to the cost of every row.
     pub(super) offset: f32,
-    /// The distance of the query to the centre, which the errors are multiplied with.
+    /// Distance of the query to the centre, by which errors are multiplied.
     pub(super) radius: f32,
 }
 
-/// What is found on the way through lists.
+/// Results of a scan.
 #[derive(Default)]
 pub(super) struct RabitqScan {
     pub(super) smallest: Smallest,
     pub(super) candidates: Vec<RabitqCandidate>,
-    /// Rows let through by their one-bit bounds that wait for their four-bit codes to arrive.
+    /// Rows that passed their one-bit bounds and wait for their four-bit codes to be prefetched.
     waiting: Vec<(u32, f32)>,
-    /// Rows whose four bits were looked at.
+    /// Rows compared by four bits.
     pub(super) compared: u64,
 }
 
@@ -110,7 +111,7 @@ impl RabitqScan {
         self.compared = 0;
     }
 
-    /// Goes through a list. Rows that `allow` does not allow are passed over, and so are blocks without an allowed row.
+    /// Scans a list. Skips rows that are not allowed, and blocks without an allowed row.
     pub(super) fn through(
         &mut self,
         codes: &RabitqCodes,
@@ -144,7 +145,7 @@ impl RabitqScan {
         self.compare_first(self.waiting.len(), codes, query, list);
     }
 
-    /// Looks at the four bits of the first `count` waiting rows, which were asked for a block ago.
+    /// Compares the first `count` waiting rows, which were prefetched one block ago.
     fn compare_first(&mut self, count: usize, codes: &RabitqCodes, query: &RabitqQuery, list: &ScannedList) {
         for at in 0..count {
             let (row, bound) = self.waiting[at];
@@ -155,7 +156,7 @@ impl RabitqScan {
         self.waiting.drain(..count);
     }
 
-    /// Looks at the four bits of a row.
+    /// Compares a row by its four bits.
     #[inline]
     pub(super) fn compare(&mut self, row: u32, codes: &RabitqCodes, query: &RabitqQuery, list: &ScannedList) {
         let bytes = nibble_bytes(query.turned.len());
@@ -185,11 +186,11 @@ impl RabitqCodes {
     }
 }
 
-/// Which of the up to 32 rows from `first` on, and before `end`, are allowed.
+/// Returns a mask of the allowed rows among the up to 32 rows from `first` to `end`.
 fn allowed(first: u32, end: u32, allow: Option<&RowSet>) -> u32 {
     let count = (end - first).min(BLOCK as u32);
     let whole = u32::MAX >> (BLOCK as u32 - count);
-    // Lists begin anywhere, so the rows lie in two aligned blocks of the filter.
+    // Lists start anywhere, so the rows lie in two aligned blocks of the filter.
     allow.map_or(whole, |allow| {
         let aligned = first & !31;
         let both = u64::from(allow.block(aligned)) | u64::from(allow.block(aligned.saturating_add(32))) << 32;
@@ -197,7 +198,7 @@ fn allowed(first: u32, end: u32, allow: Option<&RowSet>) -> u32 {
     })
 }
 
-/// The distance of a turned query to a centre, squared.
+/// Returns the squared distance of a rotated query to a centre.
 pub(super) fn squared_distance(query: &RabitqQuery, centre: &[f32]) -> f32 {
     float::l2(&query.turned, centre)
 }

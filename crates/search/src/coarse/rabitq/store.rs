@@ -1,4 +1,4 @@
-//! The index as sections, and back.
+//! Sections of the index.
 
 use std::borrow::Cow;
 
@@ -11,17 +11,17 @@ use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
 use crate::coarse::{CoarseHeader, CoarseKind, section};
 
-/// The seed of the rotation (u64).
+/// Seed of the rotation (u64).
 const ROTATION: u32 = section::RABITQ_FIRST;
-/// The mean of the rows, before rotation (f32).
+/// Mean of the rows, before rotation (f32).
 const MEAN: u32 = section::RABITQ_FIRST + 1;
 /// One-bit codes, block by block.
 const SIGNS: u32 = section::RABITQ_FIRST + 2;
-/// What makes bounds of them (f32; 32 times `add`, `scale` and `error` a block).
+/// Factors of the one-bit codes (f32; 32 times `add`, `scale` and `error` per block).
 const FACTORS_OF_SIGNS: u32 = section::RABITQ_FIRST + 3;
 /// Four-bit codes, row by row.
 const LEVELS: u32 = section::RABITQ_FIRST + 4;
-/// What makes costs of them (f32; `add`, `scale`, `error` a row).
+/// Factors of the four-bit codes (f32; `add`, `scale`, `error` per row).
 const FACTORS_OF_LEVELS: u32 = section::RABITQ_FIRST + 5;
 
 impl Rabitq {
@@ -50,7 +50,7 @@ impl Rabitq {
     /// Opens the index.
     ///
     /// # Errors
-    /// `DataLoss` where a section is missing or does not fit the others.
+    /// `DataLoss` if a section is missing or does not match the others.
     pub(in crate::coarse) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<Rabitq> {
         check_dims(header.dims).map_err(|error| wrong(error.message()))?;
         let find = |kind| section::find(sections, kind);
@@ -88,7 +88,7 @@ impl Rabitq {
     }
 }
 
-/// First block of each cluster.
+/// Returns the first block of each cluster.
 pub(super) fn block_starts(starts: &[u32]) -> Vec<u32> {
     let mut next = 0;
     let first = starts.windows(2).map(|pair| {
@@ -126,13 +126,14 @@ fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
     }
 }
 
-/// Bytes of memory besides the codes.
+/// Returns the bytes of memory without the codes.
 pub(super) fn other_bytes(index: &Rabitq) -> u64 {
     let floats = index.mean.len() + index.centres.len() + index.rotation.values();
     (floats * 4 + (index.starts.len() + index.block_starts.len()) * 4) as u64 + index.directory.memory_bytes()
 }
 
-/// Which metric the directory of centres has: inner products look for large ones, everything else for near ones.
+/// Returns the metric for the directory of centres: inner products look for large ones, other
+/// metrics for near ones.
 pub(super) fn directory_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
 }

@@ -47,7 +47,7 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     }
 }
 
-/// The share of true costs that lie below their bounds, and the mean error in deviations.
+/// Checks the share of true costs below their bounds, and the mean error in deviations.
 #[test]
 fn bounds_hold_and_costs_are_not_biased() {
     for metric in [Metric::L2, Metric::Dot] {
