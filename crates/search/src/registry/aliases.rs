@@ -1,4 +1,4 @@
-//! Other names of collections: one file, replaced as a whole.
+//! Aliases: other names of collections, in one file that is replaced as a whole.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,42 +7,42 @@ use base::{Error, ErrorKind, Result};
 
 use super::files;
 
-/// Aliases at most.
+/// Maximum aliases.
 pub const ALIASES_MAX: usize = 10_000;
 const KIND: &str = "aliases";
 
-/// One change of aliases.
+/// Change of an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AliasChange {
-    /// From now on `alias` stands for `collection`, whatever it stood for before.
+    /// Makes `alias` stand for `collection`, whatever it stood for before.
     Create {
-        /// The alias.
+        /// Alias.
         alias: String,
-        /// The collection's name.
+        /// Name of the collection.
         collection: String,
     },
-    /// There is no such alias any more.
+    /// Removes an alias.
     Delete {
-        /// The alias.
+        /// Alias.
         alias: String,
     },
-    /// An alias gets another name.
+    /// Renames an alias.
     Rename {
-        /// Its name now.
+        /// Old alias.
         from: String,
-        /// Its name afterwards.
+        /// New alias.
         to: String,
     },
 }
 
 pub(super) type Aliases = BTreeMap<String, String>;
 
-/// The file.
 pub(super) fn path(directory: &Path) -> PathBuf {
     directory.join(".aliases")
 }
 
-/// The aliases of a directory. Damaged ones are set aside, so that collections are served without them.
+/// Reads the aliases of a directory. Moves a damaged file away, so that collections are served
+/// without aliases.
 pub(super) fn load(directory: &Path) -> Result<Aliases> {
     let path = path(directory);
     match files::read::<Aliases>(KIND, &path) {
@@ -61,7 +61,7 @@ pub(super) fn store(directory: &Path, aliases: &Aliases) -> Result<()> {
     files::replace(KIND, &path(directory), aliases)
 }
 
-/// The aliases after `changes`. `is_collection` says whether there is a collection of a name.
+/// Returns the aliases after `changes`. `is_collection` returns true for the name of a collection.
 pub(super) fn changed(
     aliases: &Aliases,
     changes: &[AliasChange],

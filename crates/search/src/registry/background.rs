@@ -1,5 +1,5 @@
-//! The threads that open, seal and merge, for all collections together. Two seal and two merge: one gives way to queries, and
-//! the other takes over where that goes on for too long.
+//! Threads that open, flush and merge, for all collections. Two threads flush and two merge: one of
+//! low priority, and one that takes over if the first makes too little progress.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,9 +10,9 @@ use base::{Error, Result};
 use super::core::RegistryCore;
 use super::named::{BackgroundTask, NamedCollection};
 
-/// How long a thread waits before it looks again without being told to.
+/// Time between checks for work without a notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Unsealed points of a collection take at least this much before they are sealed because memory is short.
+/// Minimum unflushed bytes of a collection that is flushed because memory is short.
 const RELIEF_BYTES_MIN: u64 = 256 << 10;
 
 pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
@@ -45,7 +45,8 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     Ok(threads.into())
 }
 
-/// Does what there is to do, and where there is nothing what is `otherwise`, then waits to be told of more.
+/// Runs `one` on every collection. If there was nothing to do, runs `otherwise`, and then waits for
+/// the next event.
 fn repeat(
     core: &RegistryCore,
     chore: BackgroundTask,
@@ -68,8 +69,9 @@ fn repeat(
     }
 }
 
-/// Where memory is short, has the collection with the most unsealed points seal them although they are few: many small
-/// collections must not fill the memory with what none of them would seal. Whether there was one.
+/// Freezes the memtable of the collection with the most unflushed points if memory is short: many
+/// small collections must not fill the memory with points that none of them would flush. Returns
+/// true if there was one.
 fn relieve(core: &RegistryCore) -> bool {
     let memory = core.resources.memory();
     if memory.used < memory.limit / 4 * 3 {

@@ -1,4 +1,4 @@
-//! What the registry's threads share: which collections there are, and how one comes and goes.
+//! State that the registry's threads share: the collections, and how they are created and removed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
@@ -23,20 +23,22 @@ use crate::collection::{
 };
 use crate::rerank::SharedCaches;
 
-/// A collection's settings in its directory.
+/// File of a collection's settings, in its directory.
 pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
-/// When a caller is advised to come again while a collection is being opened.
+/// Retry delay for callers while a collection is being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
-/// A collection that could not be opened is tried again after so many times [`OPEN_AGAIN`]: its whole log is read anew.
+/// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
+/// read again.
 const BROKEN_ROUNDS: u32 = 6;
-/// Points of one collection that are not sealed take twice this much at most.
+/// Maximum bytes of a memtable. A collection has at most two.
 const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
-/// A part's share of the memory: two parts of a few collections, and what sealing needs, leave most of it for codes.
+/// Divisor of the memory for a memtable. Two memtables of a few collections and a flush leave most
+/// of the memory for codes.
 const MEMTABLE_SHARE: u64 = 20;
-/// The memory below which nothing works.
+/// Minimum memory.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
-/// Records that the cache is made for: keypoint graphs of photographs.
+/// Expected bytes of a cached record: keypoint graphs of photographs.
 const RECORD_BYTES: u32 = 8 << 10;
 
 pub(super) struct RegistryCore {
@@ -45,22 +47,22 @@ pub(super) struct RegistryCore {
     pub(super) shared: Arc<SharedCaches>,
     media: Media,
     map: RwLock<CollectionMap>,
-    /// Read while points change under a name, written while aliases change, before `changing`: no acknowledged change
-    /// ends up in a collection that the name no longer stands for.
+    /// Read-locked while points change under a name, and write-locked while aliases change, before
+    /// `changing`. An acknowledged change is therefore in the collection that the name stands for.
     writers: RwLock<()>,
-    /// Held while a collection is made or removed or aliases change, before `map`.
+    /// Locked while a collection is created or removed or aliases change, before `map`.
     changing: Mutex<()>,
-    /// Whether all collections that were there at the start, and their segments, are open.
+    /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
     stop: AtomicBool,
     serial: AtomicU64,
-    /// What was being made or removed when the process before ended.
+    /// Directories that the last process was creating or removing when it ended.
     leftovers: Mutex<Vec<PathBuf>>,
     _lock: File,
     _cache: BudgetReservation,
 }
 
-/// Keeps aliases as they are.
+/// Keeps aliases unchanged.
 pub(super) type AliasesKept<'a> = RwLockReadGuard<'a, ()>;
 
 struct CollectionMap {
@@ -113,7 +115,7 @@ impl RegistryCore {
         }))
     }
 
-    /// Opens what was there at the start, one after the other, and again what may be opened later.
+    /// Opens all collections one after the other, and later retries those that may succeed then.
     pub(super) fn open_all(&self) {
         let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
         let mut again = Vec::new();
@@ -124,7 +126,7 @@ impl RegistryCore {
         }
         self.opened.store(true, Ordering::Relaxed);
         self.resources.notify();
-        // Behind everything else: there may be a million files.
+        // Last, because there may be a million files.
         let leftovers = std::mem::take(&mut *self.leftovers.lock());
         leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
         let mut round = 0u32;
@@ -140,8 +142,8 @@ impl RegistryCore {
         }
     }
 
-    /// Opens collections: those of which segments could not be opened yet are added to `again`, those that may be opened
-    /// later as a whole to `broken`.
+    /// Opens collections. Those with segments to retry are added to `again`, those to retry as a
+    /// whole to `broken`.
     fn open_each(&self, names: Vec<String>, again: &mut Vec<Arc<NamedCollection>>, broken: &mut Vec<String>) {
         for name in names {
             if self.stopped() {
@@ -165,7 +167,8 @@ impl RegistryCore {
         }
     }
 
-    /// Takes a broken collection for one that is being opened; false where it is not broken any more, but removed, say.
+    /// Marks a broken collection as being opened. Returns false if it is no longer broken, for
+    /// example because it was removed.
     fn begins_anew(&self, name: &str) -> bool {
         match self.map.write().entries.get_mut(name) {
             Some(entry @ RegistryEntry::Broken(_)) => {
@@ -233,7 +236,7 @@ impl RegistryCore {
         Ok(named)
     }
 
-    /// Makes the directory of a collection aside, and puts it in its place.
+    /// Creates the directory of a collection under a temporary name and renames it.
     fn make_directory(&self, name: &str, settings: &CollectionSettings) -> Result<()> {
         let root = &self.options.directory;
         let aside = self.aside("new");
@@ -263,7 +266,7 @@ impl RegistryCore {
         self.options.directory.join(format!(".{what}-{:016x}", random()))
     }
 
-    /// Takes a collection's directory out of the way, durably.
+    /// Renames a collection's directory away, durably.
     fn set_aside(&self, name: &str) -> Result<PathBuf> {
         let place = self.options.directory.join(name);
         let aside = self.aside("gone");
@@ -300,7 +303,7 @@ impl RegistryCore {
             let before = aliases.len();
             aliases.retain(|_, collection| collection != name);
             if aliases.len() < before {
-                // Should this fail, the next start drops them.
+                // If this fails, the next start drops them.
                 let stored = aliases::store(&self.options.directory, &aliases);
                 self.map.write().aliases = aliases;
                 stored?;
@@ -313,7 +316,7 @@ impl RegistryCore {
 
     pub(super) fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let map = self.map.read();
-        // A collection's own name comes first: an alias must not hide it, wherever it is from.
+        // A collection's own name comes first: no alias may hide it.
         let alias = map.aliases.get(name).filter(|_| !map.entries.contains_key(name));
         let name = alias.map_or(name, String::as_str);
         match map.entries.get(name) {
@@ -342,7 +345,7 @@ impl RegistryCore {
             .collect()
     }
 
-    /// How many are being opened, ready and broken.
+    /// Counts the collections that are opening, ready and broken.
     pub(super) fn states(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         for entry in self.map.read().entries.values() {
@@ -356,7 +359,7 @@ impl RegistryCore {
         counts
     }
 
-    /// The collections that are served.
+    /// Returns the collections that are served.
     pub(super) fn ready(&self) -> Vec<Arc<NamedCollection>> {
         let map = self.map.read();
         let ready = |entry: &RegistryEntry| match entry {
@@ -370,7 +373,7 @@ impl RegistryCore {
         self.map.read().aliases.iter().map(|(alias, name)| (alias.clone(), name.clone())).collect()
     }
 
-    /// The collection of a name, and what keeps aliases as they are.
+    /// Returns the collection of a name, and a guard that keeps aliases unchanged.
     pub(super) fn writing(&self, name: &str) -> Result<(Arc<NamedCollection>, AliasesKept<'_>)> {
         let guard = self.writers.read();
         Ok((self.get(name)?, guard))
@@ -409,7 +412,7 @@ impl RegistryCore {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Ends the threads, as soon as they notice.
+    /// Asks the threads to end.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.ready().iter().for_each(|named| named.collection().close());
@@ -421,7 +424,7 @@ fn opening(name: &str) -> Error {
     Error::unavailable(format!("collection \"{name}\" is still being opened")).with_retry_after(OPENING_RETRY)
 }
 
-/// The directories that may be collections.
+/// Returns the directories that may be collections.
 fn collections(directory: &Path) -> Result<Vec<String>> {
     let fail = |error: std::io::Error| Error::io(directory, &error);
     let mut names = Vec::new();
@@ -436,8 +439,8 @@ fn collections(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The aliases of a directory with these collections. A collection may have been removed and the power lost before its
-/// aliases were; what is left of them must not come back once there is another collection of either name.
+/// Reads the aliases of a directory with these collections. A power loss may have left aliases of a
+/// removed collection; they must not apply to a later collection of the same name.
 fn sound_aliases(directory: &Path, names: &[String]) -> Result<Aliases> {
     let mut aliases = aliases::load(directory)?;
     let before = aliases.len();
@@ -450,7 +453,7 @@ fn sound_aliases(directory: &Path, names: &[String]) -> Result<Aliases> {
     Ok(aliases)
 }
 
-/// What was being made or removed when the process ended. It costs only space.
+/// Returns the directories that the last process was creating or removing. They only cost space.
 fn leftovers(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let is_left = |name: &str| name.starts_with(".new-") || name.starts_with(".gone-");
@@ -466,7 +469,7 @@ fn remove_directory(path: PathBuf) {
     }
 }
 
-/// A number that nobody else has: a hash with a key that the system drew at random.
+/// Returns a random number: a hash with a key drawn by the system.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))

@@ -1,8 +1,8 @@
-//! The registry's own files: small texts that check themselves and are replaced as a whole.
+//! Files of the registry: small checksummed texts that are replaced as a whole.
 //!
-//! A file has two lines. The first is `{"millpond":KIND,"version":1,"crc32c":"8 digits"}`, the second JSON whose bytes
-//! that sum is of. It is written aside, made durable and renamed, so a crash leaves the old file or the new one; a file
-//! that was damaged later is found out.
+//! A file has two lines. The first is `{"millpond":KIND,"version":1,"crc32c":"8 digits"}`; the
+//! second is JSON, and the checksum covers its bytes. A new version is written to a temporary file,
+//! synced and renamed, so a crash leaves the old file or the new one. Later damage is detected.
 
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read, Write};
@@ -16,30 +16,31 @@ use serde_json::Value;
 
 use crate::coarse::{DIMS_MAX, Metric};
 
-/// Bytes of a collection's or an alias's name at most.
+/// Maximum bytes of the name of a collection or alias.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Bytes of a file of settings or aliases at most.
+/// Maximum bytes of a file of settings or aliases.
 pub const SETTINGS_BYTES_MAX: usize = 4 << 20;
-/// The version this program writes.
+/// Version that this program writes.
 const VERSION: u32 = 1;
-/// What a file is called while it is written.
+/// Suffix of a file that is being written.
 const ASIDE: &str = ".tmp";
 
-/// What a collection is.
+/// Settings of a collection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectionSettings {
-    /// Values of an embedding.
+    /// Values per embedding.
     pub dims: usize,
-    /// What alike means.
+    /// Measure of similarity.
     pub metric: Metric,
-    /// What clients call the embedding; empty where it has no name.
+    /// Clients' name of the embedding; empty if it has none.
     pub vector_name: String,
-    /// What doors keep with the collection: its kind, its model, how a client configured it. Any JSON.
+    /// Data that an API keeps with the collection: its kind, its model, the client's configuration.
+    /// Any JSON.
     pub extra: Value,
 }
 
 impl CollectionSettings {
-    /// Of embeddings of `dims` values.
+    /// Creates settings for embeddings of `dims` values.
     pub fn new(dims: usize, metric: Metric) -> CollectionSettings {
         CollectionSettings { dims, metric, vector_name: String::new(), extra: Value::Null }
     }
@@ -58,7 +59,7 @@ impl CollectionSettings {
     }
 }
 
-/// Settings as they are stored, and where the points lie.
+/// Stored settings, and the directory of the points.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredSettings {
     dims: usize,
@@ -67,8 +68,8 @@ pub(super) struct StoredSettings {
     vector_name: String,
     #[serde(default)]
     extra: Value,
-    /// The directory of the points, different for every collection that ever was, so that what still works on a removed
-    /// collection cannot write to another one of its name.
+    /// Directory of the points, unique among all collections that ever existed. Work that continues
+    /// on a removed collection cannot write to a later one of the same name.
     pub(super) points: String,
 }
 
@@ -107,7 +108,7 @@ impl StoredSettings {
     }
 }
 
-/// Checks that `name` can name a collection or an alias.
+/// Checks the name of a collection or alias.
 ///
 /// # Errors
 /// `InvalidArgument`.
@@ -129,7 +130,7 @@ struct FileHead {
     crc32c: String,
 }
 
-/// The text of a file.
+/// Encodes a file.
 pub(super) fn encode(kind: &str, content: &impl Serialize) -> Result<Vec<u8>> {
     let broken = |error| Error::internal(format!("{kind}: {error}"));
     let body = serde_json::to_vec(content).map_err(broken)?;
@@ -149,7 +150,7 @@ pub(super) fn encode(kind: &str, content: &impl Serialize) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What [`encode`] made a text of.
+/// Decodes the output of [`encode`].
 ///
 /// # Errors
 /// `DataLoss` for a damaged text, `FailedPrecondition` for one of a newer program.
@@ -176,7 +177,7 @@ pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> 
     serde_json::from_slice(body).map_err(|error| odd(error.to_string()))
 }
 
-/// Reads a file; `None` where there is none.
+/// Reads a file; `None` if it does not exist.
 pub(super) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Option<T>> {
     let fail = |error: std::io::Error| Error::io(path, &error);
     let file = match File::open(path) {
@@ -192,7 +193,7 @@ pub(super) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Optio
     decode(kind, &text).map(Some).map_err(|error| error.context(path.display()))
 }
 
-/// Puts a file in the place of the one before, durably.
+/// Replaces a file, durably.
 pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Result<()> {
     let text = encode(kind, content)?;
     let mut aside = path.as_os_str().to_owned();
@@ -201,7 +202,7 @@ pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Resu
     let fail = |error: std::io::Error| Error::io(&aside, &error);
     let mut file = private::options().write(true).create(true).truncate(true).open(&aside).map_err(fail)?;
     if let Err(error) = file.write_all(&text).and_then(|()| file.sync_all()) {
-        // On a full disk the half of it takes room that is needed.
+        // On a full disk, half a file takes room that is needed.
         let _ = std::fs::remove_file(&aside);
         return Err(fail(error));
     }
@@ -209,13 +210,13 @@ pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Resu
     sync(path.parent().unwrap_or(Path::new(".")))
 }
 
-/// Makes the names in a directory durable.
+/// Syncs a directory, which makes its names durable.
 pub(super) fn sync(directory: &Path) -> Result<()> {
     let synced = File::open(directory).and_then(|file| file.sync_all());
     synced.map_err(|error| Error::io(directory, &error))
 }
 
-/// Keeps a second process out of a directory, for as long as the file is open.
+/// Locks a directory against other processes while the returned file is open.
 pub(super) fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(".lock");
     let open = private::options().write(true).create(true).truncate(false).open(&path);

@@ -1,20 +1,23 @@
-//! Collections by name: made, found, renamed by aliases, removed, and searched on threads of their own, all within one
-//! limit on memory.
+//! Named collections: created, found, aliased, removed, and searched by a pool of threads, all
+//! within one memory limit.
 //!
 //! # On disk
-//! The directory has one directory for each collection, called by its name: `settings` says what it is, `points-…`
-//! holds its data; doors may keep files of theirs beside these. Names of the registry's own files begin with a dot,
-//! which names of collections do not: `.lock` keeps a second process out, `.aliases` has the other names, `.new-…` is a
-//! collection that is being made, `.gone-…` one that is being removed. A collection is made aside and renamed, and
-//! renamed before it is removed, so that after a crash it is either there or not.
+//! The directory has one directory per collection with its name: `settings` has its settings and
+//! `points-…` its data; APIs may keep files beside these. Names of the registry's own files begin
+//! with a dot, which names of collections do not. `.lock` locks out a second process, `.aliases`
+//! has the aliases, `.new-…` is a collection that is being created, `.gone-…` one that is being
+//! removed. A collection is created under a temporary name and renamed, and renamed before it is
+//! removed, so after a crash it either exists or does not.
 //!
-//! # What is broken
-//! A collection whose settings or list of segments cannot be read is named with its reason and left alone; the others
-//! are served, and the start goes on.
+//! # Damage
+//! A collection whose settings or list of segments cannot be read is reported with the reason and
+//! not changed. The others are served.
 //!
 //! # Threads
-//! `search-N` run queries ([`Registry::submit`]); `search-open`, `search-flush` and `search-merge` work for all
-//! collections, the latter two at low priority; `search-stall-s` and `search-stall-m` take over where that is too little. A thousand collections need no more threads than one.
+//! `search-N` run queries ([`Registry::submit`]). `search-open`, `search-flush` and `search-merge`
+//! work for all collections, the last two at low priority. `search-flush-hi` and `search-merge-hi`
+//! take over if that is too slow. The number of threads does not depend on the number of
+//! collections.
 
 mod aliases;
 mod background;
@@ -43,50 +46,50 @@ pub use self::named::{NamedCollection, ScrollPage};
 pub use self::options::{MediumChoice, RegistryOptions};
 pub use self::pool::PoolTask;
 
-/// A collection's name and how it is.
+/// Collection in a listing.
 #[derive(Clone, Debug)]
 pub struct ListedCollection {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// How it is.
+    /// State.
     pub state: ListedState,
 }
 
-/// How a collection is.
+/// State of a collection.
 #[derive(Clone, Debug)]
 pub enum ListedState {
     /// Its log is being read.
     Opening,
-    /// It is served. Its segments may still be opened one by one, which its status tells.
+    /// It is served. Some segments may still be closed; see its status.
     Ready(Arc<NamedCollection>),
-    /// It is not served, for this reason.
+    /// It is not served because of this error.
     Broken(Error),
 }
 
-/// What a registry has done and has to do.
+/// Counts of a registry.
 #[derive(Clone, Copy, Debug)]
 pub struct RegistryStats {
     /// Collections by state: opening, ready, broken.
     pub collections: [usize; 3],
-    /// Work that waits for a search thread, and how much may.
+    /// Tasks that wait for a search thread.
     pub queued: usize,
-    /// Most work that may wait.
+    /// Maximum waiting tasks.
     pub queue_max: usize,
-    /// Work done since the start.
+    /// Tasks run since the start.
     pub done: u64,
-    /// Work refused since the start because too much waited.
+    /// Tasks refused since the start because the queue was full.
     pub refused: u64,
     /// Writes that found no room.
     pub stalls: StallStats,
     /// Memory of all collections and the caches.
     pub memory: BudgetStats,
-    /// The record cache, where there is one.
+    /// Counts of the record cache, if there is one.
     pub cache: Option<CacheStats>,
-    /// The cache of blocks of record files, where there is one.
+    /// Counts of the cache of blocks of record files, if there is one.
     pub blocks: Option<BlockStats>,
 }
 
-/// A collection whose points are being changed, under a name that goes on standing for it meanwhile.
+/// Collection whose points are being changed. Its aliases stay unchanged meanwhile.
 pub struct WritingCollection<'a> {
     named: Arc<NamedCollection>,
     _aliases: core::AliasesKept<'a>,
@@ -108,12 +111,13 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Opens the collections of a directory, which is made where it is missing. Returns before they are open: that goes
-    /// on in the background, and one that cannot be opened does not hinder the others.
+    /// Opens the collections of a directory, and creates the directory if it is missing. Returns
+    /// before they are open; that continues in the background. A collection that cannot be opened
+    /// does not affect the others.
     ///
     /// # Errors
-    /// `FailedPrecondition` where another process has the directory, `InvalidArgument` for options that cannot work,
-    /// otherwise what the file system says.
+    /// `FailedPrecondition` if another process uses the directory, `InvalidArgument` for invalid
+    /// options; otherwise the error of the file system.
     pub fn open(options: RegistryOptions) -> Result<Arc<Registry>> {
         let threads = options.threads();
         let queue_max = options.queue_max;
@@ -123,54 +127,58 @@ impl Registry {
         Ok(Arc::new(Registry { core, pool, threads }))
     }
 
-    /// Makes a collection. Once this returns it survives a loss of power.
+    /// Creates a collection. Durable when this returns.
     ///
     /// # Errors
-    /// `AlreadyExists` where a collection or an alias has the name, `InvalidArgument` for a name or settings that cannot
-    /// be, `ResourceExhausted` where there are too many collections, otherwise what the file system says.
+    /// `AlreadyExists` if a collection or an alias has the name, `InvalidArgument` for an invalid
+    /// name or settings, `ResourceExhausted` if there are too many collections; otherwise the error
+    /// of the file system.
     pub fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
         self.core.create(name, settings)
     }
 
-    /// Removes a collection with everything in its directory, broken ones too, and the aliases that name it. False where
-    /// there is none. Queries that are under way end as if nothing had happened.
+    /// Removes a collection, even a broken one, with all files in its directory and its aliases.
+    /// Returns false if there is none. Running queries complete normally.
     ///
     /// # Errors
-    /// `Unavailable` while it is being opened, otherwise what the file system says.
+    /// `Unavailable` while it is being opened; otherwise the error of the file system.
     pub fn remove(&self, name: &str) -> Result<bool> {
         self.core.remove(name)
     }
 
-    /// The collection of a name or an alias.
+    /// Returns the collection of a name or an alias.
     ///
     /// # Errors
-    /// `NotFound`; `Unavailable` with advice when to come again while it is being opened; for a broken one the reason.
+    /// `NotFound`; `Unavailable` with a retry delay while it is being opened; the error of a broken
+    /// one.
     pub fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         self.core.get(name)
     }
 
-    /// All collections, by name.
+    /// Returns all collections, by name.
     pub fn list(&self) -> Vec<ListedCollection> {
         self.core.list()
     }
 
-    /// All aliases and what they stand for, by alias.
+    /// Returns all aliases and their collections, by alias.
     pub fn aliases(&self) -> Vec<(String, String)> {
         self.core.aliases()
     }
 
-    /// Changes aliases, all or none; durable once this returns. A query sees all of the change or nothing of it.
+    /// Changes aliases, all or none. Durable when this returns. A query sees the whole change or
+    /// nothing of it.
     ///
     /// # Errors
-    /// `NotFound` for a collection or alias that is not there, `AlreadyExists` for an alias that is a collection's name,
-    /// `ResourceExhausted` for too many; `Unavailable` where a write is under way for longer than
-    /// [`RegistryOptions::alias_wait_max`]; otherwise what the file system says.
+    /// `NotFound` for a missing collection or alias, `AlreadyExists` for an alias that is a
+    /// collection's name, `ResourceExhausted` for too many; `Unavailable` if a write is in progress
+    /// for longer than [`RegistryOptions::alias_wait_max`]; otherwise the error of the file system.
     pub fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
         self.core.change_aliases(changes, || true).map(drop)
     }
 
-    /// The same, but only if `still` holds at a moment when nobody writes ([`Registry::writing`]); whether it did. Such
-    /// is how an alias goes over to a copy of a collection that has everything which was acknowledged.
+    /// Changes aliases only if `still` returns true while no write ([`Registry::writing`]) is in
+    /// progress. Returns the result of `still`. An alias can thus move to a copy of a collection
+    /// that has all acknowledged changes.
     ///
     /// # Errors
     /// As [`Registry::change_aliases`].
@@ -178,8 +186,9 @@ impl Registry {
         self.core.change_aliases(changes, still)
     }
 
-    /// The collection of a name or an alias, to change its points. Held while that is done: aliases wait until then, so
-    /// that what is written is where the name leads. Whoever holds one must not change aliases.
+    /// Returns the collection of a name or an alias for changes of its points. Aliases cannot
+    /// change while the result is held, so changes go where the name leads. The holder must not
+    /// change aliases.
     ///
     /// # Errors
     /// As [`Registry::get`].
@@ -188,16 +197,16 @@ impl Registry {
         Ok(WritingCollection { named, _aliases: aliases })
     }
 
-    /// Has a search thread do `work` on a collection. Work that cannot be done, because the thread finds no memory for
-    /// its readers or the process ends, is dropped without being called; who waits for its answer should notice that.
+    /// Runs `work` on a search thread. The work is dropped without a call if the thread has no
+    /// memory for its readers or the process ends, so a caller should detect the drop.
     ///
     /// # Errors
-    /// `ResourceExhausted` with advice when to come again where too much waits already.
+    /// `ResourceExhausted` with a retry delay if the queue is full.
     pub fn submit(&self, named: &Arc<NamedCollection>, work: PoolTask) -> Result<()> {
         self.pool.submit(named, work)
     }
 
-    /// Waits until no collection is being opened, segments included; false where that takes longer than `timeout`.
+    /// Waits until no collection or segment is being opened. Returns false after `timeout`.
     pub fn wait_open(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -212,7 +221,7 @@ impl Registry {
         }
     }
 
-    /// What it has done and has to do.
+    /// Returns the counts.
     pub fn stats(&self) -> RegistryStats {
         let (queued, queue_max, done, refused) = self.pool.stats();
         RegistryStats {

@@ -1,4 +1,4 @@
-//! A collection with a name: looking at its points. Changing them is in `write`.
+//! Collection with a name: reads of its points. Changes are in `write`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use crate::filter::Filter;
 use crate::ingest::StoredPoint;
 use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
 
-/// After a failure of background work, how long before the next try: from this, doubled each time,
+/// Delay before the next try after a failure of background work: from this, doubled each time,
 const RETRY_MIN: Duration = Duration::from_millis(200);
 /// up to this.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Some points in the order of their internal ids: numbers, then UUIDs by their hash.
+/// Points in the order of their internal ids: numbers, then UUIDs by their hash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScrollPage {
-    /// The points.
+    /// Points.
     pub points: Vec<FetchedPoint>,
-    /// The one after the last, to begin with the next time.
+    /// Id to continue with.
     pub next: Option<PointId>,
-    /// Whether points that belong here are missing, because something is damaged or not open yet.
+    /// True if points are missing because data is damaged or a segment is not open yet.
     pub partial: bool,
-    /// Why points that belong here may be missing although they are not lost for good, as in
+    /// Reason why points may be missing that may not be lost for good, as in
     /// [`crate::collection::IdList::unseen`].
     pub unseen: Option<Error>,
 }
 
-/// A collection with a name, and points called by what clients call them by.
+/// Collection with a name, and points with the ids of clients.
 pub struct NamedCollection {
     name: String,
     directory: PathBuf,
@@ -44,15 +44,15 @@ pub struct NamedCollection {
     collection: Collection,
     hash: fn(&[u8; 16]) -> u64,
     serial: u64,
-    /// Held from looking at points to changing them, so that nothing comes between. Not while the log is flushed.
+    /// Locked from a read of points to the change of them. Not while the log is synced.
     changing: Mutex<()>,
     removed: AtomicBool,
     generation: AtomicU64,
-    /// When background work may try again after a failure, by kind.
+    /// Time and delay of the next try after a failure, by task.
     retry: Mutex<[Option<(Instant, Duration)>; 2]>,
 }
 
-/// Background work.
+/// Kind of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackgroundTask {
     Flush = 0,
@@ -84,25 +84,25 @@ impl NamedCollection {
         }
     }
 
-    /// Its name, whatever alias it was asked for by.
+    /// Returns its name, not an alias.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its directory, where doors may keep files of theirs; goes with the collection.
+    /// Returns its directory, where an API may keep files; removed with the collection.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What it is.
+    /// Returns its settings.
     pub fn settings(&self) -> Arc<CollectionSettings> {
         self.settings.lock().clone()
     }
 
-    /// Replaces what doors keep with it; durable once this returns.
+    /// Replaces the data that an API keeps with it. Durable when this returns.
     ///
     /// # Errors
-    /// `NotFound` where the collection was removed, otherwise what the file system says.
+    /// `NotFound` if the collection was removed; otherwise the error of the file system.
     pub fn set_extra(&self, extra: Value) -> Result<()> {
         self.change_extra(|old| {
             *old = extra;
@@ -110,10 +110,11 @@ impl NamedCollection {
         })
     }
 
-    /// Changes what doors keep with it, one caller after the other; durable once this returns.
+    /// Changes the data that an API keeps with it, one caller at a time. Durable when this returns.
     ///
     /// # Errors
-    /// What `change` returns, and nothing is changed then; as [`NamedCollection::set_extra`].
+    /// The error of `change`, after which nothing is changed; `NotFound` if the collection was
+    /// removed; otherwise the error of the file system.
     pub fn change_extra(&self, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
         let mut settings = self.settings.lock();
         self.check_there()?;
@@ -128,25 +129,25 @@ impl NamedCollection {
         Ok(())
     }
 
-    /// The collection itself, which knows points by their internal ids.
+    /// Returns the collection, which uses internal ids.
     pub fn collection(&self) -> &Collection {
         &self.collection
     }
 
-    /// A number that grows with every change of a point; the same number means the same points.
+    /// Returns a number that grows with every change of a point. Equal numbers mean equal points.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The id that the collection knows a point by.
+    /// Returns the internal id of a point.
     pub fn internal(&self, id: &PointId) -> u64 {
         id.internal_by(self.hash)
     }
 
-    /// What clients call the point of an internal id by. For a UUID its payload is read.
+    /// Returns the client's id of an internal id. Reads the payload for a UUID.
     ///
     /// # Errors
-    /// `NotFound` where there is no such point any more, otherwise as [`NamedCollection::get`].
+    /// `NotFound` if the point was removed; otherwise as [`NamedCollection::get`].
     pub fn external(&self, internal: u64) -> Result<PointId> {
         if internal < NUMBERS_MAX {
             return Ok(PointId::Number(internal));
@@ -156,22 +157,22 @@ impl NamedCollection {
         found.map(|point| point.id).ok_or_else(|| Error::not_found("the point was removed since"))
     }
 
-    /// The point of an id.
+    /// Returns the point of an id.
     ///
     /// # Errors
-    /// `DataLoss` where it, or what would tell whether there is one, is damaged; `Unavailable` where a segment that may
-    /// have it is still being opened.
+    /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if a
+    /// segment that may hold it is still being opened.
     pub fn get(&self, id: &PointId) -> Result<Option<FetchedPoint>> {
         self.get_parts(std::slice::from_ref(id), PointParts::ALL).into_iter().next().unwrap_or(Ok(None))
     }
 
-    /// The wanted parts of several points, in the order of `ids`, as they were at one moment. One that is damaged fails
-    /// alone.
+    /// Returns the requested parts of several points, in the order of `ids` and all from one state.
+    /// A damaged point fails alone.
     pub fn get_parts(&self, ids: &[PointId], parts: PointParts) -> Vec<Result<Option<FetchedPoint>>> {
         let internal: Vec<u64> = ids.iter().map(|id| self.internal(id)).collect();
         let mut found = self.resolve(&internal, parts);
         for (found, id) in found.iter_mut().zip(ids) {
-            // Another UUID of the same hash.
+            // Another UUID with the same hash.
             if matches!(found, Ok(Some(point)) if point.id != *id) {
                 *found = Ok(None);
             }
@@ -179,8 +180,8 @@ impl NamedCollection {
         found
     }
 
-    /// The wanted parts of the points of internal ids, such as a search's hits, in their order: `None` for a point that
-    /// was removed since. Neighbours share reads.
+    /// Returns the requested parts of the points of internal ids, such as hits of a search, in
+    /// their order; `None` for a point that was removed. Neighbours share reads.
     pub fn resolve(&self, internal: &[u64], parts: PointParts) -> Vec<Result<Option<FetchedPoint>>> {
         let hashed = internal.iter().any(|&id| id >= NUMBERS_MAX);
         let read = PointParts { payload: parts.payload || hashed, ..parts };
@@ -188,8 +189,8 @@ impl NamedCollection {
         points.into_iter().map(|point| point?.map(|point| given(point, parts)).transpose()).collect()
     }
 
-    /// How alike the embeddings of points are to `embedding`, exactly, in the order of `internal`: for ranking what
-    /// another search found. `None` for points that are not there or cannot be read.
+    /// Returns the exact similarity of `embedding` to the points of `internal`, in their order, to
+    /// rank the hits of another search. `None` for points that do not exist or cannot be read.
     ///
     /// # Errors
     /// `InvalidArgument` for an embedding that does not fit the collection.
@@ -202,11 +203,12 @@ impl NamedCollection {
         self.collection.scores(thread, embedding, internal)
     }
 
-    /// At most `limit` points from `from` on that `filter` allows, with the wanted parts.
+    /// Returns at most `limit` points from `from` on that match `filter`, with the requested parts.
+    /// Damaged points are skipped.
     ///
     /// # Errors
-    /// `InvalidArgument` for a filter or a limit that is too large, otherwise what the medium says. Points that are
-    /// damaged are left out.
+    /// `InvalidArgument` for an invalid filter or a limit that is too large; otherwise the error of
+    /// the medium.
     pub fn scroll(
         &self,
         from: Option<&PointId>,
@@ -242,12 +244,12 @@ impl NamedCollection {
                 scrolled.next = self.first_from(after, filter, &mut scrolled.partial)?;
                 return Ok(scrolled);
             }
-            // Some were damaged, or removed meanwhile: there is room for more.
+            // Some were damaged or removed meanwhile, so there is room for more.
             from = after;
         }
     }
 
-    /// The first point from `from` on whose id can be told.
+    /// Returns the first point from `from` on whose id can be read.
     fn first_from(
         &self,
         mut from: u64,
@@ -268,7 +270,7 @@ impl NamedCollection {
         }
     }
 
-    /// How many points `filter` allows.
+    /// Counts the points that match `filter`.
     ///
     /// # Errors
     /// As [`NamedCollection::scroll`].
@@ -276,10 +278,11 @@ impl NamedCollection {
         self.collection.count_where(filter)
     }
 
-    /// How many of the points that `filter` allows have which value of the field `key`; the `max` most frequent.
+    /// Counts the points that match `filter` by their value of the field `key`, and returns the
+    /// `max` most frequent values.
     ///
     /// # Errors
-    /// As [`Collection::facet`]; `InvalidArgument` for the field that is not the client's.
+    /// As [`Collection::facet`]; `InvalidArgument` for the reserved field.
     pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         if key == points::RESERVED_KEY {
             return Err(Error::invalid(format!(
@@ -289,7 +292,7 @@ impl NamedCollection {
         self.collection.facet(key, filter, max)
     }
 
-    /// The ids of the first points that `filter` allows, at most `max`.
+    /// Returns the ids of the first points that match `filter`, at most `max`.
     ///
     /// # Errors
     /// As [`NamedCollection::scroll`].
@@ -299,10 +302,10 @@ impl NamedCollection {
         found.filter_map(|point| point.map(|point| point.map(|point| point.id)).transpose()).collect()
     }
 
-    /// Keeps changes of others away until the guard is dropped.
+    /// Locks out other changes until the guard is dropped.
     ///
     /// # Errors
-    /// `NotFound` where the collection was removed.
+    /// `NotFound` if the collection was removed.
     pub(super) fn lock_changes(&self) -> Result<MutexGuard<'_, ()>> {
         let guard = self.changing.lock();
         self.check_there()?;
@@ -320,11 +323,11 @@ impl NamedCollection {
         }
     }
 
-    /// Nothing is changed any more: the collection is about to be removed.
+    /// Ends all changes, because the collection is about to be removed.
     pub(super) fn retire(&self) {
         self.removed.store(true, Ordering::Release);
         self.collection.close();
-        // Whoever looked before has finished once these can be had.
+        // A caller that checked before has finished once these locks can be taken.
         drop((self.changing.lock(), self.settings.lock()));
     }
 
@@ -336,16 +339,16 @@ impl NamedCollection {
         self.serial
     }
 
-    /// Whether a chore may be tried, as far as earlier failures are concerned.
+    /// Returns true if no earlier failure delays the task.
     pub(super) fn may(&self, chore: BackgroundTask) -> bool {
         !self.removed() && self.retry.lock()[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
     }
 
-    /// Remembers how a chore went.
+    /// Records the outcome of a task.
     pub(super) fn tried(&self, chore: BackgroundTask, outcome: &Result<bool>) {
         let place = &mut self.retry.lock()[chore as usize];
         match outcome {
-            // One thread that finds nothing to do says nothing of how another fares.
+            // A thread without work says nothing about the others.
             Ok(false) => {}
             Ok(true) => *place = None,
             Err(error) => {
@@ -359,12 +362,12 @@ impl NamedCollection {
     }
 }
 
-/// Whether a point is left out of an answer for this, rather than failing it.
+/// Returns true if the error only excludes a point from a result.
 fn is_lost(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
 }
 
-/// A point as clients see it.
+/// Converts a point to the client's form.
 fn given(point: StoredPoint, parts: PointParts) -> Result<FetchedPoint> {
     let StoredPoint { id, embedding, record, payload } = point;
     let (id, payload) = points::decode(id, &payload)?;

@@ -1,4 +1,4 @@
-//! What a registry may use.
+//! Options of a registry.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,54 +10,55 @@ use storage::{DramMedium, Medium, MmapMedium, UringMedium};
 
 use crate::points::uuid_hash;
 
-/// Most collections of a registry, unless its options say otherwise.
+/// Default maximum of collections.
 pub(super) const COLLECTIONS_MAX: usize = 1000;
 
-/// How collections' files are read.
+/// How files of collections are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MediumChoice {
-    /// Through io_uring, or where the system refuses that, by ordinary reads.
+    /// Through io_uring, or ordinary reads if the system refuses it.
     #[default]
     Auto,
-    /// Through io_uring past the page cache.
+    /// Through io_uring, bypassing the page cache.
     Nvme,
-    /// Copied to memory when they are opened: half of the memory limit holds files, the other half the rest.
+    /// Copied to memory when opened: half of the memory limit is for files, half for the rest.
     Dram,
-    /// Mapped through the page cache, which is outside the limit.
+    /// Mapped through the page cache, which is outside of the limit.
     Mmap,
 }
 
-/// What a registry may use.
+/// Options of a registry.
 #[derive(Clone, Debug)]
 pub struct RegistryOptions {
-    /// Where the collections lie.
+    /// Directory of the collections.
     pub directory: PathBuf,
-    /// Most bytes of memory that all collections may take together: unsealed points, codes, ids and maps, filters,
-    /// sealing and merging, search threads' buffers, and the record cache.
+    /// Maximum bytes of memory of all collections together: unflushed points, codes, ids and maps,
+    /// filters, flushes and merges, buffers of search threads, and the caches.
     pub memory_bytes: u64,
-    /// Bytes of it for the cache of records, and of whole blocks of their files.
+    /// Bytes of it for the caches of records and of whole blocks of their files.
     pub cache_bytes: u64,
-    /// Search threads; 0: as many as there are cores.
+    /// Search threads; 0 for one per core.
     pub threads: usize,
-    /// Queries that may wait for one of them.
+    /// Maximum waiting queries.
     pub queue_max: usize,
     /// How files are read.
     pub medium: MediumChoice,
-    /// Most collections.
+    /// Maximum collections.
     pub collections_max: usize,
-    /// Bytes a second that sealing and merging read and write together. A query's own reads go before them as long as
-    /// the device has not been filled up.
+    /// Bytes per second that flushes and merges read and write together. Reads of queries go first
+    /// while the device is not saturated.
     pub background_rate: Rate,
-    /// What makes 63 bits of a UUID. Another function than [`uuid_hash`] is for tests: collections keep what it gave.
+    /// Function that hashes a UUID to 63 bits. Others than [`uuid_hash`] are for tests: collections
+    /// store the hashes.
     pub uuid_hash: fn(&[u8; 16]) -> u64,
-    /// How long a change of aliases waits for writes under way, and holds up new ones meanwhile.
+    /// Longest wait of an alias change for writes in progress. New writes wait meanwhile.
     pub alias_wait_max: Duration,
-    /// Bytes of the disk that stay free, as [`crate::collection::CollectionOptions::disk_reserve`].
+    /// Bytes of disk to keep free, as [`crate::collection::CollectionOptions::disk_reserve`].
     pub disk_reserve: Option<u64>,
 }
 
 impl RegistryOptions {
-    /// Memory of a collection server on a small machine: 1 GiB, 128 MiB of it for the record cache.
+    /// Creates options for a small machine: 1 GiB of memory, 128 MiB of it for the record cache.
     pub fn new(directory: impl Into<PathBuf>) -> RegistryOptions {
         RegistryOptions {
             directory: directory.into(),
@@ -82,14 +83,14 @@ impl RegistryOptions {
     }
 }
 
-/// Makes a collection's medium.
+/// Factory of the collections' media.
 pub(super) struct Media {
     choice: MediumChoice,
     pool: Option<Arc<SlotPool>>,
 }
 
 impl Media {
-    /// And what is left of the memory for everything but files.
+    /// Also returns the memory left for everything but files.
     pub(super) fn new(choice: MediumChoice, memory_bytes: u64) -> Result<(Media, u64)> {
         let half = memory_bytes / 2;
         if choice != MediumChoice::Dram {

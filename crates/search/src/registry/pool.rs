@@ -1,5 +1,5 @@
-//! The threads that search. Each keeps what it needs for the collections it searched last: readers of the medium, and
-//! working memory.
+//! Pool of search threads. Each keeps readers and working memory for the collections that it
+//! searched last.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,17 +16,17 @@ use crate::budget::BudgetReservation;
 use crate::collection::SearchThread;
 use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
-/// Collections for which a thread keeps readers.
+/// Maximum collections for which a thread keeps readers.
 const KEPT_MAX: usize = 4;
-/// Threads at most.
+/// Maximum threads.
 const THREADS_MAX: usize = 1024;
-/// Longest queue.
+/// Maximum length of the queue.
 const QUEUE_MAX: usize = 1 << 20;
-/// How often a thread without work looks whether a collection has gone.
+/// Time between checks of an idle thread for removed collections.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// When a caller who was refused is advised to come again.
+/// Retry delay for a refused caller.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// One query at a time: the thread's queue has many.
+/// One query at a time: the queue has many.
 const LIMITS: SearchLimits = SearchLimits {
     queries: 1,
     query_in_flight: 32,
@@ -36,7 +36,7 @@ const LIMITS: SearchLimits = SearchLimits {
     gap_bytes_max: 64 << 10,
 };
 
-/// What a search thread does: given the collection and what is kept for it.
+/// Task for a search thread: gets the collection and the thread's readers for it.
 pub type PoolTask = Box<dyn FnOnce(&NamedCollection, &mut SearchThread) + Send>;
 
 struct PoolJob {
@@ -50,7 +50,7 @@ struct PoolCounts {
     refused: AtomicU64,
 }
 
-/// The queue and its threads, which end with it.
+/// Queue and threads. The threads end when it is dropped.
 pub(super) struct SearchPool {
     queue: Option<Sender<PoolJob>>,
     queue_max: usize,
@@ -96,7 +96,7 @@ impl SearchPool {
         }
     }
 
-    /// Waiting, most that may wait, done, refused.
+    /// Returns the waiting tasks, their maximum, and the tasks done and refused.
     pub(super) fn stats(&self) -> (usize, usize, u64, u64) {
         let queued = self.queue.as_ref().map_or(0, Sender::len);
         let PoolCounts { done, refused } = &*self.counts;
@@ -115,7 +115,7 @@ impl Drop for SearchPool {
     }
 }
 
-/// What a thread keeps for a collection.
+/// Readers that a thread keeps for a collection.
 struct KeptReaders {
     serial: u64,
     named: Weak<NamedCollection>,
@@ -126,7 +126,7 @@ struct KeptReaders {
 struct PoolWorker {
     core: Arc<RegistryCore>,
     jobs: Receiver<PoolJob>,
-    /// The one used last comes last.
+    /// Least recently used first.
     kept: Vec<KeptReaders>,
     counts: Arc<PoolCounts>,
 }
@@ -149,7 +149,7 @@ impl PoolWorker {
         let mut kept = match self.take(&named) {
             Ok(kept) => kept,
             Err(error) => {
-                // Whoever waits for the answer notices that nobody is left to give it.
+                // The waiting caller notices that the task was dropped.
                 tracing::error!(collection = named.name(), %error, "a search cannot be begun");
                 return;
             }
@@ -169,7 +169,7 @@ impl PoolWorker {
         }
     }
 
-    /// What was kept for the collection, or new: then others make room.
+    /// Returns the kept readers of the collection or new ones, for which others make room.
     fn take(&mut self, named: &Arc<NamedCollection>) -> Result<KeptReaders> {
         if let Some(at) = self.kept.iter().position(|kept| kept.serial == named.serial()) {
             return Ok(self.kept.remove(at));

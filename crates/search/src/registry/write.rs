@@ -1,5 +1,6 @@
-//! Changing a collection's points. Every change is made under one lock, so that what was looked at is what is changed;
-//! the wait for the log is not, so that threads which write at the same time share one flush.
+//! Changes of a collection's points. Each change runs under one lock, so it modifies the points
+//! that it read. The lock is released before the wait for the log, so threads that write at the
+//! same time share one sync.
 
 use std::collections::HashMap;
 
@@ -11,22 +12,26 @@ use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
 
-/// Points that one payload change or removal by filter holds the lock for. Others get their turn in between.
+/// Points per lock of a payload change or a delete by filter. Other writers get their turn in
+/// between.
 const CHUNK: usize = 256;
 
 impl NamedCollection {
-    /// Adds points, or replaces those of their ids, with one flush for all. Once this returns they survive a loss of
-    /// power. They are no transaction: after an error or a crash some may be there without the others.
+    /// Adds points or replaces the points of their ids, with one sync of the log. Durable when this
+    /// returns. Not a transaction: after an error or a crash some points may have been written and
+    /// others not.
     ///
     /// # Errors
-    /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the reserved key,
-    /// `FailedPrecondition` for a UUID whose hash another point's UUID has, `NotFound` where the collection was removed.
+    /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the
+    /// reserved key, `FailedPrecondition` for a UUID whose hash belongs to another point,
+    /// `NotFound` if the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
         self.collection().throttle();
         self.upsert_by(new, Collection::apply)
     }
 
-    /// The same for callers whom nobody waits for, as [`Collection::try_apply`].
+    /// Like [`NamedCollection::upsert`], but never waits for room, as [`Collection::try_apply`].
+    /// For background callers.
     ///
     /// # Errors
     /// As [`NamedCollection::upsert`].
@@ -60,7 +65,7 @@ impl NamedCollection {
         applied.commit()
     }
 
-    /// Removes the points of ids, and tells how many there were; durable once this returns.
+    /// Deletes the points of `ids` and returns how many existed. Durable when this returns.
     ///
     /// # Errors
     /// As [`NamedCollection::upsert`].
@@ -70,10 +75,10 @@ impl NamedCollection {
             let mut ops = Vec::new();
             for (id, found) in ids.iter().zip(self.get_parts(ids, PointParts::NONE)) {
                 match found {
-                    // A UUID of another point's hash, or nothing.
+                    // A UUID of another point with the same hash, or no point.
                     Ok(None) => {}
                     Ok(Some(_)) => ops.push(Op::Delete(self.internal(id))),
-                    // What cannot be read can still be removed.
+                    // A point that cannot be read can still be deleted.
                     Err(error) if error.kind() == ErrorKind::DataLoss => {
                         ops.push(Op::Delete(self.internal(id)));
                     }
@@ -88,13 +93,13 @@ impl NamedCollection {
         Ok(count)
     }
 
-    /// Removes the points that `filter` allows, and tells how many; durable once this returns. Points that are added
-    /// meanwhile may stay.
+    /// Deletes the points that match `filter` and returns their number. Durable when this returns.
+    /// Points added meanwhile may stay.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`], and `InvalidArgument` for a filter that is too large. `Unavailable` while segments are being
-    /// opened, and `DataLoss` where something cannot be read: points that the filter allows would stay. Nothing is removed
-    /// then.
+    /// As [`NamedCollection::upsert`]; `InvalidArgument` for an invalid filter; `Unavailable` while
+    /// segments are being opened and `DataLoss` if data cannot be read, because matching points
+    /// would stay. Nothing is deleted then.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
         let mut from = 0;
         let mut count = 0;
@@ -116,12 +121,12 @@ impl NamedCollection {
         }
     }
 
-    /// Changes payloads, and tells of how many points; durable once this returns. Each point is changed as a whole: no
-    /// change of another caller is lost, and none is seen half.
+    /// Changes payloads and returns the number of points. Durable when this returns. Each point
+    /// changes as a whole: no change of another caller is lost, and no half change is visible.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`]; `TooLarge` where a payload would become that; points before it are changed then. With a filter
-    /// also those of [`NamedCollection::delete_where`].
+    /// As [`NamedCollection::upsert`]; `TooLarge` for a payload that would become too large, after
+    /// which earlier points are changed. With a filter also as [`NamedCollection::delete_where`].
     pub fn change_payload(&self, selection: &PointSelection, change: &PayloadChange) -> Result<u64> {
         change.check()?;
         match selection {
@@ -148,7 +153,7 @@ impl NamedCollection {
         }
     }
 
-    /// The first ids from `from` on that `filter` allows, for a change that concerns all of them.
+    /// Returns the first ids from `from` on that match `filter`, for a change of all of them.
     fn all_from(&self, from: u64, filter: &Filter) -> Result<IdList> {
         let list = self.collection().ids_from(from, CHUNK, Some(filter))?;
         match list.unseen {
@@ -157,8 +162,8 @@ impl NamedCollection {
         }
     }
 
-    /// Changes the payloads of some points. `ids` are what clients call them by, where that is known; `filter` is looked
-    /// at again, because a point may have changed since it was chosen.
+    /// Changes the payloads of some points. `ids` are the clients' ids, if known. Checks `filter`
+    /// again, because a point may have changed since it was chosen.
     fn change_chunk(
         &self,
         internal: &[u64],
@@ -202,7 +207,7 @@ impl NamedCollection {
         Ok(applied.1)
     }
 
-    /// Refuses a UUID whose hash belongs to another one, among `ids` or among the points there are.
+    /// Refuses a UUID whose hash belongs to another UUID, among `ids` or among the stored points.
     fn check_hashes(&self, ids: &[PointId]) -> Result<()> {
         let mut seen: HashMap<u64, PointId> = HashMap::new();
         let taken = |id: &PointId, by: &PointId| {
@@ -220,7 +225,7 @@ impl NamedCollection {
         for (at, found) in internal.iter().zip(self.resolve(&internal, PointParts::NONE)) {
             match (found, seen.get(at)) {
                 (Ok(Some(point)), Some(id)) if point.id != *id => return Err(taken(id, &point.id)),
-                // What is lost cannot be told from it, and must not keep new points out for ever.
+                // A lost point cannot be compared, and must not keep new points out forever.
                 (Err(error), _) if error.kind() != ErrorKind::DataLoss => return Err(error),
                 _ => {}
             }

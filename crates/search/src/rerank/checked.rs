@@ -1,8 +1,9 @@
-//! Which pages of files in memory have had their checksum verified.
+//! Pages of files in memory whose checksum was verified.
 //!
-//! A page that was read from a device is verified each time. One that the processor loads from directly (DRAM, DAX,
-//! mmap) is verified when it is first used after its file was opened: all at once would make a start wait for every
-//! byte of every segment, each time would cost more than the load itself.
+//! A page read from a device is verified each time. A page that the processor loads directly (DRAM,
+//! DAX, mmap) is verified on first use after its file was opened. Verifying all pages at once would
+//! delay a start by a pass over every byte; verifying each time would cost more than the load
+//! itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use parking_lot::Mutex;
 
 use storage::page::PAGE_BYTES;
 
-/// The pages of one file, a bit each.
+/// One bit per page of a file.
 #[derive(Debug)]
 pub(super) struct Checked {
     bits: Box<[AtomicU64]>,
@@ -29,12 +30,12 @@ impl Checked {
         Some((self.bits.get((page / 64) as usize)?, 1 << (page % 64)))
     }
 
-    /// Whether the record page that starts at `offset` was verified.
+    /// Returns true if the record page that starts at `offset` was verified.
     pub(super) fn is(&self, offset: u64) -> bool {
         self.bit(offset).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// It is verified now.
+    /// Marks the page at `offset` as verified.
     pub(super) fn set(&self, offset: u64) {
         if let Some((word, bit)) = self.bit(offset) {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -42,7 +43,7 @@ impl Checked {
     }
 }
 
-/// Those of all files in use, by their id.
+/// Verified pages of all open files, by id.
 #[derive(Debug, Default)]
 pub(super) struct CheckedFiles {
     files: Mutex<HashMap<u64, Arc<Checked>>>,

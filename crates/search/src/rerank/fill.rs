@@ -1,4 +1,4 @@
-//! Reading a block for the block cache, beside the queries' own reads.
+//! Reads of blocks for the block cache, beside the reads of queries.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use storage::page::PAGE_BYTES;
 
 use super::blocks::{BLOCK_BYTES, BlockKey, Blocks};
 
-/// The bit by which the tags of these reads are told from those of queries.
+/// Bit that marks the tags of these reads.
 const FILL_TAG: u64 = 1 << 63;
 
-/// Whether a read with this tag is for a block.
+/// Returns true if a read with this tag is for a block.
 pub(super) fn is_fill(tag: u64) -> bool {
     tag & FILL_TAG != 0
 }
 
-/// One part of a block to be read.
+/// Read of a part of a block.
 pub(super) struct BlockRead {
     pub(super) tag: u64,
     pub(super) file: Arc<dyn Sealed>,
@@ -24,12 +24,12 @@ pub(super) struct BlockRead {
     pub(super) bytes: usize,
 }
 
-/// The block that a searcher reads, one at a time, so that the cache fills at a bounded pace. Parts of it that come in
-/// after their queries are answered stay of use.
+/// The block that a searcher reads, one at a time, so that the cache fills at a bounded rate. Parts
+/// that arrive after their queries ended are still useful.
 #[derive(Debug, Default)]
 pub(super) struct Filler {
     job: Option<BlockFill>,
-    /// Where the next block goes: its own, or one that another left.
+    /// Buffer of the next block: new, or of an evicted block.
     buffer: Option<Box<[u8]>>,
 }
 
@@ -59,7 +59,8 @@ impl Filler {
         }
     }
 
-    /// The next part to be read, of `bytes_max` at most. It must be submitted, or [`arrive`](Filler::arrive) be told.
+    /// Returns the next read of at most `bytes_max`. The caller submits it or calls
+    /// [`arrive`](Filler::arrive).
     pub(super) fn next_part(&mut self, bytes_max: usize) -> Option<BlockRead> {
         let job = self.job.as_mut().filter(|job| !job.failed && job.submitted < job.bytes)?;
         let at = job.submitted;
@@ -74,7 +75,7 @@ impl Filler {
         })
     }
 
-    /// A part has come. With the last one the block goes into the cache; without any of them it does not.
+    /// Takes the result of a read. The block is cached once all reads succeeded.
     pub(super) fn arrive(&mut self, tag: u64, result: Result<&[u8]>, blocks: Option<&Blocks>) {
         let Some(job) = self.job.as_mut() else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
@@ -93,7 +94,7 @@ impl Filler {
         self.job = None;
     }
 
-    /// Forgets what it was reading: none of its reads is in flight any more.
+    /// Forgets the block; none of its reads is in flight any more.
     pub(super) fn clear(&mut self) {
         self.job = None;
     }

@@ -1,4 +1,4 @@
-//! One query on its way through the exact stage.
+//! Query in progress in the exact stage.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,34 +18,34 @@ use super::ranking::Ranking;
 use super::reads::{PendingRead, Reads};
 use super::{Address, Records, RerankCandidate, Scorer};
 
-/// While a record in memory is scored, the one so many behind it is fetched into the core's cache,
+/// Records to prefetch ahead of the one being scored,
 const RECORD_AHEAD: usize = 1;
-/// and the head of the page of the one so many behind, which says where in the page the record is.
+/// and page headers to prefetch ahead, which locate the record in its page.
 const PAGE_AHEAD: usize = 4;
-/// Bytes of that head: a cache line.
+/// Bytes of a page header to prefetch: a cache line.
 const LINE_BYTES: usize = 64;
 
-/// A record that was read and is not scored yet.
+/// Record that was read and is not scored yet.
 type ArrivedRecord = (WantedRecord, Vec<u8>);
 
-/// Buffers for records between reading and scoring, used again and again.
+/// Reused buffers for records between read and score.
 pub(super) type Buffers = Vec<Vec<u8>>;
 
 pub(super) struct Flight<'a, S: Scorer> {
-    /// Its number among all of its searcher.
+    /// Number of the query in its searcher.
     pub(super) serial: u64,
     pub(super) query: RerankQuery<'a, S>,
-    /// For each segment, where its file is in memory: which pages were verified.
+    /// Verified pages of each segment whose file is in memory.
     in_place: Vec<Option<Arc<Checked>>>,
     ranking: Ranking,
     pub(super) ranked: RerankResult,
-    /// Whether all candidates have come.
+    /// True if all candidates have arrived.
     ended: bool,
     chunk: Vec<RerankCandidate>,
     fresh: Vec<WantedRecord>,
-    /// Reads to be submitted.
+    /// Reads to submit.
     plan: ReadPlan,
-    /// In memory, read, in a cached block, in the record cache: to be scored.
+    /// Records to score: in memory, read, in a cached block, in the record cache.
     direct: VecDeque<WantedRecord>,
     arrived: VecDeque<ArrivedRecord>,
     kept: VecDeque<(WantedRecord, Arc<CachedBlock>)>,
@@ -77,7 +77,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Asks for candidates until there are reads to submit for a while. With `wait`, until there are any.
+    /// Fetches candidates until there are enough reads to submit. With `wait`, blocks until there
+    /// are any.
     pub(super) fn gather(&mut self, limits: &SearchLimits, reads: &mut Reads, wait: bool) {
         let mut wait = wait;
         while !self.ended && self.plan.len() < limits.query_in_flight && self.direct.is_empty() {
@@ -99,7 +100,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Finds out where a candidate's record is, and puts it in the right line.
+    /// Locates a candidate's record and queues it accordingly.
     fn sort_in(&mut self, candidate: RerankCandidate, limits: &SearchLimits, reads: &mut Reads) {
         if !self.open_to(candidate) {
             self.ranked.skipped += 1;
@@ -146,12 +147,13 @@ impl<'a, S: Scorer> Flight<'a, S> {
         Ok(address)
     }
 
-    /// Whether a candidate can still get among the hits.
+    /// Returns true if a candidate can still become a hit.
     fn open_to(&self, candidate: RerankCandidate) -> bool {
         self.ranking.open_to(self.query.scorer.bound(candidate.coarse))
     }
 
-    /// Whether reads shall be submitted now: when half of those it may have are done, so that they go in batches.
+    /// Returns true if reads should be submitted now: half of the allowed ones are done, so that
+    /// they are submitted in batches.
     pub(super) fn wants_reads(&self, limits: &SearchLimits) -> bool {
         !self.plan.is_empty() && self.outstanding() <= limits.query_in_flight / 2
     }
@@ -160,13 +162,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.outstanding() < limits.query_in_flight
     }
 
-    /// Records that were read and wait count too: else a slow scorer would fill the memory with them.
+    /// Counts reads in flight and records that wait, or a slow scorer would fill the memory with
+    /// records.
     fn outstanding(&self) -> usize {
         self.in_flight + self.arrived.len()
     }
 
-    /// Takes the next read that is still of use out of the plan: its tag and what to read. What the caches have is lined
-    /// up to be scored and not read, where that spares a read worth sparing.
+    /// Takes the next useful read from the plan and returns its tag and extent. Cached records are
+    /// queued to be scored if that avoids the read.
     pub(super) fn next_read(
         &mut self,
         shared: &SharedCaches,
@@ -198,7 +201,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     reads.thrift.learn(self.fresh.is_empty());
                 }
             }
-            // By page, so the first is where the read starts.
+            // Sorted by page, so the read starts at the first.
             let Some(first) = self.fresh.first() else { continue };
             let offset = first.address.offset;
             let past = self.fresh.iter().map(|w| w.address.offset + u64::from(w.address.bytes)).max()?;
@@ -211,7 +214,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Lines up those of `fresh`, which are of one segment and by page, that lie in cached blocks.
+    /// Queues the records of `fresh` (one segment, sorted by page) that lie in cached blocks.
     fn take_from_blocks(&mut self, shared: &SharedCaches, filler: &mut Filler) {
         let Some(blocks) = &shared.blocks else { return };
         let segments = &self.query.segments;
@@ -241,7 +244,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         });
     }
 
-    /// A read is done.
+    /// Takes the result of a read.
     pub(super) fn arrive(
         &mut self,
         read: &PendingRead,
@@ -253,7 +256,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let one_page = read.wanted.iter().all(|wanted| wanted.address.offset == read.extent.offset);
         match result {
             Ok(bytes) => self.unpack(read, bytes, shared, buffers),
-            // One bad page must not take its neighbours along: each is read by itself.
+            // A bad page must not exclude its neighbours: each is read alone.
             Err(_) if !one_page => self.plan.add_apart(&read.wanted),
             Err(error) => {
                 for wanted in &read.wanted {
@@ -293,18 +296,18 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Records that can be scored at once.
+    /// Counts the records that can be scored now.
     pub(super) fn ready(&self) -> usize {
         self.arrived.len() + self.direct.len() + self.kept.len() + self.hits.len()
     }
 
-    /// Records that were read and wait.
+    /// Counts the records that were read and wait.
     pub(super) fn arrived(&self) -> usize {
         self.arrived.len()
     }
 
-    /// Scores one record. False where none is ready. Those that were read come first, because they hold back further
-    /// reads; those in the caches fill the time while reads fly.
+    /// Scores one record. Returns false if none is ready. Records that were read come first,
+    /// because they hold up further reads; cached ones fill the time of reads in flight.
     pub(super) fn score_one(
         &mut self,
         shared: &SharedCaches,
@@ -324,7 +327,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                 self.ranked.cached += 1;
                 judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, &buffer, scratch);
             } else {
-                // It has left the cache since.
+                // It was evicted since.
                 self.plan.add_apart(&[wanted]);
             }
             buffers.push(buffer);
@@ -359,7 +362,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Scores a record of a cached block where it lies.
+    /// Scores a record of a cached block in place.
     fn score_in_block(
         &mut self,
         wanted: WantedRecord,
@@ -389,7 +392,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                 self.ranked.cached += 1;
                 judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, record, scratch);
             }
-            // The medium itself says what is wrong, if it was not on the way that it was damaged.
+            // The medium reports the error, unless the damage happened on the way.
             None => {
                 let file = self.records(candidate).map(|records| records.file().id());
                 if let (Some(blocks), Some(file)) = (&shared.blocks, file) {
@@ -400,7 +403,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Whether its answer can no longer change. Reads that cannot change it any more are not waited for.
+    /// Returns true if the result is final. Does not wait for reads that cannot change it.
     pub(super) fn is_done(&self, reads: &Reads) -> bool {
         self.ended
             && self.ready() == 0
@@ -409,12 +412,12 @@ impl<'a, S: Scorer> Flight<'a, S> {
                 || !reads.of(self.serial).flat_map(|read| &read.wanted).any(|w| self.open_to(w.candidate)))
     }
 
-    /// Whether candidates are still to come.
+    /// Returns true if more candidates may come.
     pub(super) fn expects_more(&self) -> bool {
         !self.ended
     }
 
-    /// Ends it where its deadline has passed.
+    /// Ends the query if its deadline has passed.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.query.deadline.is_some_and(|deadline| deadline <= now) {
             self.ranked.late = true;
@@ -422,7 +425,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
-    /// Ends it with what there is.
+    /// Ends the query with the hits so far.
     pub(super) fn give_up(&mut self) {
         self.ranked.partial |= !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
         self.ended = true;
@@ -434,7 +437,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.in_flight = 0;
     }
 
-    /// The answer.
+    /// Returns the tag and the result.
     pub(super) fn finish(mut self, reads: &Reads) -> (u64, RerankResult) {
         self.ranked.skipped += reads.of(self.serial).map(|read| read.wanted.len() as u64).sum::<u64>();
         self.ranked.hits = self.ranking.into_hits();
@@ -465,26 +468,26 @@ fn judge<S: Scorer>(
             ranked.scored += 1;
             ranking.add(candidate, score);
         }
-        // The page is as it was written, whatever the scorer makes of the record.
+        // The page is intact, whatever the scorer makes of the record.
         Err(error) => ranked.damage(candidate, None, error),
     }
 }
 
-/// The bytes in memory of a record's page.
+/// Returns the page of a record in memory.
 fn in_place<'q, S: Scorer>(query: &'q RerankQuery<'_, S>, wanted: WantedRecord) -> Option<&'q [u8]> {
     let whole = query.segments.get(wanted.candidate.segment as usize)?.file().in_place()?;
     let start = wanted.address.offset as usize;
     whole.get(start..start + wanted.address.bytes as usize)
 }
 
-/// Has the head of a page fetched that is looked at soon.
+/// Prefetches the header of a page.
 fn fetch_page(page: Option<&[u8]>) {
     if let Some(page) = page {
         kernels::prefetch(page.get(..LINE_BYTES).unwrap_or(page));
     }
 }
 
-/// Has a record fetched whose page's head is there.
+/// Prefetches a record whose page header is cached.
 fn fetch_record(page: Option<&[u8]>, address: Address) {
     let page = page.and_then(|page| RecordPage::trusted(page).ok());
     if let Some(record) = page.and_then(|page| page.record(address.slot)) {
@@ -492,7 +495,7 @@ fn fetch_record(page: Option<&[u8]>, address: Address) {
     }
 }
 
-/// A page whose checksum is right and which is the one asked for.
+/// Verifies a page: its checksum, and that it is the requested one.
 fn verified<'b>(bytes: &'b [u8], address: Address, records: Option<&dyn Records>) -> Result<RecordPage<'b>> {
     let page = RecordPage::open(bytes)?;
     let start = records.and_then(Records::pages_start);

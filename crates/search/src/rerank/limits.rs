@@ -1,4 +1,4 @@
-//! How much a searcher may have under way, and what searchers share.
+//! Limits of a searcher, and the caches that searchers share.
 
 use base::{Error, Result};
 use storage::ReaderOptions;
@@ -9,30 +9,33 @@ use super::cache::{CacheStats, RecordCache};
 use super::checked::CheckedFiles;
 use super::plan::Joining;
 
-/// Most queries that one searcher interleaves.
+/// Maximum queries that one searcher interleaves.
 pub const QUERIES_MAX: usize = 16;
-/// Most reads that one searcher has in flight.
+/// Maximum reads in flight per searcher.
 pub const IN_FLIGHT_MAX: usize = 256;
-/// Bytes of the largest read that may be asked for: the longest record and its header, in pages.
+/// Maximum bytes of a read: the longest record and its header, in pages.
 pub const READ_BYTES_MAX: usize = (1 << 20) + PAGE_BYTES;
 
-/// What one searcher may have under way.
+/// Limits of one searcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchLimits {
-    /// Queries at once, up to [`QUERIES_MAX`]. While the oldest waits for its first reads, the next ones are scored.
+    /// Queries in progress, up to [`QUERIES_MAX`]. While the oldest waits for its first reads, the
+    /// next ones are scored.
     pub queries: usize,
-    /// Reads in flight for one query. They are submitted by the half of it, and a batch costs the processor more than
-    /// its reads do (on a virtual disk each is an exit to the hypervisor), so it is larger than the device needs to be
-    /// busy. Reads then wait for each other in the device, which is hidden behind the scoring of what came first.
+    /// Reads in flight per query. Half of them are submitted at a time, and a batch costs the
+    /// processor more than its reads do (on a virtual disk each is an exit to the hypervisor), so
+    /// this is more than the device needs to be busy. Reads then queue in the device while earlier
+    /// records are scored.
     pub query_in_flight: usize,
-    /// Reads in flight in all, up to [`IN_FLIGHT_MAX`].
+    /// Reads in flight in total, up to [`IN_FLIGHT_MAX`].
     pub in_flight: usize,
-    /// Bytes of the largest read: of the longest record, at least. Each read in flight has a buffer of this size.
+    /// Maximum bytes of a read: at least those of the longest record. Each read in flight has a
+    /// buffer of this size.
     pub read_bytes_max: usize,
-    /// Bytes of the largest read that is made of several pages beside each other.
+    /// Maximum bytes of a read of several neighbouring pages.
     pub joined_bytes_max: usize,
-    /// Unwanted bytes that are read along to join two wanted pages: a read costs the processor more than a page does.
-    /// Where the device's bandwidth is what is short, less is better.
+    /// Maximum unused bytes between two pages of one read: a read costs the processor more than a
+    /// page. Less is better if the bandwidth of the device is the bottleneck.
     pub gap_bytes_max: usize,
 }
 
@@ -50,7 +53,7 @@ impl Default for SearchLimits {
 }
 
 impl SearchLimits {
-    /// What to ask a medium's [`storage::Medium::reader`] for.
+    /// Returns the options for [`storage::Medium::reader`].
     pub fn reader_options(&self) -> ReaderOptions {
         ReaderOptions { depth: self.in_flight, read_bytes_max: self.read_bytes_max }
     }
@@ -80,14 +83,14 @@ impl SearchLimits {
     }
 }
 
-/// One part in so many of the cache's bytes holds records one by one, the others hold blocks of files.
+/// Divisor of the cache's bytes for single records; the rest holds blocks of files.
 ///
-/// Where queries have no favourites, each byte of a block spares as much as any other, and a record by itself nearly
-/// nothing; where the same queries come again and again, a quarter of the bytes still has room for what hundreds of them
-/// ask for, if they ask for fingerprints, or dozens, if for photographs.
+/// If queries have no favourites, all bytes of blocks save equally many reads, and single records
+/// save almost none. If queries repeat, a quarter of the bytes still holds the records of hundreds
+/// of them for fingerprints, or of dozens for photographs.
 const RECORDS_SHARE: u64 = 4;
 
-/// What the searchers of a process share.
+/// Caches that the searchers of a process share.
 #[derive(Debug)]
 pub struct SharedCaches {
     pub(super) cache: Option<RecordCache>,
@@ -97,9 +100,10 @@ pub struct SharedCaches {
 }
 
 impl SharedCaches {
-    /// A cache of `cache_bytes` (0, or too few for a record: none) for records of about `record_bytes`: a part of it for
-    /// single records, whose memory is taken now, the other for blocks, whose memory is taken as they come. Where it is
-    /// too small for some blocks, it is all for records. Files in memory have a bit for each page beside it.
+    /// Creates caches of `cache_bytes` in total (0, or too few for a record: none) for records of
+    /// about `record_bytes`. A part is for single records and allocated now; the rest is for blocks
+    /// and allocated as they come. If it is too small for some blocks, all of it is for records.
+    /// Files in memory have one extra bit per page.
     pub fn new(cache_bytes: u64, record_bytes: u32) -> SharedCaches {
         let for_blocks = cache_bytes - cache_bytes / RECORDS_SHARE;
         let blocks = Blocks::new(for_blocks);
@@ -109,23 +113,23 @@ impl SharedCaches {
         SharedCaches { cache, blocks, checked: CheckedFiles::default(), cache_bytes }
     }
 
-    /// Bytes that the caches may take; 0 where there are none.
+    /// Returns the maximum bytes of the caches; 0 if there are none.
     pub fn cache_bytes(&self) -> u64 {
         self.cache_bytes
     }
 
-    /// What the record cache has done; `None` where there is none.
+    /// Returns the counts of the record cache, if there is one.
     pub fn cache_stats(&self) -> Option<CacheStats> {
         self.cache.as_ref().map(RecordCache::stats)
     }
 
-    /// What the block cache has done; `None` where there is none.
+    /// Returns the counts of the block cache, if there is one.
     pub fn block_stats(&self) -> Option<BlockStats> {
         self.blocks.as_ref().map(Blocks::stats)
     }
 
-    /// Forgets a file (by [`storage::Sealed::id`]) that nobody will search any more. Its records leave the cache by
-    /// themselves, because nobody asks for them.
+    /// Forgets a file (by [`storage::Sealed::id`]) that is no longer searched. Its records are
+    /// evicted over time.
     pub fn forget(&self, file: u64) {
         self.checked.forget(file);
         if let Some(blocks) = &self.blocks {

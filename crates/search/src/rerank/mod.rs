@@ -1,23 +1,28 @@
-//! The exact stage: candidates' records are read, and scored as they arrive.
+//! The exact stage: reads the records of candidates and scores them as they arrive.
 //!
 //! # How a slow medium keeps up with a fast one
-//! All candidates of a query are known before the first is scored, so their reads need not wait for each other. A
-//! [`Searcher`] makes one read of those that share a page or lie side by side, leaves out what the cache of whole
-//! [blocks] of a file has, looks up those for which that is still a read of few in the record [`RecordCache`](cache::Cache),
-//! keeps a bounded number of reads in flight, scores what the caches had meanwhile, and what has arrived in the order
-//! in which it arrived. Two to four queries are under way at once, the oldest first, so that the
-//! processor has something to score while a query waits for its first reads. A record whose bound is below the k-th
-//! best score is neither read nor scored. What is left of the medium's cost is the processor time of a read, a few
-//! microseconds, shared by the candidates it serves.
+//! All candidates of a query are known before the first is scored, so their reads are independent.
+//! A [`Searcher`]
 //!
-//! # What is verified
-//! A page that came from a device: each time. A page in memory: when first used after its file was opened, or its block
-//! was read. What is
-//! damaged is left out and named, and the answer marked as partial; it never fails a query.
+//! - joins reads of candidates that share a page or are neighbours,
+//! - skips reads that the cache of whole [blocks] of a file can serve,
+//! - looks small reads up in the [`RecordCache`](cache::RecordCache),
+//! - keeps a bounded number of reads in flight,
+//! - scores cached records meanwhile, and records in the order of their arrival,
+//! - skips records whose bound is below the k-th best score.
+//!
+//! Two to four queries are in progress at once, the oldest first, so the processor has records to
+//! score while a query waits for its first reads. The remaining cost of the medium is the processor
+//! time of a read, a few microseconds, shared by the candidates it serves.
+//!
+//! # Verification
+//! A page read from a device is verified each time. A page in memory is verified on first use after
+//! its file was opened or its block was read. Damaged records are skipped and reported, and the
+//! result is marked as partial. They never fail a query.
 //!
 //! # Invariant
-//! An answer does not depend on the medium, the cache, the order of completions or what else is under way: it is the k
-//! best by score, then segment, then row.
+//! A result does not depend on the medium, the caches, the order of completions or other queries:
+//! it is the k best by score, then segment, then row.
 
 mod blocks;
 pub mod cache;
@@ -46,21 +51,21 @@ pub use query::{
 };
 pub use searcher::Searcher;
 
-/// How a query scores a record. One scorer serves one query; threads bring their own scratch.
+/// Scorer of records. One scorer serves one query; threads bring their own scratch.
 pub trait Scorer: Send + Sync {
-    /// Working memory of one thread, reused from record to record.
+    /// Working memory of one thread, reused for all records.
     type Scratch: Send;
 
-    /// Fresh working memory.
+    /// Creates working memory.
     fn scratch(&self) -> Self::Scratch;
 
-    /// How alike the query and the record are; higher is more alike, never NaN.
+    /// Returns the similarity of the query and the record; higher is more similar, never NaN.
     ///
     /// # Errors
-    /// `DataLoss` where the record is not what it should be.
+    /// `DataLoss` if the record is invalid.
     fn score(&self, record: &[u8], scratch: &mut Self::Scratch) -> Result<f32>;
 
-    /// The most that a record with this coarse score can reach. Infinite where nothing is known.
+    /// Returns an upper bound of the score of a record with this coarse score. Infinite if unknown.
     fn bound(&self, _coarse: f32) -> f32 {
         f32::INFINITY
     }
@@ -98,38 +103,38 @@ impl<S: Scorer + ?Sized> Scorer for Arc<S> {
     }
 }
 
-/// Where a record lies in its segment's file.
+/// Location of a record in its segment's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// The offset of its first page, in bytes; a multiple of 4096.
+    /// Offset of its first page, in bytes; a multiple of 4096.
     pub offset: u64,
-    /// Bytes to read: one page, or as many as a long record takes.
+    /// Bytes to read: one page, or more for a long record.
     pub bytes: u32,
-    /// Which record of the page it is.
+    /// Index of the record in the page.
     pub slot: u16,
 }
 
-/// The records of one segment.
+/// Records of one segment.
 pub trait Records: Send + Sync {
-    /// The file that holds them.
+    /// Returns the file that holds them.
     fn file(&self) -> &Arc<dyn Sealed>;
 
-    /// Where the record of `row` lies; `None` for a row that is not there.
+    /// Returns the location of the record of `row`; `None` if the row does not exist.
     fn locate(&self, row: u32) -> Option<Address>;
 
-    /// The offset of the page with number 0, where pages shall be checked to be those that were asked for.
+    /// Returns the offset of page number 0, if page numbers should be verified.
     fn pages_start(&self) -> Option<u64> {
         None
     }
 }
 
-/// What the coarse stage found.
+/// Candidate of the coarse stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RerankCandidate {
-    /// Which of the query's segments.
+    /// Index of the segment in the query.
     pub segment: u32,
-    /// Which row of it.
+    /// Row of the segment.
     pub row: u32,
-    /// The coarse score; higher is more alike.
+    /// Coarse score; higher is more similar.
     pub coarse: f32,
 }

@@ -1,8 +1,8 @@
-//! Which reads fetch the records that are wanted: one for all that share a page, one for pages side by side.
+//! Plan of reads: one for all records that share a page, and one for neighbouring pages.
 
 use super::{Address, RerankCandidate};
 
-/// A record to be read.
+/// Record to read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct WantedRecord {
     pub(super) candidate: RerankCandidate,
@@ -12,17 +12,17 @@ pub(super) struct WantedRecord {
 /// One read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Whose file.
+    /// Index of the segment.
     pub(super) segment: u32,
-    /// Where it starts.
+    /// Offset in its file.
     pub(super) offset: u64,
-    /// How much is read.
+    /// Length in bytes.
     pub(super) bytes: u32,
-    /// Which of [`ReadPlan::wanted`] it serves: from here,
+    /// First record in [`ReadPlan::wanted`] that it serves,
     pub(super) first: usize,
-    /// to before here.
+    /// and the end of its records.
     pub(super) end: usize,
-    /// Whether it stands for what could not be had with its neighbours, so that only the medium is to be asked.
+    /// True if it retries a record without its neighbours, so that caches are not used.
     pub(super) apart: bool,
 }
 
@@ -32,34 +32,34 @@ impl Extent {
     }
 }
 
-/// How pages are joined to reads.
+/// Limits for joining pages to reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Joining {
-    /// Bytes of the largest read that is made of several pages.
+    /// Maximum bytes of a read of several pages.
     pub(super) bytes_max: u32,
-    /// Unwanted bytes between two wanted pages that are read along rather than skipped.
+    /// Maximum unused bytes between two pages of one read.
     pub(super) gap_max: u32,
 }
 
-/// Reads to be submitted, the ones with the most promising candidates first.
+/// Reads to submit, those with the most promising candidates first.
 #[derive(Debug, Default)]
 pub(super) struct ReadPlan {
-    /// By page.
+    /// Sorted by page.
     wanted: Vec<WantedRecord>,
     extents: Vec<Extent>,
     next: usize,
-    /// Order of coming of each of `wanted`, while they are sorted.
+    /// Records of `wanted` with their order of arrival, while they are sorted.
     keyed: Vec<(u32, WantedRecord)>,
 }
 
 impl ReadPlan {
-    /// The next read and what it is for.
+    /// Returns the next read and its records.
     pub(super) fn peek(&self) -> Option<(Extent, &[WantedRecord])> {
         let extent = *self.extents.get(self.next)?;
         Some((extent, self.wanted.get(extent.first..extent.end)?))
     }
 
-    /// Strikes that read off.
+    /// Removes that read.
     pub(super) fn advance(&mut self) {
         self.next += 1;
     }
@@ -68,24 +68,23 @@ impl ReadPlan {
         self.next >= self.extents.len()
     }
 
-    /// Reads to go.
+    /// Returns the number of reads.
     pub(super) fn len(&self) -> usize {
         self.extents.len().saturating_sub(self.next)
     }
 
-    /// Drops what is left.
     pub(super) fn clear(&mut self) {
         self.extents.clear();
         self.wanted.clear();
         self.next = 0;
     }
 
-    /// Takes `more`, in the order in which they promise most, and plans anew with what was not submitted yet. Those
-    /// that come twice are dropped.
+    /// Adds `more`, most promising first, and plans all reads again that were not submitted. Drops
+    /// duplicates.
     pub(super) fn add(&mut self, more: &[WantedRecord], joining: Joining) {
         self.keyed.clear();
         for (at, extent) in self.extents.iter().enumerate().skip(self.next) {
-            // What waits already came before, in the order of its reads.
+            // Waiting records keep their order of reads.
             let wanted = self.wanted.get(extent.first..extent.end).unwrap_or(&[]);
             self.keyed.extend(wanted.iter().map(|&wanted| (at as u32, wanted)));
         }
@@ -102,7 +101,8 @@ impl ReadPlan {
         self.join(joining);
     }
 
-    /// Adds a read of its own for each of `more`, behind all others: for what could not be had with its neighbours.
+    /// Adds a read for each of `more`, after all others: for records that failed together with
+    /// their neighbours.
     pub(super) fn add_apart(&mut self, more: &[WantedRecord]) {
         for &wanted in more {
             let candidate = wanted.candidate;
@@ -120,7 +120,7 @@ impl ReadPlan {
         }
     }
 
-    /// Makes reads of `keyed`, which lie by page in `wanted` too.
+    /// Plans the reads of `keyed`, which are sorted by page like `wanted`.
     fn join(&mut self, joining: Joining) {
         self.extents.clear();
         self.next = 0;
@@ -152,7 +152,7 @@ impl ReadPlan {
     }
 }
 
-/// Whether `page` is read with `last`, after which it comes by offset.
+/// Returns true if `page` can be read with `last`, which has a lower offset.
 fn joins(last: &Extent, page: &Extent, joining: Joining) -> bool {
     if last.segment != page.segment {
         return false;
@@ -215,7 +215,8 @@ mod tests {
             let mut read = Vec::new();
             let mut asked = BTreeSet::new();
             for (chunk, submit) in chunks {
-                // A chunk may ask again for what waits, not for what was submitted: the flight sees to that.
+                // A chunk may repeat a waiting record but not a submitted one: the flight prevents
+                // that.
                 let fresh: Vec<WantedRecord> = chunk
                     .iter()
                     .map(|&(segment, page, slot)| wanted(segment, page, slot))

@@ -1,4 +1,4 @@
-//! What is asked of a searcher, and what it answers.
+//! Queries and results of a searcher.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,22 +7,22 @@ use base::Error;
 
 use super::{Records, RerankCandidate, Scorer};
 
-/// What [`CandidateChunks::next`] did.
+/// Result of [`CandidateChunks::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkProgress {
-    /// There may be more; ask again.
+    /// There may be more candidates; call again.
     More,
-    /// Nothing yet, the coarse stage is still at it.
+    /// No candidates yet; the coarse stage is still working.
     Later,
     /// These were the last.
     End,
 }
 
-/// Candidates as the coarse stage finds them. Best first is quickest, because the k-th best score rises soonest then,
-/// but any order gives the same answer. A candidate that comes twice is ranked once.
+/// Candidates as the coarse stage finds them. Best first is fastest, because the k-th best score
+/// then rises soonest, but any order gives the same result. Duplicates are ranked once.
 pub trait CandidateChunks: Send {
-    /// Appends the next candidates to `out`. With `wait` the caller has nothing else to do, and it may block until
-    /// there are some; without it must return at once.
+    /// Appends the next candidates to `out`. With `wait` it may block until there are some, because
+    /// the caller has no other work; otherwise it must return at once.
     fn next(&mut self, out: &mut Vec<RerankCandidate>, wait: bool) -> ChunkProgress;
 }
 
@@ -35,62 +35,63 @@ impl CandidateChunks for KnownCandidates {
     }
 }
 
-/// Candidates that are known already.
+/// Wraps candidates that are all known.
 pub fn all<'a>(candidates: Vec<RerankCandidate>) -> Box<dyn CandidateChunks + 'a> {
     Box::new(KnownCandidates(candidates))
 }
 
-/// One query for the exact stage.
+/// Query for the exact stage.
 pub struct RerankQuery<'a, S: Scorer> {
-    /// What its answer is called by.
+    /// Tag of the result.
     pub tag: u64,
-    /// How records are scored.
+    /// Scorer of the records.
     pub scorer: S,
-    /// What [`RerankCandidate::segment`] counts.
+    /// Segments that [`RerankCandidate::segment`] indexes.
     pub segments: Arc<[Arc<dyn Records>]>,
-    /// How many hits are wanted.
+    /// Maximum hits.
     pub k: usize,
-    /// Where candidates come from.
+    /// Source of the candidates.
     pub candidates: Box<dyn CandidateChunks + 'a>,
-    /// What is not scored by then is left out, and the answer is partial.
+    /// Time after which records are no longer scored and the result is partial.
     pub deadline: Option<Instant>,
 }
 
-/// A record that could not be scored.
+/// Record that could not be scored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DamagedRecord {
-    /// Whose it is.
+    /// Its candidate.
     pub candidate: RerankCandidate,
-    /// The offset of its page in the segment's file; `None` where the segment does not know the row, or the page is sound
-    /// and the scorer refuses the record.
+    /// Offset of its page in the segment's file; `None` if the segment does not know the row, or if
+    /// the page is intact and the scorer refuses the record.
     pub page: Option<u64>,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub error: Error,
 }
 
-/// Damaged records that an answer names; further ones are only counted.
+/// Maximum damaged records in a result; further ones are only counted.
 pub const DAMAGED_MAX: usize = 64;
 
-/// The answer to a query.
+/// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerankResult {
-    /// The best, best first; equal scores by segment and row. Fewer than `k` where there were fewer candidates.
+    /// Hits, best first; equal scores by segment and row. Fewer than `k` if there were fewer
+    /// candidates.
     pub hits: Vec<(RerankCandidate, f32)>,
-    /// Whether a record that might have belonged among the hits is missing: damaged, or not scored by the deadline.
+    /// True if a hit may be missing: a record is damaged or was not scored by the deadline.
     pub partial: bool,
-    /// Whether the deadline passed.
+    /// True if the deadline passed.
     pub late: bool,
-    /// What was damaged, up to [`DAMAGED_MAX`].
+    /// Damaged records, up to [`DAMAGED_MAX`].
     pub damaged: Vec<DamagedRecord>,
-    /// How many records were damaged.
+    /// Number of damaged records.
     pub damaged_count: u64,
-    /// Records scored, candidates that came twice included.
+    /// Records scored, including duplicates.
     pub scored: u64,
-    /// Records that the cache had.
+    /// Records found in the caches.
     pub cached: u64,
-    /// Records left out because their bound is below the k-th best score.
+    /// Records skipped because their bound is below the k-th best score.
     pub skipped: u64,
-    /// Reads submitted, and their bytes.
+    /// Reads submitted.
     pub reads: u64,
     /// Bytes of these reads.
     pub read_bytes: u64,
@@ -106,22 +107,23 @@ impl RerankResult {
     }
 }
 
-/// What [`QuerySource::next`] gives.
+/// Result of [`QuerySource::next`].
 pub enum NextQuery<'a, S: Scorer> {
-    /// A query.
+    /// Query.
     Query(RerankQuery<'a, S>),
-    /// None now; ask again.
+    /// No query now; call again.
     Later,
-    /// There will be no more.
+    /// No more queries.
     End,
 }
 
-/// Where a searcher's queries come from and its answers go to.
+/// Source of a searcher's queries and sink of its results.
 pub trait QuerySource<'a, S: Scorer> {
-    /// The next query. With `wait` the searcher has nothing else to do, and it may block until there is one; without
-    /// it must return at once.
+    /// Returns the next query. With `wait` it may block until there is one, because the searcher
+    /// has no other work; otherwise it must return at once.
     fn next(&mut self, wait: bool) -> NextQuery<'a, S>;
 
-    /// Takes the answer to the query called `tag`. Answers come as they are ready, not in the order of the queries.
+    /// Takes the result of the query `tag`. Results come when they are ready, not in the order of
+    /// the queries.
     fn answer(&mut self, tag: u64, ranked: RerankResult);
 }

@@ -1,16 +1,16 @@
-//! The best k so far.
+//! The best k hits so far.
 
 use std::cmp::Ordering;
 
 use super::RerankCandidate;
 
-/// Keeps the k best, in an order that does not depend on when they came: higher scores first, equal ones by segment
-/// and row.
+/// Keeps the k best in an order that does not depend on their arrival: higher scores first, equal
+/// ones by segment and row.
 #[derive(Debug)]
 pub(super) struct Ranking {
     k: usize,
-    /// Best first. Re-ranking asks for tens of hits, and most candidates end at the comparison with the last one, so
-    /// a sorted list is quicker than a heap.
+    /// Best first. Re-ranking asks for tens of hits, and most candidates end at the comparison with
+    /// the last one, so a sorted list is faster than a heap.
     best: Vec<(RerankCandidate, f32)>,
 }
 
@@ -19,19 +19,20 @@ fn order(a: &(RerankCandidate, f32), b: &(RerankCandidate, f32)) -> Ordering {
 }
 
 impl Ranking {
-    /// Of at most `k`; the list grows as hits come, so a huge `k` costs nothing by itself.
+    /// Creates a ranking of at most `k` hits. Memory grows with the hits, so a huge `k` costs
+    /// nothing.
     pub(super) fn new(k: usize) -> Ranking {
         Ranking { k, best: Vec::new() }
     }
 
-    /// Takes note of a score. A candidate that is in already stays there once.
+    /// Adds a score. A duplicate candidate is kept once.
     pub(super) fn add(&mut self, candidate: RerankCandidate, score: f32) {
         let new = (candidate, score);
         if self.best.len() >= self.k && self.best.last().is_none_or(|last| order(last, &new).is_le()) {
             return;
         }
         let at = self.best.partition_point(|old| order(old, &new).is_lt());
-        // A record has one score, so its double would stand exactly here.
+        // A record has one score, so its duplicate would stand exactly here.
         if self.best.get(at).is_some_and(|old| order(old, &new).is_eq()) {
             return;
         }
@@ -41,8 +42,8 @@ impl Ranking {
         self.best.insert(at, new);
     }
 
-    /// Whether a record that scores at most `bound` can still get in. One that could at best equal the last can,
-    /// because it may come before it by its row.
+    /// Returns true if a record with at most this score can still become a hit. A score equal to
+    /// the last one can, because ties are broken by row.
     pub(super) fn open_to(&self, bound: f32) -> bool {
         if self.best.len() < self.k {
             return true;
@@ -50,7 +51,7 @@ impl Ranking {
         self.best.last().is_some_and(|(_, score)| bound.total_cmp(score).is_ge())
     }
 
-    /// The hits, best first.
+    /// Returns the hits, best first.
     pub(super) fn into_hits(self) -> Vec<(RerankCandidate, f32)> {
         self.best
     }
@@ -66,7 +67,7 @@ mod tests {
         fn is_what_sorting_everything_gives(
             rows in proptest::collection::vec((0u32..3, 0u32..20), 0..60), k in 0usize..12,
         ) {
-            // Few different scores, so that many are equal; doubles come with the same score.
+            // Few different scores, so that many are equal; duplicates have equal scores.
             let scored: Vec<_> = rows
                 .iter()
                 .map(|&(segment, row)| (RerankCandidate { segment, row, coarse: 0.0 }, (row % 5) as f32))

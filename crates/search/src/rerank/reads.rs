@@ -1,51 +1,53 @@
-//! Reads in flight: what each is for.
+//! Reads in flight and their records.
 
 use super::plan::{Extent, WantedRecord};
 
-/// A read in flight.
+/// Read in flight.
 #[derive(Debug)]
 pub(super) struct PendingRead {
-    /// The flight that waits for it, which may have left.
+    /// Flight that waits for it; may have ended.
     pub(super) flight: u64,
-    /// What is read.
+    /// Extent that is read.
     pub(super) extent: Extent,
-    /// What for, by page.
+    /// Records, sorted by page.
     pub(super) wanted: Vec<WantedRecord>,
-    /// Whether its records were looked for in the cache, so that keeping them may spare it the next time.
+    /// True if its records were looked up in the cache, so that caching them may avoid the next
+    /// read.
     pub(super) sparse: bool,
     busy: bool,
 }
 
-/// Records of a read up to which the cache may be asked for them.
+/// Maximum records of a read that are looked up in the cache.
 const PROBED_MAX: usize = 3;
-/// What a look into the cache and keeping a record there cost, as a part of what a read costs. Measured on an EPYC with
-/// a virtual disk: 0.6 and 5 microseconds.
+/// Cost of a look-up and an insertion, relative to a read. Measured on an EPYC with a virtual disk:
+/// 0.6 and 5 microseconds.
 const LOOK_COST: f32 = 0.125;
-/// One part in so many of the share of hits is renewed by each look.
+/// Look-ups over which the share of hits is averaged.
 const MEMORY: f32 = 1024.0;
 
-/// Whether looking for records in the cache pays. A read is spared only if all that it is for are there, so for several
-/// of them a look pays only where hits are frequent; for one it is always made, or the cache would never fill.
+/// Decides if cache look-ups pay. A read is avoided only if all of its records are cached, so for
+/// several records a look-up pays only if hits are frequent. Single records are always looked up,
+/// or the cache would never fill.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Thrift {
-    /// The share of single records that were there of late.
+    /// Recent share of hits among single records.
     hits: f32,
 }
 
 impl Thrift {
-    /// Whether to look for `records` of one read.
+    /// Returns true if `records` of one read should be looked up.
     pub(super) fn looks_for(self, records: usize) -> bool {
         records == 1
             || (records <= PROBED_MAX && self.hits.powi(records as i32) >= LOOK_COST * records as f32)
     }
 
-    /// Takes note of how a look for a single record ended.
+    /// Records the result of a look-up of a single record.
     pub(super) fn learn(&mut self, hit: bool) {
         self.hits += (f32::from(u8::from(hit)) - self.hits) / MEMORY;
     }
 }
 
-/// All of them, by tag.
+/// All reads in flight, by tag.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     slots: Vec<PendingRead>,
@@ -54,7 +56,7 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    /// Takes note of a read and gives its tag.
+    /// Adds a read and returns its tag.
     pub(super) fn begin(
         &mut self,
         flight: u64,
@@ -73,7 +75,7 @@ impl Reads {
         u64::from(tag)
     }
 
-    /// The read that is done, whose tag is free again.
+    /// Removes a read that is done and frees its tag.
     pub(super) fn end(&mut self, tag: u64) -> Option<&PendingRead> {
         let slot = self.slots.get_mut(usize::try_from(tag).ok()?).filter(|slot| slot.busy)?;
         slot.busy = false;
@@ -81,12 +83,12 @@ impl Reads {
         Some(slot)
     }
 
-    /// Those that a flight waits for.
+    /// Returns the reads that a flight waits for.
     pub(super) fn of(&self, flight: u64) -> impl Iterator<Item = &PendingRead> {
         self.slots.iter().filter(move |slot| slot.busy && slot.flight == flight)
     }
 
-    /// Adds a record to a read that fetches its page already. False where there is none.
+    /// Adds a record to a read of its page. Returns false if there is none.
     pub(super) fn attach(&mut self, flight: u64, wanted: WantedRecord) -> bool {
         let start = wanted.address.offset;
         let end = wanted.address.offset + u64::from(wanted.address.bytes);
@@ -103,7 +105,7 @@ impl Reads {
         true
     }
 
-    /// Forgets all, because the queue they were in is lost.
+    /// Forgets all reads, because their queue was lost.
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.free.clear();

@@ -1,4 +1,4 @@
-//! The loop of a re-rank thread.
+//! Main loop of a re-rank thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::limits::{SearchLimits, SharedCaches};
 use super::query::{NextQuery, QuerySource, RerankQuery, RerankResult};
 use super::reads::Reads;
 
-/// Records scored between two looks at what else there is to do.
+/// Records scored between two checks for other work.
 const STEP: usize = 8;
-/// Buffers kept for records that were read.
+/// Maximum buffers kept for records.
 const BUFFERS_MAX: usize = 1024;
 
-/// Scores candidates for one thread.
+/// Scores candidates on one thread.
 ///
-/// Several queries are under way at a time, and the oldest always goes first: the others only fill the time in which
-/// it waits for reads. So a query's answer comes hardly later than if it were alone, and the processor does not wait
-/// for the device. What is read is copied out of the reader's buffers at once, so that the next reads can start before
-/// any of it is scored.
+/// Several queries are in progress, and the oldest always goes first; the others only fill the time
+/// in which it waits for reads. A query is therefore hardly slower than alone, and the processor
+/// does not wait for the device. Records are copied out of the reader's buffers at once, so that
+/// the next reads can start before they are scored.
 pub struct Searcher {
     reader: Box<dyn Reader>,
     limits: SearchLimits,
@@ -33,12 +33,12 @@ pub struct Searcher {
     filler: Filler,
     buffers: Buffers,
     serial: u64,
-    /// Whether the reader's queue has failed: reads may come that nobody knows any more.
+    /// True if the reader's queue has failed: results of unknown reads may arrive.
     broken: bool,
 }
 
 impl Searcher {
-    /// A searcher that reads through `reader`, which was made with [`SearchLimits::reader_options`].
+    /// Creates a searcher that reads through `reader`, which has [`SearchLimits::reader_options`].
     ///
     /// # Errors
     /// `InvalidArgument` for limits out of range.
@@ -59,8 +59,8 @@ impl Searcher {
     /// Answers the queries of `source` until it ends.
     ///
     /// # Errors
-    /// What the reader says where its queue fails. The queries under way are then answered as partial first, and the
-    /// searcher is of no further use: make another.
+    /// The error of the reader if its queue fails. Queries in progress get partial results first,
+    /// and the searcher cannot be used again.
     pub fn run<'a, S: Scorer>(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
         if self.broken {
             return Err(Error::precondition("the reader of this searcher has failed; make another searcher"));
@@ -75,7 +75,7 @@ impl Searcher {
             self.broken = true;
             return outcome;
         }
-        // Reads whose queries did not wait for them.
+        // Reads that their queries did not wait for.
         if self.reader.in_flight() > 0 {
             self.broken = true;
             let filler = &mut self.filler;
@@ -88,12 +88,12 @@ impl Searcher {
             self.broken = false;
         }
         self.reads.clear();
-        // What is left of a block waits for nobody, and would keep a file that may be gone.
+        // The rest of a block has no waiting query, and would keep a file that may be removed.
         self.filler.clear();
         Ok(())
     }
 
-    /// Whether it can go on: its reader has not failed, and owes nothing.
+    /// Returns true if its reader has not failed and has no reads in flight.
     pub fn is_sound(&self) -> bool {
         !self.broken && self.reader.in_flight() == 0
     }
@@ -120,12 +120,12 @@ impl Searcher {
 
 struct SearcherRun<'s, 'a, S: Scorer> {
     searcher: &'s mut Searcher,
-    /// The oldest first.
+    /// Oldest first.
     flights: VecDeque<Flight<'a, S>>,
     scratch: Option<S::Scratch>,
-    /// Whether the source has ended.
+    /// True if the source has ended.
     ended: bool,
-    /// Records scored since the reader was last looked at.
+    /// Records scored since the last check of the reader.
     scored: usize,
 }
 
@@ -167,7 +167,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         }
     }
 
-    /// Queues reads, the oldest query's first. Whether there were any.
+    /// Submits reads, the oldest query's first. Returns true if there were any.
     fn submit(&mut self) -> bool {
         let Searcher { reader, limits, shared, reads, filler, buffers, .. } = &mut *self.searcher;
         let mut submitted = false;
@@ -193,7 +193,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         self.submit_fill() || submitted
     }
 
-    /// Queues reads of the block that is to be cached, behind those of queries. Whether there were any.
+    /// Submits reads of the block to cache, after those of queries. Returns true if there were any.
     fn submit_fill(&mut self) -> bool {
         let Searcher { reader, limits, shared, filler, .. } = &mut *self.searcher;
         let mut submitted = false;
@@ -209,14 +209,15 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         submitted
     }
 
-    /// Whether to see what was read, though nothing is to be submitted: a look is a system call.
+    /// Returns true if completed reads should be collected although none is to be submitted. That
+    /// is a system call.
     fn is_time_to_look(&self) -> bool {
         self.scored >= STEP
             && self.searcher.reader.in_flight() > 0
             && self.flights.front().is_some_and(|oldest| oldest.in_flight > 0 && oldest.arrived() < STEP)
     }
 
-    /// Takes in what was read; waits for `wait` reads.
+    /// Collects completed reads; waits for `wait` of them.
     fn reap(&mut self, wait: usize) -> Result<()> {
         self.scored = 0;
         let Searcher { reader, shared, reads, filler, buffers, .. } = &mut *self.searcher;
@@ -233,7 +234,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         Ok(())
     }
 
-    /// Scores a few records of the oldest query that has any. How many.
+    /// Scores a few records of the oldest query that has any. Returns their number.
     fn score(&mut self) -> usize {
         let Some(flight) = self.flights.iter_mut().find(|flight| flight.ready() > 0) else { return 0 };
         let Some(scratch) = self.scratch.as_mut() else { return 0 };
@@ -247,7 +248,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         count
     }
 
-    /// Hands out the answers that are ready.
+    /// Passes finished results to the source.
     fn answer(&mut self, source: &mut dyn QuerySource<'a, S>) {
         if self.flights.iter().any(|flight| flight.query.deadline.is_some()) {
             let now = Instant::now();
@@ -261,7 +262,8 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         }
     }
 
-    /// Nothing can be scored: waits for a read, or where none is in flight, for candidates.
+    /// Waits for a read, or for candidates if no read is in flight. Called if nothing can be
+    /// scored.
     fn wait(&mut self) -> Result<()> {
         if self.searcher.reader.in_flight() > 0 {
             return self.reap(1);
@@ -273,7 +275,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         Ok(())
     }
 
-    /// Answers what is under way with what there is.
+    /// Ends all queries with their hits so far.
     fn abandon(&mut self, source: &mut dyn QuerySource<'a, S>) {
         for mut flight in self.flights.drain(..) {
             flight.give_up();

@@ -1,13 +1,14 @@
-//! The block cache: aligned blocks of record files, whole, scored where they lie.
+//! Block cache: whole aligned blocks of record files, scored in place.
 //!
-//! Records of one coarse cluster lie side by side, so a read is for several of them and for what lies between, and it
-//! is spared only if everything it is for is in memory. With records kept one by one that takes all of them; a block
-//! has them all, needs no copy, and its pages are verified once. So where no record is a favourite, blocks spare as
-//! large a part of the reads as the part of the file that they hold, which the [record cache](super::cache) does not;
-//! where few records are asked for again and again, that one holds a hundred times as many of them.
+//! Records of one coarse cluster are neighbours, so one read serves several of them and the data in
+//! between. A cache avoids the read only if it has all records of it. Single records would all have
+//! to be cached; a block has them all, needs no copy, and its pages are verified once. If no
+//! records are favourites, blocks avoid the same share of reads as the share of the file that they
+//! hold, which the [record cache](super::cache) does not. If a few records are used again and
+//! again, the record cache holds a hundred times as many of them.
 //!
-//! A block is taken in while there is room, later only in place of one that is asked for clearly less often: without
-//! favourites nothing moves.
+//! A block is cached while there is room. Later it only replaces a block that is used clearly less
+//! often, so without favourites nothing moves.
 
 mod shard;
 mod sketch;
@@ -22,15 +23,16 @@ use parking_lot::{Mutex, MutexGuard};
 use super::hash::mix;
 use shard::BlockShard;
 
-/// Bytes of a block: longer than a joined read by so much that few reads lie in two of them.
+/// Bytes of a block: so much more than a joined read that few reads lie in two blocks.
 pub const BLOCK_BYTES: usize = 256 << 10;
-/// Fewer blocks than this are not worth having.
+/// Minimum blocks of a useful cache.
 const BLOCKS_MIN: usize = 4;
-/// Blocks of a part with a lock of its own, at least, and such parts at most.
+/// Minimum blocks per shard, and maximum shards.
 const SHARD_BLOCKS_MIN: usize = 64;
 const SHARDS_MAX: usize = 64;
 
-/// Which block: of the file with this [`storage::Sealed::id`], the one that starts at `number` times [`BLOCK_BYTES`].
+/// Block `number` of the file with this [`storage::Sealed::id`]. It starts at `number` times
+/// [`BLOCK_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlockKey {
     pub(super) file: u64,
@@ -38,12 +40,12 @@ pub(super) struct BlockKey {
 }
 
 impl BlockKey {
-    /// The block in which the byte at `offset` lies.
+    /// Returns the block that holds the byte at `offset`.
     pub(super) fn of(file: u64, offset: u64) -> BlockKey {
         BlockKey { file, number: offset / BLOCK_BYTES as u64 }
     }
 
-    /// Where it starts in the file.
+    /// Returns its offset in the file.
     pub(super) fn start(self) -> u64 {
         self.number * BLOCK_BYTES as u64
     }
@@ -53,14 +55,14 @@ impl BlockKey {
     }
 }
 
-/// A block in memory.
+/// Block in memory.
 #[derive(Debug)]
 pub(super) struct CachedBlock {
     start: u64,
     bytes: Box<[u8]>,
-    /// Fewer than its buffer has in a file's last one.
+    /// Bytes used; less than the buffer in the last block of a file.
     filled: usize,
-    /// A bit for each page where a record starts that was verified.
+    /// Bit for each page with a verified record at its start.
     checked: AtomicU64,
 }
 
@@ -71,52 +73,51 @@ impl CachedBlock {
         1 << ((offset.saturating_sub(self.start) / PAGE_BYTES as u64) % 64)
     }
 
-    /// The bytes from `offset` of the file; `None` where not all of them are in this block.
+    /// Returns the bytes from `offset` of the file; `None` if the block does not hold all of them.
     pub(super) fn part(&self, offset: u64, bytes: u32) -> Option<&[u8]> {
         let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
         self.bytes.get(..self.filled)?.get(start..start.checked_add(bytes as usize)?)
     }
 
-    /// Whether what starts at `offset` was verified.
+    /// Returns true if the page at `offset` was verified.
     pub(super) fn is_checked(&self, offset: u64) -> bool {
         self.checked.load(Ordering::Relaxed) & self.bit(offset) != 0
     }
 
-    /// It is verified now.
+    /// Marks the page at `offset` as verified.
     pub(super) fn set_checked(&self, offset: u64) {
         self.checked.fetch_or(self.bit(offset), Ordering::Relaxed);
     }
 }
 
-/// What a look for a block gave.
+/// Result of a look-up.
 #[derive(Debug)]
 pub(super) enum BlockLookup {
-    /// It is there.
+    /// Cached block.
     Here(Arc<CachedBlock>),
-    /// It is not, and shall be read.
+    /// Not cached; should be read.
     Fill,
-    /// It is not.
+    /// Not cached.
     Absent,
 }
 
-/// What the block cache has done since it was made.
+/// Counts of the block cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockStats {
-    /// Blocks that were looked for: one for each read.
+    /// Look-ups, one per read.
     pub lookups: u64,
-    /// Of these, blocks that were there.
+    /// Look-ups that found the block.
     pub hits: u64,
-    /// Blocks taken in.
+    /// Blocks inserted.
     pub filled: u64,
-    /// Blocks that had to go for others.
+    /// Blocks evicted.
     pub evicted: u64,
-    /// Blocks that are in.
+    /// Blocks cached now.
     pub blocks: u64,
-    /// Blocks that may be in.
+    /// Maximum blocks.
     pub blocks_max: u64,
 }
 
-/// The cache.
 #[derive(Debug)]
 pub(super) struct Blocks {
     shards: Box<[Mutex<BlockShard>]>,
@@ -125,7 +126,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// A cache of `bytes` in all. `None` where that is too little.
+    /// Creates a cache of `bytes` in total; `None` if that is too little.
     pub(super) fn new(bytes: u64) -> Option<Blocks> {
         let most = usize::try_from(bytes).ok()? / (BLOCK_BYTES + BlockShard::overhead(1));
         let shards = (most / SHARD_BLOCKS_MIN).clamp(1, SHARDS_MAX);
@@ -138,14 +139,15 @@ impl Blocks {
     }
 
     fn lock(&self, hash: u64) -> Option<MutexGuard<'_, BlockShard>> {
-        // By bits that the sketch does not use: else some of its counters would be the same one within a shard.
+        // Uses bits that the sketch does not use; otherwise some of its counters would coincide
+        // within a shard.
         let at = (hash >> 48) % self.shards.len() as u64;
-        // A panic under the lock would leave a map half changed; there is none: every access is checked.
+        // No code under this lock can panic: every access is checked.
         Some(self.shards.get(at as usize)?.lock())
     }
 
-    /// Looks for a block. With `may_fill` it is told where it is worth to be read as a whole: then read it, and
-    /// [`put`](Blocks::put) it.
+    /// Looks a block up. With `may_fill`, reports if the block should be read as a whole and passed
+    /// to [`put`](Blocks::put).
     pub(super) fn lookup(&self, key: BlockKey, may_fill: bool) -> BlockLookup {
         let hash = key.hash();
         let lookup =
@@ -155,8 +157,9 @@ impl Blocks {
         lookup
     }
 
-    /// Takes a block in, of which the first `filled` bytes of `buffer` are, and leaves another buffer, or none, in its
-    /// place. Nothing happens where it came in meanwhile, or all that could make room is in use.
+    /// Inserts a block with the first `filled` bytes of `buffer`, and replaces `buffer` by another
+    /// one or by `None`. Does nothing if it was inserted meanwhile, or if all blocks that could be
+    /// evicted are in use.
     pub(super) fn put(&self, key: BlockKey, buffer: &mut Option<Box<[u8]>>, filled: usize) {
         let hash = key.hash();
         if let Some(mut shard) = self.lock(hash) {
@@ -164,7 +167,7 @@ impl Blocks {
         }
     }
 
-    /// Drops a block: what is in it is not what it should be.
+    /// Drops a block with wrong content.
     pub(super) fn drop_block(&self, key: BlockKey) {
         if let Some(mut shard) = self.lock(key.hash()) {
             shard.retain(|held| held != key);
@@ -178,7 +181,7 @@ impl Blocks {
         }
     }
 
-    /// What it has done so far.
+    /// Returns the counts.
     pub(super) fn stats(&self) -> BlockStats {
         let mut stats = BlockStats {
             lookups: self.lookups.load(Ordering::Relaxed),
@@ -201,7 +204,7 @@ mod tests {
         BlockKey { file: 3, number }
     }
 
-    /// Asks for a block as a searcher does. Whether it was there.
+    /// Looks a block up like a searcher. Returns true if it was cached.
     fn ask(blocks: &Blocks, key: BlockKey, spare: &mut Option<Box<[u8]>>) -> bool {
         match blocks.lookup(key, true) {
             BlockLookup::Here(block) => {
@@ -219,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Asks for blocks of one file. How many were there.
+    /// Looks blocks of one file up. Returns the number of hits.
     fn ask_for(blocks: &Blocks, numbers: impl Iterator<Item = u64>, spare: &mut Option<Box<[u8]>>) -> usize {
         numbers.filter(|&number| ask(blocks, key(number), spare)).count()
     }
@@ -228,7 +231,7 @@ mod tests {
         Blocks::new(blocks * (BLOCK_BYTES + BlockShard::overhead(1)) as u64).unwrap()
     }
 
-    /// Numbers below `below` that look random.
+    /// Returns pseudo-random numbers below `below`.
     fn numbers(below: u64) -> impl FnMut() -> u64 {
         let mut state = 1u64;
         move || {
@@ -267,7 +270,7 @@ mod tests {
         let mut spare = None;
         let mut next = numbers(256);
         ask_for(&blocks, (0..50_000).map(|_| next()), &mut spare);
-        // Of each two, one is among 40 that nobody asked for before.
+        // Every second one is among 40 that were not used before.
         let mut favourites = numbers(40);
         for at in 0..60_000 {
             let number = if at % 2 == 0 { 1000 + favourites() } else { next() };
@@ -324,7 +327,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn gives_only_what_was_put_in(asked in proptest::collection::vec((0u64..3, 0u64..40), 1..2000)) {
-            // `ask` looks at the bytes of what is there.
+            // `ask` checks the bytes of cached blocks.
             let blocks = cache(8);
             let mut spare = None;
             for (file, number) in asked {

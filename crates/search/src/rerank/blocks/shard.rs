@@ -1,4 +1,4 @@
-//! One part of the block cache, behind one lock.
+//! Shard of the block cache, behind one lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::sync::atomic::AtomicU64;
 use super::sketch::FrequencySketch;
 use super::{BlockKey, BlockLookup, BlockStats, CachedBlock};
 
-/// Of so many blocks, picked at random, the one that is asked for least makes room.
+/// Blocks picked at random, of which the least used one is evicted.
 const PICKED: usize = 5;
-/// A block takes another's place if it is asked for so many times as often,
+/// A block replaces another one if it is used this many times as often,
 const TIMES_OFTEN: u32 = 2;
-/// and so many times more: what is asked for hardly ever says nothing.
+/// and this many times more: rare uses mean nothing.
 const TIMES_MORE: u32 = 4;
-/// One of so many looks for an absent block compares it with those that are in: a bound on what a load that changes its
-/// favourites all the time can cost.
+/// Look-ups of absent blocks per comparison with cached ones. Bounds the cost of a load whose
+/// favourites change all the time.
 const LOOKS_APART: u32 = 32;
-/// Counters of the sketch for each block: files may have a hundred times as many blocks.
+/// Counters of the sketch per cached block: files may have a hundred times as many blocks.
 const COUNTERS: usize = 256;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct BlockShard {
     held: Vec<(BlockKey, Arc<CachedBlock>)>,
     held_max: usize,
     sketch: FrequencySketch,
-    /// Looks for absent blocks since one was compared.
+    /// Look-ups of absent blocks since the last comparison.
     looks: u32,
     random: u64,
     filled: u64,
@@ -33,7 +33,7 @@ pub(super) struct BlockShard {
 }
 
 impl BlockShard {
-    /// For so many blocks.
+    /// Creates a shard of at most `held_max` blocks.
     pub(super) fn new(held_max: usize) -> BlockShard {
         BlockShard {
             places: HashMap::with_capacity(held_max),
@@ -47,7 +47,7 @@ impl BlockShard {
         }
     }
 
-    /// Bytes that so many blocks take beside their own.
+    /// Returns the bytes for `blocks` blocks beside their content.
     pub(super) fn overhead(blocks: usize) -> usize {
         const ENTRY: usize =
             2 * size_of::<(BlockKey, usize)>() + size_of::<(BlockKey, Arc<CachedBlock>)>() + 64;
@@ -70,21 +70,21 @@ impl BlockShard {
         self.looks == 0
     }
 
-    /// Where a block is that shall make room for one with this hash.
+    /// Returns the position of a block to evict for a block of this hash.
     fn weaker(&mut self, hash: u64) -> Option<usize> {
         let wanted = self.sketch.estimate(hash);
         let (at, least) = (0..PICKED)
             .filter_map(|_| {
                 let at = self.pick()?;
                 let (key, block) = self.held.get(at)?;
-                // One that is being scored keeps its bytes.
+                // A block that is being scored keeps its bytes.
                 (Arc::strong_count(block) == 1).then(|| (at, self.sketch.estimate(key.hash())))
             })
             .min_by_key(|&(_, asked)| asked)?;
         (wanted >= TIMES_OFTEN * least + TIMES_MORE).then_some(at)
     }
 
-    /// A random place (xorshift; Marsaglia, "Xorshift RNGs", 2003).
+    /// Returns a random position (xorshift; Marsaglia, "Xorshift RNGs", 2003).
     fn pick(&mut self) -> Option<usize> {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -92,7 +92,7 @@ impl BlockShard {
         (self.random >> 16).checked_rem(self.held.len() as u64).map(|at| at as usize)
     }
 
-    /// See [`super::Blocks::put`].
+    /// Inserts a block; see [`super::Blocks::put`].
     pub(super) fn put(&mut self, key: BlockKey, hash: u64, buffer: &mut Option<Box<[u8]>>, filled: usize) {
         if self.places.contains_key(&key) {
             return;
@@ -106,7 +106,8 @@ impl BlockShard {
             return;
         }
         let Some(at) = self.weaker(hash) else { return };
-        // Its bytes become the next buffer. Nobody else has it, and nobody gets it while this part is locked.
+        // Its bytes become the next buffer. No other reference exists, and none can be taken while
+        // the shard is locked.
         if let Some((old, place)) = self.held.get_mut(at)
             && let Some(held) = Arc::get_mut(place)
             && let Some(bytes) = buffer.take()
@@ -120,7 +121,7 @@ impl BlockShard {
         }
     }
 
-    /// Drops the others. Those that are being scored end with that.
+    /// Drops the other blocks. Queries that score one keep its bytes until they are done.
     pub(super) fn retain(&mut self, keeps: impl Fn(BlockKey) -> bool) {
         let before = self.held.len();
         self.held.retain(|(key, _)| keeps(*key));

@@ -1,17 +1,17 @@
-//! How often things were asked for of late, roughly, in fixed memory.
+//! Approximate frequencies of recent uses, in fixed memory.
 
-/// Estimates are the least of so many counters,
+/// Counters per estimate, which is their minimum,
 const ROWS: usize = 4;
-/// each among so many, all of them in one line of the processor's cache.
+/// out of this many each, all in one cache line.
 const ROW_COUNTERS: usize = 8;
 const LINE_COUNTERS: usize = ROWS * ROW_COUNTERS;
-/// All counters are halved after so many counts for each of them: what was frequent long ago fades.
+/// Counts per counter after which all counters are halved, so that old uses fade.
 const PERIOD: u32 = 4;
 
-/// A count-min sketch with conservative update and ageing, as in TinyLFU (Einziger, Friedman, Manes: "TinyLFU: A Highly
-/// Efficient Cache Admission Policy", ACM Transactions on Storage 13, 2017), blocked so that a look is one access to
-/// memory. Where more things are counted than there are counters, all estimates rise alike, so that what is asked for
-/// no more often than others does not look like a favourite.
+/// Count-min sketch with conservative update and ageing, as in TinyLFU (Einziger, Friedman, Manes:
+/// "TinyLFU: A Highly Efficient Cache Admission Policy", ACM Transactions on Storage 13, 2017),
+/// blocked so that a look-up is one access to memory. With more items than counters all estimates
+/// rise equally, so an average item does not look like a favourite.
 #[derive(Debug)]
 pub(super) struct FrequencySketch {
     lines: Box<[[u16; LINE_COUNTERS]]>,
@@ -23,29 +23,28 @@ fn lines(counters: usize) -> usize {
 }
 
 impl FrequencySketch {
-    /// With at least so many counters.
+    /// Creates a sketch of at least `counters` counters.
     pub(super) fn new(counters: usize) -> FrequencySketch {
         FrequencySketch { lines: vec![[0; LINE_COUNTERS]; lines(counters)].into(), counted: 0 }
     }
 
-    /// Bytes that `new(counters)` takes.
+    /// Returns the bytes of `new(counters)`.
     pub(super) fn footprint(counters: usize) -> usize {
         lines(counters) * LINE_COUNTERS * size_of::<u16>()
     }
 
-    /// Which line the hash is counted in, and where in it.
+    /// Returns the line of a hash, and its counters in the line.
     fn places(&self, hash: u64) -> (usize, [usize; ROWS]) {
         let within = |row: usize| row * ROW_COUNTERS + (hash >> (32 + 3 * row)) as usize % ROW_COUNTERS;
         (hash as usize & (self.lines.len() - 1), std::array::from_fn(within))
     }
 
-    /// How often it was counted, or more.
+    /// Returns an upper bound of the count of a hash.
     pub(super) fn estimate(&self, hash: u64) -> u32 {
         let (line, places) = self.places(hash);
         places.iter().map(|&at| u32::from(self.lines[line][at])).min().unwrap_or(0)
     }
 
-    /// Counts it once.
     pub(super) fn count(&mut self, hash: u64) {
         let (least, (line, places)) = (self.estimate(hash) as u16, self.places(hash));
         for at in places {

@@ -1,31 +1,32 @@
-//! Which place of the ring a key is at, in grains: a table of fixed size with open addressing.
+//! Index of the record cache: position of each key in the ring, in grains. A hash table of fixed
+//! size with open addressing.
 
-/// A free entry. No place is that far, because rings are smaller than 2^31 grains.
+/// Free entry. No position is that high, because rings are smaller than 2^31 grains.
 const FREE: u32 = u32::MAX;
 
-/// Linear probing; a removal moves those behind it up, so that there are no gravestones and a look-up never gets longer
-/// with time (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
+/// Linear probing. A removal moves later entries up, so there are no tombstones and look-ups never
+/// get slower (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
 #[derive(Debug)]
 pub(super) struct RecordIndex {
-    /// Hash and place. A power of two of them.
+    /// Hash and position; a power of two of them.
     slots: Box<[(u32, u32)]>,
     used: usize,
 }
 
 impl RecordIndex {
-    /// Room for about `entries`.
+    /// Creates an index for about `entries`.
     pub(super) fn new(entries: usize) -> RecordIndex {
-        // Full to 3/4 at most: probes stay short.
+        // At most 3/4 full, which keeps probes short.
         let slots = (entries.max(8) * 4 / 3).next_power_of_two();
         RecordIndex { slots: vec![(0, FREE); slots].into_boxed_slice(), used: 0 }
     }
 
-    /// Bytes that `new(entries)` takes.
+    /// Returns the bytes of `new(entries)`.
     pub(super) fn footprint(entries: usize) -> usize {
         (entries.max(8) * 4 / 3).next_power_of_two() * size_of::<(u32, u32)>()
     }
 
-    /// Whether one more may go in.
+    /// Returns true if there is room for one more.
     pub(super) fn has_room(&self) -> bool {
         self.used < self.slots.len() / 4 * 3
     }
@@ -34,7 +35,7 @@ impl RecordIndex {
         self.slots.len() - 1
     }
 
-    /// The place with this hash that `is` the right one.
+    /// Returns the position with this hash for which `is` returns true.
     pub(super) fn find(&self, hash: u32, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = hash as usize & self.mask();
         loop {
@@ -49,7 +50,7 @@ impl RecordIndex {
         }
     }
 
-    /// Adds a place. Call it where there is room.
+    /// Adds a position. The caller checks for room.
     pub(super) fn insert(&mut self, hash: u32, place: u32) {
         if !self.has_room() {
             return;
@@ -64,7 +65,7 @@ impl RecordIndex {
         }
     }
 
-    /// Removes a place. Whether it was there.
+    /// Removes a position. Returns true if it existed.
     pub(super) fn remove(&mut self, hash: u32, place: u32) -> bool {
         let mut at = hash as usize & self.mask();
         let wanted = (hash, place);
@@ -78,7 +79,7 @@ impl RecordIndex {
         there
     }
 
-    /// Frees `gap` and moves up what a search would no longer reach over it.
+    /// Frees `gap` and moves entries up that a search would no longer reach.
     fn close_up(&mut self, mut gap: usize) {
         let mask = self.mask();
         let mut at = gap;
@@ -89,7 +90,8 @@ impl RecordIndex {
                 break;
             }
             let home = hash as usize & mask;
-            // It may move to the gap if its home is not between the gap and where it is, going round.
+            // It may move to the gap if its first slot is not cyclically between the gap and its
+            // current slot.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
                 self.slots[gap] = (hash, place);
                 gap = at;
@@ -109,7 +111,7 @@ mod tests {
     proptest! {
         #[test]
         fn is_a_map(steps in proptest::collection::vec((0u32..40, 0u32..3), 1..400)) {
-            // Hashes crowd, so that runs of probes meet and wrap.
+            // Hashes are close together, so that runs of probes meet and wrap.
             let mut index = RecordIndex::new(40);
             let mut map = BTreeMap::new();
             let hash = |key: u32| key % 7 + if key.is_multiple_of(2) { 60 } else { 0 };

@@ -1,7 +1,8 @@
-//! The record cache: fixed bytes, shared by the threads that re-rank, not emptied by a scan.
+//! Record cache: a fixed amount of memory, shared by all search threads, not flushed by a scan.
 //!
-//! It holds records, not pages: a page has eight to sixteen records of which a query wants one or two, so a cache of
-//! pages would hold mostly what nobody asked for. All memory is taken when the cache is made, index included.
+//! It holds records and not pages. A page has eight to sixteen records, of which a query uses one
+//! or two, so cached pages would mostly hold unused records. All memory, including the index, is
+//! allocated when the cache is created.
 
 mod index;
 mod ring;
@@ -14,19 +15,20 @@ use parking_lot::{Mutex, MutexGuard};
 use super::hash::mix;
 use shard::RecordShard;
 
-/// Parts with a lock each, at most. Threads meet at a lock for the time of a copy, a fraction of a microsecond.
+/// Maximum shards, each with its own lock. A lock is held for the time of a copy, a fraction of a
+/// microsecond.
 const SHARDS_MAX: usize = 64;
-/// A shard is not smaller than this, so that a record is a small part of it.
+/// Minimum bytes of a shard, so that a record is a small part of it.
 const SHARD_BYTES_MIN: usize = 256 << 10;
-/// A shard is not larger: its rings are indexed by 31 bits of 8 bytes.
+/// Maximum bytes of a shard: positions have 31 bits of 8 bytes.
 const SHARD_BYTES_MAX: usize = 8 << 30;
 
-/// What a record is known by: the file's [`storage::Sealed::id`] and the row.
+/// Key of a record: the file's [`storage::Sealed::id`] and the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordKey {
-    /// The file.
+    /// Id of the file.
     pub file: u64,
-    /// The row in its segment.
+    /// Row in its segment.
     pub row: u32,
 }
 
@@ -40,29 +42,29 @@ impl RecordKey {
     }
 }
 
-/// Where a record was found; it may be gone when it is asked for.
+/// Position of a record; the record may be evicted before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPosition {
     shard: u32,
     at: ring::Position,
 }
 
-/// What the cache has done since it was made.
+/// Counts of the record cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Records asked for.
+    /// Look-ups.
     pub lookups: u64,
-    /// Of these, records that were there.
+    /// Look-ups that found the record.
     pub hits: u64,
-    /// Records taken in.
+    /// Records inserted.
     pub inserted: u64,
-    /// Records dropped for others.
+    /// Records evicted.
     pub evicted: u64,
-    /// Bytes of memory that it takes.
+    /// Bytes of memory.
     pub bytes: u64,
 }
 
-/// The cache.
+/// Cache of single records.
 #[derive(Debug)]
 pub struct RecordCache {
     shards: Box<[Mutex<RecordShard>]>,
@@ -72,7 +74,8 @@ pub struct RecordCache {
 }
 
 impl RecordCache {
-    /// A cache of `bytes` in all, for records of about `record_bytes`. `None` where that is too little for one.
+    /// Creates a cache of `bytes` in total, for records of about `record_bytes`; `None` if that is
+    /// too little for one.
     pub fn new(bytes: u64, record_bytes: u32) -> Option<RecordCache> {
         let bytes = usize::try_from(bytes).ok()?;
         let least = SHARD_BYTES_MIN.max(record_bytes as usize * 64);
@@ -94,11 +97,11 @@ impl RecordCache {
     }
 
     fn lock(&self, shard: u32) -> Option<MutexGuard<'_, RecordShard>> {
-        // A panic under the lock would leave a queue half changed; there is none: every access is checked.
+        // No code under this lock can panic: every access is checked.
         Some(self.shards.get(shard as usize)?.lock())
     }
 
-    /// Where the record is, if it is in. Counts as a use of it.
+    /// Looks a record up. Counts as a use.
     pub fn find(&self, key: RecordKey) -> Option<RecordPosition> {
         let hash = key.hash();
         let shard = self.shard(hash);
@@ -108,7 +111,8 @@ impl RecordCache {
         found
     }
 
-    /// Puts the record in place of what `out` holds. False, and `out` as it was, where it has left that place since.
+    /// Copies the record to `out`. Returns false and leaves `out` unchanged if the record was
+    /// evicted.
     pub fn copy(&self, found: RecordPosition, out: &mut Vec<u8>) -> bool {
         let Some(shard) = self.lock(found.shard) else { return false };
         let Some(record) = shard.record(found.at) else { return false };
@@ -117,7 +121,7 @@ impl RecordCache {
         true
     }
 
-    /// Offers a record. It is taken in while there is room, later if it was offered of late.
+    /// Offers a record. It is inserted if there is room, or if it was offered recently.
     pub fn insert(&self, key: RecordKey, record: &[u8]) {
         let hash = key.hash();
         if let Some(mut shard) = self.lock(self.shard(hash)) {
@@ -125,7 +129,7 @@ impl RecordCache {
         }
     }
 
-    /// What it has done so far.
+    /// Returns the counts.
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats {
             lookups: self.lookups.load(Ordering::Relaxed),
@@ -192,7 +196,7 @@ mod tests {
                 }
             }
         }
-        // Ten times what the cache holds goes by once.
+        // A single pass over ten times the capacity.
         for row in 1_000_000..1_100_000 {
             if cache.find(key(row)).is_none() {
                 cache.insert(key(row), &record(row, 400));

@@ -1,30 +1,31 @@
-//! A queue of records in one fixed piece of memory: pushed at the head, dropped at the tail, never moved within.
+//! Queue of records in one fixed piece of memory: pushed at the head, dropped at the tail, never
+//! moved.
 //!
-//! First in, first out is all that the cache's eviction needs, and in that order records of any size can share a ring
-//! without gaps: there are no size classes to balance, and nothing is allocated after the ring itself.
+//! Eviction only needs first in, first out. In that order records of any size share a ring without
+//! gaps: there are no size classes to balance, and nothing is allocated after the ring.
 
 use super::RecordKey;
 
-/// Entries start at multiples of this, so that a position fits 31 bits.
+/// Alignment of entries, so that a position fits 31 bits.
 pub(super) const GRAIN: usize = 8;
 /// Bytes before each record: key, length, uses.
 pub(super) const HEADER_BYTES: usize = 24;
-/// In the place of a length: the rest of the ring is unused, go on at its start.
+/// Length that marks the rest of the ring as unused; continue at its start.
 const WRAP: u32 = u32::MAX;
 
-/// Where an entry is: bytes pushed before it since the ring was made. Never used twice, so that a position can be kept
-/// and later be seen to be gone.
+/// Position of an entry: the bytes pushed before it since the ring was created. Never reused, so a
+/// stale position can be detected.
 pub(super) type Position = u64;
 
 #[derive(Debug)]
 pub(super) struct RecordRing {
     bytes: Box<[u8]>,
-    /// Where the next entry goes and where the oldest is, both counted like a [`Position`].
+    /// Positions of the next entry and of the oldest one.
     head: Position,
     tail: Position,
 }
 
-/// What stands before a record.
+/// Header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) key: RecordKey,
@@ -32,16 +33,17 @@ pub(super) struct RecordHeader {
     pub(super) uses: u8,
 }
 
-/// Bytes that a record of `bytes` takes.
+/// Returns the bytes that a record of `bytes` takes.
 pub(super) fn footprint(bytes: usize) -> usize {
     (HEADER_BYTES + bytes).next_multiple_of(GRAIN)
 }
 
 impl RecordRing {
-    /// An empty ring of at most `bytes`. The memory is touched now, so that it is not the queries that wait for it.
+    /// Creates an empty ring of at most `bytes`. Touches the memory now, so that no query waits for
+    /// it.
     pub(super) fn new(bytes: usize) -> RecordRing {
         let mut memory = vec![0u8; bytes / GRAIN * GRAIN].into_boxed_slice();
-        // Zeroed memory is given by the system page by page, when it is first written to.
+        // The system maps zeroed memory page by page on the first write.
         memory.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
         RecordRing { bytes: memory, head: 0, tail: 0 }
     }
@@ -58,12 +60,12 @@ impl RecordRing {
         (at % self.bytes.len().max(1) as u64) as usize
     }
 
-    /// The place of a position for an index of 32 bits, in grains.
+    /// Returns a position as a 32-bit index, in grains.
     pub(super) fn grain(&self, at: Position) -> u32 {
         (self.place(at) / GRAIN) as u32
     }
 
-    /// The position of an entry that is in, from its place in grains.
+    /// Returns the position of a stored entry from its index in grains.
     pub(super) fn position(&self, grain: u32) -> Position {
         let place = grain as usize * GRAIN;
         let tail = self.place(self.tail);
@@ -75,12 +77,12 @@ impl RecordRing {
         (self.tail..self.head).contains(&at)
     }
 
-    /// Bytes from the head to the end of the memory: an entry does not go over it.
+    /// Returns the bytes from the head to the end of the memory, which no entry crosses.
     fn to_end(&self) -> usize {
         self.bytes.len() - self.place(self.head)
     }
 
-    /// Whether `footprint` bytes can be pushed now.
+    /// Returns true if `footprint` bytes can be pushed now.
     pub(super) fn has_room(&self, footprint: usize) -> bool {
         if self.is_empty() {
             return footprint <= self.bytes.len();
@@ -89,7 +91,7 @@ impl RecordRing {
         (self.head - self.tail) as usize + skipped + footprint <= self.bytes.len()
     }
 
-    /// Puts a record at the head. Call it where there is room.
+    /// Pushes a record at the head. The caller checks for room.
     pub(super) fn push(&mut self, key: RecordKey, record: &[u8], uses: u8) -> Option<Position> {
         let footprint = footprint(record.len());
         if !self.has_room(footprint) {
@@ -97,7 +99,7 @@ impl RecordRing {
         }
         if footprint > self.to_end() {
             let place = self.place(self.head);
-            // Less than a header may be left there; then its absence says the same.
+            // If less than a header fits there, its absence means the same.
             if let Some(mark) = self.bytes.get_mut(place + 12..place + 16) {
                 mark.copy_from_slice(&WRAP.to_le_bytes());
             }
@@ -120,7 +122,7 @@ impl RecordRing {
         Some(at)
     }
 
-    /// What stands before the record at `at`.
+    /// Returns the header of the record at `at`.
     pub(super) fn header(&self, at: Position) -> Option<RecordHeader> {
         let place = self.place(at);
         let header = self.bytes.get(place..place + HEADER_BYTES)?;
@@ -133,7 +135,7 @@ impl RecordRing {
         Some(RecordHeader { key: RecordKey { file, row: word(8)? }, bytes, uses: header[16] })
     }
 
-    /// The record at `at`.
+    /// Returns the record at `at`.
     pub(super) fn record(&self, at: Position) -> Option<&[u8]> {
         let place = self.place(at) + HEADER_BYTES;
         let bytes = self.header(at)?.bytes as usize;
@@ -147,7 +149,7 @@ impl RecordRing {
         }
     }
 
-    /// The oldest entry.
+    /// Returns the oldest entry.
     pub(super) fn oldest(&mut self) -> Option<(Position, RecordHeader)> {
         if self.is_empty() {
             return None;
