@@ -1,4 +1,5 @@
-//! Writes `fuzz/seeds/TARGET/*`: small whole inputs from the crates' own encoders, and the clips of the audio tests.
+//! Writes `fuzz/seeds/TARGET/*`: small whole inputs from the crates' own encoders, and the clips of
+//! the audio tests.
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};

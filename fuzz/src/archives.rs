@@ -20,7 +20,8 @@ fn file_of(name: &str, data: &[u8]) -> (TempDir, PathBuf) {
 
 /// ONNX models as `millpond publish` reads them.
 ///
-/// A model that converts is one that `inspect` accepts, and its published version is accepted as published.
+/// A model that converts is one that `inspect` accepts, and its published version is accepted as
+/// published.
 pub fn onnx(data: &[u8]) {
     let (directory, path) = file_of("model.onnx", data);
     let inspected = bounded(data, 0, || publish::inspect(&path));

@@ -1,8 +1,9 @@
 //! Entry points of the fuzz targets: one function for each parser of foreign bytes.
 //!
-//! A function takes any bytes and returns. It panics if the parser does, if the parser holds more memory than the input
-//! justifies, or if what was parsed does not survive being written and parsed again. libFuzzer
-//! (`fuzz_targets/NAME.rs`) and the replay of the seeds (`tests/replay.rs`) call the same functions.
+//! A function takes any bytes and returns. It panics if the parser does, if the parser holds more
+//! memory than the input justifies, or if what was parsed does not survive being written and parsed
+//! again. libFuzzer (`fuzz_targets/NAME.rs`) and the replay of the seeds (`tests/replay.rs`) call
+//! the same functions.
 
 mod archives;
 mod media;
@@ -23,7 +24,8 @@ pub use storage_files::{coarse_index, log_frames, manifest, record_page, segment
 /// An entry point.
 pub type Entry = fn(&[u8]);
 
-/// Every target by name, in the order in which `make fuzz` runs them. Each has a file in `fuzz_targets`.
+/// Every target by name, in the order in which `make fuzz` runs them. Each has a file in
+/// `fuzz_targets`.
 pub const TARGETS: &[(&str, Entry)] = &[
     ("oip_json", oip_json),
     ("tfs_json", tfs_json),
@@ -51,8 +53,8 @@ const MEMORY_BYTES_FREE: usize = 64 << 20;
 /// Bytes a parser may hold for each byte of input.
 const MEMORY_PER_BYTE_MAX: usize = 64;
 
-/// Runs a parser and panics if it held more than the usual bound and `beyond` bytes, which is the format's own
-/// documented limit, or 0.
+/// Runs a parser and panics if it held more than the usual bound and `beyond` bytes, which is the
+/// format's own documented limit, or 0.
 fn bounded<T>(data: &[u8], beyond: usize, parse: impl FnOnce() -> T) -> T {
     let (result, peak) = memory::peak_of(parse);
     let most = MEMORY_BYTES_FREE + MEMORY_PER_BYTE_MAX * data.len() + beyond;
@@ -67,15 +69,17 @@ fn bounded<T>(data: &[u8], beyond: usize, parse: impl FnOnce() -> T) -> T {
 /// The message and place of the last panic.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// Makes panics silent until one leaves an entry point. Decoders of other crates may panic inside a guard that turns
-/// the panic into an error; libFuzzer's own hook would end the run there. Called once at the start of a process.
+/// Makes panics silent until one leaves an entry point. Decoders of other crates may panic inside a
+/// guard that turns the panic into an error; libFuzzer's own hook would end the run there. Called
+/// once at the start of a process.
 pub fn start() {
     std::panic::set_hook(Box::new(|info| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = info.to_string();
     }));
 }
 
-/// Calls `entry`. A panic that leaves it is printed and aborts the process, which libFuzzer reports with the input.
+/// Calls `entry`. A panic that leaves it is printed and aborts the process, which libFuzzer reports
+/// with the input.
 pub fn run(entry: Entry, data: &[u8]) {
     if catch_unwind(AssertUnwindSafe(|| entry(data))).is_err() {
         eprintln!("{}", LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner));

@@ -8,7 +8,8 @@ use vision::{Format, Limits};
 
 use crate::bounded;
 
-/// Blocks read of a recording: enough to pass through every codec's state, and few enough for thousands of runs a minute.
+/// Blocks read of a recording: enough to pass through every codec's state, and few enough for
+/// thousands of runs a minute.
 const BLOCKS_MAX: usize = 64;
 /// Pixels of an image: what is larger is refused by its header, as in the server.
 const PIXELS_MAX: u64 = 1 << 20;
@@ -17,7 +18,8 @@ const IMAGE_BYTES: usize = 8 << 20;
 
 /// Recordings of every format, as a file and as a stream.
 ///
-/// Blocks follow each other without gaps, have whole frames and finite samples, and no more channels than the limit.
+/// Blocks follow each other without gaps, have whole frames and finite samples, and no more
+/// channels than the limit.
 pub fn audio_decode(data: &[u8]) {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(data).expect("a temporary file");
@@ -46,8 +48,8 @@ fn recording(input: AudioInput) {
 
 /// Images: pixels, EXIF orientation and the resolution that the file claims.
 ///
-/// What is decoded has the size that its pixels say and is within the limits. The resolution is also read from bytes
-/// that are no whole image.
+/// What is decoded has the size that its pixels say and is within the limits. The resolution is
+/// also read from bytes that are no whole image.
 pub fn image_decode(data: &[u8]) {
     let limits = Limits { pixels_max: PIXELS_MAX, side_max: 65_535, bytes_max: IMAGE_BYTES as u64 };
     for format in [Format::Jpeg, Format::Png, Format::WebP, Format::Tiff, Format::Bmp] {

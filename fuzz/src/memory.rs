@@ -48,8 +48,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs `work` and returns its result and the most bytes that were allocated during it beyond those before it.
-/// Counts all threads of the process.
+/// Runs `work` and returns its result and the most bytes that were allocated during it beyond those
+/// before it. Counts all threads of the process.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);

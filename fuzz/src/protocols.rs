@@ -7,7 +7,8 @@ use protocol::{Message, inference, oip, tensorflow, tfs};
 
 use crate::bounded;
 
-/// Bytes that filling in repeated values of one request may take (`tfs::fill`), twice for the copy on the way.
+/// Bytes that filling in repeated values of one request may take (`tfs::fill`), twice for the copy
+/// on the way.
 const FILLED_BYTES: usize = 2 * (64 << 20);
 
 fn spec(name: &str, dtype: DType, shape: Option<&[Option<usize>]>) -> TensorSpec {
@@ -44,7 +45,8 @@ fn with_header(data: &[u8]) -> (Option<usize>, Bytes) {
     }
 }
 
-/// Open Inference Protocol over HTTP: infer requests and answers, JSON with and without raw tensors.
+/// Open Inference Protocol over HTTP: infer requests and answers, JSON with and without raw
+/// tensors.
 ///
 /// A request that was read, encoded with raw tensors, is read as the same request.
 pub fn oip_json(data: &[u8]) {
@@ -73,7 +75,8 @@ fn shapes(tensors: &[NamedTensor]) -> Vec<(&str, DType, &[usize])> {
 
 /// TensorFlow Serving over HTTP: predict requests and answers in row and column form.
 ///
-/// A request in column form whose tensors are not empty, encoded, is read as one with the same names and shapes.
+/// A request in column form whose tensors are not empty, encoded, is read as one with the same
+/// names and shapes.
 pub fn tfs_json(data: &[u8]) {
     let signature = signature();
     let body = Bytes::copy_from_slice(data);
@@ -142,7 +145,8 @@ pub fn tfs_protobuf(data: &[u8]) {
     assert_eq!(again.outputs, predict.outputs);
 }
 
-/// Warm-up records of TensorFlow Serving: the file as it is, and the bytes as one record with right checksums.
+/// Warm-up records of TensorFlow Serving: the file as it is, and the bytes as one record with right
+/// checksums.
 ///
 /// Requests that were read, written to a file, are read as the same requests.
 pub fn tfs_warmup(data: &[u8]) {

@@ -1,5 +1,5 @@
-//! Files of collections. Checksums would stop nearly every mutation at the first check, so each target also runs with
-//! the checksums of the input put right.
+//! Files of collections. Checksums would stop nearly every mutation at the first check, so each
+//! target also runs with the checksums of the input put right.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -59,7 +59,8 @@ pub fn record_page(data: &[u8]) {
     }
 }
 
-/// The first page of a segment. One that was read is written as it was read, apart from bytes that mean nothing.
+/// The first page of a segment. One that was read is written as it was read, apart from bytes that
+/// mean nothing.
 pub fn superblock(data: &[u8]) {
     let mut mended = data.to_vec();
     mended.resize(PAGE_BYTES, 0);
@@ -72,7 +73,8 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// The manifest's slots and lists, damaged: two lists are published, then the input is laid over one of the files.
+/// The manifest's slots and lists, damaged: two lists are published, then the input is laid over
+/// one of the files.
 ///
 /// Opening gives one of the two lists, or an error; never other bytes.
 pub fn manifest(data: &[u8]) {
@@ -131,7 +133,8 @@ fn mend_log(log: &mut [u8]) {
 
 /// A log of a collection, replayed.
 ///
-/// Numbers rise; what a second opening finds, after one more payload, is what the first one found and that payload.
+/// Numbers rise; what a second opening finds, after one more payload, is what the first one found
+/// and that payload.
 pub fn log_frames(data: &[u8]) {
     let mut mended = data.to_vec();
     mend_log(&mut mended);
@@ -154,10 +157,11 @@ pub fn log_frames(data: &[u8]) {
     }
 }
 
-/// The coarse index's header and sections. The first byte chooses an index that was built, the second a section of it,
-/// two more a place in it, over which the rest is laid.
+/// The coarse index's header and sections. The first byte chooses an index that was built, the
+/// second a section of it, two more a place in it, over which the rest is laid.
 ///
-/// A header that was read is written as it was read. An index that opens answers a query with rows that it has.
+/// A header that was read is written as it was read. An index that opens answers a query with rows
+/// that it has.
 pub fn coarse_index(data: &[u8]) {
     if let Ok(header) = bounded(data, 0, || CoarseHeader::decode(data)) {
         let again = CoarseHeader::decode(&header.encode()).expect("own header");
@@ -209,7 +213,8 @@ fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
     &all[usize::from(kind) % all.len()]
 }
 
-/// Smaller sections of a segment: settings, the map from rows to pages, ids, deletes, and changes of the log.
+/// Smaller sections of a segment: settings, the map from rows to pages, ids, deletes, and changes
+/// of the log.
 pub fn segment_parts(data: &[u8]) {
     let Some((&[part, rows], rest)) = data.split_first_chunk() else { return };
     let rows = u32::from(rows);

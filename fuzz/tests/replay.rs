@@ -4,7 +4,8 @@ use std::path::Path;
 
 use millpond_fuzz::TARGETS;
 
-/// Mutations of each seed: enough to leave the paths of whole files, and few enough for every run of the tests.
+/// Mutations of each seed: enough to leave the paths of whole files, and few enough for every run
+/// of the tests.
 const MUTATIONS: u64 = 40;
 
 /// A generator of numbers that are the same on every machine (SplitMix64).

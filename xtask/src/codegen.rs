@@ -1,4 +1,5 @@
-//! `cargo xtask codegen`: Rust from `crates/protocol/proto`, committed so that a build needs no generator.
+//! `cargo xtask codegen`: generates Rust from `crates/protocol/proto`. The result is committed, so
+//! that a build needs no generator.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +15,8 @@ type Files = BTreeMap<String, String>;
 /// Writes the generated files, or with `check` compares them with what is committed.
 ///
 /// # Errors
-/// When a `.proto` file does not compile, a file cannot be written, or with `check` when anything differs.
+/// If a `.proto` file does not compile, if a file cannot be written, or, with `check`, if a file
+/// differs.
 pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
     let wanted = generate(&root.join(PROTO))?;
     let folder = root.join(GENERATED);

@@ -40,7 +40,7 @@ fn codegen(check: bool) -> anyhow::Result<()> {
     codegen::run(&root(), check)
 }
 
-/// The generator is heavy and seldom needed, so a plain build leaves it out and this starts the one that has it.
+/// Starts xtask built with the generator, which a plain build leaves out because it is heavy.
 #[cfg(not(feature = "codegen"))]
 fn codegen(check: bool) -> anyhow::Result<()> {
     let mut cargo = std::process::Command::new(env!("CARGO"));

@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: the rules of the workspace that no compiler checks, listed in [`rules`].
 //!
-//! The same run is a test of this crate, so that `cargo test --workspace` and a person's `make lint` agree.
+//! A test of this crate runs the same checks, so that `cargo test` and `make lint` agree.
 
 mod checks;
 mod comments;
@@ -21,7 +21,7 @@ use checks::Complaint;
 /// Checks the repository at `root` and prints every complaint.
 ///
 /// # Errors
-/// When anything breaks a rule, or the repository cannot be read.
+/// If a rule is broken, or if the repository cannot be read.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let mut complaints = check(root)?;
     complaints.extend(style(root)?);

@@ -1,4 +1,4 @@
-//! The checks: each takes text and returns what is wrong with it, so that a test can hand it any text.
+//! The checks. Each takes text and returns its faults, so that a test can pass any text.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{comments, items, modules, rules};
 pub(crate) struct Complaint {
     /// Path from the repository's root, with a line where one is known.
     pub(crate) place: String,
-    /// What is wrong and what to do.
+    /// The fault and its remedy.
     pub(crate) text: String,
 }
 
@@ -19,7 +19,8 @@ fn complaint(place: impl Into<String>, text: impl Into<String>) -> Complaint {
     Complaint { place: place.into(), text: text.into() }
 }
 
-/// Dependencies of one crate against the table. `dependencies` are directory names under `crates/`.
+/// Compares the dependencies of one crate with the table. `dependencies` are directory names under
+/// `crates/`.
 pub(crate) fn edges(krate: &str, dependencies: &[String]) -> Vec<Complaint> {
     let place = format!("crates/{krate}/Cargo.toml");
     let Some((_, allowed)) = rules::EDGES.iter().find(|(name, _)| *name == krate) else {
@@ -38,14 +39,14 @@ pub(crate) fn edges(krate: &str, dependencies: &[String]) -> Vec<Complaint> {
         .collect()
 }
 
-/// Whether a crate takes the workspace's lints, without which the compiler does not guard the fence.
+/// Complains about a crate without the workspace's lints, which forbid unsafe code.
 pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
     let inherited = manifest.get("lints").and_then(|lints| lints.get("workspace")?.as_bool()) == Some(true);
     let text = "does not have `[lints] workspace = true`";
     (!inherited).then(|| complaint(format!("crates/{krate}/Cargo.toml"), text)).into_iter().collect()
 }
 
-/// Everything that is judged in one Rust file.
+/// Checks one Rust file: unsafe code, unfinished work, lengths.
 pub(crate) fn rust_file(path: &str, text: &str) -> Vec<Complaint> {
     let masked = source::mask(text);
     let mut found = unsafe_fence(path, &masked);
@@ -57,7 +58,7 @@ pub(crate) fn rust_file(path: &str, text: &str) -> Vec<Complaint> {
     found
 }
 
-/// Width of comments and words in them.
+/// Checks the width of comments and the words in them.
 pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
     let at = |line: usize| format!("{path}:{line}");
     let max = rules::COMMENT_COLUMNS_MAX;
@@ -80,7 +81,7 @@ pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
         .collect()
 }
 
-/// Public type names with more than one definition.
+/// Finds public type names with more than one definition.
 pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
     let types = items::public_types(files);
     let repeated = types.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
@@ -92,7 +93,7 @@ pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
         .collect()
 }
 
-/// Functions with a tuple pattern as a parameter.
+/// Finds functions with a tuple pattern as a parameter.
 pub(crate) fn tuple_parameters(files: &[SourceFile]) -> Vec<Complaint> {
     let places = files.iter().flat_map(items::tuple_parameters);
     places
@@ -100,7 +101,7 @@ pub(crate) fn tuple_parameters(files: &[SourceFile]) -> Vec<Complaint> {
         .collect()
 }
 
-/// Groups of modules that use each other and are larger than the limit.
+/// Finds groups of modules that use each other and are larger than the limit.
 pub(crate) fn module_rings(files: &[SourceFile]) -> Vec<Complaint> {
     let crates: BTreeSet<&str> = files.iter().map(|file| file.krate.as_str()).collect();
     let rings = crates.into_iter().flat_map(|krate| {
@@ -122,7 +123,8 @@ pub(crate) fn module_rings(files: &[SourceFile]) -> Vec<Complaint> {
 
 fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {
     let named = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
-    // The fuzz targets count allocations, which takes an allocator of their own: that one file may hold unsafe.
+    // The fuzz targets count allocations, which takes an allocator of their own: that one file may
+    // hold unsafe.
     let krate = named.unwrap_or(if path == "fuzz/src/memory.rs" { "fuzz" } else { "xtask" });
     if rules::may_hold_unsafe(krate) {
         return Vec::new();
@@ -178,7 +180,7 @@ fn function_length(path: &str, masked: &str) -> Vec<Complaint> {
         .collect()
 }
 
-/// Entries of the exception list that except nothing any more.
+/// Finds exceptions that no function needs any more.
 pub(crate) fn stale_exceptions(read: impl Fn(&str) -> Option<String>) -> Vec<Complaint> {
     let is_long = |path: &str, name: &str| {
         let masked = source::mask(&read(path).unwrap_or_default());
@@ -195,7 +197,7 @@ pub(crate) fn stale_exceptions(read: impl Fn(&str) -> Option<String>) -> Vec<Com
         .collect()
 }
 
-/// Host names of registries in any text file.
+/// Finds host names of registries in a text file.
 pub(crate) fn registry_hosts(path: &str, text: &str) -> Vec<Complaint> {
     if rules::REGISTRY_HOSTS_EXEMPT.contains(&path) {
         return Vec::new();
@@ -210,7 +212,7 @@ pub(crate) fn registry_hosts(path: &str, text: &str) -> Vec<Complaint> {
         .collect()
 }
 
-/// ARCHITECTURE.md against its limit and the crates there are.
+/// Checks the length of ARCHITECTURE.md and that it names every crate.
 pub(crate) fn architecture(text: &str, crates: &[String]) -> Vec<Complaint> {
     let place = "ARCHITECTURE.md";
     let (lines, max) = (text.lines().count(), rules::ARCHITECTURE_LINES_MAX);

@@ -10,7 +10,8 @@ struct CommentLine<'a> {
     text: &'a str,
 }
 
-/// Numbers of the comment lines wider than [`rules::COMMENT_COLUMNS_MAX`]. A line with an address may be wider.
+/// Numbers of the comment lines wider than [`rules::COMMENT_COLUMNS_MAX`]. A line with an address
+/// may be wider.
 pub(crate) fn wide_lines(text: &str) -> Vec<usize> {
     let wide = |line: &CommentLine<'_>| line.whole.chars().count() > rules::COMMENT_COLUMNS_MAX;
     comment_lines(text)

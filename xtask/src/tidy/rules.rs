@@ -1,4 +1,4 @@
-//! What the rules are: who may depend on whom, who may hold unsafe, how long things may be.
+//! The rules: permitted dependencies, crates with unsafe code, lengths, words.
 
 /// Lines of a file, tests not counted.
 pub(crate) const FILE_LINES_MAX: usize = 800;
@@ -7,8 +7,8 @@ pub(crate) const FUNCTION_LINES_MAX: usize = 70;
 /// Lines of ARCHITECTURE.md.
 pub(crate) const ARCHITECTURE_LINES_MAX: usize = 300;
 
-/// The crates of `crates/` and the crates each may depend on. A new edge or crate is a decision: write it into
-/// docs/adr, then here.
+/// The crates of `crates/` and the crates each may depend on. A new edge or crate is a decision:
+/// write it into docs/adr, then here.
 pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("metrics", &["base"]),
@@ -93,7 +93,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The fence around unsafe code.
+/// Returns true if the crate may contain unsafe code.
 pub(crate) fn may_hold_unsafe(krate: &str) -> bool {
     matches!(krate, "memory" | "storage" | "kernels" | "gpu" | "fuzz") || krate.starts_with("engine-")
 }
@@ -101,12 +101,12 @@ pub(crate) fn may_hold_unsafe(krate: &str) -> bool {
 /// Functions that may be longer than [`FUNCTION_LINES_MAX`]: path, name, reason.
 pub(crate) const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
-/// Whether a path is generated code, which no limit of length applies to.
+/// Returns true for generated code, which has no limit of length.
 pub(crate) fn is_generated(path: &str) -> bool {
     path.contains("/generated/")
 }
 
-/// Whether a path holds only tests.
+/// Returns true if a path holds only tests.
 pub(crate) fn is_test(path: &str) -> bool {
     path.contains("/tests/")
 }
@@ -116,8 +116,8 @@ pub(crate) fn is_conformance(path: &str) -> bool {
     path.contains("/src/conformance")
 }
 
-/// Host names of package registries, which nothing in the repository may spell out: which registry an ordinary
-/// client asks is the machine's setting. In halves, so that this file passes its own rule.
+/// Host names of package registries. No file may contain them: the machine's settings choose the
+/// registry. Each is in two halves, so that this file passes its own rule.
 pub(crate) const REGISTRY_HOSTS: &[(&str, &str)] = &[
     ("pypi", ".org"),
     ("pythonhosted", ".org"),
@@ -129,7 +129,7 @@ pub(crate) const REGISTRY_HOSTS: &[(&str, &str)] = &[
     ("deb.debian", ".org"),
 ];
 
-/// Files that a tool writes with such names in them.
+/// Files in which a tool writes such names.
 pub(crate) const REGISTRY_HOSTS_EXEMPT: &[&str] = &["Cargo.lock", "fuzz/Cargo.lock"];
 
 /// Columns of a comment line.

@@ -1,12 +1,12 @@
-//! Reading Rust source just well enough for the rules: comments and literals blanked out, items found by braces.
+//! Reads Rust source for rules about lengths and words: blanks out comments and literals, finds
+//! items by their braces.
 //!
-//! A full parser would be a heavy dependency for rules about lengths and words; what this cannot see (code made by
-//! macros) the rules do not judge.
+//! These rules also apply to files that do not parse. Code made by macros is not checked.
 
 use std::ops::Range;
 
-/// Replaces what the compiler does not read as code: comments become spaces, the insides of string and character
-/// literals become `~`. Length and line breaks stay, so offsets and line numbers hold.
+/// Blanks out text that is not code: comments become spaces, string and character literals become
+/// `~`. Length and line breaks stay, so offsets and line numbers remain valid.
 pub(crate) fn mask(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();
@@ -49,7 +49,8 @@ pub(crate) fn test_items(masked: &str) -> Vec<Range<usize>> {
     items
 }
 
-/// Every function with a body: its name and the byte range from `fn` to the closing brace, in masked text.
+/// Every function with a body: its name and the byte range from `fn` to the closing brace, in
+/// masked text.
 pub(crate) fn functions(masked: &str) -> Vec<(&str, Range<usize>)> {
     words(masked, "fn")
         .filter_map(|start| {
@@ -80,7 +81,7 @@ pub(crate) fn line_count(text: &str, range: &Range<usize>) -> usize {
     line_of(text, range.end.saturating_sub(1)) - line_of(text, range.start) + 1
 }
 
-/// Where the item that begins at `from` ends: past its block, or past the `;` where it has none.
+/// Returns the end of the item that begins at `from`: after its block, or after `;` if it has none.
 fn item_end(masked: &str, from: usize) -> usize {
     let (mut parens, mut braces) = (0usize, 0usize);
     for (offset, byte) in masked.bytes().enumerate().skip(from) {
@@ -141,7 +142,8 @@ fn string_end(bytes: &[u8], at: usize) -> usize {
     bytes.len()
 }
 
-/// The end of `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `c"..."` or `b'.'` at `at`, if one is there.
+/// The end of `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `c"..."` or `b'.'` at `at`, if one is
+/// there.
 fn prefixed_literal_end(bytes: &[u8], at: usize) -> Option<usize> {
     let letters = bytes[at..].iter().take(2).take_while(|byte| byte.is_ascii_lowercase()).count();
     let raw = bytes[at..at + letters].contains(&b'r');
