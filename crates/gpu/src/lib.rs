@@ -1,4 +1,4 @@
-//! The coarse filter on a GPU, where there is one: every row compared, the best kept on the way.
+//! The coarse filter on a GPU, if there is one: every row compared, the best kept on the way.
 //!
 //! The crate is always compiled and needs nothing of CUDA for it. The driver is opened at run time, and the kernels are
 //! compiled at run time for the device that is there, by NVRTC. Whatever is missing is an error that says so; the

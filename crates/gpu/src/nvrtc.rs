@@ -1,6 +1,6 @@
 //! The compiler for kernels, NVRTC, opened at run time.
 //!
-//! `cudarc` has bindings for it too, but they find it by name only and end the program where it is not there.
+//! `cudarc` has bindings for it too, but they find it by name only and end the program if it is not there.
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -53,7 +53,7 @@ pub struct Image {
     pub target: Target,
     /// The code; text ends with a zero byte.
     pub bytes: Vec<u8>,
-    /// What the compiler said: warnings, empty where there are none.
+    /// What the compiler said: warnings, empty if there are none.
     pub log: String,
 }
 
@@ -128,7 +128,7 @@ impl Nvrtc {
     /// Its version: major and minor.
     ///
     /// # Errors
-    /// `Internal` where it does not say.
+    /// `Internal` if it does not say.
     pub fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the signature is that of NVRTC's documentation.

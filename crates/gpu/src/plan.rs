@@ -70,7 +70,7 @@ impl Plan {
     /// multiprocessors.
     ///
     /// # Errors
-    /// `InvalidArgument` where there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or [`ROWS_MAX`].
+    /// `InvalidArgument` if there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or [`ROWS_MAX`].
     pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<Plan> {
         if rows == 0 || rows > ROWS_MAX || queries == 0 || queries > QUERIES_MAX || k == 0 || k > K_MAX {
             return Err(Error::invalid(format!(

@@ -157,7 +157,7 @@ impl Queries<'_> {
     /// The number of queries, and their values as the kernels read them: widened with zeros as the rows are.
     ///
     /// # Errors
-    /// `InvalidArgument` where they are not whole queries of the kind that goes with `coding`.
+    /// `InvalidArgument` if they are not whole queries of the kind that goes with `coding`.
     pub fn widened(&self, coding: Coding, dims: usize) -> Result<(usize, Vec<u8>)> {
         let count = match (self, coding) {
             (Queries::Bytes { codes, scales }, Coding::Bytes) if codes.len() == scales.len() * dims => {
@@ -191,7 +191,7 @@ impl Gpu {
     /// Brings rows to where the device reads them.
     ///
     /// # Errors
-    /// What [`Rows::check`] refuses; `ResourceExhausted` where there is no room for them, by [`crate::Options`] or on
+    /// What [`Rows::check`] refuses; `ResourceExhausted` if there is no room for them, by [`crate::Options`] or on
     /// the device; `Internal` with what the driver said.
     pub fn upload(self: &Arc<Gpu>, rows: &Rows, home: Home) -> Result<DeviceRows> {
         self.check()?;
@@ -405,7 +405,7 @@ impl Drop for DeviceRows {
     }
 }
 
-/// The address of a buffer; 0 where there is none.
+/// The address of a buffer; 0 if there is none.
 fn address<T>(buffer: Option<&CudaSlice<T>>, stream: &CudaStream) -> u64 {
     buffer.map_or(0, |buffer| buffer.device_ptr(stream).0)
 }

@@ -11,7 +11,7 @@ use crate::cpu::{self, Level};
 /// Queries that [`dot_block`] takes through one row before it goes to the next.
 const QUERIES_PER_PASS: usize = 4;
 
-/// The dot product of a query and a row of the same length. Panics where the lengths differ.
+/// The dot product of a query and a row of the same length. Panics if the lengths differ.
 pub fn dot(query: &[f32], row: &[bf16]) -> f32 {
     dots_at::<1>(cpu::level(), query, row)[0]
 }
@@ -31,7 +31,7 @@ fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32;
     }
 }
 
-/// Dot products of one query with `out.len()` rows that lie one after another in `rows`. Panics where the lengths do
+/// Dot products of one query with `out.len()` rows that lie one after another in `rows`. Panics if the lengths do
 /// not fit.
 pub fn dot_many(query: &[f32], rows: &[bf16], out: &mut [f32]) {
     dot_many_at(cpu::level(), query, rows, out);
@@ -48,7 +48,7 @@ fn dot_many_at(level: Level, query: &[f32], rows: &[bf16], out: &mut [f32]) {
 }
 
 /// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is widened once for four queries.
-/// Panics where the lengths do not fit.
+/// Panics if the lengths do not fit.
 pub fn dot_block(queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);
 }

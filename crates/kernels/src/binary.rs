@@ -18,7 +18,7 @@ pub fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES])
     scalar::hamming256(left, right)
 }
 
-/// Differing bits of one descriptor and each of `others`. Panics where `out` has another length than `others`.
+/// Differing bits of one descriptor and each of `others`. Panics if `out` has another length than `others`.
 pub fn hamming256_many(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_BYTES]], out: &mut [u16]) {
     assert_eq!(others.len(), out.len(), "one distance for each descriptor");
     #[cfg(target_arch = "x86_64")]
@@ -31,7 +31,7 @@ pub fn hamming256_many(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_B
     }
 }
 
-/// Differing bits of two codes of the same length. Panics where the lengths differ.
+/// Differing bits of two codes of the same length. Panics if the lengths differ.
 pub fn hamming(left: &[u8], right: &[u8]) -> u32 {
     assert_eq!(left.len(), right.len(), "codes of different lengths");
     #[cfg(target_arch = "x86_64")]
@@ -43,7 +43,7 @@ pub fn hamming(left: &[u8], right: &[u8]) -> u32 {
 }
 
 /// Differing bits of a query and `out.len()` rows that lie one after another in `rows`, each as long as the query.
-/// Panics where the lengths do not fit.
+/// Panics if the lengths do not fit.
 pub fn hamming_many(query: &[u8], rows: &[u8], out: &mut [u32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {

@@ -10,7 +10,7 @@ use crate::cpu;
 /// The inner product of two vectors of the same length.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 #[inline]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "vectors of different lengths");
@@ -25,7 +25,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// The squared distance of two vectors of the same length.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 #[inline]
 pub fn l2(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "vectors of different lengths");
@@ -42,7 +42,7 @@ pub fn l2(a: &[f32], b: &[f32]) -> f32 {
 /// distance of the query to a vector that is kept as one byte a dimension.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 #[inline]
 pub fn l2_bytes(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
     assert!(shifted.len() == codes.len() && step.len() == codes.len(), "vectors of different lengths");
@@ -57,7 +57,7 @@ pub fn l2_bytes(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
 /// The inner product of `scaled` with codes of one byte: `sum(scaled * code)`.
 ///
 /// # Panics
-/// Where the lengths differ.
+/// If the lengths differ.
 #[inline]
 pub fn dot_bytes(scaled: &[f32], codes: &[u8]) -> f32 {
     assert_eq!(scaled.len(), codes.len(), "vectors of different lengths");
@@ -108,7 +108,7 @@ impl Panels {
     /// Packs `vectors`, `dims` values each.
     ///
     /// # Panics
-    /// Where the vectors are not whole.
+    /// If the vectors are not whole.
     pub fn new(vectors: &[f32], dims: usize) -> Panels {
         assert!(dims > 0 && vectors.len().is_multiple_of(dims), "vectors that are not whole");
         let count = vectors.len() / dims;
@@ -134,7 +134,7 @@ impl Panels {
     /// point's own squared length.
     ///
     /// # Panics
-    /// Where nothing was packed, the points are not whole, or `nearest` has not one place for each of them.
+    /// If nothing was packed, the points are not whole, or `nearest` has not one place for each of them.
     pub fn nearest(&self, points: &[f32], nearest: &mut [(u32, f32)]) {
         assert!(self.count > 0, "nothing to be near to");
         assert_eq!(points.len(), nearest.len() * self.dims, "points that do not fit their places");
@@ -149,7 +149,7 @@ impl Panels {
     /// Inner products of each of `points` with every packed vector: `products[point * count + vector]`.
     ///
     /// # Panics
-    /// Where the points are not whole, or `products` has not one place for each pair.
+    /// If the points are not whole, or `products` has not one place for each pair.
     pub fn products(&self, points: &[f32], products: &mut [f32]) {
         assert_eq!(
             points.len() / self.dims * self.count,

@@ -44,14 +44,14 @@ pub const TOGETHER: usize = 8;
 pub const NEAREST: usize = 9;
 /// Squared distances from here on (4096 pixels) count as equal.
 pub const SQUARE_MAX: u32 = (1 << 24) - 1;
-/// What stands where there is no further neighbour.
+/// Entry of a missing neighbour.
 pub const NOBODY: u32 = u32::MAX;
 
 /// For the points `first` to `first + 8`, their nearest other points, nearest first, as squared distance in the high
 /// 24 bits and index in the low 8, so that of two equally far the lower index comes first. Row n has the nth
 /// neighbour of each of the eight; columns beyond the last point mean nothing.
 ///
-/// `x` and `y` are the coordinates of all points, within -16383 to 16383. Panics where they differ in length or are
+/// `x` and `y` are the coordinates of all points, within -16383 to 16383. Panics if they differ in length or are
 /// more than 256.
 #[must_use]
 pub fn nearest(first: usize, x: &[i32], y: &[i32]) -> [[u32; TOGETHER]; NEAREST] {
@@ -125,7 +125,7 @@ mod sse2 {
     pub(super) fn alike(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
         let all = |value: u16| _mm_set1_epi16(value as i16);
         let zero = _mm_setzero_si128();
-        // How far the difference exceeds the error, 0 where it does not. The difference of half a turn is -32768,
+        // How far the difference exceeds the error, 0 if it does not. The difference of half a turn is -32768,
         // which is its own negative and, taken without a sign, larger than any error.
         let beyond = |values: &[u16; EDGES], value: u16, error: u16| {
             let difference = _mm_sub_epi16(load(values), all(value));

@@ -1,7 +1,7 @@
 //! The fast Walsh-Hadamard transform: with random signs in front of it, a rotation that costs n log n.
 
 /// Transforms `values` in place and divides by the square root of their number, which makes it an orthogonal map and
-/// its own inverse. Panics where the number is not a power of two.
+/// its own inverse. Panics if the number is not a power of two.
 pub fn transform(values: &mut [f32]) {
     assert!(values.len().is_power_of_two(), "a length that is no power of two");
     #[cfg(target_arch = "x86_64")]

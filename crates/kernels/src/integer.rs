@@ -14,7 +14,7 @@ pub const DIMS_MAX: usize = (i32::MAX as usize) / (127 * 127);
 /// Queries that [`dot_block`] takes through one row before it goes to the next.
 const QUERIES_PER_PASS: usize = 4;
 
-/// The dot product of two codes of the same length. Panics where the lengths differ.
+/// The dot product of two codes of the same length. Panics if the lengths differ.
 #[inline]
 pub fn dot(left: &[i8], right: &[i8]) -> i32 {
     dot_at(cpu::level(), left, right)
@@ -35,7 +35,7 @@ fn dot_at(level: Level, left: &[i8], right: &[i8]) -> i32 {
 }
 
 /// Dot products of one query with `out.len()` rows that lie one after another in `rows`, each as long as the query.
-/// Panics where the lengths do not fit.
+/// Panics if the lengths do not fit.
 pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
     dot_many_at(cpu::level(), query, rows, out);
 }
@@ -51,7 +51,7 @@ fn dot_many_at(level: Level, query: &[i8], rows: &[i8], out: &mut [i32]) {
 }
 
 /// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is loaded once for four queries, so a
-/// tile that fits into the cache is read at the speed of arithmetic rather than of memory. Panics where the lengths do
+/// tile that fits into the cache is read at the speed of arithmetic rather than of memory. Panics if the lengths do
 /// not fit.
 pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);

@@ -31,7 +31,7 @@ pub const fn block_bytes(parts: usize) -> usize {
 /// get code 0.
 ///
 /// # Panics
-/// Where `block` is not [`block_bytes`] long, or the codes are not whole rows, or more than 32.
+/// If `block` is not [`block_bytes`] long, or the codes are not whole rows, or more than 32.
 pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
     assert!(codes.len().is_multiple_of(parts) && codes.len() <= BLOCK * parts, "codes that are no block");
     assert_eq!(block.len(), block_bytes(parts), "a block of another size");
@@ -47,7 +47,7 @@ pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
 /// The code of `row` (0 to 31) of a block for `part`.
 ///
 /// # Panics
-/// Where the block has no such row or part.
+/// If the block has no such row or part.
 pub fn code(block: &[u8], row: usize, part: usize) -> u8 {
     let place = if row < BLOCK / 2 { 2 * row } else { 2 * row - BLOCK + 1 };
     block[part / 2 * BLOCK + place] >> (part % 2 * 4) & 0xF
@@ -71,7 +71,7 @@ impl Table {
     /// dimensions of a part. The query is taken to be zero beyond its length.
     ///
     /// # Panics
-    /// Where the books are not whole parts, or too many, or fewer than the query needs.
+    /// If the books are not whole parts, or too many, or fewer than the query needs.
     pub fn fill(&mut self, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let parts = books.len() / (VALUES * part_dims);
         assert!(parts <= PARTS_MAX && books.len() == parts * VALUES * part_dims, "books that are not whole");
@@ -137,7 +137,7 @@ impl Table {
 /// threshold and `accept`ed is pushed with `first_row` plus its place. A row whose term is infinite is not there.
 ///
 /// # Panics
-/// Where codes and terms are not the same number of whole blocks for this table.
+/// If codes and terms are not the same number of whole blocks for this table.
 #[inline]
 pub fn scan(
     table: &Table,

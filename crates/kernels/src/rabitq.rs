@@ -4,8 +4,8 @@
 //! Binary codes lie in blocks of 32 vectors. Four bits of a code choose one of sixteen sums of query values, which a
 //! register holds, so one shuffle looks up 32 sums. The sums have six bits: four of them fit into a byte, and widening
 //! to 16 bits, the dearest part of such scans, is paid once for four look-ups. Beside the codes a block has three
-//! factors for each vector, from which [`scan`] makes lower bounds of distances; what these factors are is explained
-//! where they are made, in the `search` crate.
+//! factors for each vector, from which [`scan`] makes lower bounds of distances; these factors are explained
+//! in the `search` crate, which computes them.
 
 use crate::cpu::{self, Level};
 
@@ -47,7 +47,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Fills the table for a rotated query. Panics where the dimensions are not a multiple of [`DIMS_STEP`], or are over
+    /// Fills the table for a rotated query. Panics if the dimensions are not a multiple of [`DIMS_STEP`], or are over
     /// [`DIMS_MAX`].
     pub fn fill(&mut self, query: &[f32]) {
         assert!(query.len().is_multiple_of(DIMS_STEP) && query.len() <= DIMS_MAX, "unsuitable dimensions");
@@ -92,7 +92,7 @@ pub struct Gate {
 }
 
 /// Scans one block: writes the lower bounds of its vectors and returns which of them (bit `i` for vector `i`) are below
-/// the gate's limit. Panics where the lengths do not fit.
+/// the gate's limit. Panics if the lengths do not fit.
 pub fn scan(
     table: &Table,
     codes: &[u8],
@@ -143,7 +143,7 @@ pub fn pack_nibbles(values: &[u8], code: &mut [u8]) {
     }
 }
 
-/// The product of a four-bit code and an 8-bit query (codes of [`crate::integer`]). Panics where the lengths do not fit.
+/// The product of a four-bit code and an 8-bit query (codes of [`crate::integer`]). Panics if the lengths do not fit.
 pub fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
     nibble_dot_at(cpu::level(), code, query)
 }

@@ -25,7 +25,7 @@ const SCALE_ONE: u32 = 1024;
 /// Scales from a quarter to four times are looked for.
 const SCALE_MAX: u32 = 4 * SCALE_ONE;
 const SCALE_MIN: u32 = SCALE_ONE / 4;
-/// Two scales are the same where they are within a part of this of each other: a sixth.
+/// Two scales are the same if they are within a part of this of each other: a sixth.
 const SCALE_PART: u32 = 6;
 /// Edges shorter than this in either image say nothing about scale.
 const LENGTH_MIN: u16 = (4 * PER_PIXEL) as u16;
@@ -49,7 +49,7 @@ struct Tentative {
 struct Link {
     /// The other pair.
     to: u8,
-    /// Length in the record by length in the probe; 0 where the edges are not alike.
+    /// Length in the record by length in the probe; 0 if the edges are not alike.
     scale: u32,
 }
 

@@ -31,9 +31,9 @@ pub struct Vertex {
 /// The points of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
-    /// Width of the image in pixels, 0 where unknown.
+    /// Width of the image in pixels, 0 if unknown.
     pub width: u16,
-    /// Height of the image in pixels, 0 where unknown.
+    /// Height of the image in pixels, 0 if unknown.
     pub height: u16,
     /// At most [`VERTICES_MAX`]; what is beyond is neither encoded nor matched.
     pub vertices: Vec<Vertex>,

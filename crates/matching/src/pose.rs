@@ -45,7 +45,7 @@ pub(crate) struct Agreed {
 }
 
 impl Pose {
-    /// The one that lays `a` and `b` over each other; `None` where they are one place or the scale is out of range.
+    /// The one that lays `a` and `b` over each other; `None` if they are one place or the scale is out of range.
     fn between(a: Two, b: Two) -> Option<Pose> {
         let (px, py) = minus(b.0, a.0);
         let (rx, ry) = minus(b.1, a.1);

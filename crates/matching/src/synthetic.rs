@@ -107,7 +107,7 @@ fn vertex(x: f32, y: f32, direction: u8, kind: u8) -> Vertex {
     Vertex { x: x as i16, y: y as i16, direction, kind }
 }
 
-/// A place not too near to those taken; none where the graph is full.
+/// A place not too near to those taken; none if the graph is full.
 fn free_place(
     random: &mut Random,
     taken: &[Vertex],

@@ -23,7 +23,7 @@ impl Buffer {
     /// Memory of `bytes`, rounded up to whole pages.
     ///
     /// # Errors
-    /// `ResourceExhausted` where the system has none.
+    /// `ResourceExhausted` if the system has none.
     pub(crate) fn new(bytes: usize) -> Result<Buffer> {
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -30,7 +30,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory where it is missing.
+    /// Makes the directory if it is missing.
     pub(crate) fn new(path: PathBuf) -> Result<Directory> {
         private::create_dir_all(&path).map_err(|error| Error::io(&path, &error))?;
         Ok(Directory { path })
@@ -146,7 +146,7 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
 }
 
 /// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs nothing but
-/// cache space where it is refused.
+/// cache space if it is refused.
 pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
     let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
         return;
@@ -161,7 +161,7 @@ pub(crate) struct FileWriter {
     file: File,
     path: PathBuf,
     bytes: u64,
-    /// Up to where what was written has been sent to the disk, and up to where it was also dropped from the
+    /// End of the bytes sent to the disk, and of those that were also dropped from the
     /// cache.
     sent: u64,
     dropped: u64,

@@ -33,7 +33,7 @@ enum Files {
 type Shared = Arc<Mutex<Vec<u8>>>;
 
 impl DramMedium {
-    /// Files in `pool`, and in `directory` where one is given, which is made where it is missing.
+    /// Files in `pool`, and in `directory` where one is given, which is made if it is missing.
     ///
     /// # Errors
     /// What the file system says.

@@ -45,7 +45,7 @@ impl Manifest {
     /// passed over as long as something whole is there, and told by [`problems`](Self::problems).
     ///
     /// # Errors
-    /// `DataLoss` where there are lists and none is whole, otherwise what the medium says.
+    /// `DataLoss` if there are lists and none is whole, otherwise what the medium says.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
@@ -72,7 +72,7 @@ impl Manifest {
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While the list
-    /// itself is written a failure changes nothing. When the slot cannot be made durable, either list may
+    /// itself is written a failure changes nothing. If the slot cannot be made durable, either list may
     /// count after a crash, so this manifest refuses to go on: `FailedPrecondition`.
     pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
         if let Some(error) = &self.failed {

@@ -40,7 +40,7 @@ pub trait Medium: Send + Sync + Debug {
     /// A new, empty file.
     ///
     /// # Errors
-    /// `AlreadyExists` where there is one of that name, otherwise what the medium says.
+    /// `AlreadyExists` if there is one of that name, otherwise what the medium says.
     fn create(&self, name: &str) -> Result<Box<dyn Writer>>;
 
     /// An existing file, to write more to it: a log, a manifest.
@@ -237,12 +237,12 @@ pub trait Sealed: Send + Sync + Debug {
     /// `DataLoss` past the end or where the medium has lost the bytes, otherwise what it says.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
 
-    /// The whole file, where the processor can load from it directly.
+    /// The whole file, if the processor can load from it directly.
     fn in_place(&self) -> Option<&[u8]> {
         None
     }
 
-    /// The descriptor to read it by, where it has one.
+    /// The descriptor to read it by, if it has one.
     fn descriptor(&self) -> Option<std::os::fd::RawFd> {
         None
     }
@@ -281,7 +281,7 @@ pub trait Reader: Send {
     /// Queues a read. It may start only when [`Reader::complete`] is called.
     ///
     /// # Errors
-    /// `ResourceExhausted` where there is no room, `InvalidArgument` for a misplaced read. A read that fails
+    /// `ResourceExhausted` if there is no room, `InvalidArgument` for a misplaced read. A read that fails
     /// later says so when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 

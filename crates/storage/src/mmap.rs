@@ -24,7 +24,7 @@ pub struct MmapMedium {
 }
 
 impl MmapMedium {
-    /// Files in `directory`, which is made where it is missing.
+    /// Files in `directory`, which is made if it is missing.
     ///
     /// # Errors
     /// What the file system says.

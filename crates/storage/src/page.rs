@@ -11,7 +11,7 @@
 //! |---|---|
 //! | 0..4 | crc32c of everything after it |
 //! | 4..8 | number of the first page, as [`Placed::page`] gave it |
-//! | 8..10 | records n, at least 1; exactly 1 where there are several pages |
+//! | 8..10 | records n, at least 1; exactly 1 if there are several pages |
 //! | 10..12 | pages p that belong together, at least 1 |
 //! | p = 1: 12..12+2(n+1) | where each record starts, and where the last one ends, from the page's start |
 //! | p > 1: 12..16 | length of the record, which starts at 16 |
@@ -214,7 +214,7 @@ impl<'a> RecordPage<'a> {
         self.pages
     }
 
-    /// One record; `None` where the page has no such slot.
+    /// One record; `None` if the page has no such slot.
     pub fn record(&self, slot: u16) -> Option<&'a [u8]> {
         if slot >= self.count {
             return None;

@@ -40,7 +40,7 @@ pub struct Section {
     pub offset: u64,
     /// How long it is.
     pub bytes: u64,
-    /// Checksum of all its bytes, or 0 where its pages check themselves.
+    /// Checksum of all its bytes, or 0 if its pages check themselves.
     pub crc32c: u32,
     /// One number more for whoever writes it.
     pub aux: u64,
@@ -125,7 +125,7 @@ impl Superblock {
     /// The section of a kind.
     ///
     /// # Errors
-    /// `DataLoss` where there is none.
+    /// `DataLoss` if there is none.
     pub fn section(&self, kind: u32) -> Result<&Section> {
         let found = self.sections.iter().find(|section| section.kind == kind);
         found.ok_or_else(|| Error::data_loss(format!("the segment has no section of kind {kind}")))

@@ -95,7 +95,7 @@ pub struct Decoded {
     pub format: Format,
     /// The orientation that was undone, as EXIF numbers it: 1 (upright) to 8.
     pub orientation: u8,
-    /// The resolution that the file claims, in dots per inch, along its rows; `None` where it names none. Not to be trusted.
+    /// The resolution that the file claims, in dots per inch, along its rows; `None` if it names none. Not to be trusted.
     pub dots_per_inch: Option<f32>,
 }
 

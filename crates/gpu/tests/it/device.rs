@@ -1,4 +1,4 @@
-//! On a real device, where there is one.
+//! On a real device, if there is one.
 
 use std::sync::Arc;
 

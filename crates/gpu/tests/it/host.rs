@@ -14,7 +14,7 @@ use crate::skipped;
 /// Cases of one run of the program; drawn anew by each test run.
 const CASES: usize = 12;
 
-/// Builds the program; nothing where there is no compiler.
+/// Builds the program; nothing if there is no compiler.
 fn build(directory: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host/harness.cpp");
     let program = directory.join("harness");

@@ -52,7 +52,7 @@ pub struct DaxMedium {
 }
 
 impl DaxMedium {
-    /// Files in `directory`, which is made where it is missing. With `simulate` they are mapped like any
+    /// Files in `directory`, which is made if it is missing. With `simulate` they are mapped like any
     /// file, which keeps every step and promises nothing: for tests and for measuring on tmpfs.
     ///
     /// # Errors

@@ -137,7 +137,7 @@ fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
     bytes
 }
 
-/// Writes with zeros where nothing was before.
+/// Writes with zeros if nothing was before.
 fn put(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     let (start, end) = (offset as usize, offset as usize + bytes.len());
     if file.len() < end {

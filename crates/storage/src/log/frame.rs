@@ -106,7 +106,7 @@ pub(super) fn keys<'a>(bytes: &'a [u8], head: &Head) -> Option<(u64, impl Iterat
     whole.then(|| (u64_at(section, 8), listed.chunks_exact(8).map(|key| u64_at(key, 0))))
 }
 
-/// What closes a hole of `bytes` before the frame of that number; `None` where it is too short for it.
+/// What closes a hole of `bytes` before the frame of that number; `None` if it is too short for it.
 pub(super) fn closing(bytes: u64, number: u64) -> Option<[u8; FRAME_BYTES]> {
     let rest = u32::try_from(bytes.checked_sub(FRAME_BYTES as u64)?).ok()?;
     Some(encode_head(CLOSED, rest, number, 0, 0))

@@ -8,7 +8,7 @@
 //! must be opened again, which keeps what is whole. What a failed fsync may have lost is never counted as
 //! safe.
 //!
-//! A log does not know where it ended when its file is cut off. [`Log::durable`] says up to where it was durable, for
+//! A log does not know where it ended when its file is cut off. [`Log::durable`] says up to which frame it was durable, for
 //! whoever keeps that elsewhere ([`crate::watermark`]) and opens the log with it ([`Log::open_at`]).
 
 mod frame;

@@ -24,7 +24,7 @@ pub struct Damage {
     /// How long it is, in bytes.
     pub bytes: u64,
     /// The numbers that are missing, at most: where the header is lost too, where they began is a guess.
-    /// Empty where nothing but the header is lost.
+    /// Empty if nothing but the header is lost.
     pub lost: std::ops::Range<u64>,
 }
 

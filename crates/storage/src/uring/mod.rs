@@ -34,15 +34,15 @@ pub struct UringMedium {
     directory: Directory,
     /// Whether reads go one after the other, without io_uring.
     plain: bool,
-    /// Why reads go through the page cache, where they do.
+    /// Why reads go through the page cache, if they do.
     refusal: OnceLock<String>,
 }
 
 impl UringMedium {
-    /// Files in `directory`, which is made where it is missing.
+    /// Files in `directory`, which is made if it is missing.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy where the system does not allow io_uring, otherwise what the file system
+    /// `Unimplemented` with a remedy if the system does not allow io_uring, otherwise what the file system
     /// says.
     pub fn new(directory: PathBuf) -> Result<UringMedium> {
         ring::probe()?;

@@ -205,7 +205,7 @@ impl UringReader {
     }
 }
 
-/// What a result means for a slot; `None` where the rest is to be read again.
+/// What a result means for a slot; `None` if the rest is to be read again.
 fn judge(slot: &mut Slot, result: i32) -> Option<Outcome> {
     let may_retry = slot.retries < RETRIES_MAX;
     match usize::try_from(result) {

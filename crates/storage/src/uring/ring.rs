@@ -33,7 +33,7 @@ pub(super) struct Ring {
 /// Checks that the system gives rings at all.
 ///
 /// # Errors
-/// `Unimplemented` with a remedy where it does not.
+/// `Unimplemented` with a remedy if it does not.
 pub(super) fn probe() -> Result<()> {
     build(8).map(drop)
 }

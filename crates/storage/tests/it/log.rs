@@ -173,7 +173,7 @@ fn a_payload_that_looks_like_a_log_is_a_payload() {
     assert_eq!((replay.holes.len(), replay.holes[0].lost.clone()), (1, 2..3));
 }
 
-/// The same bytes lost are damage where a later frame says that they were durable, and a hole where none
+/// The same bytes lost are damage where a later frame says that they were durable, and a hole if none
 /// does.
 #[test]
 fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {

@@ -124,7 +124,7 @@ impl Kernel {
     }
 }
 
-/// The image with each cell filtered for its direction and distance; 0 where it is not `wanted`.
+/// The image with each cell filtered for its direction and distance; 0 if it is not `wanted`.
 pub(super) fn filtered(
     plane: &Plane,
     flow: &Flow,

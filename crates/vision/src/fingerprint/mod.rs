@@ -65,7 +65,7 @@ impl Default for Options {
 /// What was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extraction {
-    /// The minutiae, the best first, at 500 dots per inch; without descriptors. Empty where there is no fingerprint.
+    /// The minutiae, the best first, at 500 dots per inch; without descriptors. Empty if there is no fingerprint.
     pub graph: Graph,
     /// How good the image is, 0 to 255, for each square of [`Extraction::CELL`] pixels at 500 dots per inch, row by
     /// row: the share of the variance that is ridges, 0 outside of the fingerprint.

@@ -34,7 +34,7 @@ pub(super) fn evened(image: &Plane) -> (Plane, Plane) {
     (even, contrast)
 }
 
-/// The way ridges run, per cell: the unit vector of twice the angle, shorter where it is uncertain.
+/// The way ridges run, per cell: the unit vector of twice the angle, shorter if it is uncertain.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) cos: Plane,

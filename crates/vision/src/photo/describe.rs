@@ -19,7 +19,7 @@ const SIDE: usize = (CELLS + 1) * SAMPLES;
 /// Length of a cell in the keypoint's standard deviations (Lowe).
 const CELL: f32 = 3.0;
 
-/// The descriptor; `None` where nothing is to be seen.
+/// The descriptor; `None` if nothing is to be seen.
 pub(super) fn descriptor(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[u8; DESCRIPTOR_BYTES]> {
     let numbers = numbers(space, keypoint)?;
     Some(bits(&numbers))

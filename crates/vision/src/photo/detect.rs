@@ -1,4 +1,4 @@
-//! Where something stands out from its surroundings, at the scale where it does most.
+//! Finds points that differ most from their surroundings, each at the scale of the largest difference.
 
 use super::Keypoint;
 use super::scale_space::{INTERVALS, LEVELS, Octave, Plane, SIGMA, ScaleSpace};

@@ -59,9 +59,9 @@ pub(crate) struct Keypoint {
     direction: f32,
 }
 
-/// The keypoints of a picture, at most 256, the most distinct first; none where it is flat or narrower than 16 pixels.
+/// The keypoints of a picture, at most 256, the most distinct first; none if it is flat or narrower than 16 pixels.
 ///
-/// Positions are pixels of `image`, of the picture scaled so that its longer side is 16,000 where it is longer than
+/// Positions are pixels of `image`, of the picture scaled so that its longer side is 16,000 if it is longer than
 /// that: the graph's width and height say which. A vertex's kind is its scale: 1 and up, eight steps to a doubling in
 /// the graph's pixels.
 #[must_use]
