@@ -1,22 +1,22 @@
 //! Dot products of f32 queries with rows of bfloat16.
 //!
-//! A bfloat16 is the upper half of an f32, so a shift makes it one again; processors without instructions for the type
-//! lose only that shift. (Those that have some, AVX512-BF16, would have the query rounded to eight bits too.) Sums are
-//! taken in f32 and in an order that depends on the variant, so variants agree within rounding, not to the bit.
+//! A bfloat16 is the upper half of an f32, so a shift converts it. AVX512-BF16 is not used, because
+//! it would round the query to eight bits too. Sums are in f32, in an order that depends on the
+//! variant: variants agree within rounding, not to the bit.
 
 use half::bf16;
 
 use crate::cpu::{self, Level};
 
-/// Queries that [`dot_block`] takes through one row before it goes to the next.
+/// Queries that [`dot_block`] multiplies with one row before it goes to the next row.
 const QUERIES_PER_PASS: usize = 4;
 
-/// The dot product of a query and a row of the same length. Panics if the lengths differ.
+/// Returns the dot product of a query and a row of the same length. Panics if the lengths differ.
 pub fn dot(query: &[f32], row: &[bf16]) -> f32 {
     dots_at::<1>(cpu::level(), query, row)[0]
 }
 
-/// Dot products of `N` queries, one after another in `queries`, with one row.
+/// Computes the dot products of `N` consecutive queries with one row.
 #[inline]
 fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32; N] {
     assert_eq!(queries.len(), N * row.len(), "vectors of different lengths");
@@ -31,8 +31,8 @@ fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32;
     }
 }
 
-/// Dot products of one query with `out.len()` rows that lie one after another in `rows`. Panics if the lengths do
-/// not fit.
+/// Computes the dot products of one query with `out.len()` consecutive rows. Panics if the lengths
+/// do not fit.
 pub fn dot_many(query: &[f32], rows: &[bf16], out: &mut [f32]) {
     dot_many_at(cpu::level(), query, rows, out);
 }
@@ -47,8 +47,8 @@ fn dot_many_at(level: Level, query: &[f32], rows: &[bf16], out: &mut [f32]) {
     }
 }
 
-/// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is widened once for four queries.
-/// Panics if the lengths do not fit.
+/// Computes the dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is
+/// converted once for four queries. Panics if the lengths do not fit.
 pub fn dot_block(queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);
 }
@@ -76,7 +76,7 @@ fn dot_block_at(level: Level, queries: &[f32], rows: &[bf16], dims: usize, out: 
     }
 }
 
-/// Rounds values to bfloat16, to the nearest and ties to even.
+/// Rounds values to the nearest bfloat16, ties to even.
 pub fn narrow(values: &[f32], out: &mut Vec<bf16>) {
     out.extend(values.iter().map(|&value| bf16::from_f32(value)));
 }
@@ -102,10 +102,10 @@ mod avx2 {
         _mm_cvtss_f32(_mm_add_ss(quarter, _mm_shuffle_ps(quarter, quarter, 1)))
     }
 
-    /// Dot products of `N` queries, one after another in `queries`, with one row.
+    /// Computes the dot products of `N` consecutive queries with one row.
     ///
     /// # Safety
-    /// AVX2 and FMA are there, and `queries` holds `N` vectors as long as `row`.
+    /// The processor has AVX2 and FMA, and `queries` holds `N` vectors as long as `row`.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn dot<const N: usize>(queries: &[f32], row: &[bf16]) -> [f32; N] {
         let dims = row.len();
@@ -120,7 +120,8 @@ mod avx2 {
             }
             for (query, sums) in sums.iter_mut().enumerate() {
                 for half in 0..2 {
-                    // SAFETY: eight values from there are inside the query, which is as long as the row.
+                    // SAFETY: eight values from there are inside the query, which is as long as the
+                    // row.
                     let value =
                         unsafe { _mm256_loadu_ps(queries.as_ptr().add(query * dims + at + 8 * half)) };
                     sums[half] = _mm256_fmadd_ps(value, wide[half], sums[half]);
@@ -145,13 +146,13 @@ mod avx512 {
     /// Values of a register.
     const LANES: usize = 16;
 
-    /// Which values of a register that begins at `at` are there, of `length`.
+    /// Mask of the values in a register that begins at `at`, of `length` values.
     fn mask(length: usize, at: usize) -> u16 {
         let left = length.saturating_sub(at);
         if left < LANES { (1 << left) - 1 } else { u16::MAX }
     }
 
-    /// A register of values from `at` on, made wider; zeros beyond their end.
+    /// Loads values from `at` on as f32; zeros after their end.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
     fn widened(row: &[bf16], at: usize) -> __m512 {
@@ -161,7 +162,7 @@ mod avx512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
     }
 
-    /// Dot products of `N` queries, one after another in `queries`, with one row as long as each.
+    /// Computes the dot products of `N` consecutive queries with one row of the same length.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) fn dot<const N: usize>(queries: &[f32], row: &[bf16]) -> [f32; N] {
         let dims = row.len();
@@ -172,7 +173,8 @@ mod avx512 {
                 let wide = widened(row, at);
                 for (query, sums) in sums.iter_mut().enumerate() {
                     let query = &queries[query * dims..(query + 1) * dims];
-                    // SAFETY: what the mask leaves out, all that lies beyond the query, is not read.
+                    // SAFETY: what the mask leaves out, all that lies beyond the query, is not
+                    // read.
                     let values =
                         unsafe { _mm512_maskz_loadu_ps(mask(dims, at), query.as_ptr().wrapping_add(at)) };
                     sums[half] = _mm512_fmadd_ps(values, wide, sums[half]);

@@ -1,13 +1,14 @@
 //! Differing bits between binary codes.
 //!
-//! The 256-bit distance is for the descriptors of keypoints: short enough for the processor's own bit count. Longer
-//! codes are counted by looking up the bits of each half byte in a register, 32 bytes at a time (W. Mula, N. Kurz,
-//! D. Lemire, "Faster Population Counts Using AVX2 Instructions", 2018).
+//! The 256-bit distance is for the descriptors of keypoints, which are short enough for the
+//! processor's own bit count. For longer codes the bits of each half byte are looked up in a
+//! register, 32 bytes at a time (W. Mula, N. Kurz, D. Lemire, "Faster Population Counts Using AVX2
+//! Instructions", 2018).
 
-/// Bytes of the descriptors that [`hamming256`] compares.
+/// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 32;
 
-/// Differing bits of two 256-bit descriptors, 0 to 256.
+/// Counts the differing bits of two 256-bit descriptors, 0 to 256.
 #[inline]
 pub fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES]) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -18,7 +19,8 @@ pub fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES])
     scalar::hamming256(left, right)
 }
 
-/// Differing bits of one descriptor and each of `others`. Panics if `out` has another length than `others`.
+/// Counts the differing bits of one descriptor and each of `others`. Panics if `out` and `others`
+/// differ in length.
 pub fn hamming256_many(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_BYTES]], out: &mut [u16]) {
     assert_eq!(others.len(), out.len(), "one distance for each descriptor");
     #[cfg(target_arch = "x86_64")]
@@ -31,7 +33,7 @@ pub fn hamming256_many(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_B
     }
 }
 
-/// Differing bits of two codes of the same length. Panics if the lengths differ.
+/// Counts the differing bits of two codes. Panics if the lengths differ.
 pub fn hamming(left: &[u8], right: &[u8]) -> u32 {
     assert_eq!(left.len(), right.len(), "codes of different lengths");
     #[cfg(target_arch = "x86_64")]
@@ -42,7 +44,7 @@ pub fn hamming(left: &[u8], right: &[u8]) -> u32 {
     scalar::hamming(left, right)
 }
 
-/// Differing bits of a query and `out.len()` rows that lie one after another in `rows`, each as long as the query.
+/// Counts the differing bits of a query and `out.len()` consecutive rows of the query's length.
 /// Panics if the lengths do not fit.
 pub fn hamming_many(query: &[u8], rows: &[u8], out: &mut [u32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
@@ -57,7 +59,8 @@ pub fn hamming_many(query: &[u8], rows: &[u8], out: &mut [u32]) {
 mod scalar {
     use super::DESCRIPTOR_BYTES;
 
-    /// Inlined into the variant for processors that count bits, which the compiler then uses.
+    /// Inlined into the variant for processors that count bits: the compiler then uses that
+    /// instruction.
     #[inline(always)]
     pub(super) fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES]) -> u32 {
         let words = left.as_chunks::<8>().0.iter().zip(right.as_chunks::<8>().0);
@@ -95,7 +98,7 @@ mod avx2 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// AVX2 is there, and both slices have the same length.
+    /// The processor has AVX2, and both slices have the same length.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn hamming(left: &[u8], right: &[u8]) -> u32 {
         let bits = _mm256_setr_epi8(

@@ -1,32 +1,34 @@
-//! What this processor has, looked at once.
+//! The features of this processor, detected once.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Which variants of the kernels may run; each level holds what those before it do.
+/// The variants of the kernels that may run. Each level includes the lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
-    /// The references, which run anywhere.
+    /// The references, which run on every processor.
     Scalar = 1,
     /// AVX2 with fused multiply-add: 256 bits. Every server processor since 2015.
     Avx2 = 2,
-    /// AVX-512 with dot products of bytes (F, BW, DQ, VL and VNNI): Intel since Cascade Lake, AMD since Zen 4. Earlier ones
-    /// with AVX-512 lack those products, and slow down where 512 bits are used.
+    /// AVX-512 with dot products of bytes (F, BW, DQ, VL and VNNI): Intel since Cascade Lake, AMD
+    /// since Zen 4. Earlier processors with AVX-512 lack these products, and slow down if 512 bits
+    /// are used.
     Avx512 = 3,
 }
 
 const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
 
-/// The highest level that this processor, and the system on it, can run.
+/// The level in use; 0 before the first call of [`level`].
+static IN_USE: AtomicU8 = AtomicU8::new(0);
+
+/// Returns the highest level that this processor and its operating system can run.
 #[inline]
 pub fn level() -> Level {
-    /// What [`look`] found; 0 before.
-    static FOUND: AtomicU8 = AtomicU8::new(0);
-    match FOUND.load(Ordering::Relaxed) {
+    match IN_USE.load(Ordering::Relaxed) {
         0 => {
-            let found = look();
-            FOUND.store(found as u8, Ordering::Relaxed);
-            found
+            let detected = detect();
+            IN_USE.store(detected as u8, Ordering::Relaxed);
+            detected
         }
         1 => Level::Scalar,
         2 => Level::Avx2,
@@ -34,13 +36,19 @@ pub fn level() -> Level {
     }
 }
 
-/// All levels that this machine can run: what tests hold against the scalar one.
+/// Returns all levels that this machine can run. Tests compare each with the scalar one.
 pub fn levels() -> impl Iterator<Item = Level> {
-    LEVELS.into_iter().filter(|wanted| *wanted <= level())
+    LEVELS.into_iter().filter(|level| *level <= detect())
+}
+
+/// Uses `level`, or the highest that this machine can run if that is lower, for all later calls in
+/// this process. For benchmarks, which compare levels.
+pub fn limit(level: Level) {
+    IN_USE.store(level.min(detect()) as u8, Ordering::Relaxed);
 }
 
 #[cold]
-fn look() -> Level {
+fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
         use std::is_x86_feature_detected as has;
@@ -52,13 +60,13 @@ fn look() -> Level {
     Level::Scalar
 }
 
-/// Whether the 256-bit variants may run.
+/// Returns true if the 256-bit variants may run.
 #[inline]
 pub fn avx2() -> bool {
     level() >= Level::Avx2
 }
 
-/// Asks for the cache lines of `values` ahead of their use; a hint that changes no result.
+/// Prefetches the cache lines of `values`. Changes no result.
 #[inline]
 pub fn prefetch<T>(values: &[T]) {
     #[cfg(target_arch = "x86_64")]

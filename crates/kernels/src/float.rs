@@ -1,13 +1,14 @@
 //! Inner products and squared distances of f32 vectors: one with one, and many with many.
 //!
-//! Many with many is what clustering, exact truth and batches need. One side is packed into [`Panels`] of 16 columns,
-//! so that a tile of 6 rows and 16 columns needs two loads and six broadcasts for twelve fused multiply-adds, and its
-//! sums stay in registers: the arrangement of Goto and van de Geijn ("Anatomy of high-performance matrix
-//! multiplication", 2008) for 16 registers of eight lanes.
+//! Clustering, exact search and batches compare many vectors with many. One side is packed into
+//! [`Panels`] of 16 columns. A tile of 6 rows and 16 columns then needs two loads and six
+//! broadcasts for twelve fused multiply-adds, and its sums stay in registers. The arrangement is
+//! that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008) for 16
+//! registers of eight lanes.
 
 use crate::cpu;
 
-/// The inner product of two vectors of the same length.
+/// Returns the inner product of two vectors of the same length.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -22,7 +23,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     dot_scalar(a, b)
 }
 
-/// The squared distance of two vectors of the same length.
+/// Returns the squared distance of two vectors of the same length.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -37,9 +38,9 @@ pub fn l2(a: &[f32], b: &[f32]) -> f32 {
     l2_scalar(a, b)
 }
 
-/// The squared distance of `shifted` to the vector that `codes` stand for, of which `step` times a code is a value:
-/// `sum((shifted - step * code)^2)`. With `shifted` the query less the lowest value of each dimension it is the
-/// distance of the query to a vector that is kept as one byte a dimension.
+/// Returns `sum((shifted - step * code)^2)`, the squared distance of `shifted` to a vector of one
+/// byte a dimension. `shifted` is the query minus the lowest value of each dimension; `step` is the
+/// width of a quantisation step.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -54,7 +55,7 @@ pub fn l2_bytes(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
     l2_bytes_scalar(shifted, step, codes)
 }
 
-/// The inner product of `scaled` with codes of one byte: `sum(scaled * code)`.
+/// Returns `sum(scaled * code)`, the inner product of `scaled` with codes of one byte.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -90,25 +91,26 @@ fn dot_bytes_scalar(scaled: &[f32], codes: &[u8]) -> f32 {
 const COLUMNS: usize = 16;
 /// Rows of a tile.
 const ROWS: usize = 6;
-/// Rows that meet one panel before the next is taken: they stay in the second-level cache, the panel in the first.
+/// Rows compared with one panel before the next panel: the rows stay in the second-level cache, the
+/// panel in the first.
 const ROWS_IN_CACHE: usize = 96;
 
 /// Vectors packed for products with many others.
 #[derive(Clone, Debug)]
 pub struct Panels {
-    /// Panel after panel; in each, dimension after dimension, the values of its 16 columns.
+    /// The panels in order. A panel holds the values of its 16 columns, dimension by dimension.
     values: Vec<f32>,
-    /// Squared length of each column; infinite for those that only fill the last panel.
+    /// Squared length of each column; infinite for the padding of the last panel.
     squares: Vec<f32>,
     dims: usize,
     count: usize,
 }
 
 impl Panels {
-    /// Packs `vectors`, `dims` values each.
+    /// Packs `vectors` of `dims` values each.
     ///
     /// # Panics
-    /// If the vectors are not whole.
+    /// If the length of `vectors` is not a multiple of `dims`.
     pub fn new(vectors: &[f32], dims: usize) -> Panels {
         assert!(dims > 0 && vectors.len().is_multiple_of(dims), "vectors that are not whole");
         let count = vectors.len() / dims;
@@ -125,16 +127,16 @@ impl Panels {
         Panels { values, squares, dims, count }
     }
 
-    /// How many vectors were packed.
+    /// Number of packed vectors.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// For each of `points` the nearest packed vector, the first of equals, and the squared distance less the
-    /// point's own squared length.
+    /// Finds the nearest packed vector of each of `points`: its index (the lowest of equally near
+    /// ones) and the squared distance minus the point's own squared length.
     ///
     /// # Panics
-    /// If nothing was packed, the points are not whole, or `nearest` has not one place for each of them.
+    /// If there are no vectors, or if `points` and `nearest` differ in their number of points.
     pub fn nearest(&self, points: &[f32], nearest: &mut [(u32, f32)]) {
         assert!(self.count > 0, "nothing to be near to");
         assert_eq!(points.len(), nearest.len() * self.dims, "points that do not fit their places");
@@ -146,10 +148,11 @@ impl Panels {
         });
     }
 
-    /// Inner products of each of `points` with every packed vector: `products[point * count + vector]`.
+    /// Writes the inner product of each of `points` with every packed vector to
+    /// `products[point * count + vector]`.
     ///
     /// # Panics
-    /// If the points are not whole, or `products` has not one place for each pair.
+    /// If the length of `points` or `products` does not fit.
     pub fn products(&self, points: &[f32], products: &mut [f32]) {
         assert_eq!(
             points.len() / self.dims * self.count,
@@ -164,7 +167,8 @@ impl Panels {
         });
     }
 
-    /// Calls `give(first point, first column, products of each point with the 16 columns)` for every tile.
+    /// Calls `give(first point, first column, products of each point with the 16 columns)` for
+    /// every tile.
     fn tiles(&self, points: &[f32], mut give: impl FnMut(usize, usize, &[[f32; COLUMNS]])) {
         assert!(points.len().is_multiple_of(self.dims), "points that are not whole");
         for (block, points) in points.chunks(ROWS_IN_CACHE * self.dims).enumerate() {
@@ -180,7 +184,7 @@ impl Panels {
     }
 }
 
-/// Products of up to [`ROWS`] rows with the columns of one panel.
+/// Computes the products of up to [`ROWS`] rows with the columns of one panel.
 fn products_of_tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
     assert_eq!(panel.len(), dims * COLUMNS, "a panel of another size");
     #[cfg(target_arch = "x86_64")]
@@ -192,8 +196,8 @@ fn products_of_tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; 
     tile_scalar(rows, panel, dims, sums);
 }
 
-/// Where a column of the panel that begins at `column` costs less than a point's nearest so far, it is the nearest. A column
-/// costs its square less twice its product.
+/// Updates each point's nearest vector with the columns of the panel that begins at `column`. The
+/// cost of a column is its squared length minus twice the product.
 fn take_nearer(tile: &[[f32; COLUMNS]], squares: &[f32; COLUMNS], column: u32, nearest: &mut [(u32, f32)]) {
     #[cfg(target_arch = "x86_64")]
     if cpu::avx2() {
@@ -246,7 +250,8 @@ mod wide {
         _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
     }
 
-    /// `step(sums, offset)` for every whole register of `length` values, into two independent sums.
+    /// Calls `step(sums, offset)` for every whole register of `length` values, with two independent
+    /// sums.
     #[target_feature(enable = "avx2,fma")]
     #[inline]
     fn two_sums(length: usize, mut step: impl FnMut(__m256, usize) -> __m256) -> f32 {
@@ -284,7 +289,7 @@ mod wide {
         body + super::l2_scalar(&a[whole..], &b[whole..])
     }
 
-    /// Eight codes as numbers.
+    /// Converts eight codes to f32.
     ///
     /// # Safety
     /// Eight bytes must lie at `codes`.
@@ -318,7 +323,7 @@ mod wide {
         body + super::dot_bytes_scalar(&scaled[whole..], &codes[whole..])
     }
 
-    /// The same as the scalar one to the bit: twice a product is exact, so that one rounding is left either way.
+    /// Returns the scalar result to the bit: twice a product is exact, so each variant rounds once.
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn take_nearer(
         tile: &[[f32; COLUMNS]],
@@ -374,7 +379,8 @@ mod wide {
         let mut low = [_mm256_setzero_ps(); ROWS];
         let mut high = [_mm256_setzero_ps(); ROWS];
         for at in 0..dims {
-            // SAFETY: `at` is below `dims`, so both loads and every broadcast lie inside, by the caller's promise.
+            // SAFETY: `at` is below `dims`, so both loads and every broadcast lie inside, by the
+            // caller's promise.
             unsafe {
                 let left = _mm256_loadu_ps(panel.as_ptr().add(at * COLUMNS));
                 let right = _mm256_loadu_ps(panel.as_ptr().add(at * COLUMNS + LANES));

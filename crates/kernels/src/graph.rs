@@ -1,9 +1,9 @@
-//! Comparisons for the matching of keypoint graphs: which edges are alike, and which points are nearest.
+//! Comparisons for the matching of keypoint graphs: similar edges and nearest points.
 
 /// Edges in one [`Edges`]: a register of 16-bit numbers.
 pub const EDGES: usize = 8;
 
-/// Eight edges by property. A length above 32767 marks a place without an edge.
+/// Eight edges by property. A length above 32767 marks an unused slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct Edges {
@@ -16,43 +16,45 @@ pub struct Edges {
 }
 
 impl Edges {
-    /// The length of a place without an edge: like no edge's.
+    /// Length of an unused slot, which is similar to no edge.
     pub const NO_EDGE: u16 = u16::MAX;
     /// No edges.
     pub const NONE: Edges = Edges { length: [Edges::NO_EDGE; EDGES], start: [0; EDGES], end: [0; EDGES] };
 
-    /// Which of them are like the edge (`length`, `start`, `end`): bit n for place n. The length may be off by
-    /// `length_error`, each angle by `angle_error`, the shorter way round.
+    /// Compares the edges with `edge` (`length`, `start`, `end`) and returns a mask: bit n for slot
+    /// n. The lengths may differ by `length_error`, each angle by `angle_error`, the shorter way
+    /// round.
     #[inline]
     #[must_use]
-    pub fn alike(&self, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
+    pub fn similar(&self, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
         #[cfg(target_arch = "x86_64")]
         {
             // SAFETY: SSE2 is part of every 64-bit x86 processor, so there is nothing to choose.
-            unsafe { sse2::alike(self, edge, length_error, angle_error) }
+            unsafe { sse2::similar(self, edge, length_error, angle_error) }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            scalar::alike(self, edge, length_error, angle_error)
+            scalar::similar(self, edge, length_error, angle_error)
         }
     }
 }
 
-/// Points whose neighbours are looked for together: a register of 32-bit numbers.
+/// Points whose neighbours are computed together: a register of 32-bit numbers.
 pub const TOGETHER: usize = 8;
 /// Neighbours found.
 pub const NEAREST: usize = 9;
 /// Squared distances from here on (4096 pixels) count as equal.
 pub const SQUARE_MAX: u32 = (1 << 24) - 1;
 /// Entry of a missing neighbour.
-pub const NOBODY: u32 = u32::MAX;
+pub const NO_NEIGHBOUR: u32 = u32::MAX;
 
-/// For the points `first` to `first + 8`, their nearest other points, nearest first, as squared distance in the high
-/// 24 bits and index in the low 8, so that of two equally far the lower index comes first. Row n has the nth
-/// neighbour of each of the eight; columns beyond the last point mean nothing.
+/// Finds the nearest other points of the points `first` to `first + 8`, nearest first. An entry has
+/// the squared distance in the high 24 bits and the index in the low 8, so that of two equally far
+/// points the lower index comes first. Row n has the nth neighbour of each of the eight points.
+/// Columns after the last point are undefined.
 ///
-/// `x` and `y` are the coordinates of all points, within -16383 to 16383. Panics if they differ in length or are
-/// more than 256.
+/// `x` and `y` are the coordinates of all points, within -16383 to 16383. Panics if their lengths
+/// differ or exceed 256.
 #[must_use]
 pub fn nearest(first: usize, x: &[i32], y: &[i32]) -> [[u32; TOGETHER]; NEAREST] {
     assert!(x.len() == y.len() && x.len() <= 256, "at most 256 points, with both coordinates");
@@ -65,7 +67,7 @@ pub fn nearest(first: usize, x: &[i32], y: &[i32]) -> [[u32; TOGETHER]; NEAREST]
     scalar::nearest(first, &own_x, &own_y, x, y)
 }
 
-/// Eight values from `first` on, zeros behind the last.
+/// Loads eight values from `first` on; zeros after the last.
 fn block(first: usize, values: &[i32]) -> [i32; TOGETHER] {
     std::array::from_fn(|place| values.get(first + place).copied().unwrap_or(0))
 }
@@ -73,17 +75,17 @@ fn block(first: usize, values: &[i32]) -> [i32; TOGETHER] {
 mod scalar {
     #[cfg(any(test, not(target_arch = "x86_64")))]
     use super::{EDGES, Edges};
-    use super::{NEAREST, NOBODY, SQUARE_MAX, TOGETHER};
+    use super::{NEAREST, NO_NEIGHBOUR, SQUARE_MAX, TOGETHER};
 
     #[cfg(any(test, not(target_arch = "x86_64")))]
-    pub(super) fn alike(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
+    pub(super) fn similar(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
         let apart = |a: u16, b: u16| (a.wrapping_sub(b) as i16).unsigned_abs();
         (0..EDGES).fold(0, |mask, place| {
-            let alike = edges.length[place] <= i16::MAX as u16
+            let similar = edges.length[place] <= i16::MAX as u16
                 && edges.length[place].abs_diff(edge[0]) <= length_error
                 && apart(edges.start[place], edge[1]) <= angle_error
                 && apart(edges.end[place], edge[2]) <= angle_error;
-            mask | u8::from(alike) << place
+            mask | u8::from(similar) << place
         })
     }
 
@@ -94,12 +96,12 @@ mod scalar {
         x: &[i32],
         y: &[i32],
     ) -> [[u32; TOGETHER]; NEAREST] {
-        let mut out = [[NOBODY; TOGETHER]; NEAREST];
+        let mut out = [[NO_NEIGHBOUR; TOGETHER]; NEAREST];
         for place in 0..TOGETHER {
             for (index, (x, y)) in x.iter().zip(y).enumerate() {
                 let (dx, dy) = (own_x[place].wrapping_sub(*x), own_y[place].wrapping_sub(*y));
                 let square = (dx.wrapping_mul(dx).wrapping_add(dy.wrapping_mul(dy)) as u32).min(SQUARE_MAX);
-                let mut rank = if index == first + place { NOBODY } else { square << 8 | index as u32 };
+                let mut rank = if index == first + place { NO_NEIGHBOUR } else { square << 8 | index as u32 };
                 for row in &mut out {
                     let old = row[place];
                     row[place] = old.min(rank);
@@ -122,11 +124,11 @@ mod sse2 {
 
     #[inline]
     #[target_feature(enable = "sse2")]
-    pub(super) fn alike(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
+    pub(super) fn similar(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
         let all = |value: u16| _mm_set1_epi16(value as i16);
         let zero = _mm_setzero_si128();
-        // How far the difference exceeds the error, 0 if it does not. The difference of half a turn is -32768,
-        // which is its own negative and, taken without a sign, larger than any error.
+        // How far the difference exceeds the error, 0 if it does not. The difference of half a turn
+        // is -32768, which is its own negative and, taken without a sign, larger than any error.
         let beyond = |values: &[u16; EDGES], value: u16, error: u16| {
             let difference = _mm_sub_epi16(load(values), all(value));
             let distance = _mm_max_epi16(difference, _mm_sub_epi16(zero, difference));
@@ -157,7 +159,7 @@ mod avx2 {
         _mm256_slli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
     };
 
-    use super::{NEAREST, NOBODY, SQUARE_MAX, TOGETHER};
+    use super::{NEAREST, NO_NEIGHBOUR, SQUARE_MAX, TOGETHER};
 
     #[target_feature(enable = "avx2")]
     pub(super) fn nearest(
@@ -172,7 +174,7 @@ mod avx2 {
             unsafe { (_mm256_loadu_si256(own_x.as_ptr().cast()), _mm256_loadu_si256(own_y.as_ptr().cast())) };
         let own =
             _mm256_add_epi32(_mm256_set1_epi32(first as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-        let mut sorted: [__m256i; NEAREST] = [_mm256_set1_epi32(NOBODY as i32); NEAREST];
+        let mut sorted: [__m256i; NEAREST] = [_mm256_set1_epi32(NO_NEIGHBOUR as i32); NEAREST];
         for (index, (&x, &y)) in x.iter().zip(y).enumerate() {
             let dx = _mm256_sub_epi32(own_x, _mm256_set1_epi32(x));
             let dy = _mm256_sub_epi32(own_y, _mm256_set1_epi32(y));
@@ -202,7 +204,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Small numbers of each kind, so that differences fall on both sides of an error, and all others.
+    /// Small numbers of each kind, so that differences fall on both sides of an error, and all
+    /// others.
     fn number() -> impl Strategy<Value = u16> {
         prop_oneof![0_u16..64, any::<u16>(), Just(0x8000_u16), Just(0x7FFF_u16)]
     }
@@ -219,8 +222,8 @@ mod tests {
             };
             let edges = Edges { length: small(length, edge[0]), start: small(start, edge[1]), end: small(end, edge[2]) };
             prop_assert_eq!(
-                edges.alike(edge, errors.0, errors.1),
-                scalar::alike(&edges, edge, errors.0, errors.1)
+                edges.similar(edge, errors.0, errors.1),
+                scalar::similar(&edges, edge, errors.0, errors.1)
             );
         }
 
@@ -242,7 +245,7 @@ mod tests {
                     })
                     .collect();
                 ranks.sort_unstable();
-                ranks.resize(NEAREST, NOBODY);
+                ranks.resize(NEAREST, NO_NEIGHBOUR);
                 for (row, rank) in found.iter().zip(&ranks) {
                     prop_assert_eq!(row[place], *rank);
                 }
@@ -253,8 +256,8 @@ mod tests {
     #[test]
     fn half_a_turn_is_never_alike_and_no_edge_neither() {
         let edges = Edges { length: [100; 8], start: [0x8000; 8], end: [0; 8] };
-        assert_eq!(edges.alike([100, 0, 0], 50, 0x7FFF), 0);
-        assert_eq!(edges.alike([100, 0x8000, 0], 0, 0), 0xFF);
-        assert_eq!(Edges::NONE.alike([0, 0, 0], u16::MAX, u16::MAX), 0);
+        assert_eq!(edges.similar([100, 0, 0], 50, 0x7FFF), 0);
+        assert_eq!(edges.similar([100, 0x8000, 0], 0, 0), 0xFF);
+        assert_eq!(Edges::NONE.similar([0, 0, 0], u16::MAX, u16::MAX), 0);
     }
 }

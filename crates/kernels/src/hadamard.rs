@@ -1,7 +1,7 @@
-//! The fast Walsh-Hadamard transform: with random signs in front of it, a rotation that costs n log n.
+//! The fast Walsh-Hadamard transform: after random signs, a rotation in n log n steps.
 
-/// Transforms `values` in place and divides by the square root of their number, which makes it an orthogonal map and
-/// its own inverse. Panics if the number is not a power of two.
+/// Transforms `values` in place and divides by the square root of their number: an orthogonal map
+/// that is its own inverse. Panics if the number is not a power of two.
 pub fn transform(values: &mut [f32]) {
     assert!(values.len().is_power_of_two(), "a length that is no power of two");
     #[cfg(target_arch = "x86_64")]
@@ -12,8 +12,8 @@ pub fn transform(values: &mut [f32]) {
     transform_any(values);
 }
 
-/// The same code for every processor: the compiler makes the widest instructions of it that the caller allows, and
-/// since it neither reorders nor fuses, all variants give the same bits.
+/// The body of every variant: the compiler uses the widest instructions that the caller permits. It
+/// neither reorders nor fuses, so all variants give the same bits.
 #[inline(always)]
 fn transform_any(values: &mut [f32]) {
     let length = values.len();

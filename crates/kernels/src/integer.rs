@@ -1,20 +1,20 @@
 //! Dot products of 8-bit integer codes.
 //!
-//! Codes are symmetric: they lie in -127..=127, never -128. That is what lets AVX2 multiply them in pairs: the
-//! instruction that multiplies bytes wants one unsigned operand and saturates at 16 bits, so the sign of one operand is
-//! moved to the other, and two products of at most 127 * 127 still fit. AVX-512's (VNNI) adds four products to 32 bits at
-//! once, and wants an unsigned operand too.
+//! Codes are symmetric: they lie in -127..=127, never -128. AVX2's multiplication of bytes takes
+//! one unsigned operand and saturates at 16 bits. So the sign of one operand is moved to the other,
+//! and two products of at most 127 * 127 fit. AVX-512 VNNI adds four products to 32 bits at once
+//! and takes an unsigned operand too.
 
 use crate::cpu::{self, Level};
 
-/// The smallest code that the kernels accept; -128 has no positive counterpart.
+/// Smallest code that the kernels accept; -128 has no positive counterpart.
 pub const CODE_MIN: i8 = -127;
-/// Most dimensions of a vector: beyond it the 32-bit sum of products could overflow.
+/// Maximum dimensions of a vector: with more, the 32-bit sum of products could overflow.
 pub const DIMS_MAX: usize = (i32::MAX as usize) / (127 * 127);
-/// Queries that [`dot_block`] takes through one row before it goes to the next.
+/// Queries that [`dot_block`] multiplies with one row before it goes to the next row.
 const QUERIES_PER_PASS: usize = 4;
 
-/// The dot product of two codes of the same length. Panics if the lengths differ.
+/// Returns the dot product of two codes of the same length. Panics if the lengths differ.
 #[inline]
 pub fn dot(left: &[i8], right: &[i8]) -> i32 {
     dot_at(cpu::level(), left, right)
@@ -34,7 +34,7 @@ fn dot_at(level: Level, left: &[i8], right: &[i8]) -> i32 {
     }
 }
 
-/// Dot products of one query with `out.len()` rows that lie one after another in `rows`, each as long as the query.
+/// Computes the dot products of one query with `out.len()` consecutive rows of the query's length.
 /// Panics if the lengths do not fit.
 pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
     dot_many_at(cpu::level(), query, rows, out);
@@ -50,9 +50,9 @@ fn dot_many_at(level: Level, query: &[i8], rows: &[i8], out: &mut [i32]) {
     }
 }
 
-/// Dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is loaded once for four queries, so a
-/// tile that fits into the cache is read at the speed of arithmetic rather than of memory. Panics if the lengths do
-/// not fit.
+/// Computes the dot products of several queries with a tile of rows: `out[q * rows + r]`. A row is
+/// loaded once for four queries, so a tile that fits the cache is limited by arithmetic and not by
+/// memory. Panics if the lengths do not fit.
 pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);
 }
@@ -84,7 +84,7 @@ fn dot_block_at(level: Level, queries: &[i8], rows: &[i8], dims: usize, out: &mu
     }
 }
 
-/// Dot products of four queries, one after another in `queries`, with one row.
+/// Computes the dot products of four consecutive queries with one row.
 #[inline]
 fn dot_four(level: Level, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
     assert_eq!(queries.len(), QUERIES_PER_PASS * row.len(), "not four queries");
@@ -99,8 +99,8 @@ fn dot_four(level: Level, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS]
     }
 }
 
-/// Turns `values` into symmetric codes and returns the scale: `value = code * scale`. A vector of zeros, or one with a
-/// value that is no number, becomes zeros with scale 0.
+/// Quantises `values` to symmetric codes and returns the scale: `value = code * scale`. A vector of
+/// zeros, or one with NaN or an infinite value, becomes zeros with scale 0.
 pub fn quantise(values: &[f32], codes: &mut [i8]) -> f32 {
     assert_eq!(values.len(), codes.len(), "one code for each value");
     let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
@@ -126,7 +126,7 @@ mod avx2 {
     use super::QUERIES_PER_PASS;
     use std::arch::x86_64::*;
 
-    /// Products of 32 codes, as eight partial sums.
+    /// Multiplies 32 codes and returns eight partial sums.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn products(left: __m256i, right: __m256i) -> __m256i {
@@ -134,7 +134,7 @@ mod avx2 {
         _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
     }
 
-    /// The sum of eight 32-bit lanes.
+    /// Adds eight 32-bit lanes.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn sum(lanes: __m256i) -> i32 {
@@ -144,13 +144,14 @@ mod avx2 {
     }
 
     /// # Safety
-    /// AVX2 is there, and both slices have the same length.
+    /// The processor has AVX2, and both slices have the same length.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn dot(left: &[i8], right: &[i8]) -> i32 {
         let (mut first, mut second) = (_mm256_setzero_si256(), _mm256_setzero_si256());
         let mut at = 0;
         while at + 64 <= left.len() {
-            // SAFETY: 64 codes from `at` are inside both slices, by the condition and the caller's promise.
+            // SAFETY: 64 codes from `at` are inside both slices, by the condition and the caller's
+            // promise.
             let (l0, r0, l1, r1) = unsafe {
                 (
                     _mm256_loadu_si256(left.as_ptr().add(at).cast()),
@@ -167,7 +168,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// AVX2 is there, and `queries` holds four vectors as long as `row`.
+    /// The processor has AVX2, and `queries` holds four vectors as long as `row`.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn dot_four(queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
         let dims = row.len();
@@ -202,7 +203,7 @@ mod avx512 {
     /// Codes of a register.
     const LANES: usize = 64;
 
-    /// A register of codes from `at` on; zeros beyond their end.
+    /// Loads codes from `at` on; zeros after their end.
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     fn load(codes: &[i8], at: usize) -> __m512i {

@@ -1,7 +1,8 @@
 //! The inner loops of search: distances, table look-ups, bit counts, top-k.
 //!
-//! Every kernel has a scalar reference in the same file, and a property test that holds every variant which this
-//! machine can run against it. The variant is chosen by what the processor has ([`cpu::Level`]).
+//! Every kernel has a scalar reference in the same file. A property test compares every variant
+//! that this machine can run with the reference. The processor's features choose the variant
+//! ([`cpu::Level`]). `cargo bench -p millpond-kernels` measures the variants.
 
 #![allow(unsafe_code)]
 

@@ -1,37 +1,39 @@
 //! Product quantisation with 4-bit codes: sums of table entries for 32 rows at a time.
 //!
-//! A vector is cut into parts; each part has a book of 16 values, and its code is the number of the nearest. A cost
-//! that is a sum over parts is then a sum of table look-ups, and a table of 16 bytes fits the byte shuffle of the
-//! processor, which looks up 32 codes in one instruction (André, Kermarrec, Le Scouarnec, "Cache locality is not
-//! enough", VLDB 2015; the arrangement in blocks is that of the published 4-bit "fast scan").
+//! A vector is cut into parts. Each part has a codebook of 16 values, and its code is the index of
+//! the nearest value. A cost that is a sum over parts is then a sum of table look-ups. A table of
+//! 16 bytes fits the byte shuffle of the processor, which looks up 32 codes in one instruction
+//! (André, Kermarrec, Le Scouarnec, "Cache locality is not enough", VLDB 2015; the block layout is
+//! that of the published 4-bit "fast scan").
 //!
 //! # Layout
-//! A block holds 32 rows. For every pair of parts it has 32 bytes; the low half of a byte is the code of the first
-//! part, the high half that of the second. Byte `2 i` belongs to row `i` and byte `2 i + 1` to row `i + 16`, so that
-//! the even and the odd bytes, summed as 16-bit numbers, are rows in order.
+//! A block holds 32 rows. For every pair of parts it has 32 bytes; the low half of a byte is the
+//! code of the first part, the high half that of the second. Byte `2 i` belongs to row `i` and byte
+//! `2 i + 1` to row `i + 16`, so that the even and the odd bytes, summed as 16-bit numbers, are
+//! rows in order.
 
 use crate::cpu::{self, Level};
 use crate::topk::TopK;
 
 /// Rows of a block.
 pub const BLOCK: usize = 32;
-/// Values in the book of one part.
+/// Values in the codebook of one part.
 pub const VALUES: usize = 16;
-/// Parts at most: so many pairs of at most 255 each still fit the 16-bit sums.
+/// Maximum parts: the sums of so many pairs, each at most 255, fit 16 bits.
 pub const PARTS_MAX: usize = 512;
-/// The largest sum of two table entries of a pair; each is rounded, which adds up to one.
+/// Largest sum of the two table entries of a pair. Rounding both adds at most one.
 const PAIR_SUM: f32 = 254.0;
 
-/// Bytes of a block of `parts` parts.
+/// Returns the bytes of a block of `parts` parts.
 pub const fn block_bytes(parts: usize) -> usize {
     parts.div_ceil(2) * BLOCK
 }
 
-/// Packs the codes of up to 32 rows (`parts` values below 16 each, row by row) into `block`; rows that are not there
-/// get code 0.
+/// Packs the codes of up to 32 rows (`parts` values below 16 each, row by row) into `block`.
+/// Missing rows get code 0.
 ///
 /// # Panics
-/// If `block` is not [`block_bytes`] long, or the codes are not whole rows, or more than 32.
+/// If `block` is not [`block_bytes`] long, or if `codes` is not a whole number of at most 32 rows.
 pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
     assert!(codes.len().is_multiple_of(parts) && codes.len() <= BLOCK * parts, "codes that are no block");
     assert_eq!(block.len(), block_bytes(parts), "a block of another size");
@@ -44,7 +46,7 @@ pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
     }
 }
 
-/// The code of `row` (0 to 31) of a block for `part`.
+/// Returns the code of `row` (0 to 31) of a block for `part`.
 ///
 /// # Panics
 /// If the block has no such row or part.
@@ -53,10 +55,10 @@ pub fn code(block: &[u8], row: usize, part: usize) -> u8 {
     block[part / 2 * BLOCK + place] >> (part % 2 * 4) & 0xF
 }
 
-/// The tables of one query: what each code of each part costs, in bytes, with the scale that turns a sum of them back
-/// into a cost.
+/// The tables of one query: the cost of each code of each part as a byte, and the scale that
+/// converts a sum of them to a cost.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub struct CostTable {
     /// 16 bytes a part, an even number of parts.
     bytes: Vec<u8>,
     /// Costs before they are rounded; kept for its memory.
@@ -65,13 +67,14 @@ pub struct Table {
     bias: f32,
 }
 
-impl Table {
-    /// Makes the tables for costs that are `factor` times the inner product of the query with what is encoded.
-    /// `books` holds, part after part and dimension after dimension of a part, 16 values; `part_dims` are the
-    /// dimensions of a part. The query is taken to be zero beyond its length.
+impl CostTable {
+    /// Fills the tables for costs that are `factor` times the inner product of the query with the
+    /// encoded vector. `books` holds 16 values for each dimension of each part; `part_dims` are the
+    /// dimensions of a part. The query counts as zero after its length.
     ///
     /// # Panics
-    /// If the books are not whole parts, or too many, or fewer than the query needs.
+    /// If `books` is not a whole number of parts, has too many parts, or fewer than the query
+    /// needs.
     pub fn fill(&mut self, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let parts = books.len() / (VALUES * part_dims);
         assert!(parts <= PARTS_MAX && books.len() == parts * VALUES * part_dims, "books that are not whole");
@@ -118,29 +121,31 @@ impl Table {
         }
     }
 
-    /// From the widest pair what costs are multiplied with to become bytes.
+    /// Returns the factor from costs to bytes, from the widest pair.
     fn set_scale(&mut self, widest: f32) -> f32 {
         let scale = if widest > 0.0 { PAIR_SUM / widest } else { 0.0 };
-        // A range so small or so large that its scale is no number any more means that all rows cost the same.
+        // A range so small or so large that its scale is no number any more means that all rows
+        // cost the same.
         let scale = if scale.is_finite() { scale } else { 0.0 };
         self.step = if scale > 0.0 { scale.recip() } else { 0.0 };
         scale
     }
 
-    /// The largest error of a looked-up sum: half a step for every part.
+    /// Largest error of a looked-up sum: half a step for every part.
     pub fn error_max(&self) -> f32 {
         self.step * 0.5 * (self.bytes.len() / VALUES) as f32
     }
 }
 
-/// Goes through blocks of codes: the cost of a row is `base`, its term, and its looked-up sum. What is below `top`'s
-/// threshold and `accept`ed is pushed with `first_row` plus its place. A row whose term is infinite is not there.
+/// Scans blocks of codes. The cost of a row is `base` plus its term plus its looked-up sum. A row
+/// whose cost is below `top`'s threshold and that `accept` returns true for is pushed with
+/// `first_row` plus its index. Rows with an infinite term are skipped.
 ///
 /// # Panics
-/// If codes and terms are not the same number of whole blocks for this table.
+/// If `codes` and `terms` are not the same number of whole blocks for this table.
 #[inline]
 pub fn scan(
-    table: &Table,
+    table: &CostTable,
     codes: &[u8],
     terms: &[f32],
     base: f32,
@@ -163,9 +168,9 @@ struct Codes<'a> {
     first_row: u32,
 }
 
-/// [`scan`], of which the sizes are checked.
+/// The body of [`scan`], after its checks of sizes.
 #[inline]
-fn scan_at(level: Level, table: &Table, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
+fn scan_at(level: Level, table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
     match level {
         // SAFETY: the processor has AVX-512, and with it AVX2 and FMA; the sizes fit.
         #[cfg(target_arch = "x86_64")]
@@ -177,7 +182,7 @@ fn scan_at(level: Level, table: &Table, blocks: Codes<'_>, top: &mut TopK, accep
     }
 }
 
-fn scan_scalar(table: &Table, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
+fn scan_scalar(table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
     let Codes { codes, terms, base, first_row } = blocks;
     let parts = table.bytes.len() / VALUES;
     for (number, (block, terms)) in
@@ -200,7 +205,7 @@ fn scan_scalar(table: &Table, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn
 mod wide {
     use std::arch::x86_64::*;
 
-    use super::{BLOCK, Codes, Table, VALUES, avx512};
+    use super::{BLOCK, Codes, CostTable, VALUES, avx512};
     use crate::topk::TopK;
 
     #[target_feature(enable = "avx2,fma")]
@@ -211,7 +216,7 @@ mod wide {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn fill(table: &mut Table, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
+    pub(super) fn fill(table: &mut CostTable, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let mut bias = 0.0;
         let mut widest: f32 = 0.0;
         let mut books = books.chunks_exact(VALUES * part_dims);
@@ -245,7 +250,8 @@ mod wide {
         table.bias = bias;
         let scale = _mm256_set1_ps(table.set_scale(widest));
         for (bytes, costs) in table.bytes.chunks_exact_mut(VALUES).zip(table.costs.chunks_exact(VALUES)) {
-            // SAFETY: 16 values are read as two registers, 16 bytes written as one of half the width.
+            // SAFETY: 16 values are read as two registers, 16 bytes written as one of half the
+            // width.
             unsafe {
                 let low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(costs.as_ptr()), scale));
                 let high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(costs.as_ptr().add(8)), scale));
@@ -257,8 +263,8 @@ mod wide {
         }
     }
 
-    /// Sums of the 32 rows of each of `N` blocks: rows 0 to 15 and rows 16 to 31, sixteen bits each. With two blocks
-    /// at a time each table is loaded once for both.
+    /// Returns the sums of the 32 rows of each of `N` blocks: rows 0 to 15 and rows 16 to 31,
+    /// sixteen bits each. Two blocks at a time load each table once.
     ///
     /// # Safety
     /// From `first` on there must be `N` blocks with 32 bytes for every 32 bytes of `tables`.
@@ -270,8 +276,8 @@ mod wide {
         let mut all = [_mm256_setzero_si256(); N];
         let mut odd = [_mm256_setzero_si256(); N];
         let mut step = |at: usize| {
-            // SAFETY: two tables are 32 bytes from `at` on, and so are a block's codes for this pair, by the
-            // caller's promise.
+            // SAFETY: two tables are 32 bytes from `at` on, and so are a block's codes for this
+            // pair, by the caller's promise.
             unsafe {
                 let low_table = _mm256_broadcastsi128_si256(_mm_loadu_si128(tables.as_ptr().add(at).cast()));
                 let high_table =
@@ -296,13 +302,14 @@ mod wide {
         if at < block_bytes {
             step(at);
         }
-        // `all` counted the odd bytes 256-fold on top of the even ones; what that overflowed is taken away again.
+        // `all` counted the odd bytes 256-fold on top of the even ones; what that overflowed is
+        // taken away again.
         std::array::from_fn(|block| {
             [_mm256_sub_epi16(all[block], _mm256_slli_epi16::<8>(odd[block])), odd[block]]
         })
     }
 
-    /// Which of the 32 rows of a block cost less than the threshold, as bits; their costs.
+    /// Returns a mask of the 32 rows of a block that cost less than the threshold, and the costs.
     #[target_feature(enable = "avx2,fma")]
     #[inline]
     fn below(
@@ -339,10 +346,11 @@ mod wide {
     /// With or without AVX-512 for the sums of two blocks.
     ///
     /// # Safety
-    /// There must be a block of codes for this table for every 32 terms; with `AVX512` the processor must have that.
+    /// There must be a block of codes for this table for every 32 terms; with `AVX512` the
+    /// processor must have that.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn scan<const AVX512: bool>(
-        table: &Table,
+        table: &CostTable,
         blocks: Codes<'_>,
         top: &mut TopK,
         accept: impl Fn(u32) -> bool,
@@ -390,10 +398,11 @@ mod avx512 {
     use super::BLOCK;
     use std::arch::x86_64::*;
 
-    /// As with 256 bits, but two pairs of parts at a time, which are added up in the end.
+    /// As with 256 bits, but with two pairs of parts at a time, added at the end.
     ///
     /// # Safety
-    /// AVX-512 is there; from `first` on there must be two blocks with 32 bytes for every 32 bytes of `tables`.
+    /// The processor has AVX-512; from `first` on there must be two blocks with 32 bytes for every
+    /// 32 bytes of `tables`.
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn sums(first: *const u8, tables: &[u8]) -> [[__m256i; 2]; 2] {
         let nibble = _mm512_set1_epi8(0xF);
@@ -403,7 +412,8 @@ mod avx512 {
         for at in (0..block_bytes).step_by(2 * BLOCK) {
             // The last pair may be alone: zeros have no codes and cost nothing.
             let mask = if block_bytes - at < 2 * BLOCK { u64::from(u32::MAX) } else { u64::MAX };
-            // SAFETY: what the mask leaves in lies inside the tables and the blocks, by the caller's promise.
+            // SAFETY: what the mask leaves in lies inside the tables and the blocks, by the
+            // caller's promise.
             let (four, codes) = unsafe {
                 (
                     _mm512_maskz_loadu_epi8(mask, tables.as_ptr().add(at).cast()),
@@ -428,7 +438,8 @@ mod avx512 {
         [both(all[0], odd[0]), both(all[1], odd[1])]
     }
 
-    /// The sums of a block; what its odd bytes counted on top of the even ones is taken away again.
+    /// Returns the sums of a block: subtracts the odd bytes that were counted on top of the even
+    /// ones.
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     fn both(all: __m512i, odd: __m512i) -> [__m256i; 2] {
@@ -474,7 +485,7 @@ mod tests {
                 (0..blocks * block_bytes(parts)).map(|at| (noise(seed, at + 70_000) * 4e4) as i32 as u8).collect();
             let mut terms: Vec<f32> = (0..blocks * BLOCK).map(|at| scale * noise(seed, at + 5_000)).collect();
             terms.iter_mut().skip(7).step_by(11).for_each(|term| *term = f32::INFINITY);
-            let mut chosen = Table::default();
+            let mut chosen = CostTable::default();
             chosen.fill(&query, &books, part_dims, -2.0);
             let mut scalar = chosen.clone();
             scalar.costs.fill(0.0);
@@ -510,7 +521,7 @@ mod tests {
     fn the_longest_sums_do_not_overflow() {
         // Every pair costs all that a pair may: the sums reach their largest value.
         let books: Vec<f32> = (0..PARTS_MAX * VALUES).map(|at| (at % VALUES) as f32 / 15.0).collect();
-        let mut table = Table::default();
+        let mut table = CostTable::default();
         table.fill(&[1.0; PARTS_MAX], &books, 1, 1.0);
         let codes = vec![0xFF; block_bytes(PARTS_MAX)];
         let codes = codes.repeat(3);
@@ -526,7 +537,7 @@ mod tests {
 
     #[test]
     fn a_query_of_zeros_costs_nothing() {
-        let mut table = Table::default();
+        let mut table = CostTable::default();
         table.fill(&[0.0; 4], &[0.5; 4 * VALUES], 1, -2.0);
         let mut top = TopK::new(2);
         scan(&table, &[0x37; 2 * BLOCK], &[1.0; BLOCK], 0.0, 5, &mut top, |_| true);

@@ -1,21 +1,23 @@
-//! Scans of the binary and four-bit codes of `RaBitQ` (J. Gao, C. Long, "RaBitQ: Quantizing High-Dimensional Vectors with
-//! a Theoretical Error Bound for Approximate Nearest Neighbor Search", SIGMOD 2024, and its extension of 2025).
+//! Scans of the binary and four-bit codes of `RaBitQ` (J. Gao, C. Long, "RaBitQ: Quantizing
+//! High-Dimensional Vectors with a Theoretical Error Bound for Approximate Nearest Neighbor
+//! Search", SIGMOD 2024, and its extension of 2025).
 //!
-//! Binary codes lie in blocks of 32 vectors. Four bits of a code choose one of sixteen sums of query values, which a
-//! register holds, so one shuffle looks up 32 sums. The sums have six bits: four of them fit into a byte, and widening
-//! to 16 bits, the dearest part of such scans, is paid once for four look-ups. Beside the codes a block has three
-//! factors for each vector, from which [`scan`] makes lower bounds of distances; these factors are explained
-//! in the `search` crate, which computes them.
+//! Binary codes lie in blocks of 32 vectors. Four bits of a code choose one of sixteen sums of
+//! query values. A register holds these sums, so one shuffle looks up 32 of them. A sum has six
+//! bits, so four of them fit into a byte: the conversion to 16 bits, the most expensive step of
+//! such scans, is done once for four look-ups. A block also has three factors for each vector, from
+//! which [`scan`] computes lower bounds of distances. The `search` crate computes and explains
+//! these factors.
 
 use crate::cpu::{self, Level};
 
 /// Vectors of a block.
 pub const BLOCK: usize = 32;
-/// Dimensions are a multiple of this.
+/// Divisor of the number of dimensions.
 pub const DIMS_STEP: usize = 64;
-/// Most dimensions: sums of look-ups have 16 bits.
+/// Maximum dimensions: sums of look-ups have 16 bits.
 pub const DIMS_MAX: usize = 4096;
-/// The largest entry of a look-up table.
+/// Largest entry of a look-up table.
 const ENTRY_MAX: f32 = 63.0;
 /// Look-ups whose sum fits into a byte.
 const LOOKUPS_PER_BYTE: usize = 4;
@@ -23,12 +25,12 @@ const LOOKUPS_PER_BYTE: usize = 4;
 pub const FACTORS: usize = 3 * BLOCK;
 const _: () = assert!(DIMS_MAX / 4 * 63 <= u16::MAX as usize);
 
-/// Bytes of the codes of a block of vectors with `dims` dimensions.
+/// Returns the bytes of the codes of a block of vectors with `dims` dimensions.
 pub const fn block_bytes(dims: usize) -> usize {
     dims / 8 * BLOCK
 }
 
-/// Puts the signs of `vector` into place `slot` of a block whose bytes are zero there.
+/// Writes the signs of `vector` to `slot` of a block whose bytes are zero there.
 pub fn pack_signs(vector: &[f32], slot: usize, block: &mut [u8]) {
     assert!(slot < BLOCK && block.len() == block_bytes(vector.len()), "a block of other dimensions");
     for (group, values) in vector.as_chunks::<4>().0.iter().enumerate() {
@@ -37,18 +39,18 @@ pub fn pack_signs(vector: &[f32], slot: usize, block: &mut [u8]) {
     }
 }
 
-/// What a query looks up: sixteen entries for each four dimensions, and how a sum of entries becomes the product of the
-/// query with the signs (each +1 or -1) of a vector.
+/// The look-up table of a query: sixteen entries for each four dimensions, and the factors that
+/// convert a sum of entries to the product of the query with the signs (each +1 or -1) of a vector.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub struct SignTable {
     entries: Vec<u8>,
     step: f32,
     total: f32,
 }
 
-impl Table {
-    /// Fills the table for a rotated query. Panics if the dimensions are not a multiple of [`DIMS_STEP`], or are over
-    /// [`DIMS_MAX`].
+impl SignTable {
+    /// Fills the table for a rotated query. Panics if the dimensions are not a multiple of
+    /// [`DIMS_STEP`], or are over [`DIMS_MAX`].
     pub fn fill(&mut self, query: &[f32]) {
         assert!(query.len().is_multiple_of(DIMS_STEP) && query.len() <= DIMS_MAX, "unsuitable dimensions");
         let groups = query.as_chunks::<4>().0;
@@ -68,36 +70,36 @@ impl Table {
         }
     }
 
-    /// What one unit of a sum is worth.
+    /// Value of one unit of a sum.
     pub fn step(&self) -> f32 {
         self.step
     }
 
-    /// What is taken from a sum in the end: `product = step * sum - total`.
+    /// Value subtracted from a sum at the end: `product = step * sum - total`.
     pub fn total(&self) -> f32 {
         self.total
     }
 }
 
-/// How sums become lower bounds for one query and one cluster: with `product = step * sum - total`, the bound is
-/// `offset + add + scale * product - radius * error`.
+/// Converts sums to lower bounds for one query and one cluster. With `product = step * sum -
+/// total`, the bound is `offset + add + scale * product - radius * error`.
 #[derive(Clone, Copy, Debug)]
-pub struct Gate {
-    /// Is added to every bound.
+pub struct BoundGate {
+    /// Added to every bound.
     pub offset: f32,
     /// Multiplies the `error` of every vector.
     pub radius: f32,
-    /// Vectors whose bound is below this are let through.
+    /// Vectors whose bound is below this pass.
     pub limit: f32,
 }
 
-/// Scans one block: writes the lower bounds of its vectors and returns which of them (bit `i` for vector `i`) are below
-/// the gate's limit. Panics if the lengths do not fit.
+/// Scans one block: writes the lower bounds of its vectors and returns a mask of those below the
+/// gate's limit (bit `i` for vector `i`). Panics if the lengths do not fit.
 pub fn scan(
-    table: &Table,
+    table: &SignTable,
     codes: &[u8],
     factors: &[f32; FACTORS],
-    gate: &Gate,
+    gate: &BoundGate,
     bounds: &mut [f32; BLOCK],
 ) -> u32 {
     scan_at(cpu::level(), table, codes, factors, gate, bounds)
@@ -106,10 +108,10 @@ pub fn scan(
 #[inline]
 fn scan_at(
     level: Level,
-    table: &Table,
+    table: &SignTable,
     codes: &[u8],
     factors: &[f32; FACTORS],
-    gate: &Gate,
+    gate: &BoundGate,
     bounds: &mut [f32; BLOCK],
 ) -> u32 {
     assert_eq!(table.entries.len(), codes.len(), "a block of other dimensions");
@@ -124,13 +126,13 @@ fn scan_at(
     }
 }
 
-/// Bytes of the four-bit code of a vector with `dims` dimensions.
+/// Returns the bytes of the four-bit code of a vector with `dims` dimensions.
 pub const fn nibble_bytes(dims: usize) -> usize {
     dims / 2
 }
 
-/// Writes values of 0 to 15 as a four-bit code: in each 32 bytes the lower halves are 32 dimensions, the upper halves
-/// the next 32.
+/// Writes values of 0 to 15 as a four-bit code: in each 32 bytes the lower halves are 32
+/// dimensions, the upper halves the next 32.
 pub fn pack_nibbles(values: &[u8], code: &mut [u8]) {
     assert!(
         values.len().is_multiple_of(DIMS_STEP) && code.len() == nibble_bytes(values.len()),
@@ -143,7 +145,8 @@ pub fn pack_nibbles(values: &[u8], code: &mut [u8]) {
     }
 }
 
-/// The product of a four-bit code and an 8-bit query (codes of [`crate::integer`]). Panics if the lengths do not fit.
+/// Returns the product of a four-bit code and an 8-bit query (codes of [`crate::integer`]). Panics
+/// if the lengths do not fit.
 pub fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
     nibble_dot_at(cpu::level(), code, query)
 }
@@ -163,9 +166,9 @@ fn nibble_dot_at(level: Level, code: &[u8], query: &[i8]) -> i32 {
 }
 
 mod scalar {
-    use super::{BLOCK, FACTORS, Gate, Table};
+    use super::{BLOCK, BoundGate, FACTORS, SignTable};
 
-    pub(super) fn sums(table: &Table, codes: &[u8]) -> [u16; BLOCK] {
+    pub(super) fn sums(table: &SignTable, codes: &[u8]) -> [u16; BLOCK] {
         let mut sums = [0; BLOCK];
         for (entries, codes) in table.entries.chunks_exact(16).zip(codes.chunks_exact(16)) {
             for (at, code) in codes.iter().enumerate() {
@@ -177,10 +180,10 @@ mod scalar {
     }
 
     pub(super) fn scan(
-        table: &Table,
+        table: &SignTable,
         codes: &[u8],
         factors: &[f32; FACTORS],
-        gate: &Gate,
+        gate: &BoundGate,
         bounds: &mut [f32; BLOCK],
     ) -> u32 {
         let mut passed = 0;
@@ -207,13 +210,14 @@ mod scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::{BLOCK, FACTORS, Gate, LOOKUPS_PER_BYTE, Table, avx512};
+    use super::{BLOCK, BoundGate, FACTORS, LOOKUPS_PER_BYTE, SignTable, avx512};
     use std::arch::x86_64::*;
 
-    /// Sums of look-ups: vectors 0 to 7, 8 to 15, 16 to 23, 24 to 31.
+    /// Returns the sums of look-ups of vectors 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
     ///
     /// # Safety
-    /// AVX2 is there, and the table has as many entries as the block has bytes, a multiple of 128.
+    /// The processor has AVX2, and the table has as many entries as the block has bytes, a multiple
+    /// of 128.
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn sums(entries: &[u8], codes: &[u8]) -> [__m128i; 4] {
@@ -224,7 +228,8 @@ mod avx2 {
         for start in (0..codes.len() / 32).step_by(LOOKUPS_PER_BYTE) {
             let (mut first, mut second) = (_mm256_setzero_si256(), _mm256_setzero_si256());
             for pair in start..start + LOOKUPS_PER_BYTE {
-                // SAFETY: a pair of groups has 32 bytes of codes and 32 entries, and the lengths fit.
+                // SAFETY: a pair of groups has 32 bytes of codes and 32 entries, and the lengths
+                // fit.
                 let (code, table) = unsafe {
                     (
                         _mm256_loadu_si256(codes.as_ptr().add(pair * 32).cast()),
@@ -243,7 +248,8 @@ mod avx2 {
         fold(wide)
     }
 
-    /// Vectors in order, from the even and the odd ones of the lower and of the upper halves, whose two lanes hold two groups.
+    /// Restores the order of vectors from the even and the odd ones of the lower and of the upper
+    /// halves, whose two lanes hold two groups.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(super) fn fold(wide: [__m256i; 4]) -> [__m128i; 4] {
@@ -260,13 +266,14 @@ mod avx2 {
     /// With or without AVX-512 for the sums of look-ups.
     ///
     /// # Safety
-    /// The table has as many entries as the block has bytes, a multiple of 128; with `AVX512` the processor has that.
+    /// The table has as many entries as the block has bytes, a multiple of 128; with `AVX512` the
+    /// processor has that.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn scan<const AVX512: bool>(
-        table: &Table,
+        table: &SignTable,
         codes: &[u8],
         factors: &[f32; FACTORS],
-        gate: &Gate,
+        gate: &BoundGate,
         bounds: &mut [f32; BLOCK],
     ) -> u32 {
         let (step, total) = (_mm256_set1_ps(table.step), _mm256_set1_ps(table.total));
@@ -299,7 +306,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// AVX2 is there, the query is twice as long as the code and a multiple of 64.
+    /// The processor has AVX2; the query is twice as long as the code and a multiple of 64.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
         // A product of pairs is at most 2 * 15 * 127, so eight of them fit into 16 bits.
@@ -340,10 +347,11 @@ mod avx512 {
     use super::{LOOKUPS_PER_BYTE, avx2};
     use std::arch::x86_64::*;
 
-    /// Sums of look-ups: vectors 0 to 7, 8 to 15, 16 to 23, 24 to 31.
+    /// Returns the sums of look-ups of vectors 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
     ///
     /// # Safety
-    /// AVX-512 is there, and the table has as many entries as the block has bytes, a multiple of 64.
+    /// The processor has AVX-512, and the table has as many entries as the block has bytes, a
+    /// multiple of 64.
     #[target_feature(enable = "avx512f,avx512bw,avx2")]
     pub(super) unsafe fn sums(entries: &[u8], codes: &[u8]) -> [__m128i; 4] {
         let low = _mm512_set1_epi8(15);
@@ -417,10 +425,10 @@ mod tests {
             let (query, rows) = vectors.split_last().unwrap();
             let mut block = vec![0; block_bytes(query.len())];
             rows.iter().enumerate().for_each(|(slot, row)| pack_signs(row, slot, &mut block));
-            let mut table = Table::default();
+            let mut table = SignTable::default();
             table.fill(query);
             let factors: [f32; FACTORS] = std::array::from_fn(|at| factor * (at % 7) as f32);
-            let gate = Gate { offset: factor, radius: 0.5, limit };
+            let gate = BoundGate { offset: factor, radius: 0.5, limit };
             let mut expected = [0.0; BLOCK];
             scalar::scan(&table, &block, &factors, &gate, &mut expected);
             for level in cpu::levels() {
@@ -468,9 +476,9 @@ mod tests {
         let query = vec![1.0; DIMS_MAX];
         let mut block = vec![0; block_bytes(DIMS_MAX)];
         (0..BLOCK).for_each(|slot| pack_signs(&query, slot, &mut block));
-        let mut table = Table::default();
+        let mut table = SignTable::default();
         table.fill(&query);
-        let gate = Gate { offset: 0.0, radius: 0.0, limit: 0.0 };
+        let gate = BoundGate { offset: 0.0, radius: 0.0, limit: 0.0 };
         let factors = std::array::from_fn(|at| if (BLOCK..2 * BLOCK).contains(&at) { 1.0 } else { 0.0 });
         for level in cpu::levels() {
             let mut bounds = [0.0; BLOCK];

@@ -1,22 +1,23 @@
 //! The k smallest of a stream of costs.
 //!
-//! A heap moves log k entries for every cost that gets in. Here what gets in is only appended; once twice as many
-//! wait as are wanted, most of the worse half is thrown away and the threshold falls. What falls is found from a small
-//! sample, in one pass without branches that depend on the data: the exact selection is left for the end. The
-//! threshold is what lets a scan skip whole blocks.
+//! A heap moves log k entries for every accepted cost. Here an accepted cost is only appended. When
+//! the list holds `2 * k` costs, most of the worse half is dropped and the threshold falls. A small
+//! sample gives the new threshold, and one pass without data-dependent branches drops the rest.
+//! Exact selection happens once, at the end. A scan skips whole blocks whose costs are above the
+//! threshold.
 
-/// Room beyond `k` at least, so that a small `k` does not select after every other push.
+/// Least capacity beyond `k`, so that a small `k` does not prune after every other push.
 const ROOM_MIN: usize = 32;
-/// Keys looked at to find what is thrown away.
+/// Keys sampled to find the new threshold.
 const SAMPLE: usize = 16;
-/// Which of the sorted sample everything worse than is thrown away: a bit over the middle, because about half is
-/// wanted and to keep too few means to select exactly after all.
+/// Index in the sorted sample of the new threshold. It is a little above the middle: about half of
+/// the keys are kept, and keeping fewer than `k` would need an exact selection.
 const SAMPLE_KEPT: usize = 10;
 
-/// Keeps the `k` smallest costs that are pushed, with the row each belongs to; equal costs by row.
+/// Keeps the `k` smallest costs that are pushed, with their rows; equal costs are ordered by row.
 #[derive(Clone, Debug)]
 pub struct TopK {
-    /// The cost's bits, mapped so that they order as the cost does, above the row.
+    /// Keys: the cost's bits, mapped to keep their order, above the bits of the row.
     keys: Vec<u64>,
     k: usize,
     threshold: f32,
@@ -29,14 +30,14 @@ impl Default for TopK {
 }
 
 impl TopK {
-    /// An empty one for the `k` smallest.
+    /// Returns an empty list for the `k` smallest.
     pub fn new(k: usize) -> TopK {
         let mut top = TopK::default();
         top.reset(k);
         top
     }
 
-    /// Empties it, for the `k` smallest of what comes now; keeps its memory.
+    /// Empties the list and sets a new `k`; keeps the memory.
     pub fn reset(&mut self, k: usize) {
         self.keys.clear();
         self.keys.reserve(Self::capacity(k));
@@ -44,13 +45,13 @@ impl TopK {
         self.threshold = if k == 0 { f32::NEG_INFINITY } else { f32::INFINITY };
     }
 
-    /// A cost must be below this to get in; infinite until enough have.
+    /// Upper limit of an accepted cost; infinite until `k` costs were accepted.
     #[inline]
     pub fn threshold(&self) -> f32 {
         self.threshold
     }
 
-    /// Offers one. Infinite costs and NaN never get in.
+    /// Adds a cost if it is below the threshold. Infinite costs and NaN are never accepted.
     #[inline]
     pub fn push(&mut self, cost: f32, row: u32) {
         if cost < self.threshold {
@@ -61,7 +62,7 @@ impl TopK {
         }
     }
 
-    /// The `k`-th smallest cost of what was pushed so far; infinite while fewer were.
+    /// Returns the `k`-th smallest cost so far; infinite if fewer were pushed.
     pub fn worst(&mut self) -> f32 {
         if self.k == 0 || self.keys.len() < self.k {
             return f32::INFINITY;
@@ -70,14 +71,14 @@ impl TopK {
         self.threshold
     }
 
-    /// Sorts what there is, best first, and gives it.
+    /// Returns the `k` smallest, smallest first.
     pub fn sorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
         self.shrink();
         self.keys.sort_unstable();
         self.keys.iter().map(|key| parts(*key))
     }
 
-    /// Gives the `k` best in no particular order.
+    /// Returns the `k` smallest in no particular order.
     pub fn unsorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
         self.shrink();
         self.keys.iter().map(|key| parts(*key))
@@ -87,7 +88,7 @@ impl TopK {
         k + k.max(ROOM_MIN)
     }
 
-    /// Throws away about the worse half, never one of the `k` best.
+    /// Drops about the worse half, and none of the `k` smallest.
     fn thin(&mut self) {
         let stride = self.keys.len() / SAMPLE;
         let mut sample: [u64; SAMPLE] = std::array::from_fn(|at| self.keys[at * stride]);

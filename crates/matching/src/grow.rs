@@ -1,4 +1,4 @@
-//! From a root to a pairing: along edges that both graphs have, the most alike first.
+//! From a root to a pairing: along edges that both graphs have, the most similar first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -115,7 +115,7 @@ impl Pairing {
     fn look_around(&mut self, i: u8, j: u8, probe: Side<'_>, record: Side<'_>) {
         let (star, other) = (&probe.stars[usize::from(i)], &record.stars[usize::from(j)]);
         for (lane, edge) in star.edges().enumerate() {
-            for other_lane in places(other.alike(edge)) {
+            for other_lane in places(other.similar(edge)) {
                 let (k, l) = (star.to[lane], other.to[other_lane]);
                 if self.holds(k, l) {
                     self.support(edge, other.edge(other_lane));
@@ -139,7 +139,7 @@ impl Pairing {
     }
 }
 
-/// The errors of two edges that are alike: of the length, and of both angles together, 0 to [`ERROR_SCALE`] each.
+/// The errors of two edges that are similar: of the length, and of both angles together, 0 to [`ERROR_SCALE`] each.
 fn errors(a: Edge, b: Edge) -> (u16, u16) {
     let length = u32::from(a.length.abs_diff(b.length)) * ERROR_SCALE / u32::from(LENGTH_ERROR_MAX);
     let angle = (u32::from(apart(a.start, b.start)) + u32::from(apart(a.end, b.end))) * ERROR_SCALE

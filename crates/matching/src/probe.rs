@@ -110,8 +110,8 @@ impl Block {
     }
 
     /// The places of the edges that are like `edge`, as bits.
-    pub(crate) fn alike(&self, edge: Edge) -> u32 {
-        self.edges.alike([edge.length, edge.start, edge.end], LENGTH_ERROR_MAX, ANGLE_ERROR_MAX).into()
+    pub(crate) fn similar(&self, edge: Edge) -> u32 {
+        self.edges.similar([edge.length, edge.start, edge.end], LENGTH_ERROR_MAX, ANGLE_ERROR_MAX).into()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where to start: pairs of vertices that many edges of their surroundings speak for.
 //!
 //! Every vertex has a direction, so a pair of vertices says how one image lies over the other. Two edges that are
-//! alike, one of each graph, vote for the pair of vertices they start at; edges that vote for the same pair agree on
+//! similar, one of each graph, vote for the pair of vertices they start at; edges that vote for the same pair agree on
 //! how the images lie. The pairs with the most votes are grown first, and few of them suffice.
 
 use std::cmp::Reverse;
@@ -28,7 +28,7 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
     for (star, row) in record.iter().zip(votes.chunks_exact_mut(probes)) {
         for edge in star.edges() {
             for block in cells.like(edge.start, edge.end) {
-                for place in places(block.alike(edge)) {
+                for place in places(block.similar(edge)) {
                     // A row is as long as the probe has vertices, of which this is one; at most 81 votes.
                     row[usize::from(block.from[place])] += 1;
                 }

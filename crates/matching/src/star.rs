@@ -1,6 +1,6 @@
 //! The edges of one vertex to its nearest neighbours, laid out for comparing many at a time.
 
-use kernels::graph::{EDGES, Edges, NEAREST, NOBODY, TOGETHER, nearest};
+use kernels::graph::{EDGES, Edges, NEAREST, NO_NEIGHBOUR, TOGETHER, nearest};
 
 use crate::edge::Edge;
 use crate::graph::Vertex;
@@ -33,11 +33,11 @@ impl Star {
     }
 
     /// The places of the edges that are like `edge`, as bits.
-    pub(crate) fn alike(&self, edge: Edge) -> u32 {
+    pub(crate) fn similar(&self, edge: Edge) -> u32 {
         let properties = [edge.length, edge.start, edge.end];
         let [low, high] = &self.edges;
-        u32::from(low.alike(properties, LENGTH_ERROR_MAX, ANGLE_ERROR_MAX))
-            | u32::from(high.alike(properties, LENGTH_ERROR_MAX, ANGLE_ERROR_MAX)) << EDGES
+        u32::from(low.similar(properties, LENGTH_ERROR_MAX, ANGLE_ERROR_MAX))
+            | u32::from(high.similar(properties, LENGTH_ERROR_MAX, ANGLE_ERROR_MAX)) << EDGES
     }
 
     fn push(&mut self, to: u8, edge: Edge) {
@@ -78,7 +78,7 @@ pub(crate) fn stars(vertices: &[Vertex], coordinates: &mut Coordinates, stars: &
         let nearest = nearest(block * TOGETHER, &coordinates.x, &coordinates.y);
         for (place, &vertex) in from.iter().enumerate() {
             let mut star = Star::EMPTY;
-            for rank in nearest.iter().map(|row| row[place]).take_while(|&rank| rank != NOBODY) {
+            for rank in nearest.iter().map(|row| row[place]).take_while(|&rank| rank != NO_NEIGHBOUR) {
                 let to = rank as u8;
                 star.push(to, Edge::between(vertex, vertices[usize::from(to)]));
             }

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use base::{Error, Result};
 use kernels::TopK;
 use kernels::float;
-use kernels::pq::{BLOCK, Table};
+use kernels::pq::{BLOCK, CostTable};
 
 use super::kmeans::{self, KmeansPlan, RandomDraws};
 use super::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
@@ -66,7 +66,7 @@ struct ListDirectory {
 /// Working memory of one search.
 #[derive(Default)]
 pub struct IvfScratch {
-    table: Table,
+    table: CostTable,
     top: TopK,
     /// Clusters whose centres are compared exactly.
     near: Vec<u32>,

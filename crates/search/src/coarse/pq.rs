@@ -12,7 +12,7 @@
 
 use base::{Error, Result};
 use kernels::float;
-use kernels::pq::{BLOCK, Table, VALUES, block_bytes, pack, scan};
+use kernels::pq::{BLOCK, CostTable, VALUES, block_bytes, pack, scan};
 
 use super::kmeans::{self, KmeansPlan};
 use super::section;
@@ -117,7 +117,7 @@ impl Codebooks {
     }
 
     /// Computes the tables of a query.
-    pub fn table(&self, query: &[f32], metric: Metric, table: &mut Table) {
+    pub fn table(&self, query: &[f32], metric: Metric, table: &mut CostTable) {
         let factor = if metric == Metric::Dot { -1.0 } else { -2.0 };
         table.fill(query, &self.values, self.shape.part_dims, factor);
     }
@@ -248,7 +248,7 @@ impl PqCodes {
         &self,
         shape: PqShape,
         blocks: std::ops::Range<usize>,
-        table: &Table,
+        table: &CostTable,
         base: f32,
         first_row: u32,
         top: &mut kernels::TopK,
@@ -295,7 +295,7 @@ mod tests {
             let shape = PqShape::new(dims);
             let books = Codebooks::train(&residuals, shape, BuildThreads::of(2), 5).unwrap();
             let codes = PqCodes::encode(&vectors, &centre, &books, metric);
-            let mut table = Table::default();
+            let mut table = CostTable::default();
             books.table(&query, metric, &mut table);
             let base = match metric {
                 Metric::Dot => -float::dot(&query, &centre),

@@ -2,7 +2,7 @@
 
 use kernels::float;
 use kernels::integer;
-use kernels::rabitq::{BLOCK, FACTORS, Gate, Table, block_bytes, nibble_bytes, nibble_dot, scan};
+use kernels::rabitq::{BLOCK, BoundGate, FACTORS, SignTable, block_bytes, nibble_bytes, nibble_dot, scan};
 
 use super::codes::{MIDDLE, RabitqCodes};
 use crate::filter::RowSet;
@@ -18,7 +18,7 @@ pub(super) const LEVEL_DEVIATIONS: f32 = 1.9;
 #[derive(Default)]
 pub(super) struct RabitqQuery {
     pub(super) turned: Vec<f32>,
-    table: Table,
+    table: SignTable,
     bytes: Vec<i8>,
     byte_scale: f32,
     byte_middle: f32,
@@ -121,7 +121,7 @@ impl RabitqScan {
     ) {
         let bytes = block_bytes(query.turned.len());
         let mut gate =
-            Gate { offset: list.offset, radius: SIGN_DEVIATIONS * list.radius, limit: f32::INFINITY };
+            BoundGate { offset: list.offset, radius: SIGN_DEVIATIONS * list.radius, limit: f32::INFINITY };
         let mut bounds = [0.0; BLOCK];
         for (number, first) in (list.rows.0..list.rows.1).step_by(BLOCK).enumerate() {
             let mask = allowed(first, list.rows.1, allow);
