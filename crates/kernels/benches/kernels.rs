@@ -45,7 +45,7 @@ fn integer_dot_block(bencher: Bencher<'_, '_>, level: Level) {
     bencher.bench_local(|| integer::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
 }
 
-#[divan::bench(args = LEVELS)]
+#[divan::bench(args = [Level::Scalar, Level::Avx2])]
 fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: Level) {
     cpu::limit(level);
     let queries = floats(QUERIES * DIMS);
@@ -55,7 +55,7 @@ fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: Level) {
     bencher.bench_local(|| bfloat::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
 }
 
-#[divan::bench(args = LEVELS)]
+#[divan::bench(args = [Level::Scalar, Level::Avx2])]
 fn pq_scan(bencher: Bencher<'_, '_>, level: Level) {
     cpu::limit(level);
     let parts = 96;
@@ -71,7 +71,7 @@ fn pq_scan(bencher: Bencher<'_, '_>, level: Level) {
     });
 }
 
-#[divan::bench(args = LEVELS)]
+#[divan::bench(args = [Level::Scalar, Level::Avx2])]
 fn rabitq_scan(bencher: Bencher<'_, '_>, level: Level) {
     cpu::limit(level);
     let mut table = rabitq::SignTable::default();

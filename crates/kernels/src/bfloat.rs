@@ -21,12 +21,9 @@ pub fn dot(query: &[f32], row: &[bf16]) -> f32 {
 fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32; N] {
     assert_eq!(queries.len(), N * row.len(), "vectors of different lengths");
     match level {
-        // SAFETY: the processor has AVX-512.
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { avx512::dot(queries, row) },
         // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { avx2::dot(queries, row) },
+        Level::Avx2 | Level::Avx512 => unsafe { avx2::dot(queries, row) },
         _ => std::array::from_fn(|query| scalar::dot(&queries[query * row.len()..][..row.len()], row)),
     }
 }
@@ -133,57 +130,6 @@ mod avx2 {
         for (query, out) in out.iter_mut().enumerate() {
             let rest = &queries[query * dims + at..(query + 1) * dims];
             *out = sum(_mm256_add_ps(sums[query][0], sums[query][1])) + super::scalar::dot(rest, &row[at..]);
-        }
-        out
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use half::bf16;
-    use std::arch::x86_64::*;
-
-    /// Values of a register.
-    const LANES: usize = 16;
-
-    /// Mask of the values in a register that begins at `at`, of `length` values.
-    fn mask(length: usize, at: usize) -> u16 {
-        let left = length.saturating_sub(at);
-        if left < LANES { (1 << left) - 1 } else { u16::MAX }
-    }
-
-    /// Loads values from `at` on as f32; zeros after their end.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    #[inline]
-    fn widened(row: &[bf16], at: usize) -> __m512 {
-        // SAFETY: what the mask leaves out, all that lies beyond the row, is not read.
-        let narrow =
-            unsafe { _mm256_maskz_loadu_epi16(mask(row.len(), at), row.as_ptr().wrapping_add(at).cast()) };
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
-    }
-
-    /// Computes the dot products of `N` consecutive queries with one row of the same length.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) fn dot<const N: usize>(queries: &[f32], row: &[bf16]) -> [f32; N] {
-        let dims = row.len();
-        let mut sums = [[_mm512_setzero_ps(); 2]; N];
-        for start in (0..dims).step_by(2 * LANES) {
-            for half in 0..2 {
-                let at = start + half * LANES;
-                let wide = widened(row, at);
-                for (query, sums) in sums.iter_mut().enumerate() {
-                    let query = &queries[query * dims..(query + 1) * dims];
-                    // SAFETY: what the mask leaves out, all that lies beyond the query, is not
-                    // read.
-                    let values =
-                        unsafe { _mm512_maskz_loadu_ps(mask(dims, at), query.as_ptr().wrapping_add(at)) };
-                    sums[half] = _mm512_fmadd_ps(values, wide, sums[half]);
-                }
-            }
-        }
-        let mut out = [0.0; N];
-        for (out, sums) in out.iter_mut().zip(&sums) {
-            *out = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
         }
         out
     }

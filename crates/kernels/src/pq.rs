@@ -172,12 +172,9 @@ struct Codes<'a> {
 #[inline]
 fn scan_at(level: Level, table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
     match level {
-        // SAFETY: the processor has AVX-512, and with it AVX2 and FMA; the sizes fit.
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { wide::scan::<true>(table, blocks, top, accept) },
         // SAFETY: the processor has AVX2 and FMA; the sizes fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { wide::scan::<false>(table, blocks, top, accept) },
+        Level::Avx2 | Level::Avx512 => unsafe { wide::scan(table, blocks, top, accept) },
         _ => scan_scalar(table, blocks, top, accept),
     }
 }
@@ -205,7 +202,7 @@ fn scan_scalar(table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: imp
 mod wide {
     use std::arch::x86_64::*;
 
-    use super::{BLOCK, Codes, CostTable, VALUES, avx512};
+    use super::{BLOCK, Codes, CostTable, VALUES};
     use crate::topk::TopK;
 
     #[target_feature(enable = "avx2,fma")]
@@ -343,13 +340,10 @@ mod wide {
         mask
     }
 
-    /// With or without AVX-512 for the sums of two blocks.
-    ///
     /// # Safety
-    /// There must be a block of codes for this table for every 32 terms; with `AVX512` the
-    /// processor must have that.
+    /// There must be a block of codes for this table for every 32 terms.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn scan<const AVX512: bool>(
+    pub(super) unsafe fn scan(
         table: &CostTable,
         blocks: Codes<'_>,
         top: &mut TopK,
@@ -376,9 +370,7 @@ mod wide {
         let mut block = codes.as_ptr();
         for [first, second] in pairs {
             // SAFETY: there is a block for every 32 terms, by the caller's promise.
-            let [early, late] = unsafe {
-                if AVX512 { avx512::sums(block, &table.bytes) } else { sums::<2>(block, &table.bytes) }
-            };
+            let [early, late] = unsafe { sums::<2>(block, &table.bytes) };
             keep(early, first, row);
             keep(late, second, row.wrapping_add(BLOCK as u32));
             row = row.wrapping_add(2 * BLOCK as u32);
@@ -390,62 +382,6 @@ mod wide {
             let [sums] = unsafe { sums::<1>(block, &table.bytes) };
             keep(sums, last, row);
         }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use super::BLOCK;
-    use std::arch::x86_64::*;
-
-    /// As with 256 bits, but with two pairs of parts at a time, added at the end.
-    ///
-    /// # Safety
-    /// The processor has AVX-512; from `first` on there must be two blocks with 32 bytes for every
-    /// 32 bytes of `tables`.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn sums(first: *const u8, tables: &[u8]) -> [[__m256i; 2]; 2] {
-        let nibble = _mm512_set1_epi8(0xF);
-        let block_bytes = tables.len();
-        let mut all = [_mm512_setzero_si512(); 2];
-        let mut odd = [_mm512_setzero_si512(); 2];
-        for at in (0..block_bytes).step_by(2 * BLOCK) {
-            // The last pair may be alone: zeros have no codes and cost nothing.
-            let mask = if block_bytes - at < 2 * BLOCK { u64::from(u32::MAX) } else { u64::MAX };
-            // SAFETY: what the mask leaves in lies inside the tables and the blocks, by the
-            // caller's promise.
-            let (four, codes) = unsafe {
-                (
-                    _mm512_maskz_loadu_epi8(mask, tables.as_ptr().add(at).cast()),
-                    [
-                        _mm512_maskz_loadu_epi8(mask, first.add(at).cast()),
-                        _mm512_maskz_loadu_epi8(mask, first.add(block_bytes + at).cast()),
-                    ],
-                )
-            };
-            // Lanes hold the tables of parts 0, 1, 2, 3; codes of a pair fill two lanes.
-            let low_tables = _mm512_shuffle_i32x4::<0b10_10_00_00>(four, four);
-            let high_tables = _mm512_shuffle_i32x4::<0b11_11_01_01>(four, four);
-            for (block, codes) in codes.into_iter().enumerate() {
-                let low = _mm512_shuffle_epi8(low_tables, _mm512_and_si512(codes, nibble));
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
-                // Entries of a pair are scaled so that their sum fits a byte.
-                let sum = _mm512_add_epi8(low, _mm512_shuffle_epi8(high_tables, high));
-                all[block] = _mm512_add_epi16(all[block], sum);
-                odd[block] = _mm512_add_epi16(odd[block], _mm512_srli_epi16::<8>(sum));
-            }
-        }
-        [both(all[0], odd[0]), both(all[1], odd[1])]
-    }
-
-    /// Returns the sums of a block: subtracts the odd bytes that were counted on top of the even
-    /// ones.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    #[inline]
-    fn both(all: __m512i, odd: __m512i) -> [__m256i; 2] {
-        let halves = |sum| _mm256_add_epi16(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum));
-        let (all, odd) = (halves(all), halves(odd));
-        [_mm256_sub_epi16(all, _mm256_slli_epi16::<8>(odd)), odd]
     }
 }
 

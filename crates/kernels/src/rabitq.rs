@@ -116,12 +116,9 @@ fn scan_at(
 ) -> u32 {
     assert_eq!(table.entries.len(), codes.len(), "a block of other dimensions");
     match level {
-        // SAFETY: the processor has AVX-512, and with it AVX2 and FMA; the lengths fit.
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { avx2::scan::<true>(table, codes, factors, gate, bounds) },
         // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { avx2::scan::<false>(table, codes, factors, gate, bounds) },
+        Level::Avx2 | Level::Avx512 => unsafe { avx2::scan(table, codes, factors, gate, bounds) },
         _ => scalar::scan(table, codes, factors, gate, bounds),
     }
 }
@@ -210,7 +207,7 @@ mod scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::{BLOCK, BoundGate, FACTORS, LOOKUPS_PER_BYTE, SignTable, avx512};
+    use super::{BLOCK, BoundGate, FACTORS, LOOKUPS_PER_BYTE, SignTable};
     use std::arch::x86_64::*;
 
     /// Returns the sums of look-ups of vectors 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
@@ -252,7 +249,7 @@ mod avx2 {
     /// halves, whose two lanes hold two groups.
     #[target_feature(enable = "avx2")]
     #[inline]
-    pub(super) fn fold(wide: [__m256i; 4]) -> [__m128i; 4] {
+    fn fold(wide: [__m256i; 4]) -> [__m128i; 4] {
         let folded =
             wide.map(|sum| _mm_add_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1)));
         [
@@ -263,13 +260,10 @@ mod avx2 {
         ]
     }
 
-    /// With or without AVX-512 for the sums of look-ups.
-    ///
     /// # Safety
-    /// The table has as many entries as the block has bytes, a multiple of 128; with `AVX512` the
-    /// processor has that.
+    /// The table has as many entries as the block has bytes, a multiple of 128.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn scan<const AVX512: bool>(
+    pub(super) unsafe fn scan(
         table: &SignTable,
         codes: &[u8],
         factors: &[f32; FACTORS],
@@ -281,8 +275,7 @@ mod avx2 {
         let limit = _mm256_set1_ps(gate.limit);
         let mut passed = 0;
         // SAFETY: the caller's promise.
-        let sums =
-            unsafe { if AVX512 { avx512::sums(&table.entries, codes) } else { sums(&table.entries, codes) } };
+        let sums = unsafe { sums(&table.entries, codes) };
         for (part, sums) in sums.into_iter().enumerate() {
             let sums = _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(sums));
             let product = _mm256_fmsub_ps(sums, step, total);
@@ -344,46 +337,7 @@ mod avx2 {
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
-    use super::{LOOKUPS_PER_BYTE, avx2};
     use std::arch::x86_64::*;
-
-    /// Returns the sums of look-ups of vectors 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
-    ///
-    /// # Safety
-    /// The processor has AVX-512, and the table has as many entries as the block has bytes, a
-    /// multiple of 64.
-    #[target_feature(enable = "avx512f,avx512bw,avx2")]
-    pub(super) unsafe fn sums(entries: &[u8], codes: &[u8]) -> [__m128i; 4] {
-        let low = _mm512_set1_epi8(15);
-        let mask = _mm512_set1_epi16(255);
-        let mut wide = [_mm512_setzero_si512(); 4];
-        let fours = codes.len() / 64;
-        for start in (0..fours).step_by(LOOKUPS_PER_BYTE) {
-            let (mut first, mut second) = (_mm512_setzero_si512(), _mm512_setzero_si512());
-            for four in start..fours.min(start + LOOKUPS_PER_BYTE) {
-                // SAFETY: four groups have 64 bytes of codes and 64 entries, and the lengths fit.
-                let (code, table) = unsafe {
-                    (
-                        _mm512_loadu_si512(codes.as_ptr().add(four * 64).cast()),
-                        _mm512_loadu_si512(entries.as_ptr().add(four * 64).cast()),
-                    )
-                };
-                let upper = _mm512_and_si512(_mm512_srli_epi16::<4>(code), low);
-                first = _mm512_add_epi8(first, _mm512_shuffle_epi8(table, _mm512_and_si512(code, low)));
-                second = _mm512_add_epi8(second, _mm512_shuffle_epi8(table, upper));
-            }
-            wide[0] = _mm512_add_epi16(wide[0], _mm512_and_si512(first, mask));
-            wide[1] = _mm512_add_epi16(wide[1], _mm512_srli_epi16::<8>(first));
-            wide[2] = _mm512_add_epi16(wide[2], _mm512_and_si512(second, mask));
-            wide[3] = _mm512_add_epi16(wide[3], _mm512_srli_epi16::<8>(second));
-        }
-        // Two of the four groups of each register, then two of two.
-        avx2::fold(
-            wide.map(|sum| {
-                _mm256_add_epi16(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum))
-            }),
-        )
-    }
 
     /// `query` is twice as long as the code and a multiple of 64.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
