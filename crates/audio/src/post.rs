@@ -12,7 +12,7 @@ mod scenes;
 mod smooth;
 mod tracks;
 
-pub(crate) use embeddings::{UnitMean, mean_of_units, unit};
+pub(crate) use embeddings::{UnitMean, mean_of_units};
 pub(crate) use grid::Grid;
 
 use base::{Error, Result};

@@ -11,9 +11,10 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use base::{Error, Result};
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 /// Speakers of one store.
@@ -179,12 +180,12 @@ impl Speakers {
     }
 
     fn now(&self) -> Arc<SpeakerFile> {
-        self.0.document.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.document.read().clone()
     }
 
     /// Changes a copy, writes it where that made a difference, which is what is returned, and only then shows it.
     fn change(&self, change: impl FnOnce(&mut SpeakerFile) -> Result<bool>) -> Result<bool> {
-        let _one_at_a_time = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.0.writing.lock();
         let _one_process = self.0.path.as_deref().map(lock).transpose()?;
         // Without a file there is nothing that another process has added.
         let mut document = match self.0.path.as_deref().map(document).transpose()?.flatten() {
@@ -195,7 +196,7 @@ impl Speakers {
         if let Some(path) = self.0.path.as_ref().filter(|_| changed) {
             write(path, &document)?;
         }
-        *self.0.document.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(document);
+        *self.0.document.write() = Arc::new(document);
         Ok(changed)
     }
 }
@@ -206,8 +207,12 @@ impl Default for Speakers {
     }
 }
 
-fn unit(vector: &[f32]) -> Option<Vec<f32>> {
-    crate::post::unit(vector)
+/// `vector` at length one; `None` where it has no direction.
+pub(crate) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
+    let squares: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let length = squares.sqrt();
+    (length > 0.0 && length.is_finite())
+        .then(|| vector.iter().map(|value| (f64::from(*value) / length) as f32).collect())
 }
 
 fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
@@ -362,7 +367,7 @@ mod tests {
             let mut document = SpeakerFile::clone(&speakers.now());
             let voice = Voice { embeddings: 1, vector: vec![1.0, 0.0] };
             document.speakers.extend((0..SPEAKERS_MAX - 1).map(|n| (format!("n{n}"), voice.clone())));
-            *speakers.0.document.write().unwrap() = Arc::new(document);
+            *speakers.0.document.write() = Arc::new(document);
             if number == 1 {
                 break;
             }

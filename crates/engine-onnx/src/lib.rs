@@ -17,6 +17,7 @@
 
 mod api;
 mod element;
+mod engines;
 mod library;
 mod load;
 mod metadata;
@@ -27,4 +28,4 @@ mod runtime;
 mod session;
 mod signature;
 
-pub use runtime::{LazyOnnxEngine, OnnxEngine};
+pub use engines::{LazyOnnxEngine, OnnxEngine};

@@ -30,7 +30,6 @@ pub(crate) struct OpenedSession {
 
 /// Opens the model that `request` describes.
 pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSession> {
-    crate::runtime::capabilities().check_device(crate::runtime::NAME, request.options.device)?;
     let path = c_path(&request.graph)?;
     parameters::check(&request.graph, &request.parameters).map_err(|e| e.context(request.graph.display()))?;
     let options = session_options(&request.options)?;

@@ -4,37 +4,18 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Mutex, OnceLock};
 
 use base::{Error, Result};
-use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 use ort::sys;
 
 use crate::api::{Handle, call, leak};
-use crate::library::{self, REMEDY};
-use crate::{element, session::OnnxSession};
-
-/// The name under which this engine appears in manifests and metrics.
-pub(crate) const NAME: &str = "onnxruntime";
-
-/// ONNX Runtime, loaded. Cheap to clone; all clones are one library.
-#[derive(Clone, Copy, Debug)]
-pub struct OnnxEngine {
-    runtime: &'static Runtime,
-}
-
-/// ONNX Runtime, loaded with the first model: for programs that may get by without. A server should rather find out at its
-/// start that the library is missing.
-#[derive(Clone, Debug)]
-pub struct LazyOnnxEngine {
-    search: LibrarySearch,
-}
+use crate::library::REMEDY;
 
 /// What every session needs of the library.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    path: PathBuf,
-    version: String,
+    pub(crate) path: PathBuf,
+    pub(crate) version: String,
     env: NonNull<sys::OrtEnv>,
     memory: NonNull<sys::OrtMemoryInfo>,
     allocator: NonNull<sys::OrtAllocator>,
@@ -46,109 +27,9 @@ unsafe impl Send for Runtime {}
 // SAFETY: as above.
 unsafe impl Sync for Runtime {}
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-static OPENING: Mutex<()> = Mutex::new(());
-
-impl OnnxEngine {
-    /// Finds and loads the library, once a process.
-    ///
-    /// # Errors
-    /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is too old or is another
-    /// than the one already loaded; the message is one line with the remedy.
-    pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
-        let path = library::find(search)?;
-        let _one_at_a_time = OPENING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let runtime = match RUNTIME.get() {
-            Some(runtime) => runtime,
-            None => {
-                let fresh = Runtime::load(path.clone())?;
-                RUNTIME.get_or_init(|| fresh)
-            }
-        };
-        if search.explicit.is_some() && runtime.path != path {
-            return Err(Error::precondition(format!(
-                "ONNX Runtime is loaded from {} already; a process holds one, so {} needs a restart",
-                runtime.path.display(),
-                path.display()
-            )));
-        }
-        Ok(OnnxEngine { runtime })
-    }
-
-    /// Where the library would be loaded from, without loading it.
-    ///
-    /// # Errors
-    /// `NotFound` with the remedy.
-    pub fn find_library(search: &LibrarySearch) -> Result<PathBuf> {
-        library::find(search)
-    }
-
-    /// Where the library was loaded from.
-    pub fn library(&self) -> &Path {
-        &self.runtime.path
-    }
-}
-
-impl Engine for OnnxEngine {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn version(&self) -> String {
-        self.runtime.version.clone()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        capabilities()
-    }
-
-    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
-        Ok(Box::new(OnnxSession::load(self.runtime, request)?))
-    }
-}
-
-impl LazyOnnxEngine {
-    /// The engine; loads nothing.
-    pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
-        LazyOnnxEngine { search }
-    }
-}
-
-impl Engine for LazyOnnxEngine {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn version(&self) -> String {
-        RUNTIME.get().map_or_else(|| "not loaded".to_owned(), |runtime| runtime.version.clone())
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        capabilities()
-    }
-
-    /// As for [`OnnxEngine`].
-    ///
-    /// # Errors
-    /// Those of [`OnnxEngine::open`] besides.
-    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
-        OnnxEngine::open(&self.search)?.load(request)
-    }
-}
-
-/// What this engine can do.
-pub(crate) fn capabilities() -> Capabilities {
-    Capabilities {
-        parameters: ParameterUse::Bound,
-        files: vec!["model.onnx"],
-        concurrent_runs: true,
-        dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
-        cuda: false,
-    }
-}
-
 impl Runtime {
-    fn load(path: PathBuf) -> Result<Runtime> {
+    /// Loads the library at `path` and makes its environment.
+    pub(crate) fn load(path: PathBuf) -> Result<Runtime> {
         // The environment of the binding is not used: it would own a logger of its own.
         ort::init_from(&path).map(drop).map_err(|e| unfit(&path, &e))?;
         let (mut env, mut memory, mut allocator) = (null_mut(), null_mut(), null_mut());

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use base::{Error, Result};
 
 use crate::fault;
-use crate::library::REMEDY;
+
+/// What to do about a missing or unfit library.
+pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or give --libtorch PATH";
 
 /// The number of the interface as it is declared below. Raised together with the header's.
 const ABI: i32 = 1;

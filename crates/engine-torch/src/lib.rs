@@ -17,7 +17,6 @@
 //! Layer: `engine-torch` implements `engine`; only `server`, `cli` and `bench` know it exists.
 #![allow(unsafe_code)]
 
-mod answer;
 mod api;
 mod archive;
 pub mod build;
@@ -26,6 +25,7 @@ mod fault;
 mod library;
 mod load;
 mod module;
+mod outputs;
 mod session;
 mod signature;
 

@@ -1,12 +1,13 @@
 //! Where the shim is, and the engine that opens it at the first load.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use base::{Error, Result};
 use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
+use parking_lot::Mutex;
 
-use crate::api::ShimLibrary;
+use crate::api::{REMEDY, ShimLibrary};
 use crate::{archive, element, load};
 
 /// The name under which this engine appears in manifests and metrics.
@@ -15,8 +16,6 @@ const NAME: &str = "libtorch";
 const FILE: &str = "libmillpond_torch.so";
 /// Where it lies in a virtual environment.
 const IN_ENVIRONMENT: &str = "millpond";
-/// What to do about a missing or unfit library.
-pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or give --libtorch PATH";
 
 /// The shim's absolute path.
 ///
@@ -90,7 +89,7 @@ impl TorchEngine {
             return Ok(library);
         }
         let path = find(&self.search)?;
-        let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = OPENING.lock();
         let library = match LIBRARY.get() {
             Some(library) => library,
             None => {

@@ -6,12 +6,12 @@ use std::ptr::null_mut;
 
 use base::{Error, ErrorKind, Result};
 use engine::{Arena, Device, LoadRequest, Session, SessionOptions};
-use memory::{Region, RegionMut};
+use memory::RegionMut;
 
 use crate::api::{RawLoad, ShimLibrary, c_path};
 use crate::archive::{self, TorchArchive};
 use crate::module::TorchModule;
-use crate::session::TorchSession;
+use crate::session::{ParameterMemory, TorchSession};
 
 /// A TorchScript module.
 pub(crate) const SCRIPT: &str = "model.pt";
@@ -19,18 +19,6 @@ pub(crate) const SCRIPT: &str = "model.pt";
 pub(crate) const PACKAGE: &str = "model.pt2";
 /// More threads than this inside one run are a mistake.
 const THREADS_MAX: usize = 1024;
-
-/// What holds a model's parameters; dropped after the module.
-pub(crate) enum ParameterMemory {
-    /// LibTorch's own allocator.
-    Heap,
-    /// The slot pool, and nobody can write to it.
-    Sealed(Region),
-    /// The slot pool; runs may write to it.
-    Writable(
-        #[expect(dead_code, reason = "LibTorch uses it through pointers; it only has to live")] RegionMut,
-    ),
-}
 
 /// Whether `graph` is a compiled package.
 pub(crate) fn is_package(graph: &Path) -> bool {

@@ -4,7 +4,9 @@ use std::ptr::{NonNull, null_mut};
 
 use base::{Error, Result};
 
-use crate::api::{RawAnswer, RawArgument, RawDescription, RawModule, RawValue, RawView, ShimLibrary, text};
+use crate::api::{
+    RawAnswer, RawArgument, RawDescription, RawModule, RawTensor, RawValue, RawView, ShimLibrary, text,
+};
 
 /// A module of LibTorch's.
 pub(crate) struct TorchModule {
@@ -164,11 +166,11 @@ impl RunResults {
     }
 
     /// Tensor number `index`, which lives on after the answer.
-    pub(crate) fn take(&self, index: usize) -> Result<crate::answer::TorchTensor> {
+    pub(crate) fn take(&self, index: usize) -> Result<TorchTensor> {
         // SAFETY: the answer is alive; the shim checks the index. What it gives is ours.
         unsafe {
             let raw = (self.library.call.mpt_answer_take)(self.raw.as_ptr(), index);
-            crate::answer::TorchTensor::own(self.library, raw)
+            TorchTensor::own(self.library, raw)
         }
     }
 }
@@ -177,5 +179,34 @@ impl Drop for RunResults {
     fn drop(&mut self) {
         // SAFETY: the answer is ours, and this is its last use.
         unsafe { (self.library.call.mpt_answer_drop)(self.raw.as_ptr()) }
+    }
+}
+
+/// One tensor of LibTorch's.
+pub(crate) struct TorchTensor {
+    raw: NonNull<RawTensor>,
+    library: &'static ShimLibrary,
+}
+
+// SAFETY: LibTorch counts the holders of a tensor atomically and frees it on whichever thread is last.
+unsafe impl Send for TorchTensor {}
+// SAFETY: nothing is ever asked of it by a shared reference.
+unsafe impl Sync for TorchTensor {}
+
+impl TorchTensor {
+    /// Takes over what a call gave.
+    ///
+    /// # Safety
+    /// `raw` is null or a tensor that the caller owns.
+    pub(crate) unsafe fn own(library: &'static ShimLibrary, raw: *mut RawTensor) -> Result<TorchTensor> {
+        let raw = NonNull::new(raw).ok_or_else(|| Error::exhausted("no memory for an answer"))?;
+        Ok(TorchTensor { raw, library })
+    }
+}
+
+impl Drop for TorchTensor {
+    fn drop(&mut self) {
+        // SAFETY: the tensor is ours, and this is its last use.
+        unsafe { (self.library.call.mpt_tensor_drop)(self.raw.as_ptr()) }
     }
 }

@@ -4,21 +4,34 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
 use engine::{Session, SessionOptions};
+use memory::{Region, RegionMut};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::api::{BOOL, FLOAT, INT, RawValue, RawView, TENSOR, text};
-use crate::load::ParameterMemory;
 use crate::module::{RunResults, TorchModule};
 use crate::signature::{self, ForwardPlan, ModuleOutput};
-use crate::{answer, element};
+use crate::{element, outputs};
 
 /// Inputs or outputs of a run up to which their bookkeeping needs no allocation.
 const FEW: usize = 8;
+
+/// What holds a model's parameters; dropped after the module.
+pub(crate) enum ParameterMemory {
+    /// LibTorch's own allocator.
+    Heap,
+    /// The slot pool, and nobody can write to it.
+    Sealed(Region),
+    /// The slot pool; runs may write to it.
+    Writable(
+        #[expect(dead_code, reason = "LibTorch uses it through pointers; it only has to live")] RegionMut,
+    ),
+}
 
 /// What a session and its forks share.
 struct TorchModel {
@@ -106,7 +119,7 @@ impl TorchModel {
             let dtype = element::from_torch(view.dtype).ok_or_else(|| {
                 Error::invalid(format!("an output has element type {} of LibTorch", view.dtype))
             })?;
-            Ok((name_of(&view), dtype, answer::shape(&view)?.len()))
+            Ok((name_of(&view), dtype, outputs::shape(&view)?.len()))
         };
         (0..answer.len()).map(view).collect()
     }
@@ -139,7 +152,7 @@ impl TorchModel {
         borrowed.extend(parameters.map(|(start, bytes)| start..start + bytes));
         let take = |source: &ModuleOutput| {
             let (index, view) = self.find(answer, source)?;
-            let tensor = answer::take(answer, index, &view, &borrowed)?;
+            let tensor = outputs::take(answer, index, &view, &borrowed)?;
             Ok(NamedTensor { name: source.name.clone(), tensor })
         };
         if wanted.is_empty() {
@@ -243,7 +256,7 @@ impl Session for ForkedSession {
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-        let module = self.module.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = self.module.lock();
         let (answer, feeds) = self.model.answer_of(&module, inputs)?;
         self.model.take(&answer, &feeds, outputs)
     }

@@ -7,19 +7,20 @@ use std::sync::atomic::AtomicBool;
 use base::Result;
 use memory::{PacedReader, ParameterStore, RegionMut};
 
-/// Room in the slot pool for the parameters of one load, and the way to read them without disturbing anybody.
+/// Reserved room in the slot pool for the parameters of one load, and the way to read them without
+/// disturbing requests.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// Whose pool, and whose read rate.
+    /// Store whose pool and read rate are used.
     pub store: Arc<ParameterStore>,
-    /// Bytes that were reserved: [`crate::Engine::arena_bytes`].
+    /// Reserved bytes: [`crate::Engine::arena_bytes`].
     pub bytes: usize,
-    /// Set to end the load early.
+    /// Flag that ends the load early.
     pub stop: Arc<AtomicBool>,
 }
 
 impl Arena {
-    /// The memory. Holds whatever its slots held before.
+    /// Allocates the memory. Its contents are undefined.
     ///
     /// # Errors
     /// Those of [`memory::SlotPool::allocate_unless`].

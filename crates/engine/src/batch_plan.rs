@@ -1,4 +1,4 @@
-//! What merging means for one version: its schedule options resolved against its signature.
+//! Batching rules of one version: its schedule options resolved against its signature.
 
 use std::sync::Arc;
 
@@ -6,110 +6,113 @@ use base::{DType, Dim, Error, Result, Signature, TensorSpec};
 
 use crate::{CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions};
 
-/// How each input is filled and padded and each output cut, in the signature's order.
+/// Padding of each input and cutting of each output, in the signature's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
-    /// Whether axis 0 of every output and of every input that is not shared is free, so that requests can be joined
-    /// along it.
+    /// True if requests can be joined along axis 0: it is dynamic in every output and in every
+    /// input that is not shared.
     pub batchable: bool,
-    /// One for each input of the signature.
+    /// One entry for each input of the signature.
     pub inputs: Vec<InputPlan>,
-    /// One for each output of the signature that has a rule.
+    /// One entry for each output of the signature that has a rule.
     pub cuts: Vec<OutputPlan>,
 }
 
-/// One input.
+/// Padding of one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputPlan {
-    /// Its name.
+    /// Name in the signature.
     pub name: Arc<str>,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// The axes that may grow, each with the padded input and axis that decides how far (itself, for a padded
-    /// input; the masked input, for a mask).
+    /// Axes that may grow. Each names the padded input and axis that decides its size: itself for a
+    /// padded input, the masked input for a mask.
     pub axes: Vec<GrowingAxis>,
-    /// What padded elements hold.
+    /// Value of padded elements.
     pub value: f64,
-    /// The rule; only for inputs that are padded in their own right.
+    /// Padding rule; `None` unless the settings pad this input directly.
     pub rule: Option<PadRule>,
-    /// Where the server makes this input itself.
+    /// Contents, if the server makes this input.
     pub fill: Option<InputFill>,
-    /// Whether it has no batch axis (a scalar, or a shape that the model fixes): requests of one run have one value of
-    /// it. Only in a plan that is batchable.
+    /// True if it has no batch axis (a scalar, or a fixed shape), so that all requests of a run
+    /// need equal values. Set only in a batchable plan.
     pub shared: bool,
 }
 
-/// An axis that may grow.
+/// One axis that may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowingAxis {
-    /// The axis of this input.
+    /// Axis of this input.
     pub axis: usize,
-    /// Index in [`BatchPlan::inputs`] of the input that decides.
+    /// Index in [`BatchPlan::inputs`] of the input that decides its size.
     pub source: usize,
-    /// That input's axis.
+    /// Axis of that input.
     pub source_axis: usize,
 }
 
-/// When two shapes may share a batch, and to what sizes a shape is always rounded up.
+/// Condition for two shapes to share a batch, and sizes to which a shape is always rounded up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PadRule {
-    /// Merge shapes that differ (else only equal ones, after rounding).
+    /// True if shapes that differ may be merged; otherwise only shapes that are equal after
+    /// rounding.
     pub merge: bool,
     /// Sizes to round up to, ascending.
     pub buckets: Vec<usize>,
     /// Smallest share of the padded shape that a request must fill, exclusive.
     pub similarity: f64,
-    /// Bytes of padding a request that are allowed whatever the share, exclusive.
+    /// Bytes of padding per request that are allowed at any share, exclusive.
     pub slack_bytes: usize,
 }
 
-/// What the server puts into an input.
+/// Contents of an input that the server makes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InputFill {
-    /// Ones, of the real shape of input `source`: its padded axes only, or its rank with 1 elsewhere.
+    /// Ones in the real shape of input `source`: its padded axes only, or all its axes with size 1
+    /// where they are not padded.
     Mask {
-        /// Index of the input it masks.
+        /// Index of the masked input.
         source: usize,
-        /// Whether the mask has the source's rank (else one axis for the batch and one for each padded axis).
+        /// True if the mask has the source's rank; otherwise it has one axis for the batch and one
+        /// for each padded axis.
         full_rank: bool,
     },
-    /// The real sizes of the padded axes of input `source`.
+    /// Real sizes of the padded axes of input `source`.
     Length {
-        /// Index of the input it measures.
+        /// Index of the measured input.
         source: usize,
-        /// Whether it has a second axis, one column for each padded axis.
+        /// True if it has a second axis with one column for each padded axis.
         matrix: bool,
     },
 }
 
-/// One output that follows padded inputs.
+/// Cutting of one output that follows padded inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputPlan {
-    /// Its name.
+    /// Name in the signature.
     pub name: Arc<str>,
-    /// The axes to cut.
+    /// Axes to cut.
     pub axes: Vec<AxisCut>,
 }
 
-/// How an output's axis follows an input's.
+/// Size of an output's axis as a function of an input's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AxisCut {
-    /// The output's axis.
+    /// Axis of the output.
     pub axis: usize,
-    /// Index of the input it follows.
+    /// Index of the input that it follows.
     pub source: usize,
-    /// That input's axis.
+    /// Axis of that input.
     pub source_axis: usize,
-    /// What the size is divided by.
+    /// Divisor of the size.
     pub divisor: usize,
-    /// Whether the division rounds up.
+    /// True if the division rounds up.
     pub round_up: bool,
-    /// Added afterwards.
+    /// Number added after the division.
     pub offset: i64,
 }
 
 impl AxisCut {
-    /// The real size of the output's axis for an input's real size.
+    /// Returns the output's real size for an input's real size.
     pub fn size(&self, input: usize) -> usize {
         let divided = if self.round_up { input.div_ceil(self.divisor) } else { input / self.divisor };
         usize::try_from((divided as i64).saturating_add(self.offset)).unwrap_or(0)
@@ -124,9 +127,10 @@ impl BatchPlan {
     /// Resolves `options` against `signature`.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the option that does not fit the model: an unknown input or output, an axis that
-    /// is not there or fixed, a padded input of unknown rank, a mask of the wrong rank or type, an output whose size
-    /// follows the input (or may: its rank is unknown) and that no rule cuts back.
+    /// `InvalidArgument` that names the option that does not fit the model: an unknown input or
+    /// output, an axis that is missing or fixed, a padded input of unknown rank, a mask of the
+    /// wrong rank or type, or an output without a cutting rule whose size follows the input or may
+    /// do so (its rank is unknown).
     pub fn new(signature: &Signature, options: &ScheduleOptions) -> Result<BatchPlan> {
         options.check()?;
         let mut inputs: Vec<InputPlan> = signature.inputs.iter().map(unpadded).collect();
@@ -145,29 +149,29 @@ impl BatchPlan {
         Ok(BatchPlan { batchable, inputs, cuts })
     }
 
-    /// Whether requests of one run must have equal values of the input `name`.
+    /// Returns true if requests of one run need equal values of the input `name`.
     pub fn is_shared(&self, name: &str) -> bool {
         self.inputs.iter().any(|input| input.shared && *input.name == *name)
     }
 
-    /// Whether any input is shared by the requests of a run.
+    /// Returns true if the requests of a run share any input.
     pub fn shares(&self) -> bool {
         self.inputs.iter().any(|input| input.shared)
     }
 
-    /// Whether any input may be padded.
+    /// Returns true if any input may be padded.
     pub fn pads(&self) -> bool {
         self.inputs.iter().any(|input| input.rule.is_some())
     }
 
-    /// Whether the server makes any input itself.
+    /// Returns true if the server makes any input.
     pub fn fills(&self) -> bool {
         self.inputs.iter().any(|input| input.fill.is_some())
     }
 }
 
-/// Marks the inputs that the requests of a run share, if requests can be joined along axis 0 of all other inputs and of
-/// every output. Returns whether they can.
+/// Marks the inputs that the requests of a run share, if all other inputs and all outputs can be
+/// joined along axis 0. Returns false if they cannot.
 fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
     let batched = |spec: &TensorSpec| spec.shape.is_some() && free(spec, 0);
     let fixed = |spec: &TensorSpec| {
@@ -293,7 +297,7 @@ fn add_length(
     Ok(())
 }
 
-/// Masks and lengths are numbers.
+/// Checks that a mask or length is numeric.
 fn numeric(spec: &TensorSpec) -> Result<()> {
     let fits = matches!(
         spec.dtype,

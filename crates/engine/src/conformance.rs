@@ -1,8 +1,10 @@
-//! What every engine must do. Each engine's integration test, and the fake's, runs [`check`].
+//! Conformance suite of engines. The integration tests of each engine and of the fake run
+//! [`check`].
 //!
-//! An engine brings the standard graphs in its own format, in one directory, called by the names below with its
-//! own extension. Their parameters are bound by the suite, or, where the engine allocates them itself, lie in the files:
-//! `half` 0.5, `two` 2, and in `table` each element is its own row number. All floats are singles.
+//! An engine brings the standard graphs below in its own format, in one directory, named with its
+//! own extension. The suite binds their parameters, or the files contain them if the engine
+//! allocates them itself: `half` 0.5, `two` 2, and each element of `table` is its own row number.
+//! All floats are singles.
 //!
 //! | graph | inputs | parameters | outputs |
 //! |---|---|---|---|
@@ -12,7 +14,7 @@
 //! | `two_outputs` | `x` float32 \[n\] | | `half` = x / 2, `plus` = x + 2, in this order |
 //! | `pick` | `index` int64 \[n\] | `table` \[1048576, 16\] | `rows` \[n, 16\], the table's rows |
 //!
-//! A failed expectation panics with a sentence, as an assertion does.
+//! A failed expectation panics, as an assertion does.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,28 +36,28 @@ pub const TABLE_COLUMNS: usize = 16;
 const DEVICE_NONE: Device = Device::Cuda(4095);
 /// Threads that run one session at once.
 const THREADS: usize = 4;
-/// Runs a thread does.
+/// Runs per thread.
 const RUNS: usize = 200;
 
-/// Where an engine's standard graphs are.
+/// Standard graphs of an engine.
 #[derive(Clone, Debug)]
 pub struct Fixture {
-    /// The directory of the graphs.
+    /// Directory of the graphs.
     pub graphs: PathBuf,
-    /// What follows the name: "onnx".
+    /// Extension of the files, such as "onnx".
     pub extension: String,
-    /// An empty directory to write damaged graphs to.
+    /// Empty directory for damaged graphs.
     pub scratch: PathBuf,
-    /// By graph, what the format itself does not say of inputs and outputs.
+    /// Facts about inputs and outputs that the format does not state, by graph.
     pub signatures: BTreeMap<String, SignatureFile>,
-    /// Where the graphs are to run. Parameters of those that run elsewhere than on the processor are not in our memory.
+    /// Device that the graphs run on. Only on the processor do parameters lie in regions.
     pub device: Device,
 }
 
 /// Runs the whole suite.
 ///
 /// # Panics
-/// When `engine` does not conform, saying how.
+/// If `engine` does not conform.
 pub fn check(engine: &dyn Engine, fixture: &Fixture) {
     let store = store();
     let suite = ConformanceSuite { engine, fixture, pool: store.pool().clone(), store };
@@ -139,7 +141,7 @@ impl ConformanceSuite<'_> {
         }
     }
 
-    /// A table whose element is its own row number.
+    /// Returns a table in which each element is its own row number.
     fn table(&self) -> BoundTensor {
         let elements: Vec<f32> =
             (0..TABLE_ROWS * TABLE_COLUMNS).map(|at| (at / TABLE_COLUMNS) as f32).collect();
@@ -189,7 +191,8 @@ fn sample(dtype: DType) -> Tensor {
         return Tensor::from_strings([ELEMENTS].as_slice(), strings).expect("seven strings");
     }
     let bytes = dtype.bytes_for(ELEMENTS).expect("a fixed size");
-    // Small values: valid for bool, a number in every float type; the last nibble of a packed type is padding.
+    // Small values: valid for bool, a number in every float type; the last nibble of a packed type
+    // is padding.
     let mut data: Vec<u8> = (0..bytes).map(|at| (at % 2) as u8).collect();
     if dtype.bits() == Some(4) {
         data = vec![0x21, 0x43, 0x65, 0x07];
@@ -240,7 +243,7 @@ fn signature(suite: &ConformanceSuite<'_>) {
     assert_eq!(signature.outputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["y"]);
 }
 
-/// A device that is not there is an error, and never another device.
+/// A missing device is an error; no other device is used instead.
 fn devices(suite: &ConformanceSuite<'_>) {
     let capabilities = suite.engine.capabilities();
     let checked = capabilities.check_device(suite.engine.name(), DEVICE_NONE);
@@ -290,7 +293,7 @@ fn bound_parameters(suite: &ConformanceSuite<'_>) {
     let session = suite.load("half_plus_two", vec![half.clone(), two.clone()]);
     let got = answer(&*session, floats("x", &[1.0, 2.0, 5.0]));
     assert_eq!(got, [floats("y", &[2.5, 3.0, 4.5])]);
-    // Other values in the same graph: the answer comes from what was bound.
+    // Other values in the same graph: the response depends on the bound parameters.
     let others = vec![suite.floats("half", &[1], &[-1.0]), suite.floats("two", &[1], &[0.25])];
     assert_eq!(answer(&*suite.load("half_plus_two", others), floats("x", &[1.0])), [floats("y", &[-0.75])]);
     assert!(Arc::strong_count(&half.region) > 1, "a session holds what it uses");
@@ -320,10 +323,10 @@ fn no_copy(suite: &ConformanceSuite<'_>) {
     assert_eq!(Arc::strong_count(&table.region), 1);
 }
 
-/// Resident anonymous memory of this process, in bytes.
+/// Returns the resident anonymous memory of this process, in bytes.
 ///
 /// # Panics
-/// Where `/proc` does not say.
+/// If `/proc` does not say.
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");

@@ -1,8 +1,9 @@
-//! A deterministic engine without a native library, for the tests of whatever stands on [`Engine`].
+//! A deterministic engine without a native library, for tests of code that uses [`Engine`].
 //!
-//! Its graphs are text (see [`graph`]), so that a test writes the model it needs in three lines. What a test must
-//! steer is on the engine: loads and runs can be held at a [`FakeGate`] or made to fail a number of times, and every
-//! load, run and release is counted. [`publish`] writes version directories in the mappable layout.
+//! Its graphs are text (see [`graph`]), so that a test writes its model in three lines. A test
+//! controls the engine: a [`FakeGate`] holds loads and runs, a number of them can be made to fail,
+//! and every load, run and release is counted. [`publish`] writes version directories in the
+//! mappable layout.
 
 pub mod gate;
 pub mod graph;
@@ -18,12 +19,12 @@ use crate::{BoundTensor, Capabilities, Engine, LoadRequest, ParameterUse, Sessio
 use gate::FakeGate;
 use graph::FakeGraph;
 
-/// The name under which the fake appears in manifests.
+/// Name of the fake in manifests.
 pub const NAME: &str = "fake";
-/// A graph file larger than this is refused.
+/// Maximum bytes of a graph file.
 const GRAPH_BYTES_MAX: u64 = 1 << 20;
 
-/// What has happened so far.
+/// Counts of loads, runs and releases.
 #[derive(Debug, Default)]
 pub struct FakeCounters {
     loads: AtomicU64,
@@ -33,27 +34,27 @@ pub struct FakeCounters {
 }
 
 impl FakeCounters {
-    /// Loads that gave a session.
+    /// Returns the loads that succeeded.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::SeqCst)
     }
 
-    /// Loads that gave an error.
+    /// Returns the loads that failed.
     pub fn failed_loads(&self) -> u64 {
         self.failed_loads.load(Ordering::SeqCst)
     }
 
-    /// Runs that were begun.
+    /// Returns the runs that began.
     pub fn runs(&self) -> u64 {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// Sessions that were dropped.
+    /// Returns the dropped sessions.
     pub fn releases(&self) -> u64 {
         self.releases.load(Ordering::SeqCst)
     }
 
-    /// Sessions that are alive.
+    /// Returns the sessions that are alive.
     pub fn live(&self) -> u64 {
         self.loads().saturating_sub(self.releases())
     }
@@ -68,37 +69,37 @@ struct FakeState {
     runs_to_fail: AtomicU64,
 }
 
-/// The fake. Clones share counters and gates.
+/// The fake engine. Clones share counters and gates.
 #[derive(Clone, Default)]
 pub struct FakeEngine(Arc<FakeState>);
 
 impl FakeEngine {
-    /// An engine that works and whose gates are open.
+    /// Returns an engine that works and has open gates.
     pub fn new() -> FakeEngine {
         FakeEngine::default()
     }
 
-    /// What has happened so far.
+    /// Counts of loads, runs and releases.
     pub fn counters(&self) -> &FakeCounters {
         &self.0.counters
     }
 
-    /// Where loads pass before they do anything.
+    /// Returns the gate that loads pass first.
     pub fn load_gate(&self) -> &FakeGate {
         &self.0.loads
     }
 
-    /// Where runs pass before they do anything.
+    /// Returns the gate that runs pass first.
     pub fn run_gate(&self) -> &FakeGate {
         &self.0.runs
     }
 
-    /// The next `count` loads fail with `Internal`.
+    /// Makes the next `count` loads fail with `Internal`.
     pub fn fail_loads(&self, count: u64) {
         self.0.loads_to_fail.store(count, Ordering::SeqCst);
     }
 
-    /// The next `count` runs fail with `Internal`.
+    /// Makes the next `count` runs fail with `Internal`.
     pub fn fail_runs(&self, count: u64) {
         self.0.runs_to_fail.store(count, Ordering::SeqCst);
     }
@@ -126,7 +127,7 @@ impl FakeEngine {
     }
 }
 
-/// Counts `left` down; whether there was one.
+/// Counts `left` down; returns false at 0.
 fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok()
 }

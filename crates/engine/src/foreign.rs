@@ -1,19 +1,19 @@
-//! Model files of other programs: recognised, so that messages can say what to do with them.
+//! Recognises model files of other programs, so that messages can name the remedy.
 
 use std::path::Path;
 
-/// Bytes of a file's beginning that [`content`] looks at.
+/// Bytes of a file's beginning that [`content`] reads.
 pub const BEGINNING_BYTES: usize = 64;
 
-/// How a name tells a format.
+/// File name pattern of a format.
 enum NamePattern {
     /// The whole file name.
     Is(&'static str),
-    /// Its extension.
+    /// The extension.
     Ends(&'static str),
 }
 
-/// A name, what it is, and what to do.
+/// Pattern, description of the format, and remedy.
 type ForeignFormat = (NamePattern, &'static str, &'static str);
 
 const OPTIMUM: &str =
@@ -69,8 +69,8 @@ const TABLE: [ForeignFormat; 20] = [
     ),
 ];
 
-/// Returns what a directory with `files` holds, with what to do: "saved_model.pb is a TensorFlow SavedModel: convert
-/// ...". `None` if no format is recognised.
+/// Returns the format of a directory with `files` and the remedy, such as "saved_model.pb is a
+/// TensorFlow SavedModel: convert ...". `None` if no format is recognised.
 pub fn files<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Option<String> {
     TABLE.iter().find_map(|(name, format, remedy)| {
         let found = files.clone().find(|path| name.fits(path))?;
@@ -80,7 +80,8 @@ pub fn files<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Option<String
     })
 }
 
-/// Returns what a file that begins with `bytes` is, with what to do, if it is none of the files that `publish` takes.
+/// Returns the format of a file that begins with `bytes` and the remedy, or `None` for a file that
+/// `publish` takes.
 pub fn content(bytes: &[u8]) -> Option<&'static str> {
     const LFS: &[u8] = b"version https://git-lfs.github.com/spec";
     Some(match bytes {
@@ -105,8 +106,8 @@ pub fn content(bytes: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Returns the keys of Triton's `config.pbtxt` in `text` that change how a model is served, each with where its
-/// equivalent in millpond.toml is. The file itself is not read when a model is served.
+/// Returns the keys of Triton's `config.pbtxt` in `text` that change how a model is served, each
+/// with its equivalent in millpond.toml. The server never reads that file.
 pub fn triton_keys(text: &str) -> Vec<String> {
     const KEYS: [(&str, &str); 12] = [
         ("max_batch_size", "max-batch in [schedule]"),

@@ -1,40 +1,41 @@
-//! The mappable layout: how a published version lies on disk.
+//! The mappable layout: the files of a published version.
 //!
-//! A version directory holds a manifest ([`MANIFEST_NAME`]), a graph without its large parameters, and one
-//! weights file in which every tensor starts at a multiple of [`TENSOR_ALIGNMENT`], so that it can be read with
-//! O_DIRECT into its final place and used there. The manifest is written last and the directory renamed into
-//! place, so a directory that has a manifest whose files have the stated sizes is complete.
+//! A version directory holds a manifest ([`MANIFEST_NAME`]), a graph without its large parameters,
+//! and one weights file. In it every tensor starts at a multiple of [`TENSOR_ALIGNMENT`], so that
+//! it can be read with O_DIRECT into its final place and used there. The manifest is written last
+//! and the directory is renamed into place. So a directory is complete if it has a manifest whose
+//! files have the stated sizes.
 
 use std::path::{Path, PathBuf};
 
 use base::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The manifest's file name.
+/// File name of the manifest.
 pub const MANIFEST_NAME: &str = "millpond.json";
-/// The weights file's usual name.
+/// Usual file name of the weights.
 pub const WEIGHTS_NAME: &str = "weights.bin";
-/// Every tensor of the weights file starts at a multiple of this; so does the file's length.
+/// Alignment in bytes of every tensor of the weights file and of the file's length.
 pub const TENSOR_ALIGNMENT: u64 = 4096;
-/// The layout version this build writes and reads.
+/// Layout version that this build writes and reads.
 pub const FORMAT: u32 = 1;
-/// A manifest larger than this is refused.
+/// Maximum bytes of a manifest.
 pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
-/// What a published version consists of.
+/// Contents of a published version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayoutManifest {
     /// Layout version; see [`FORMAT`].
     pub format: u32,
-    /// The engine that runs the graph ("onnxruntime").
+    /// Engine that runs the graph, such as "onnxruntime".
     pub engine: String,
-    /// What wrote it, for people.
+    /// Program that wrote it, for display.
     pub created_by: String,
-    /// The graph.
+    /// Graph file.
     pub graph: FileEntry,
-    /// The weights; absent where the graph needs none.
+    /// Weights file; absent if the graph needs none.
     pub weights: Option<FileEntry>,
-    /// The tensors in the weights file, in file order.
+    /// Tensors of the weights file, in file order.
     pub tensors: Vec<TensorEntry>,
 }
 
@@ -45,7 +46,8 @@ pub struct FileEntry {
     pub name: String,
     /// Length in bytes.
     pub bytes: u64,
-    /// BLAKE3 of the whole file, hexadecimal; absent for the weights file, whose tensors have their own.
+    /// BLAKE3 of the whole file, hexadecimal; absent for the weights file, whose tensors have their
+    /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blake3: Option<String>,
 }
@@ -53,35 +55,36 @@ pub struct FileEntry {
 /// One tensor of the weights file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
-    /// Its name in the graph.
+    /// Name in the graph.
     pub name: String,
-    /// [`DType::name`].
+    /// [`DType::name`] of the element type.
     pub dtype: String,
-    /// Its axes.
+    /// Sizes of its axes.
     pub dims: Vec<usize>,
-    /// Where it starts; a multiple of [`TENSOR_ALIGNMENT`].
+    /// Offset in bytes; a multiple of [`TENSOR_ALIGNMENT`].
     pub offset: u64,
-    /// How many bytes it has.
+    /// Length in bytes.
     pub bytes: u64,
-    /// BLAKE3 of its bytes, hexadecimal. Equal hashes mean equal parameters, which versions may share.
+    /// BLAKE3 of its bytes, hexadecimal. Equal hashes mean equal parameters, which versions may
+    /// share.
     pub blake3: String,
 }
 
 impl TensorEntry {
-    /// The element type.
+    /// Returns the element type.
     ///
     /// # Errors
-    /// `DataLoss` for a name this build does not know.
+    /// `DataLoss` for a name that this build does not know.
     pub fn dtype(&self) -> Result<DType> {
         DType::from_name(&self.dtype).ok_or_else(|| {
             Error::data_loss(format!("tensor \"{}\" has unknown type \"{}\"", self.name, self.dtype))
         })
     }
 
-    /// The hash as bytes.
+    /// Returns the hash.
     ///
     /// # Errors
-    /// `DataLoss` where it is not 64 hexadecimal digits.
+    /// `DataLoss` if it is not 64 hexadecimal digits.
     pub fn hash(&self) -> Result<blake3::Hash> {
         blake3::Hash::from_hex(&self.blake3)
             .map_err(|_| Error::data_loss(format!("tensor \"{}\" has a malformed hash", self.name)))
@@ -91,19 +94,19 @@ impl TensorEntry {
 /// A published version: a directory and its checked manifest.
 #[derive(Clone, Debug)]
 pub struct Artifact {
-    /// The version directory.
+    /// Version directory.
     pub dir: PathBuf,
-    /// Its manifest.
+    /// Checked manifest.
     pub manifest: LayoutManifest,
 }
 
 impl Artifact {
-    /// Reads and checks the manifest of `dir`: format, names without directories, tensors inside the file,
-    /// aligned, in order and of the size their type and shape take, files present with the stated lengths.
-    /// Hashes are checked while loading.
+    /// Reads and checks the manifest of `dir`: format, names without directories, tensors inside
+    /// the file, aligned, in order and of the size their type and shape take, files present with
+    /// the stated lengths. Hashes are checked while loading.
     ///
     /// # Errors
-    /// `NotFound` without a manifest; `DataLoss` when anything disagrees, saying what.
+    /// `NotFound` without a manifest; `DataLoss` that names the first contradiction.
     pub fn open(dir: &Path) -> Result<Artifact> {
         let path = dir.join(MANIFEST_NAME);
         let meta = std::fs::metadata(&path).map_err(|e| Error::io(&path, &e))?;
@@ -119,17 +122,17 @@ impl Artifact {
         Ok(artifact)
     }
 
-    /// The graph's path.
+    /// Returns the graph's path.
     pub fn graph(&self) -> PathBuf {
         self.dir.join(&self.manifest.graph.name)
     }
 
-    /// The weights file's path, if there is one.
+    /// Returns the path of the weights file, if there is one.
     pub fn weights(&self) -> Option<PathBuf> {
         self.manifest.weights.as_ref().map(|file| self.dir.join(&file.name))
     }
 
-    /// Bytes of all parameters.
+    /// Returns the bytes of all parameters.
     pub fn parameter_bytes(&self) -> u64 {
         self.manifest.tensors.iter().map(|tensor| tensor.bytes).sum()
     }

@@ -1,14 +1,15 @@
-//! The traits between Millpond and the libraries that compute.
+//! The traits between Millpond and inference libraries.
 //!
-//! An [`Engine`] opens a published version and gives a [`Session`]; a session runs. Both know nothing of
-//! requests, versions or time. The crate holds no engine: each is a leaf crate of its own that runs
-//! [`conformance`], and so does the fake.
+//! An [`Engine`] opens a published version and returns a [`Session`]; a session runs tensors.
+//! Neither knows about requests, versions or time. Each engine is a crate of its own that runs
+//! [`conformance`] in its tests, as the fake engine does.
 //!
-//! Parameters never pass through an engine's allocator where it can be helped: the caller places them in
-//! regions of `memory` and hands them over as [`BoundTensor`]s, which a session keeps alive as long as it lives.
+//! If an engine allows it, parameters never pass through its allocator. The caller places them in
+//! regions of `memory` and passes them as [`BoundTensor`]s, which the session keeps alive.
 //!
-//! How to add an engine: implement the two traits in a leaf crate `engine-NAME`, state in [`Capabilities`] what
-//! it cannot do, run `conformance::check` from its integration test, and add it to the list in `server`.
+//! To add an engine, implement the two traits in a crate `engine-NAME`, state its limits in
+//! [`Capabilities`], run `conformance::check` from its integration test, and add it to the list in
+//! `server`.
 
 mod arena;
 mod batch_plan;
@@ -46,36 +47,35 @@ pub use servable::Servable;
 pub use session_options::{Device, SessionOptions};
 pub use signature_file::{SignatureFile, TensorText};
 
-/// How an engine gets its parameters.
+/// Source of an engine's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterUse {
-    /// It uses [`BoundTensor`]s where they lie. Versions that are not published are converted first.
+    /// Uses [`BoundTensor`]s in place. Unpublished versions are converted first.
     Bound,
-    /// It allocates while it loads, from the caller's [`Arena`]. Versions are opened as they are.
+    /// Allocates while loading, from the caller's [`Arena`]. Versions are opened as they are.
     Allocated,
 }
 
-/// What an engine can and cannot do, so that nobody finds out by trying.
+/// Features and limits of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// How it gets its parameters.
+    /// Source of its parameters.
     pub parameters: ParameterUse,
-    /// Names of the files that make a directory without a manifest a version of this engine; the first that is there
-    /// counts.
+    /// File names that mark a directory without a manifest as a version of this engine, best first.
     pub files: Vec<&'static str>,
-    /// One session may run on several threads at once.
+    /// True if one session may run on several threads at once.
     pub concurrent_runs: bool,
-    /// The element types it takes and gives.
+    /// Element types of its inputs and outputs.
     pub dtypes: Vec<DType>,
-    /// It opens models on CUDA devices. Which there are, the load finds out.
+    /// True if it can open models on CUDA devices. A load finds out which devices exist.
     pub cuda: bool,
 }
 
 impl Capabilities {
-    /// Checks that the engine called `engine` can have a device of this kind.
+    /// Checks that this engine, called `engine`, supports `device`.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the devices that the engine has.
+    /// `InvalidArgument` that lists the devices of the engine.
     pub fn check_device(&self, engine: &str, device: Device) -> Result<()> {
         match device {
             Device::Cuda(_) if !self.cuda => Err(Error::invalid(format!(
@@ -86,29 +86,29 @@ impl Capabilities {
     }
 }
 
-/// One parameter in memory of ours, ready to be used in place.
+/// One parameter in a region, ready to be used in place.
 #[derive(Clone, Debug)]
 pub struct BoundTensor {
-    /// Its name in the graph.
+    /// Name in the graph.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its axes.
+    /// Sizes of its axes.
     pub dims: Vec<usize>,
-    /// The memory that holds it.
+    /// Memory that holds it.
     pub region: Arc<Region>,
-    /// Where in the region it starts.
+    /// Offset of its first byte in the region.
     pub offset: usize,
-    /// How many bytes it has.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
 impl BoundTensor {
-    /// The tensor's bytes, for an engine to point into, after checking that they lie inside the region, are as
-    /// many as type and shape take, and are aligned for the type.
+    /// Returns the bytes for an engine to point into. Checks that they lie inside the region, have
+    /// the length that type and shape need, and are aligned for the type.
     ///
     /// # Errors
-    /// `InvalidArgument` saying which parameter is wrong and how.
+    /// `InvalidArgument` that names the parameter and the failed check.
     pub fn check(&self) -> Result<&[u8]> {
         let wrong = |why: &str| Error::invalid(format!("parameter \"{}\" {why}", self.name));
         let elements = self.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
@@ -123,90 +123,94 @@ impl BoundTensor {
         }
     }
 
-    /// The tensor's bytes.
+    /// Returns the bytes.
     ///
     /// # Panics
-    /// When they lie outside the region; see [`BoundTensor::check`].
+    /// If they lie outside the region; see [`BoundTensor::check`].
     pub fn as_slice(&self) -> &[u8] {
         &self.region.as_slice()[self.offset..self.offset + self.bytes]
     }
 }
 
-/// Everything a load needs.
+/// Inputs of a load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadRequest {
-    /// The graph file, in the engine's own format.
+    /// Graph file in the engine's own format.
     pub graph: PathBuf,
-    /// Parameters that the graph names and does not hold. Empty where the graph embeds them: then they go
-    /// wherever the engine puts them.
+    /// Parameters that the graph names but does not contain. Empty if the graph embeds them; then
+    /// the engine decides where they go.
     pub parameters: Vec<BoundTensor>,
-    /// Where an engine of [`ParameterUse::Allocated`] puts its parameters; without one, wherever it likes.
+    /// Memory for the parameters of an engine with [`ParameterUse::Allocated`]. Without it, the
+    /// engine uses its own allocator.
     pub arena: Option<Arena>,
-    /// Threads, device, and what the graph does not say of itself.
+    /// Threads, device, and what the graph does not say about its inputs and outputs.
     pub options: SessionOptions,
 }
 
-/// A library that computes.
+/// An inference library.
 pub trait Engine: Send + Sync {
-    /// The name in manifests and metrics: "onnxruntime".
+    /// Returns its name in manifests and metrics, such as "onnxruntime".
     fn name(&self) -> &'static str;
 
-    /// The library's own version, for people.
+    /// Returns the library's version, for display.
     fn version(&self) -> String;
 
-    /// What it can do.
+    /// Returns its features and limits.
     fn capabilities(&self) -> Capabilities;
 
-    /// How many bytes of an [`Arena`] loading `graph` takes at most. Reads the file's directory only.
+    /// Returns an upper bound of the [`Arena`] bytes that loading `graph` needs. Reads only the
+    /// file's directory.
     ///
     /// # Errors
-    /// Those of reading the file; `DataLoss` when it is damaged.
+    /// Errors of reading the file; `DataLoss` if it is damaged.
     fn arena_bytes(&self, graph: &Path) -> Result<usize> {
         let _ = graph;
         Ok(0)
     }
 
-    /// Opens a model. Runs on a loader thread and may take seconds.
+    /// Opens a model. Called on a loader thread; may take seconds.
     ///
     /// # Errors
-    /// `InvalidArgument` or `DataLoss` when the model is at fault, `Internal` when the engine is; the message is
-    /// one line and names the model's fault in the engine's words.
+    /// `InvalidArgument` or `DataLoss` if the model is at fault, `Internal` if the engine is. The
+    /// message is one line in the engine's words.
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>>;
 }
 
-/// A loaded model. Dropping it releases everything the engine holds for it, then the regions.
+/// A loaded model. Dropping it releases the engine's resources, then the regions.
 pub trait Session: Send + Sync {
-    /// What it takes and gives.
+    /// Returns its inputs and outputs.
     fn signature(&self) -> &Signature;
 
-    /// Free-form facts that the model carries (labels, producer, description).
+    /// Returns free-form facts from the model file: labels, producer, description.
     fn metadata(&self) -> &BTreeMap<String, String>;
 
-    /// Bytes of the [`Arena`] in use; 0 for an engine whose parameters are bound.
+    /// Returns the used bytes of the [`Arena`]; 0 for an engine with bound parameters.
     fn parameter_bytes(&self) -> u64 {
         0
     }
 
-    /// Whether a run leaves state behind inside the model. Then [`Session::run`] starts each run from the state as
-    /// loaded, so that no answer depends on another request, and a [`Session::fork`] keeps its own from run to run.
+    /// Returns true if a run leaves state inside the model. Then [`Session::run`] starts every run
+    /// from the state as loaded, so that no response depends on another request. A
+    /// [`Session::fork`] keeps its state from run to run.
     fn stateful(&self) -> bool {
         false
     }
 
-    /// The same model with a state of its own, as loaded, which every run carries on; parameters are shared. Its
-    /// runs must come one after the other (they wait for each other if they do not).
+    /// Returns a session with a state of its own, as loaded, that persists from run to run.
+    /// Parameters are shared. Concurrent runs of one fork wait for each other.
     ///
     /// # Errors
-    /// `Unimplemented` where the engine keeps no state, `Internal` when the engine fails.
+    /// `Unimplemented` if the engine keeps no state, `Internal` if the engine fails.
     fn fork(&self) -> Result<Box<dyn Session>> {
         Err(Error::unimplemented("this engine's models keep no state inside"))
     }
 
-    /// Runs once on the calling thread. `inputs` were checked against the signature by the caller
-    /// ([`Signature::check_inputs`]); `outputs` names the wanted outputs in the wanted order, all of them in the
-    /// signature's order when empty.
+    /// Runs once on the calling thread. The caller has checked `inputs` with
+    /// [`Signature::check_inputs`]. `outputs` names the requested outputs in order; empty requests
+    /// all in the signature's order.
     ///
     /// # Errors
-    /// `InvalidArgument` when the engine refuses the values (an index out of range), `Internal` otherwise.
+    /// `InvalidArgument` if the engine refuses the values (such as an index out of range),
+    /// `Internal` otherwise.
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>>;
 }

@@ -1,43 +1,47 @@
-//! Where an engine's library may be: named by the caller, in a Python environment, or installed.
+//! Search for an engine's library: a path from the caller, a Python environment, or an
+//! installation.
 //!
-//! Reads no environment variable; the command line passes in what it read.
+//! Reads no environment variable; the command line passes in their values.
 
 use std::path::{Path, PathBuf};
 
-/// A virtual environment in a project's directory.
+/// Name of a project's virtual environment.
 const VENV_DIR: &str = ".venv";
-/// How far up from a starting directory a virtual environment is looked for.
+/// Maximum parent directories of a starting directory that are searched for a virtual environment.
 const ANCESTORS_MAX: usize = 16;
-/// Prefixes of installations for all users.
+/// Prefixes of system-wide installations.
 const SYSTEM_PREFIXES: [&str; 2] = ["/usr/local", "/usr"];
-/// Names of the directory of Python packages; Debian's own packages are in the second.
+/// Names of the directory of Python packages; the second is Debian's.
 const PACKAGE_DIRS: [&str; 2] = ["site-packages", "dist-packages"];
 
-/// Where to look, in this order.
+/// Places to search, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LibrarySearch {
-    /// The library, or a directory that holds it or is a virtual environment. Nothing else is tried when given.
+    /// The library, or a directory that contains it or is a virtual environment. If given, nothing
+    /// else is tried.
     pub explicit: Option<PathBuf>,
     /// The active virtual environment.
     pub virtual_env: Option<PathBuf>,
-    /// The prefix that the program is installed under: the parent of its directory. It may be a virtual environment
-    /// that is not active.
+    /// Prefix that the program is installed under: the parent of its directory. It may be a virtual
+    /// environment that is not active.
     pub program_prefix: Option<PathBuf>,
-    /// Directories in and above which a `.venv` may lie.
+    /// Directories to search, with their parents, for a `.venv`.
     pub start_dirs: Vec<PathBuf>,
     /// Prefixes of the system's own installations.
     pub system_prefixes: Vec<PathBuf>,
 }
 
 impl LibrarySearch {
-    /// Returns the usual search: `explicit`, then `virtual_env`, the program's own prefix, a `.venv` in or above the
-    /// current directory and the program's own, and the system's Python packages.
+    /// Returns the usual search: `explicit`, then `virtual_env`, the program's own prefix, a
+    /// `.venv` in or above the current directory and the program's own, and the system's Python
+    /// packages.
     pub fn around_process(explicit: Option<PathBuf>, virtual_env: Option<PathBuf>) -> LibrarySearch {
         let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
         let prefix = program.as_deref().and_then(Path::parent).map(Path::to_owned);
         let start_dirs = std::env::current_dir().ok().into_iter().chain(program).collect();
         let system_prefixes: Vec<PathBuf> = SYSTEM_PREFIXES.map(PathBuf::from).to_vec();
-        // A project's environment comes before the system's packages, even for a program in /usr/local/bin.
+        // A project's environment comes before the system's packages, even for a program in
+        // /usr/local/bin.
         let program_prefix = prefix.filter(|prefix| !system_prefixes.contains(prefix));
         LibrarySearch { explicit, virtual_env, program_prefix, start_dirs, system_prefixes }
     }

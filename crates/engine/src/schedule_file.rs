@@ -1,8 +1,8 @@
 //! The text form of [`ScheduleOptions`]: the section `[schedule]` of settings files.
 //!
-//! What a file leaves out stays as it was, so one file can be laid over another: the server's settings, then one
-//! model's in the server's file, then the model's own. Lists and the tables of inputs and outputs are replaced
-//! whole, as labels are.
+//! Settings that a file omits keep their values, so that files can be layered: the server's
+//! settings, then the model's section in the server's file, then the model's own file. Lists and
+//! the tables of inputs and outputs are replaced whole, as labels are.
 
 mod convert;
 mod span;
@@ -19,40 +19,40 @@ use convert::changed;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct ScheduleFile {
-    /// Whether requests are merged.
+    /// Batching mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<ModeText>,
-    /// Runs of this model at the same time.
+    /// Maximum concurrent runs of this model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Share of the workers' time against other models.
+    /// Relative share of the workers' time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Items of a batch at most.
+    /// Maximum items of a batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_batch: Option<usize>,
-    /// How long the oldest request waits for company.
+    /// Maximum time that the oldest request waits for batch-mates.
     #[serde(skip_serializing_if = "Option::is_none", with = "span")]
     pub max_queue_delay: Option<Duration>,
-    /// Batches of these sizes do not wait for company.
+    /// Batch sizes that do not linger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_batch_sizes: Option<Vec<usize>>,
-    /// Merge although the measured gain is none.
+    /// True to merge even if the measured gain is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub always_merge: Option<bool>,
-    /// Requests that may wait.
+    /// Maximum queued requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<usize>,
-    /// Deadline of a request without one.
+    /// Deadline of a request that has none.
     #[serde(skip_serializing_if = "Option::is_none", with = "span")]
     pub timeout: Option<Duration>,
     /// Level of a request that names none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_priority: Option<usize>,
-    /// Level 1 first.
+    /// Priority levels, level 1 first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priorities: Option<Vec<PriorityText>>,
-    /// Which requests may share a batch.
+    /// Requests that may share a batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub merge: Option<MergeText>,
     /// Inputs whose axes may be padded.
@@ -87,21 +87,21 @@ pub enum MergeText {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct PriorityText {
-    /// Requests of this level that may wait.
+    /// Maximum queued requests of this level.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<usize>,
-    /// Deadline of a request of this level without one of its own.
+    /// Deadline of a request of this level that has none.
     #[serde(skip_serializing_if = "Option::is_none", with = "span")]
     pub timeout: Option<Duration>,
 }
 
-/// [`PadOptions`] as text; what it leaves out is the default.
+/// [`PadOptions`] as text; omitted keys have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct PadText {
-    /// The axes that may grow.
+    /// Axes that may grow.
     pub axes: Vec<usize>,
-    /// What padded elements hold.
+    /// Value of padded elements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
     /// Sizes that the axes are rounded up to.
@@ -110,39 +110,39 @@ pub struct PadText {
     /// Share of the padded shape that a request must fill.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub similarity: Option<f64>,
-    /// Bytes of padding allowed whatever the share.
+    /// Bytes of padding that are allowed at any share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slack_bytes: Option<usize>,
-    /// An input the server fills with ones where this one is real.
+    /// Input that the server fills with ones for this input's real elements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
-    /// An input the server fills with the real sizes.
+    /// Input that the server fills with the real sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<String>,
 }
 
-/// [`CutOptions`] as text; divisor 1, rounding "up" and offset 0 where it is silent.
+/// [`CutOptions`] as text; by default divisor 1, rounding "up" and offset 0.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CutText {
-    /// The output's axis.
+    /// Axis of the output.
     pub axis: usize,
-    /// The padded input it follows.
+    /// Padded input that it follows.
     pub input: String,
-    /// That input's axis.
+    /// Axis of that input.
     pub input_axis: usize,
-    /// What the size is divided by.
+    /// Divisor of the size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub divisor: Option<usize>,
-    /// How the division rounds.
+    /// Direction in which the division rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounding: Option<RoundingText>,
-    /// Added afterwards.
+    /// Number added after the division.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<i64>,
 }
 
-/// How a division rounds.
+/// Rounding of a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RoundingText {
@@ -153,7 +153,8 @@ pub enum RoundingText {
 }
 
 impl ScheduleFile {
-    /// `base` with what the file says instead. Not checked; see [`ScheduleOptions::check`].
+    /// Returns `base` with the file's settings applied. Not checked; see
+    /// [`ScheduleOptions::check`].
     pub fn apply(&self, base: &ScheduleOptions) -> ScheduleOptions {
         let base = base.clone();
         ScheduleOptions {
@@ -186,7 +187,7 @@ impl ScheduleFile {
         }
     }
 
-    /// The file that makes `options` of the defaults; what is a default is left out.
+    /// Returns the file that turns the defaults into `options`; omits defaults.
     pub fn from_options(options: &ScheduleOptions) -> ScheduleFile {
         let default = ScheduleOptions::default();
         let priorities = || options.priorities.iter().map(PriorityText::from).collect();

@@ -1,21 +1,21 @@
-//! How a model's requests are scheduled, as its owner states it: plain values, carried by the
-//! [`Servable`](crate::Servable) from `lifecycle` to `schedule`.
+//! Scheduling settings of a model: plain values that the [`Servable`](crate::Servable) carries from
+//! `lifecycle` to `schedule`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base::{Error, Result};
 
-/// Most items a merged batch may have.
+/// Maximum items of a merged batch.
 pub const BATCH_MAX: usize = 4096;
-/// Most priority levels.
+/// Maximum priority levels.
 pub const PRIORITY_LEVELS_MAX: usize = 16;
-/// Longest linger: a request must not wait for company longer than people wait for an answer.
+/// Maximum linger. A longer wait for batch-mates is longer than people wait for a response.
 pub const QUEUE_DELAY_MAX: Duration = Duration::from_secs(10);
-/// Most bucket sizes of an input.
+/// Maximum bucket sizes of an input.
 pub const BUCKETS_MAX: usize = 256;
 
-/// Whether requests are merged.
+/// Batching mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScheduleMode {
     /// A worker runs each request as it comes.
@@ -25,42 +25,46 @@ pub enum ScheduleMode {
     Async,
 }
 
-/// Which requests may share a batch.
+/// Requests that may share a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Merge {
-    /// Those of equal shape (after rounding up to buckets, where there are buckets).
+    /// Requests of equal shape, after rounding up to buckets if there are any.
     #[default]
     Equal,
-    /// Also those whose shapes differ on the axes that may be padded, within the bound on waste.
+    /// Also requests whose shapes differ on paddable axes, within the bound on waste.
     Pad,
 }
 
-/// How one model's requests are queued, merged and run.
+/// Scheduling settings of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleOptions {
-    /// Whether requests are merged.
+    /// Batching mode.
     pub mode: ScheduleMode,
-    /// Runs of this model at the same time; `None` is as many as there are workers.
+    /// Maximum concurrent runs of this model; `None` allows as many as there are workers.
     pub threads: Option<usize>,
-    /// Share of the workers' time against other models that have requests waiting: 2 gets twice what 1 gets.
+    /// Relative share of the workers' time while other models have requests queued: 2 gets twice as
+    /// much as 1.
     pub weight: u32,
-    /// Items (sizes of axis 0) of a batch at most.
+    /// Maximum items (size of axis 0) of a batch.
     pub max_batch: usize,
-    /// How long the oldest request waits for company while the batch is smaller than a preferred size.
+    /// Maximum time that the oldest request waits for batch-mates while the batch is smaller than a
+    /// preferred size.
     pub max_queue_delay: Duration,
-    /// A batch of one of these sizes does not linger. Empty: only a full batch does not.
+    /// Batch sizes that do not linger. If empty, only a full batch does not linger.
     pub preferred_batch_sizes: Vec<usize>,
-    /// Merge although the measured gain is none. For measuring; see `schedule`'s cost model.
+    /// True to merge even if the measured gain is none. For measurements; see the cost model of
+    /// `schedule`.
     pub always_merge: bool,
-    /// Requests of this model that may wait, those of several batches counted as many; `None` is the server's bound.
+    /// Maximum queued requests of this model; a request of several batches counts as many. `None`
+    /// uses the server's bound.
     pub queue_max: Option<usize>,
-    /// Deadline of a request without one; `None` is the server's.
+    /// Deadline of a request that has none; `None` uses the server's.
     pub timeout: Option<Duration>,
-    /// Level 1 first. Empty: one level.
+    /// Priority levels, level 1 first. Empty means one level.
     pub priorities: Vec<PriorityOptions>,
-    /// Level of a request that names none, 1 to the number of levels.
+    /// Level of a request that names none, from 1 to the number of levels.
     pub default_priority: usize,
-    /// Which requests may share a batch.
+    /// Requests that may share a batch.
     pub merge: Merge,
     /// Inputs whose axes may be padded, by name.
     pub inputs: BTreeMap<String, PadOptions>,
@@ -71,32 +75,34 @@ pub struct ScheduleOptions {
 /// Limits of one priority level.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PriorityOptions {
-    /// Requests of this level that may wait; `None` is the model's bound.
+    /// Maximum queued requests of this level; `None` uses the model's bound.
     pub queue_max: Option<usize>,
-    /// Deadline of a request of this level without one of its own; `None` is the model's.
+    /// Deadline of a request of this level that has none; `None` uses the model's.
     pub timeout: Option<Duration>,
 }
 
-/// How an input may be padded. Padding with NaN equals padding with NaN: settings that say so are not new ones.
+/// Padding of an input. Two settings that pad with NaN are equal.
 #[derive(Clone, Debug)]
 pub struct PadOptions {
-    /// The axes that may grow, never axis 0.
+    /// Axes that may grow; never axis 0.
     pub axes: Vec<usize>,
-    /// What padded elements hold.
+    /// Value of padded elements.
     pub value: f64,
-    /// Sizes that these axes are always rounded up to, ascending; larger sizes stay as they are. The rounding does
-    /// not depend on batch-mates.
+    /// Sizes that these axes are always rounded up to, ascending; larger sizes stay as they are.
+    /// The rounding does not depend on batch-mates.
     pub buckets: Vec<usize>,
-    /// A request may be padded to a shape of which it fills more than this share (the similarity a/M of the
-    /// merge rule; 0.5 in Paddle Serving's documentation).
+    /// Share of the padded shape that a request must exceed (the similarity a/M of the merge rule;
+    /// 0.5 in Paddle Serving's documentation).
     pub similarity: f64,
-    /// A request may also be padded by less than this many bytes (Paddle Serving's documentation: 1024).
+    /// Padding in bytes below which a request may be padded at any share (1024 in Paddle Serving's
+    /// documentation).
     pub slack_bytes: usize,
-    /// An input the server fills with 1 where this input is real and 0 where it is padded. Its axes after axis 0
-    /// are this input's padded axes in order, or this input's axes with size 1 where they are not padded.
+    /// Input that the server fills with 1 for real and 0 for padded elements of this input. After
+    /// axis 0 it has this input's padded axes in order, or this input's axes with size 1 where they
+    /// are not padded.
     pub mask: Option<String>,
-    /// An input the server fills with the real sizes of the padded axes, of shape `[items]`,
-    /// or `[items, axes]`.
+    /// Input that the server fills with the real sizes of the padded axes, of shape `[items]` or
+    /// `[items, axes]`.
     pub length: Option<String>,
 }
 
@@ -114,20 +120,20 @@ impl Default for PadOptions {
     }
 }
 
-/// How an output's axis follows an input's: real size = `round(input size / divisor) + offset`.
+/// Size of an output's axis: `round(input size / divisor) + offset`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutOptions {
-    /// The output's axis, never axis 0.
+    /// Axis of the output; never axis 0.
     pub axis: usize,
-    /// The padded input it follows.
+    /// Padded input that it follows.
     pub input: String,
-    /// That input's axis.
+    /// Axis of that input.
     pub input_axis: usize,
-    /// What the size is divided by; at least 1.
+    /// Divisor of the size; at least 1.
     pub divisor: usize,
-    /// Whether the division rounds up (else down).
+    /// True if the division rounds up.
     pub round_up: bool,
-    /// Added afterwards.
+    /// Number added after the division.
     pub offset: i64,
 }
 
@@ -153,10 +159,10 @@ impl Default for ScheduleOptions {
 }
 
 impl ScheduleOptions {
-    /// Checks what can be checked without the model.
+    /// Checks everything that does not depend on the model.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the first setting that is out of range or contradicts another.
+    /// `InvalidArgument` that names the first setting that is out of range or contradicts another.
     pub fn check(&self) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid(why));
         if !(1..=BATCH_MAX).contains(&self.max_batch) {
@@ -189,7 +195,7 @@ impl ScheduleOptions {
         self.outputs.iter().try_for_each(|(name, cuts)| self.check_cuts(name, cuts))
     }
 
-    /// How many priority levels there are; at least one.
+    /// Returns the number of priority levels; at least one.
     pub fn levels(&self) -> usize {
         self.priorities.len().max(1)
     }

@@ -1,4 +1,4 @@
-//! A version that can answer: what `lifecycle` publishes and `schedule` runs.
+//! A loaded version: `lifecycle` publishes it and `schedule` runs it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,38 +10,38 @@ use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
 use crate::stream::StreamSession;
 use crate::{BatchPlan, ScheduleMode, ScheduleOptions, Session, SessionOptions};
 
-/// A loaded, warmed version. Held in an `Arc` by the catalogue and by each request that uses it; dropped only by
-/// the unload thread, which waits until it is the last holder.
+/// A loaded, warmed version. The catalogue and each request that uses it hold it in an `Arc`. Only
+/// the unload thread drops it, once it is the last holder.
 pub struct Servable {
-    /// Which version of which model.
+    /// Model name and version.
     pub id: VersionId,
-    /// The engine's name.
+    /// Name of the engine.
     pub engine: &'static str,
-    /// Bytes of parameters in regions of ours.
+    /// Bytes of parameters in regions.
     pub parameter_bytes: u64,
-    /// When it became ready.
+    /// Time at which it became ready.
     pub ready_at: SystemTime,
-    /// Threads inside one run.
+    /// Threads of one run.
     pub threads_per_run: usize,
-    /// The section `[recogniser]` of the model's settings, as text; whoever serves recordings reads it.
+    /// Text of the section `[recogniser]` of the model's settings, for the audio endpoints.
     pub recogniser: Option<Arc<str>>,
     instance: u64,
     session: Arc<dyn Session>,
-    /// The session that is released with the version: of a stream, not its own.
+    /// Session that is released with the version; a stream holds that of its version here.
     watched: Weak<dyn Session>,
     signature: Signature,
     schedule: ScheduleOptions,
     plan: BatchPlan,
 }
 
-/// Numbers for [`Servable::instance`].
+/// Next value of [`Servable::instance`].
 static INSTANCES: AtomicU64 = AtomicU64::new(0);
 
 fn next_instance() -> u64 {
     INSTANCES.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The signature with the inputs that the server fills made optional, and what merging means for it.
+/// Returns the signature, with inputs that the server fills made optional, and the batch plan.
 fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signature, BatchPlan)> {
     let mut signature = session.signature().clone();
     let plan = BatchPlan::new(&signature, schedule)?;
@@ -52,7 +52,7 @@ fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signatu
 }
 
 impl Servable {
-    /// Joins an identity, a session and the settings of its model.
+    /// Joins a session with its identity and settings.
     ///
     /// # Errors
     /// Those of [`BatchPlan::new`].
@@ -81,13 +81,13 @@ impl Servable {
         })
     }
 
-    /// The same with what the model's settings say of recordings.
+    /// Sets the text of the section `[recogniser]`.
     pub fn with_recogniser(self, recogniser: Option<Arc<str>>) -> Servable {
         Servable { recogniser, ..self }
     }
 
-    /// The same loaded version under other settings. Session and parameters are shared, nothing is loaded; requests that
-    /// hold `self` end under the settings under which they came.
+    /// Returns the same loaded version under other settings. Session and parameters are shared.
+    /// Requests that hold `self` end under the settings under which they came.
     ///
     /// # Errors
     /// Those of [`BatchPlan::new`].
@@ -109,35 +109,41 @@ impl Servable {
         })
     }
 
-    /// A number that no other servable of this process has: another load, or other settings, is another instance.
+    /// Returns a number that no other servable of this process has. Another load, or other
+    /// settings, has another number.
     pub fn instance(&self) -> u64 {
         self.instance
     }
 
-    /// Whether other servables use the same session, so that dropping this one does not release it.
+    /// Returns true if other servables use the same session, so that dropping this one does not
+    /// release it.
     pub fn shares_session(&self) -> bool {
         Arc::strong_count(&self.session) > 1
     }
 
-    /// The version's session (of a stream, that of the version it is a stream of), to see whether it is still there. Not to be
-    /// upgraded: whoever drops the last holder releases it.
+    /// Returns the version's session (for a stream, that of its version), to see if it still
+    /// exists. Do not upgrade it: dropping the last holder releases the session.
     pub fn session_watch(&self) -> Weak<dyn Session> {
         self.watched.clone()
     }
 
-    /// Whether runs of it leave state behind; see [`Session::stateful`].
+    /// Returns true if a run leaves state inside the model; see [`Session::stateful`].
     pub fn stateful(&self) -> bool {
         self.session.stateful()
     }
 
-    /// The same version for one stream of requests: a run's items (axis 0) run one after the other, and the state goes
-    /// from item to item and from run to run. An item is `lanes` rows of axis 0: as many streams side by side, in the
-    /// batch of a model whose state has one. The state is inside where the model is [`Servable::stateful`]; `carried`
-    /// names outputs that become inputs. Runs are not merged with others', and inputs are not checked against the
-    /// signature. Whoever holds it keeps the version from being released.
+    /// Returns the same version for one stream of requests. The items of a run (axis 0) run one
+    /// after the other, and the state goes from item to item and from run to run. An item is
+    /// `lanes` rows of axis 0: as many streams side by side, in the batch of a model whose state
+    /// has a batch axis.
+    ///
+    /// The state is inside a [`Servable::stateful`] model; otherwise `carried` names the outputs
+    /// that become inputs. Runs are not merged with others, and inputs are not checked against the
+    /// signature. The version is not released while a stream of it exists.
     ///
     /// # Errors
-    /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
+    /// `InvalidArgument` for a carried tensor that the model does not have; those of
+    /// [`Session::fork`].
     pub fn stream(self: &Arc<Self>, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<Servable>> {
         Ok(Arc::new(Servable {
             id: self.id.clone(),
@@ -163,17 +169,17 @@ impl Servable {
         self.session.fork()
     }
 
-    /// What it takes and gives; inputs that the server fills are optional.
+    /// Returns its inputs and outputs; inputs that the server fills are optional.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// How its requests are queued, merged and run.
+    /// Returns its scheduling settings.
     pub fn schedule(&self) -> &ScheduleOptions {
         &self.schedule
     }
 
-    /// What merging means for it.
+    /// Returns its batching rules.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
     }

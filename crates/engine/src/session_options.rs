@@ -1,4 +1,4 @@
-//! How a model is opened.
+//! Options for opening a model.
 
 use std::str::FromStr;
 
@@ -6,13 +6,13 @@ use base::{Error, Result};
 
 use crate::SignatureFile;
 
-/// Where a model runs.
+/// Device that a model runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// On the processor.
+    /// The processor.
     #[default]
     Cpu,
-    /// On the CUDA device of this number.
+    /// The CUDA device of this number.
     Cuda(u32),
 }
 
@@ -41,19 +41,20 @@ impl FromStr for Device {
     }
 }
 
-/// Threads inside one run of the engine, and what else a model's own settings say about opening it. One thread and one
-/// operator at a time unless a model asks for more: Millpond's own workers are the parallelism.
+/// Threads of one run, and other settings of a model for opening it. The default is one thread and
+/// one operator at a time, because Millpond's own workers provide the parallelism.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Threads inside one operator.
+    /// Threads of one operator.
     pub intra_op_threads: usize,
-    /// Operators of one run at the same time.
+    /// Operators of one run that may run at the same time.
     pub inter_op_threads: usize,
-    /// Where it runs.
+    /// Device that it runs on.
     pub device: Device,
-    /// The operator vouches for the model: formats that carry native code are opened only then.
+    /// True if the operator vouches for the model. Formats that carry native code are opened only
+    /// then.
     pub trusted: bool,
-    /// What the graph does not say about its inputs and outputs.
+    /// Facts about inputs and outputs that the graph does not state.
     pub signature: SignatureFile,
 }
 

@@ -1,18 +1,20 @@
-//! The section `[signature]` of a model's settings: what its graph does not say about inputs and outputs.
+//! The section `[signature]` of a model's settings: facts about inputs and outputs that its graph
+//! does not state.
 //!
-//! TorchScript names its inputs and says neither element types nor shapes; outputs often have no name at all.
+//! TorchScript names its inputs but states neither element types nor shapes; its outputs often have
+//! no name.
 
 use base::{DType, Dim, Error, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-/// Axes of a tensor at most.
+/// Maximum axes of a tensor.
 const RANK_MAX: usize = 32;
 
-/// A `[signature]` section. What it leaves out stays as the graph has it.
+/// A `[signature]` section. Omitted facts stay as in the graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct SignatureFile {
-    /// Inputs, in the order in which the graph takes them or by the names it has for them.
+    /// Inputs, in the graph's order or by the graph's names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<TensorText>,
     /// Outputs, in the graph's order.
@@ -24,12 +26,12 @@ pub struct SignatureFile {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TensorText {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// [`DType::name`]; "float32" where it is silent.
+    /// [`DType::name`] of the element type; "float32" by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
-    /// Its axes, -1 for any size; any shape at all where it is silent.
+    /// Sizes of its axes, -1 for any size; any shape by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<i64>>,
 }
@@ -38,14 +40,14 @@ impl SignatureFile {
     /// Checks types and shapes.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the first tensor that is wrong.
+    /// `InvalidArgument` that names the first wrong tensor.
     pub fn check(&self) -> Result<()> {
         self.inputs.iter().chain(&self.outputs).try_for_each(|tensor| tensor.spec().map(drop))
     }
 }
 
 impl TensorText {
-    /// What it says, as a signature has it.
+    /// Returns the entry as a signature has it.
     ///
     /// # Errors
     /// `InvalidArgument` for an unknown type or an impossible axis.

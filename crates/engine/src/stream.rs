@@ -1,29 +1,32 @@
-//! A version that carries a state from item to item: for one stream of requests, such as a recording.
+//! A version that carries a state from item to item, for one stream of requests such as a
+//! recording.
 //!
-//! Some models keep their state inside (see [`Session::stateful`]), others take it as an input and give it back as an
-//! output. Here both look alike: a run's inputs hold consecutive items along axis 0, the items run one after the other,
-//! and the state goes on to the next item and the next run. Many items to a run, because handing a run to a worker
-//! costs about as much as one item of a small model.
+//! Some models keep their state inside (see [`Session::stateful`]); others take it as an input and
+//! return it as an output. Here both look the same: a run's inputs hold consecutive items along
+//! axis 0, the items run one after the other, and the state goes on to the next item and the next
+//! run. A run takes many items, because queueing a run for a worker costs about as much as one item
+//! of a small model.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::{CarriedInput, Error, NamedTensor, Result, Shape, Signature, Tensor};
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::{Servable, Session};
 
-/// A session for one stream.
+/// Session of one stream.
 pub(crate) struct StreamSession {
     runner: Runner,
     /// Rows of axis 0 that make an item.
     lanes: usize,
-    /// The carried inputs as they stand; also what makes runs wait for each other.
+    /// Current values of the carried inputs. The lock also serialises runs.
     state: Mutex<Vec<(CarriedInput, Tensor)>>,
 }
 
 enum Runner {
-    /// A state of its own inside; dropped before the version whose parameters it uses.
+    /// A fork with its own state; dropped before the version whose parameters it uses.
     Own { session: Box<dyn Session>, _origin: Arc<Servable> },
     /// The version itself.
     Shared(Arc<Servable>),
@@ -39,10 +42,11 @@ impl Runner {
 }
 
 impl StreamSession {
-    /// A stream of `servable`, at its beginning, whose items are `lanes` rows of axis 0.
+    /// Opens a stream of `servable`, at its beginning, whose items are `lanes` rows of axis 0.
     ///
     /// # Errors
-    /// `InvalidArgument` for a carried tensor that the model does not have; those of [`Session::fork`].
+    /// `InvalidArgument` for a carried tensor that the model does not have; those of
+    /// [`Session::fork`].
     pub(crate) fn new(
         servable: &Arc<Servable>,
         carried: Vec<CarriedInput>,
@@ -65,7 +69,7 @@ impl StreamSession {
         Ok(StreamSession { runner, lanes: lanes.max(1), state: Mutex::new(state) })
     }
 
-    /// Runs one item and takes its state.
+    /// Runs one item and stores its state.
     fn item(
         &self,
         state: &mut [(CarriedInput, Tensor)],
@@ -111,8 +115,9 @@ impl Session for StreamSession {
         true
     }
 
-    /// Axis 0 of the first input holds the items, `lanes` rows each; every input with as many rows is cut apart, each
-    /// item keeping an axis 0 of `lanes`, and the others go to every item. Outputs are joined along axis 0.
+    /// Axis 0 of the first input holds the items, `lanes` rows each. An input with as many rows is
+    /// split, and each item keeps an axis 0 of `lanes`; the other inputs go to every item. Outputs
+    /// are joined along axis 0.
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let count = inputs.first().and_then(|input| input.tensor.shape().first().copied());
         let rows =
@@ -122,7 +127,7 @@ impl Session for StreamSession {
             return Err(Error::invalid(format!("{rows} rows are no items of {lanes} rows each")));
         }
         let count = rows / lanes;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let mut answers: Vec<Vec<NamedTensor>> = Vec::with_capacity(count);
         for index in 0..count {
             let item =
@@ -133,7 +138,8 @@ impl Session for StreamSession {
     }
 }
 
-/// Item `index`, `lanes` of the `rows` of an input; the whole input where axis 0 is something else.
+/// Returns item `index`: `lanes` of the `rows` of an input, or the whole input if its axis 0 is
+/// something else.
 fn item_of(input: &NamedTensor, index: usize, rows: usize, lanes: usize) -> Result<NamedTensor> {
     let tensor = &input.tensor;
     let (Some(&first), Some(bytes)) = (tensor.shape().first(), tensor.bytes()) else {
@@ -148,7 +154,7 @@ fn item_of(input: &NamedTensor, index: usize, rows: usize, lanes: usize) -> Resu
     Ok(NamedTensor { name: input.name.clone(), tensor })
 }
 
-/// The items' outputs along axis 0; an output without axes gets one.
+/// Joins the items' outputs along axis 0; an output without axes gets one.
 fn join(answers: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
     let Some(first) = answers.first() else { return Ok(Vec::new()) };
     let differ = || Error::internal("a stream's items have outputs of different types or shapes");

@@ -5,7 +5,7 @@ use std::ops::Range;
 use base::{Error, Result};
 
 use super::bytes::InputBytes;
-use super::packets::PACKET_MAX;
+use super::read::PACKET_MAX;
 
 /// The longest table of contents, enough for days of sound.
 const MOOV_MAX: u64 = 64 << 20;

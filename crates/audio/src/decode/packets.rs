@@ -11,14 +11,12 @@ use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
 
 use super::bytes::InputBytes;
 use super::codec::PacketDecoder;
-use super::read::{BlockReader, DecodeStep, guarded};
+use super::read::{BlockReader, DecodeStep, PACKET_MAX, guarded};
 
 /// Errors in a row after which a container is given up.
 const ERRORS_MAX: usize = 64;
 /// Packets in a row that cannot be decoded, after which a container is given up: most of an hour of sound.
 const LOST_MAX: usize = 1 << 16;
-/// The longest packet, in bytes.
-pub(super) const PACKET_MAX: usize = 16 << 20;
 
 /// The containers whose packets this reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// Longest packet that is decoded, in bytes.
+pub(super) const PACKET_MAX: usize = 16 << 20;
+
 /// What one step of a reader brought.
 #[derive(Debug)]
 pub(super) enum DecodeStep {

@@ -2,7 +2,7 @@
 
 use crate::Label;
 use crate::recogniser::{EmbeddingSettings, Recogniser};
-use crate::speakers::Speakers;
+use crate::speakers::{Speakers, unit};
 
 use super::WindowScores;
 use super::tracks::{FrameLabel, LabelMerger};
@@ -101,14 +101,6 @@ impl SpeakerLabeller {
 /// Whether enough of a window's `rows` are the recording's; a recording's first window always counts.
 fn covered(frames: &WindowScores<'_>, rule: &EmbeddingSettings, rows: usize) -> bool {
     frames.window == 0 || frames.real as f64 >= f64::from(rule.min_coverage) * rows as f64
-}
-
-/// `vector` at length one; `None` where it has no direction.
-pub(crate) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
-    let squares: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
-    let length = squares.sqrt();
-    (length > 0.0 && length.is_finite())
-        .then(|| vector.iter().map(|value| (f64::from(*value) / length) as f32).collect())
 }
 
 /// The mean of unit vectors of windows that are loud enough and not too much padding, at length one.

@@ -1,6 +1,7 @@
 //! Equal neighbours become one label.
 
 use crate::Label;
+use crate::speakers::unit;
 
 /// What one frame says.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +82,7 @@ impl OpenLabel {
             end,
             text: self.text,
             score: (self.scores / self.count as f64) as f32,
-            embedding: self.embedding.and_then(|sum| super::embeddings::unit(&sum)),
+            embedding: self.embedding.and_then(|sum| unit(&sum)),
         }
     }
 }

@@ -11,8 +11,7 @@ use base::units::MIB;
 
 use super::constant;
 use super::encode::WIRE_BYTES;
-use super::plan::{DEPTH_MAX, MessageKind};
-use super::schema::{graph, sparse};
+use super::schema::{DEPTH_MAX, MessageKind, graph, sparse};
 use super::tensor::{NAME_BYTES_MAX, TensorHead};
 use super::wire::{Walker, WireField};
 

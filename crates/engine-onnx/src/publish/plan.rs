@@ -16,13 +16,11 @@ use super::build::{MODEL_BYTES_MAX, external_data};
 use super::encode::{self, WIRE_BYTES};
 use super::external::ExternalFiles;
 use super::names::ParameterNames;
-use super::schema::{attribute, function, graph, model, node, sparse, tensor, training};
+use super::schema::{DEPTH_MAX, MessageKind, graph, tensor};
 use super::tensor::TensorHead;
 use super::wire::{Walker, WireField};
 use super::{EXTERNALISE_MIN, constant, schema};
 
-/// Messages inside messages; protobuf's own limit.
-pub(super) const DEPTH_MAX: usize = 100;
 /// External data that must move into the graph because it cannot be bound: all together.
 const EMBED_BYTES_MAX: u64 = 256 * MIB;
 
@@ -64,49 +62,6 @@ pub(super) struct ConversionPlan {
     pub(super) moves: Vec<MovedParameter>,
     pub(super) graph: Vec<GraphPiece>,
     pub(super) graph_bytes: u64,
-}
-
-/// The messages that can hold a tensor.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum MessageKind {
-    Model,
-    MainGraph,
-    MainNode,
-    MainTensor,
-    Graph,
-    Node,
-    Attribute,
-    Tensor,
-    Sparse,
-    Function,
-    Training,
-}
-
-impl MessageKind {
-    /// What field `number` of this message is, if it can hold a tensor.
-    pub(super) fn child(self, number: u32) -> Option<MessageKind> {
-        Some(match (self, number) {
-            (MessageKind::Model, model::GRAPH) => MessageKind::MainGraph,
-            (MessageKind::Model, model::TRAINING_INFO) => MessageKind::Training,
-            (MessageKind::Model, model::FUNCTIONS) => MessageKind::Function,
-            (MessageKind::MainGraph, graph::NODE) => MessageKind::MainNode,
-            (MessageKind::MainGraph, graph::INITIALIZER) => MessageKind::MainTensor,
-            (MessageKind::MainGraph | MessageKind::Graph, graph::SPARSE_INITIALIZER) => MessageKind::Sparse,
-            (MessageKind::Graph, graph::NODE) => MessageKind::Node,
-            (MessageKind::Graph, graph::INITIALIZER) => MessageKind::Tensor,
-            (MessageKind::MainNode | MessageKind::Node, node::ATTRIBUTE) => MessageKind::Attribute,
-            (MessageKind::Attribute, attribute::T | attribute::TENSORS) => MessageKind::Tensor,
-            (MessageKind::Attribute, attribute::G | attribute::GRAPHS) => MessageKind::Graph,
-            (MessageKind::Attribute, attribute::SPARSE_TENSOR | attribute::SPARSE_TENSORS) => {
-                MessageKind::Sparse
-            }
-            (MessageKind::Sparse, sparse::VALUES | sparse::INDICES) => MessageKind::Tensor,
-            (MessageKind::Function, function::NODE) => MessageKind::Node,
-            (MessageKind::Function, function::ATTRIBUTE_PROTO) => MessageKind::Attribute,
-            (MessageKind::Training, training::INITIALIZATION | training::ALGORITHM) => MessageKind::Graph,
-            _ => return None,
-        })
-    }
 }
 
 /// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in `always` move

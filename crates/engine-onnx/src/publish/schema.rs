@@ -2,6 +2,51 @@
 
 use base::DType;
 
+/// Messages inside messages; protobuf's own limit.
+pub(super) const DEPTH_MAX: usize = 100;
+/// The messages that can hold a tensor.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum MessageKind {
+    Model,
+    MainGraph,
+    MainNode,
+    MainTensor,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+    Sparse,
+    Function,
+    Training,
+}
+
+impl MessageKind {
+    /// What field `number` of this message is, if it can hold a tensor.
+    pub(super) fn child(self, number: u32) -> Option<MessageKind> {
+        Some(match (self, number) {
+            (MessageKind::Model, model::GRAPH) => MessageKind::MainGraph,
+            (MessageKind::Model, model::TRAINING_INFO) => MessageKind::Training,
+            (MessageKind::Model, model::FUNCTIONS) => MessageKind::Function,
+            (MessageKind::MainGraph, graph::NODE) => MessageKind::MainNode,
+            (MessageKind::MainGraph, graph::INITIALIZER) => MessageKind::MainTensor,
+            (MessageKind::MainGraph | MessageKind::Graph, graph::SPARSE_INITIALIZER) => MessageKind::Sparse,
+            (MessageKind::Graph, graph::NODE) => MessageKind::Node,
+            (MessageKind::Graph, graph::INITIALIZER) => MessageKind::Tensor,
+            (MessageKind::MainNode | MessageKind::Node, node::ATTRIBUTE) => MessageKind::Attribute,
+            (MessageKind::Attribute, attribute::T | attribute::TENSORS) => MessageKind::Tensor,
+            (MessageKind::Attribute, attribute::G | attribute::GRAPHS) => MessageKind::Graph,
+            (MessageKind::Attribute, attribute::SPARSE_TENSOR | attribute::SPARSE_TENSORS) => {
+                MessageKind::Sparse
+            }
+            (MessageKind::Sparse, sparse::VALUES | sparse::INDICES) => MessageKind::Tensor,
+            (MessageKind::Function, function::NODE) => MessageKind::Node,
+            (MessageKind::Function, function::ATTRIBUTE_PROTO) => MessageKind::Attribute,
+            (MessageKind::Training, training::INITIALIZATION | training::ALGORITHM) => MessageKind::Graph,
+            _ => return None,
+        })
+    }
+}
+
 /// `ModelProto`.
 pub(super) mod model {
     pub(crate) const IR_VERSION: u32 = 1;

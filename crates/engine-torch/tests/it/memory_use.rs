@@ -1,7 +1,5 @@
 //! Where parameters lie, and that they go.
 
-use std::sync::PoisonError;
-
 use engine::conformance::resident_bytes;
 use engine_torch::build::{ParameterData, TorchParameter};
 
@@ -82,7 +80,7 @@ fn a_full_arena_is_not_the_end() {
 
 #[test]
 fn loading_again_and_again_grows_nothing() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let store = store(64 << 20);
     let weights = vec![TorchParameter::filled("weight", &[256, 1024], |elements| elements.fill(0.001))];
     let source = "def forward(self, x):\n    return torch.relu(x @ self.weight).sum(1)\n";

@@ -1,7 +1,7 @@
 //! The engine, modules written for a test, and an arena to load them into.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use base::{NamedTensor, Result, Tensor};
 use engine::{
@@ -94,7 +94,7 @@ pub(crate) fn answer(session: &dyn Session, input: NamedTensor) -> Vec<f32> {
 }
 
 /// Serialises tests that count what the whole process has.
-pub(crate) static ALONE: LazyLock<std::sync::Mutex<()>> = LazyLock::new(Default::default);
+pub(crate) static ALONE: parking_lot::Mutex<()> = parking_lot::const_mutex(());
 
 /// Runs one test of this binary in a process of its own, with `key` set to `value`. The test does its work only where
 /// `key` is set.

@@ -1,6 +1,6 @@
-//! A door that a test closes to stop threads at a known place.
+//! A gate that a test closes to stop threads at a known place.
 
-use std::sync::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 #[derive(Default)]
 struct GateState {
@@ -8,53 +8,49 @@ struct GateState {
     waiting: usize,
 }
 
-/// Open at first.
+/// A gate, open at first.
 #[derive(Default)]
 pub struct FakeGate {
-    inside: Mutex<GateState>,
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
 impl FakeGate {
-    /// From now on threads stop here.
+    /// Makes threads stop at the gate.
     pub fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
     }
 
-    /// Lets all threads go on.
+    /// Releases all threads.
     pub fn open(&self) {
-        self.lock().closed = false;
+        self.state.lock().closed = false;
         self.changed.notify_all();
     }
 
-    /// How many threads stand before it.
+    /// Returns the number of waiting threads.
     pub fn waiting(&self) -> usize {
-        self.lock().waiting
+        self.state.lock().waiting
     }
 
-    /// Returns when at least `count` threads stand before it.
+    /// Blocks until at least `count` threads wait.
     pub fn wait_for(&self, count: usize) {
-        let mut inside = self.lock();
-        while inside.waiting < count {
-            inside = self.changed.wait(inside).unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut state = self.state.lock();
+        while state.waiting < count {
+            self.changed.wait(&mut state);
         }
     }
 
-    /// Goes through, as soon as it is open.
+    /// Blocks until the gate is open.
     pub(crate) fn pass(&self) {
-        let mut inside = self.lock();
-        if !inside.closed {
+        let mut state = self.state.lock();
+        if !state.closed {
             return;
         }
-        inside.waiting += 1;
+        state.waiting += 1;
         self.changed.notify_all();
-        while inside.closed {
-            inside = self.changed.wait(inside).unwrap_or_else(|poisoned| poisoned.into_inner());
+        while state.closed {
+            self.changed.wait(&mut state);
         }
-        inside.waiting -= 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.inside.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        state.waiting -= 1;
     }
 }

@@ -1,4 +1,4 @@
-//! The fake's graphs: a line each, words apart by blanks.
+//! Graphs of the fake: one statement a line, words separated by blanks.
 //!
 //! ```text
 //! millpond-fake 1                    the first line
@@ -24,12 +24,12 @@ use bytes::Bytes;
 
 use crate::BoundTensor;
 
-/// The first line.
+/// First line of a graph.
 const MAGIC: &str = "millpond-fake 1";
-/// A delay longer than this is a mistake.
+/// Maximum delay.
 const DELAY_MS_MAX: u64 = 60_000;
 
-/// A number in the graph or a parameter's first element.
+/// A number, or a parameter's first element.
 #[derive(Clone, Debug, PartialEq)]
 enum Operand {
     Number(f32),
@@ -58,7 +58,7 @@ pub(crate) struct FakeGraph {
 
 impl FakeGraph {
     /// # Errors
-    /// `DataLoss` when it is not one, `InvalidArgument` when it makes no sense.
+    /// `DataLoss` if the text is no graph, `InvalidArgument` if it makes no sense.
     pub(crate) fn parse(text: &str) -> Result<FakeGraph> {
         let mut lines = text.lines();
         if lines.next() != Some(MAGIC) {
@@ -99,7 +99,7 @@ impl FakeGraph {
     }
 
     /// # Errors
-    /// `InvalidArgument` when a parameter is missing or is not what the graph says.
+    /// `InvalidArgument` if a parameter is missing or is not as the graph declares it.
     pub(crate) fn check_parameters(&self, bound: &[BoundTensor]) -> Result<()> {
         for spec in &self.parameters {
             let name = &spec.name;
@@ -118,7 +118,7 @@ impl FakeGraph {
         Ok(())
     }
 
-    /// Computes `wanted`, or every output.
+    /// Computes the outputs `wanted`, or all.
     pub(crate) fn run(
         &self,
         parameters: &[BoundTensor],

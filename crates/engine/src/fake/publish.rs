@@ -8,31 +8,31 @@ use crate::layout::{
     FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TENSOR_ALIGNMENT, TensorEntry, WEIGHTS_NAME,
 };
 
-/// What the graph file is called.
+/// File name of the graph.
 pub const GRAPH_NAME: &str = "model.fake";
 
-/// A parameter to be written.
+/// A parameter to write.
 #[derive(Clone, Debug)]
 pub struct FakeParameter {
-    /// Its name in the graph.
+    /// Name in the graph.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its axes.
+    /// Sizes of its axes.
     pub dims: Vec<usize>,
-    /// Its elements.
+    /// Elements.
     pub bytes: Vec<u8>,
 }
 
 impl FakeParameter {
-    /// A parameter of singles.
+    /// Builds a float32 parameter.
     pub fn floats(name: &str, dims: &[usize], elements: &[f32]) -> FakeParameter {
         let bytes = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
         FakeParameter { name: name.to_owned(), dtype: DType::F32, dims: dims.to_vec(), bytes }
     }
 }
 
-/// A graph of `y = x * half + two` over any number of singles, with the two numbers as parameters.
+/// Graph of `y = x * half + two` for any number of singles, with both numbers as parameters.
 pub const HALF_PLUS_TWO: &str = "millpond-fake 1\n\
     input x float32 n\n\
     output y float32 n\n\
@@ -40,7 +40,7 @@ pub const HALF_PLUS_TWO: &str = "millpond-fake 1\n\
     parameter two float32 1\n\
     y = affine x half two\n";
 
-/// Publishes [`HALF_PLUS_TWO`] with other numbers, so that an answer says which version gave it.
+/// Publishes [`HALF_PLUS_TWO`] with other numbers, so that a response shows which version made it.
 ///
 /// # Errors
 /// Those of [`publish`].
@@ -52,7 +52,8 @@ pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
     )
 }
 
-/// Writes `graph` and `parameters` into `dir`, the manifest last. The directory is made where it is missing.
+/// Writes `graph` and `parameters` into `dir`, the manifest last. Makes the directory if it is
+/// missing.
 ///
 /// # Errors
 /// Those of the file system.

@@ -1,9 +1,9 @@
-//! Between the text form and the plain values, one piece at a time.
+//! Conversions between the text form and the plain values.
 
 use super::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText};
 use crate::{CutOptions, Merge, PadOptions, PriorityOptions, ScheduleMode};
 
-/// `value` where it is not the default.
+/// Returns `value` unless it is the default.
 pub(super) fn changed<T: Clone + PartialEq>(value: &T, default: &T) -> Option<T> {
     (value != default).then(|| value.clone())
 }

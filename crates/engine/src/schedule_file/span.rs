@@ -1,4 +1,4 @@
-//! Times as people write them: "2ms".
+//! Durations as text: "2ms".
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result
     }
 }
 
-/// In the largest unit that it is a whole number of.
+/// Writes the largest unit of which the duration is a whole number.
 fn text(time: Duration) -> String {
     let nanos = time.as_nanos();
     let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];

@@ -5,43 +5,14 @@
 //! ours that may go first, so they are copied.
 
 use std::ops::Range;
-use std::ptr::{NonNull, slice_from_raw_parts};
+use std::ptr::slice_from_raw_parts;
 
-use base::{Error, Result, Shape};
+use base::{Error, Result, Shape, Tensor};
 use bytes::Bytes;
 
-use crate::api::{RawTensor, RawView, ShimLibrary};
+use crate::api::RawView;
 use crate::element;
-use crate::module::RunResults;
-
-/// One tensor of LibTorch's.
-pub(crate) struct TorchTensor {
-    raw: NonNull<RawTensor>,
-    library: &'static ShimLibrary,
-}
-
-// SAFETY: LibTorch counts the holders of a tensor atomically and frees it on whichever thread is last.
-unsafe impl Send for TorchTensor {}
-// SAFETY: nothing is ever asked of it by a shared reference.
-unsafe impl Sync for TorchTensor {}
-
-impl TorchTensor {
-    /// Takes over what a call gave.
-    ///
-    /// # Safety
-    /// `raw` is null or a tensor that the caller owns.
-    pub(crate) unsafe fn own(library: &'static ShimLibrary, raw: *mut RawTensor) -> Result<TorchTensor> {
-        let raw = NonNull::new(raw).ok_or_else(|| Error::exhausted("no memory for an answer"))?;
-        Ok(TorchTensor { raw, library })
-    }
-}
-
-impl Drop for TorchTensor {
-    fn drop(&mut self) {
-        // SAFETY: the tensor is ours, and this is its last use.
-        unsafe { (self.library.call.mpt_tensor_drop)(self.raw.as_ptr()) }
-    }
-}
+use crate::module::{RunResults, TorchTensor};
 
 /// Elements inside a tensor of LibTorch's.
 struct TorchElements {
@@ -72,13 +43,13 @@ pub(crate) fn take(
     index: usize,
     view: &RawView,
     borrowed: &[Range<usize>],
-) -> Result<base::Tensor> {
+) -> Result<Tensor> {
     let dtype = element::from_torch(view.dtype).ok_or_else(|| {
         Error::invalid(format!("an output has element type {} of LibTorch, which is unknown", view.dtype))
     })?;
     let shape = shape(view)?;
     if view.bytes == 0 {
-        return base::Tensor::from_bytes(dtype, shape, Bytes::new());
+        return Tensor::from_bytes(dtype, shape, Bytes::new());
     }
     let address = view.data as usize;
     let data = slice_from_raw_parts(view.data.cast(), view.bytes);
@@ -87,7 +58,7 @@ pub(crate) fn take(
         true => Bytes::copy_from_slice(unsafe { &*data }),
         false => Bytes::from_owner(TorchElements { tensor: answer.take(index)?, data }),
     };
-    base::Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
+    Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
 }
 
 /// The sizes of the tensor's axes.

@@ -1,0 +1,130 @@
+//! The engines: ONNX Runtime loaded at once, or with the first model.
+
+use std::path::{Path, PathBuf};
+
+use base::{Error, Result};
+use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
+use parking_lot::Mutex;
+use std::sync::OnceLock;
+
+use crate::runtime::Runtime;
+use crate::session::OnnxSession;
+use crate::{element, library};
+
+/// The name under which this engine appears in manifests and metrics.
+const NAME: &str = "onnxruntime";
+
+/// ONNX Runtime, loaded. Cheap to clone; all clones are one library.
+#[derive(Clone, Copy, Debug)]
+pub struct OnnxEngine {
+    runtime: &'static Runtime,
+}
+
+/// ONNX Runtime, loaded with the first model: for programs that may get by without. A server should rather find out at its
+/// start that the library is missing.
+#[derive(Clone, Debug)]
+pub struct LazyOnnxEngine {
+    search: LibrarySearch,
+}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static OPENING: Mutex<()> = Mutex::new(());
+
+impl OnnxEngine {
+    /// Finds and loads the library, once a process.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is too old or is another
+    /// than the one already loaded; the message is one line with the remedy.
+    pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
+        let path = library::find(search)?;
+        let _one_at_a_time = OPENING.lock();
+        let runtime = match RUNTIME.get() {
+            Some(runtime) => runtime,
+            None => {
+                let fresh = Runtime::load(path.clone())?;
+                RUNTIME.get_or_init(|| fresh)
+            }
+        };
+        if search.explicit.is_some() && runtime.path != path {
+            return Err(Error::precondition(format!(
+                "ONNX Runtime is loaded from {} already; a process holds one, so {} needs a restart",
+                runtime.path.display(),
+                path.display()
+            )));
+        }
+        Ok(OnnxEngine { runtime })
+    }
+
+    /// Where the library would be loaded from, without loading it.
+    ///
+    /// # Errors
+    /// `NotFound` with the remedy.
+    pub fn find_library(search: &LibrarySearch) -> Result<PathBuf> {
+        library::find(search)
+    }
+
+    /// Where the library was loaded from.
+    pub fn library(&self) -> &Path {
+        &self.runtime.path
+    }
+}
+
+impl Engine for OnnxEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        self.runtime.version.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        capabilities().check_device(NAME, request.options.device)?;
+        Ok(Box::new(OnnxSession::load(self.runtime, request)?))
+    }
+}
+
+impl LazyOnnxEngine {
+    /// The engine; loads nothing.
+    pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
+        LazyOnnxEngine { search }
+    }
+}
+
+impl Engine for LazyOnnxEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        RUNTIME.get().map_or_else(|| "not loaded".to_owned(), |runtime| runtime.version.clone())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    /// As for [`OnnxEngine`].
+    ///
+    /// # Errors
+    /// Those of [`OnnxEngine::open`] besides.
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        OnnxEngine::open(&self.search)?.load(request)
+    }
+}
+
+/// What this engine can do.
+fn capabilities() -> Capabilities {
+    Capabilities {
+        parameters: ParameterUse::Bound,
+        files: vec!["model.onnx"],
+        concurrent_runs: true,
+        dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
+        cuda: false,
+    }
+}
